@@ -1,0 +1,65 @@
+#pragma once
+// Element types. Compute types are f64 (the CPU reference), f32 and bf16; the rest carries tokens and flags.
+#include <bit>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+namespace trainer {
+
+enum class DType : uint8_t { f64, f32, bf16, i32, i64, u16, u8 };
+
+constexpr int64_t size_of(DType type) {
+  switch (type) {
+    case DType::f64:
+    case DType::i64: return 8;
+    case DType::f32:
+    case DType::i32: return 4;
+    case DType::bf16:
+    case DType::u16: return 2;
+    case DType::u8: return 1;
+  }
+  return 0;
+}
+std::string_view name_of(DType type);
+
+/// bfloat16 storage. Rounding is to nearest even in integer arithmetic, so that every device agrees; NaN becomes 0x7fff.
+struct bf16 {
+  uint16_t bits;
+
+  bf16() = default;
+  constexpr explicit bf16(float value) : bits(round(value)) {}
+  constexpr explicit bf16(double value) : bits(round(static_cast<float>(value))) {}
+  constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+  constexpr explicit operator double() const { return static_cast<double>(static_cast<float>(*this)); }
+  static constexpr bf16 from_bits(uint16_t value) {
+    bf16 out;
+    out.bits = value;
+    return out;
+  }
+
+ private:
+  static constexpr uint16_t round(float value) {
+    const uint32_t u = std::bit_cast<uint32_t>(value);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+};
+static_assert(sizeof(bf16) == 2);
+
+template <typename T>
+struct DTypeOf;
+template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
+template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
+template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
+template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::i32; };
+template <> struct DTypeOf<int64_t> { static constexpr DType value = DType::i64; };
+template <> struct DTypeOf<uint16_t> { static constexpr DType value = DType::u16; };
+template <> struct DTypeOf<uint8_t> { static constexpr DType value = DType::u8; };
+
+/// The type in which sums, statistics and weight gradients of a compute type live: f64 for f64, else f32.
+constexpr DType accumulator_of(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }
+template <typename T>
+using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+}  // namespace trainer

@@ -1,0 +1,50 @@
+#pragma once
+// Errors of the trainer. Wrong input throws Error with a Code that cli/ turns into the exit status; a broken invariant
+// (a bug) goes through TRAINER_CHECK. Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw; }`.
+#include <source_location>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "base/format.h"
+
+namespace trainer {
+
+enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io };
+
+/// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
+int exit_status(Code code);
+
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, std::string message, std::source_location where = std::source_location::current())
+      : std::runtime_error(message), code_(code), message_(std::move(message)), where_(where) {}
+
+  Code code() const { return code_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+  const std::source_location& where() const { return where_; }
+  /// Prefixes "context: " to the message.
+  void add_context(const std::string& context) { message_ = context + ": " + message_; }
+
+ private:
+  Code code_;
+  std::string message_;
+  std::source_location where_;
+};
+
+[[noreturn]] void check_failed(const char* condition, const std::string& message, std::source_location where);
+
+}  // namespace trainer
+
+/// Always on. The message is a format string with its arguments: TRAINER_CHECK(a == b, "{} against {}", a, b).
+#define TRAINER_CHECK(condition, ...)                                                                      \
+  do {                                                                                                     \
+    if (!(condition)) [[unlikely]]                                                                         \
+      ::trainer::check_failed(#condition, ::fmt::format(__VA_ARGS__), std::source_location::current());    \
+  } while (false)
+
+#ifdef NDEBUG
+#define TRAINER_DCHECK(condition, ...) static_cast<void>(0)
+#else
+#define TRAINER_DCHECK(condition, ...) TRAINER_CHECK(condition, __VA_ARGS__)
+#endif

@@ -1,0 +1,31 @@
+#pragma once
+// Log lines for people, on stderr. Results go to stdout and are printed by cli/ only.
+#include <functional>
+#include <string>
+
+#include "base/format.h"
+
+namespace trainer::log {
+
+enum class Level { info, warning, error };
+
+/// Where lines go; the default writes "warning: …" or the bare line to stderr. The progress bar installs its own sink
+/// so that lines do not tear it. Thread-safe; returns the sink that was in place.
+using Sink = std::function<void(Level, const std::string&)>;
+Sink set_sink(Sink sink);
+void write(Level level, const std::string& line);
+
+template <typename... Args>
+void info(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::info, fmt::format(text, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void warning(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::warning, fmt::format(text, std::forward<Args>(args)...));
+}
+template <typename... Args>
+void error(fmt::format_string<Args...> text, Args&&... args) {
+  write(Level::error, fmt::format(text, std::forward<Args>(args)...));
+}
+
+}  // namespace trainer::log

@@ -1,0 +1,110 @@
+#pragma once
+// The run's configuration as typed structs. Every key is declared once, in config/keys.cpp (default, range, unit, help);
+// parsing, --set, validation, `config reference|show|check` and --help are driven by those declarations.
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+
+namespace trainer::config {
+
+enum class DeviceChoice { automatic, cpu, cuda };
+enum class Arch { gpt2, llama };
+enum class Document { file, line, block };
+enum class Recompute { none, selective, full };
+enum class Schedule { cosine, linear, wsd, constant };
+enum class Compute { automatic, bf16, fp32, fp64 };
+enum class ProgressMode { automatic, on, off };
+
+struct Run {
+  std::string name;
+  std::string dir;  // "{name}" is replaced
+  int64_t seed = 0;
+  DeviceChoice device = DeviceChoice::automatic;
+  int64_t threads = 0;  // 0: decided from the affinity mask
+};
+
+struct Model {
+  Arch arch = Arch::gpt2;
+  int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
+  std::optional<bool> tie_embeddings, bias;  // by family when absent
+  double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
+  int64_t vocab_multiple = 0;  // 0: 128
+  std::string init_from;
+};
+
+struct Data {
+  std::vector<std::string> train, val;
+  double val_fraction = 0;
+  std::string tokenizer;  // "train", a path to a .model, or empty
+  int64_t vocab_size = 0;
+  std::string text_key;
+  Document document = Document::file;
+  bool strict = false;  // bad UTF-8 is an error instead of being replaced and counted
+};
+
+struct Train {
+  int64_t steps = 0, tokens = 0;  // one of them; tokens > 0 wins when steps is 0
+  int64_t global_batch = 0, micro_batch = 0;
+  Recompute recompute = Recompute::none;
+  int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
+  std::string sample_prompt;
+  int64_t sample_tokens = 0;
+  int64_t max_skipped_steps = 0;
+};
+
+struct Optim {
+  double lr = 0, min_lr = 0;
+  int64_t warmup_steps = 0;
+  Schedule schedule = Schedule::cosine;
+  double decay_fraction = 0;  // wsd: share of the steps in the final decay
+  double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
+};
+
+struct Precision {
+  Compute compute = Compute::automatic;
+  bool deterministic = true;
+};
+
+struct Parallel {
+  std::string strategy;  // a name known to parallel/strategy.cpp
+  int64_t tensor = 1;
+  int64_t data = 0;  // 0: what is left of the world
+};
+
+struct Checkpoint {
+  std::string dir;  // empty: RUN_DIR/checkpoints
+  int64_t interval = 0, keep = 0, keep_every = 0;
+  bool keep_best = false;
+  std::string resume;  // auto | must | never | PATH
+  bool allow_other_data = false;  // resume although tokenizer or data hashes differ
+};
+
+struct Log {
+  int64_t interval = 0;
+  bool jsonl = true, report = true;
+  ProgressMode progress = ProgressMode::automatic;
+};
+
+struct Hardware {
+  double peak_tflops = 0;    // 0: measured
+  double memory_limit = 0;   // GiB, 0: what the machine has
+};
+
+struct Config {
+  Run run;
+  Model model;
+  Data data;
+  Train train;
+  Optim optim;
+  Precision precision;
+  Parallel parallel;
+  Checkpoint checkpoint;
+  Log log;
+  Hardware hardware;
+};
+
+}  // namespace trainer::config

@@ -1,0 +1,86 @@
+#include "device/device.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/error.h"
+#include "base/shape.h"
+
+namespace trainer::device {
+namespace {
+
+constexpr int64_t kHugePage = int64_t{2} << 20;
+
+}  // namespace
+
+std::byte* Device::allocate(const std::string& category, int64_t bytes) {
+  TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
+  std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
+  if (memory == nullptr && bytes != 0 && kind_ != Kind::dry)
+    throw Error(Code::plan, format("out of memory: {} needs {:.1f} MiB more; {:.1f} MiB are held. Lower train.micro_batch "
+                                   "or model.seq_len, or set train.recompute = \"full\"",
+                                   category, static_cast<double>(bytes) / (1 << 20),
+                                   static_cast<double>(memory_total()) / (1 << 20)));
+  MemoryUse& use = memory_[category];
+  use.current += bytes;
+  use.peak = std::max(use.peak, use.current);
+  return memory;
+}
+
+void Device::release(const std::string& category, std::byte* memory, int64_t bytes) noexcept {
+  if (memory != nullptr) release_impl(memory, bytes);
+  if (const auto it = memory_.find(category); it != memory_.end()) it->second.current -= bytes;
+}
+
+int64_t Device::memory_total() const {
+  int64_t total = 0;
+  for (const auto& [category, use] : memory_) total += use.current;
+  return total;
+}
+
+CpuDevice::CpuDevice(int threads, Isa isa) : Device(Kind::cpu, threads, isa), pool_(threads) {}
+CpuDevice::~CpuDevice() = default;
+
+std::byte* CpuDevice::allocate_impl(int64_t bytes) {
+  if (bytes < kHugePage) {
+    void* memory = std::aligned_alloc(64, static_cast<size_t>(round_up(bytes, 64)));
+    if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
+    return static_cast<std::byte*>(memory);
+  }
+  // Over-map and trim, so that the block starts on a huge page.
+  const int64_t size = round_up(bytes, 4096), mapped = size + kHugePage;
+  void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (raw == MAP_FAILED) return nullptr;
+  auto* base = static_cast<std::byte*>(raw);
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  const int64_t lead = static_cast<int64_t>(round_up(static_cast<int64_t>(address), kHugePage) - static_cast<int64_t>(address));
+  if (lead > 0) munmap(base, static_cast<size_t>(lead));
+  if (mapped - lead - size > 0) munmap(base + lead + size, static_cast<size_t>(mapped - lead - size));
+  std::byte* memory = base + lead;
+  madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
+  // First touch by the threads that will use it: no page fault is left for the training loop.
+  pool_.parallel_for(divide_up(size, kHugePage), [&](int64_t block) {
+    const int64_t begin = block * kHugePage, end = std::min(size, begin + kHugePage);
+    for (int64_t at = begin; at < end; at += 4096) reinterpret_cast<volatile char*>(memory)[at] = 0;
+  });
+  return memory;
+}
+
+void CpuDevice::release_impl(std::byte* memory, int64_t bytes) noexcept {
+  if (bytes < kHugePage) {
+    std::free(memory);
+  } else {
+    munmap(memory, static_cast<size_t>(round_up(bytes, 4096)));
+  }
+}
+
+ThreadPool& pool_of(Device& device) {
+  TRAINER_CHECK(device.kind() == Kind::cpu, "kernels run on a CPU device");
+  return static_cast<CpuDevice&>(device).pool();
+}
+
+}  // namespace trainer::device

@@ -1,0 +1,145 @@
+#include "device/thread_pool.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace trainer::device {
+namespace {
+
+constexpr double kSpinSeconds = 30e-6;
+thread_local bool inside_task = false;
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+}
+
+/// Returns once word differs from `old`: spins briefly, then sleeps. `sleepers` lets the other side skip the wake call.
+uint32_t wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& sleepers) {
+  const double start = now_seconds();
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      const uint32_t value = word.load(std::memory_order_acquire);
+      if (value != old) return value;
+      __builtin_ia32_pause();
+    }
+    if (now_seconds() - start > kSpinSeconds) break;
+  }
+  for (;;) {
+    sleepers.fetch_add(1);
+    if (word.load() == old) futex_wait(word, old);
+    sleepers.fetch_sub(1);
+    const uint32_t value = word.load(std::memory_order_acquire);
+    if (value != old) return value;
+  }
+}
+
+void publish(std::atomic<uint32_t>& word, std::atomic<uint32_t>& sleepers) {
+  word.fetch_add(1);
+  if (sleepers.load() != 0) futex_wake(word);
+}
+
+}  // namespace
+
+struct ThreadPool::State {
+  int threads = 1;
+  std::vector<std::thread> workers;
+
+  // The job; written by the caller before `epoch` moves, read by workers after.
+  Call call = nullptr;
+  void* context = nullptr;
+  int64_t tasks = 0;
+  std::atomic<int64_t> next{0};
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
+  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};  // finished: moves once when the last worker is done
+  alignas(64) std::atomic<int> busy{0};
+  std::atomic<bool> stop{false};
+
+  void work(int worker) {
+    inside_task = true;
+    for (;;) {
+      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= tasks) break;
+      try {
+        call(context, task, worker);
+      } catch (...) {
+        const std::lock_guard lock(error_mutex);
+        if (!error) error = std::current_exception();
+        next.store(tasks, std::memory_order_relaxed);
+      }
+    }
+    inside_task = false;
+  }
+
+  void loop(int worker) {
+    uint32_t seen = 0;
+    for (;;) {
+      seen = wait_for_change(epoch, seen, epoch_sleepers);
+      if (stop.load()) return;
+      work(worker);
+      if (busy.fetch_sub(1) == 1) publish(finished, finished_sleepers);
+    }
+  }
+};
+
+ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  TRAINER_CHECK(threads >= 1, "{} threads", threads);
+  state_->threads = threads;
+  for (int worker = 1; worker < threads; ++worker)
+    state_->workers.emplace_back([state = state_.get(), worker] { state->loop(worker); });
+}
+
+ThreadPool::~ThreadPool() {
+  state_->stop = true;
+  publish(state_->epoch, state_->epoch_sleepers);
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+int ThreadPool::threads() const { return state_->threads; }
+
+void ThreadPool::run(int64_t tasks, Call call, void* context) {
+  if (tasks <= 0) return;
+  State& s = *state_;
+  if (s.threads == 1 || tasks == 1 || inside_task) {
+    for (int64_t task = 0; task < tasks; ++task) call(context, task, 0);
+    return;
+  }
+  s.call = call;
+  s.context = context;
+  s.tasks = tasks;
+  s.next.store(0, std::memory_order_relaxed);
+  s.error = nullptr;
+  s.busy.store(s.threads - 1);
+  const uint32_t before = s.finished.load();
+  publish(s.epoch, s.epoch_sleepers);
+  s.work(0);
+  wait_for_change(s.finished, before, s.finished_sleepers);
+  if (s.error) std::rethrow_exception(s.error);
+}
+
+int default_threads(int local_ranks) {
+  cpu_set_t mask;
+  CPU_ZERO(&mask);
+  const int allowed = sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask) : 1;
+  const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  return std::max(1, std::min(allowed, cores / std::max(1, local_ranks)));
+}
+
+}  // namespace trainer::device

@@ -1,0 +1,48 @@
+#pragma once
+// One pool of threads for a rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
+// sharing cores do not starve each other; libraries are called from inside with one thread.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <type_traits>
+
+namespace trainer::device {
+
+class ThreadPool {
+ public:
+  /// `threads` in all, the caller included; at least 1.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const;
+
+  /// Calls fn(task) or fn(task, worker) for every task in [0, tasks), worker in [0, threads()). Tasks are claimed as
+  /// threads become free: which worker runs a task is not fixed, so a task's result must not depend on it. Returns when
+  /// all are done; the first exception is rethrown here. Called from inside a task it runs serially (worker 0 of none).
+  template <typename F>
+  void parallel_for(int64_t tasks, F&& fn) {
+    auto call = [](void* context, int64_t task, int worker) {
+      auto& f = *static_cast<std::remove_reference_t<F>*>(context);
+      if constexpr (std::is_invocable_v<F, int64_t, int>) {
+        f(task, worker);
+      } else {
+        f(task);
+      }
+    };
+    run(tasks, call, const_cast<void*>(static_cast<const void*>(&fn)));
+  }
+
+ private:
+  using Call = void (*)(void* context, int64_t task, int worker);
+  void run(int64_t tasks, Call call, void* context);
+
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// min(size of the affinity mask, cores / local ranks), at least 1.
+int default_threads(int local_ranks = 1);
+
+}  // namespace trainer::device

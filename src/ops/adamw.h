@@ -1,0 +1,36 @@
+#pragma once
+// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order, so
+// results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in double
+// and rounded to the state's type.
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+struct AdamWScalars {
+  double beta1 = 0, beta2 = 0;  // b1, b2; ob1 = 1 − b1, ob2 = 1 − b2 in double, then rounded
+  double inv_sqrt_correction = 0;  // 1/sqrt(1 − b2^t)
+  double eps = 0;
+  double negative_step = 0;   // −lr/(1 − b1^t)
+  double negative_decay = 0;  // −lr·weight_decay, 0 without decay
+  double gradient_scale = 1;  // loss scale and clipping: a single factor, rounded to the state's type
+};
+
+/// Per element, rn = rounded to the state's type (f32 or f64):
+///   x = rn(g·gs); m = fma(b1, m, rn(ob1·x)); v = fma(b2, v, rn(rn(ob2·x)·x)); d = fma(sqrt(v), isq2, eps);
+///   u = m/d; q = fma(nwd, p, p); p = fma(nstep, u, q); compute = bf16(p)
+/// p, m, v, g flat [n] of one dtype (f32, f64); compute: flat [n] bf16 copy to refresh, or empty.
+struct AdamW {
+  Tensor p, m, v, g, compute;
+  AdamWScalars scalars;
+};
+void run(Exec& ex, const AdamW& op);
+
+/// blocks[i] = Σ x² over elements [65536·i, 65536·(i+1)) in f64, in an order fixed by the element index. x flat f32 or f64;
+/// blocks [ceil(n/65536)] f64. A non-finite element makes its block non-finite.
+inline constexpr int64_t kNormBlock = 65536;
+struct SquaredNorm {
+  Tensor x, blocks;
+};
+void run(Exec& ex, const SquaredNorm& op);
+
+}  // namespace trainer::ops

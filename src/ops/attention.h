@@ -1,0 +1,45 @@
+#pragma once
+// Causal grouped-query attention without the s×s matrix (online softmax; Dao et al. 2022). Head h of A query heads uses
+// key/value head h / (A/K). Query row i of a sequence sits at position k_len − q_len + i and sees keys 0 … that position.
+#include "base/philox.h"
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+struct AttentionShape {
+  int64_t batch = 0, q_len = 0, k_len = 0;  // per sequence; training: q_len = k_len = S
+  int64_t k_capacity = 0;                   // rows between two sequences in k and v; 0 = k_len (a KV cache has seq_len)
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+};
+
+/// Dropout on the probabilities: element (sample, head, query, key) has index ((first_sample + b)·heads_global + first_head + h)·S·S + q·S + k, S = k_len.
+struct AttentionDropout {
+  double p = 0;
+  PhiloxKey key{0, 0};
+  uint32_t step = 0;
+  int64_t first_sample = 0, first_head = 0, heads_global = 0;
+};
+
+/// out = softmax(scale·q·kᵀ + causal)·v.  q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed),
+/// out [b·q_len, A·D], lse [b·A, q_len] accumulator dtype (log-sum-exp of the scaled scores; empty: not kept).
+struct AttentionForward {
+  Tensor q, k, v, out, lse;
+  AttentionShape shape;
+  double scale = 1;
+  AttentionDropout dropout;
+};
+void run(Exec& ex, const AttentionForward& op);
+/// FLOPs of what causality leaves (half the square and the diagonal).
+Cost cost(const AttentionForward& op);
+
+/// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.
+struct AttentionBackward {
+  Tensor q, k, v, out, lse, dout, dq, dk, dv;
+  AttentionShape shape;
+  double scale = 1;
+  AttentionDropout dropout;
+};
+void run(Exec& ex, const AttentionBackward& op);
+Cost cost(const AttentionBackward& op);
+
+}  // namespace trainer::ops

@@ -1,0 +1,151 @@
+#pragma once
+// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here lives in an unnamed
+// namespace: the same source is compiled once per instruction set, and a shared inline function could be linked from the
+// wrong one. For the same reason kernel files call no standard-library templates.
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "base/dtype.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+inline constexpr int kVectorBytes = 32;
+#else
+inline constexpr int kVectorBytes = 16;
+#endif
+
+template <typename T, int Bytes>
+struct VectorType {
+  typedef T type __attribute__((vector_size(Bytes)));
+};
+/// Vec<float>, Vec<double>, Vec<int32_t>, …: operators + − * / < are elementwise.
+template <typename T>
+using Vec = typename VectorType<T, kVectorBytes>::type;
+template <typename T>
+inline constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> load(const T* p) {
+  Vec<T> v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+template <typename T>
+[[gnu::always_inline]] inline void store(T* p, Vec<T> v) {
+  std::memcpy(p, &v, sizeof(v));
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> splat(T x) {
+  return Vec<T>{} + x;
+}
+/// The first n lanes; the others are 0 (load) or left alone (store).
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> load_n(const T* p, int64_t n) {
+  T lanes[kLanes<T>] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
+}
+template <typename T>
+[[gnu::always_inline]] inline void store_n(T* p, Vec<T> v, int64_t n) {
+  T lanes[kLanes<T>];
+  store(lanes, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+/// a·b + c, one rounding where the set has FMA (plain: two; canonical arithmetic must call __builtin_fma itself).
+[[gnu::always_inline]] inline Vec<float> fmadd(Vec<float> a, Vec<float> b, Vec<float> c) {
+#if defined(__AVX512F__)
+  return (Vec<float>)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (Vec<float>)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+[[gnu::always_inline]] inline Vec<double> fmadd(Vec<double> a, Vec<double> b, Vec<double> c) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+  return a * b + c;
+#endif
+}
+
+template <typename V>
+[[gnu::always_inline]] inline V vmax(V a, V b) {
+  return a > b ? a : b;
+}
+template <typename V>
+[[gnu::always_inline]] inline V vmin(V a, V b) {
+  return a < b ? a : b;
+}
+
+/// Lanes added in a fixed tree: halves folded onto each other.
+template <typename T>
+[[gnu::always_inline]] inline T lane_sum(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store(lanes, v);
+  for (int width = kLanes<T> / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  return lanes[0];
+}
+template <typename T>
+[[gnu::always_inline]] inline T lane_max(Vec<T> v) {
+  T lanes[kLanes<T>];
+  store(lanes, v);
+  T best = lanes[0];
+  for (int i = 1; i < kLanes<T>; ++i) best = lanes[i] > best ? lanes[i] : best;
+  return best;
+}
+
+// bf16 in memory, f32 in registers. Stores round to nearest even in integers, NaN becomes 0x7fff (as bf16's constructor).
+[[gnu::always_inline]] inline Vec<float> load(const bf16* p) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (Vec<float>)_mm512_slli_epi32(wide, 16);
+#elif defined(__AVX2__)
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (Vec<float>)_mm256_slli_epi32(wide, 16);
+#else
+  Vec<float> v;
+  for (int i = 0; i < kLanes<float>; ++i) v[i] = static_cast<float>(p[i]);
+  return v;
+#endif
+}
+[[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
+#if defined(__AVX2__)
+  const Vec<int32_t> u = (Vec<int32_t>)v;
+  const Vec<int32_t> rounded = (Vec<int32_t>)((Vec<uint32_t>)(u + 0x7fff + (Vec<int32_t>)(((Vec<uint32_t>)u >> 16) & 1u)) >> 16);
+  const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
+  const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)out));
+#else
+  const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // each half twice, per 128-bit lane
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
+#endif
+#else
+  for (int i = 0; i < kLanes<float>; ++i) p[i] = bf16(v[i]);
+#endif
+}
+[[gnu::always_inline]] inline Vec<float> load_n(const bf16* p, int64_t n) {
+  float lanes[kLanes<float>] = {};
+  for (int64_t i = 0; i < n; ++i) lanes[i] = static_cast<float>(p[i]);
+  return load(lanes);
+}
+[[gnu::always_inline]] inline void store_n(bf16* p, Vec<float> v, int64_t n) {
+  bf16 lanes[kLanes<float>];
+  store(lanes, v);
+  for (int64_t i = 0; i < n; ++i) p[i] = lanes[i];
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,55 @@
+#pragma once
+// Elementwise operators on token rows: dropout with residual, bias gradients, casts.
+#include "base/philox.h"
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+/// Which elements of the step's whole batch a tensor of token rows holds: the mask of an element depends on
+/// (key, step, global element index) alone, so replicas, layouts and recomputation agree.
+/// element (row r, col c) has index ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
+struct DropoutSite {
+  double p = 0;          // probability of dropping; kept values are scaled by 1/(1 − p)
+  PhiloxKey key{0, 0};   // philox_key(seed, site name)
+  uint32_t step = 0;
+  int64_t first_row = 0;   // global token row in the step's batch (all micro-batches counted)
+  int64_t first_col = 0, width = 0;
+};
+/// Keep iff philox draw >= threshold.
+uint32_t dropout_threshold(double p);
+
+/// y = residual + dropout(x); residual may be empty (then y = dropout(x)). x, residual, y [N, H]; y may be either.
+struct DropoutAdd {
+  Tensor x, residual, y;
+  DropoutSite site;
+};
+void run(Exec& ex, const DropoutAdd& op);
+/// dx = mask(dy)/(1 − p): DropoutAdd without residual on the gradient.
+
+/// sums[c] (+)= Σ_rows x[r, c]: bias gradients. x [N, F] compute dtype, sums [F] accumulator dtype. Fixed row blocks.
+struct ColumnSum {
+  Tensor x, sums;
+  bool accumulate = false;
+};
+void run(Exec& ex, const ColumnSum& op);
+
+/// y = convert(x), any two of f64, f32, bf16, equal counts, packed. bf16 rounds to nearest even.
+struct Cast {
+  Tensor x, y;
+};
+void run(Exec& ex, const Cast& op);
+
+/// y = x over rows of equal length, any pitch, equal dtype (cache appends, gathers of column ranges).
+struct Copy {
+  Tensor x, y;
+};
+void run(Exec& ex, const Copy& op);
+
+/// x = value; packed.
+struct Fill {
+  Tensor x;
+  double value = 0;
+};
+void run(Exec& ex, const Fill& op);
+
+}  // namespace trainer::ops

@@ -1,0 +1,48 @@
+#pragma once
+// Matrix products with fused epilogues.
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
+
+/// What happens to an element of the product before it is stored. Rounded once, at the store, but for `pre`.
+struct Epilogue {
+  Tensor bias;      // [n] compute dtype, or empty: added to every row
+  Activation act = Activation::none;
+  Tensor pre;       // [m, n]; forward: receives acc + bias (input of `act`), may be empty; gradient: read
+  bool gradient = false;  // c = acc · act'(pre) instead of c = act(acc + bias)
+  Tensor residual;  // [m, n], or empty: added last; may be c itself
+};
+
+/// c = op(a)·op(b), through the epilogue; or c += op(a)·op(b) when `accumulate` (then no epilogue).
+///   op(a) [m, k], op(b) [k, n], c [m, n];  trans_a: a is [k, m]; trans_b: b is [n, k]. Any pitch.
+/// a and b share one compute dtype (f64, f32, bf16); c is that dtype or its accumulator (bf16 operands: f32).
+/// Sums are formed in the accumulator type. Their order depends on shapes and instruction set only: never on threads.
+/// `packed_b`: op(b) packed by pack_b for this product, or empty (b is then read as it is).
+/// In bf16, `pre` and `residual` have c's dtype; with activation the value is taken from the unrounded sum.
+struct Gemm {
+  Tensor a, b, c;
+  bool trans_a = false, trans_b = false;
+  bool accumulate = false;
+  Epilogue epilogue;
+  Tensor packed_b;
+};
+void run(Exec& ex, const Gemm& op);
+Cost cost(const Gemm& op);
+
+/// True where products with a weight that is used many times per optimizer step gain from a packed copy of it.
+bool prefers_packed(const device::Device& device, DType compute);
+/// Bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
+int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
+/// packed <- op(b). b as in Gemm.
+struct PackB {
+  Tensor b, packed;
+  bool trans_b = false;
+};
+void run(Exec& ex, const PackB& op);
+
+/// Name of what computes products of this dtype here, for logs: "oneDNN 2.6.3 amx-bf16", "own avx2 kernels".
+std::string product_path(const device::Device& device, DType compute);
+
+}  // namespace trainer::ops

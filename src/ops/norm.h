@@ -1,0 +1,35 @@
+#pragma once
+// Layer norm (Ba et al. 2016) and RMS norm (Zhang & Sennrich 2019, eq. 4), one operator:
+//   layer: y = (x − mean(x)) · rstd · gain + bias,  rstd = 1/sqrt(mean((x − mean)²) + eps)
+//   rms:   y = x · rstd · gain (+ bias when given), rstd = 1/sqrt(mean(x²) + eps)
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+/// x, y [N, H] compute dtype; gain [H]; bias [H] or empty; mean [N] (layer; empty for rms) and rstd [N] in the
+/// accumulator dtype, kept for backward. Statistics in the accumulator dtype, two passes (never E[x²] − mean²).
+/// mean and rstd may both be empty (generation); `center` says which norm it is.
+struct NormForward {
+  Tensor x, gain, bias, y, mean, rstd;
+  double eps = 1e-5;
+  bool center = true;  // true: layer norm
+};
+void run(Exec& ex, const NormForward& op);
+
+/// y alone, from kept statistics: what selective recomputation calls. Bit-identical to NormForward's y.
+struct NormApply {
+  Tensor x, gain, bias, mean, rstd, y;
+  bool center = true;
+};
+void run(Exec& ex, const NormApply& op);
+
+/// dx = residual (if given) + dNorm(dy); dgain, dbias [H] in the accumulator dtype, overwritten or added to.
+/// Row blocks of fixed size are summed in order: independent of threads. dx may be dy or residual.
+struct NormBackward {
+  Tensor dy, x, gain, mean, rstd, residual, dx, dgain, dbias;  // dbias empty: no bias
+  bool center = true;
+  bool accumulate_gain = false, accumulate_bias = false;
+};
+void run(Exec& ex, const NormBackward& op);
+
+}  // namespace trainer::ops

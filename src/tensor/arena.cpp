@@ -1,0 +1,174 @@
+#include "tensor/arena.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+
+namespace trainer {
+namespace {
+
+constexpr int64_t kAlign = 64;
+
+}  // namespace
+
+Scratch& Scratch::operator=(Scratch&& other) noexcept {
+  if (this != &other) {
+    reset();
+    arena_ = std::exchange(other.arena_, nullptr);
+    id_ = other.id_;
+    tensor_ = std::exchange(other.tensor_, {});
+  }
+  return *this;
+}
+
+void Scratch::reset() noexcept {
+  if (arena_ != nullptr) arena_->drop(id_, tensor_.data);
+  arena_ = nullptr;
+  tensor_ = {};
+}
+
+Arena::~Arena() = default;
+
+void Arena::record(const std::string& key, const std::function<void()>& body) {
+  TRAINER_CHECK(state_ == State::idle, "recording {} inside {}", key, current_key_);
+  if (recorded(key) || mode_ == Mode::heap) return;
+  Program program;
+  current_ = &program;
+  current_key_ = key;
+  state_ = State::recording;
+  next_ = clock_ = alive_ = 0;
+  try {
+    body();
+  } catch (...) {
+    state_ = State::idle;
+    current_ = nullptr;
+    throw;
+  }
+  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not given back", alive_, key);
+  state_ = State::idle;
+  current_ = nullptr;
+  pack(program);
+  programs_.emplace(key, std::move(program));
+}
+
+void Arena::pack(Program& program) {
+  auto& all = program.intervals;
+  // Largest first, each at the lowest gap between the intervals it overlaps in time that holds it.
+  std::vector<size_t> order(all.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
+  std::vector<size_t> placed;  // sorted by offset
+  for (const size_t index : order) {
+    Interval& item = all[index];
+    int64_t offset = 0;
+    for (const size_t other_index : placed) {
+      const Interval& other = all[other_index];
+      if (other.last <= item.first || item.last <= other.first) continue;
+      if (other.offset - offset >= item.bytes) break;
+      offset = std::max(offset, other.offset + other.bytes);
+    }
+    item.offset = offset;
+    program.peak = std::max(program.peak, offset + item.bytes);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), index,
+                                   [&](size_t a, size_t b) { return all[a].offset < all[b].offset; }),
+                  index);
+  }
+  std::map<int64_t, int64_t> change;
+  for (const Interval& item : all) {
+    change[item.first] += item.bytes;
+    change[item.last] -= item.bytes;
+  }
+  int64_t live = 0;
+  for (const auto& [time, delta] : change) program.live_bound = std::max(program.live_bound, live += delta);
+}
+
+int64_t Arena::largest_program() const {
+  int64_t bytes = 0;
+  for (const auto& [key, program] : programs_) bytes = std::max(bytes, program.peak);
+  return bytes;
+}
+
+void Arena::seal() {
+  TRAINER_CHECK(state_ == State::idle, "sealing inside program {}", current_key_);
+  const int64_t bytes = largest_program();
+  if (mode_ == Mode::heap || bytes <= capacity()) return;
+  block_ = Buffer();  // the old block goes first: both together need not fit
+  block_ = Buffer(device_, "activations", {bytes}, DType::u8);
+}
+
+void Arena::begin(const std::string& key) {
+  if (mode_ == Mode::heap) return;
+  TRAINER_CHECK(state_ == State::idle, "program {} begins inside {}", key, current_key_);
+  const auto it = programs_.find(key);
+  TRAINER_CHECK(it != programs_.end(), "program {} was not recorded", key);
+  TRAINER_CHECK(it->second.peak <= capacity(), "program {} was recorded after the arena was sealed", key);
+  current_ = &it->second;
+  current_key_ = key;
+  state_ = State::replaying;
+  next_ = alive_ = 0;
+}
+
+void Arena::end() {
+  if (mode_ == Mode::heap) return;
+  TRAINER_CHECK(state_ == State::replaying, "no program to end");
+  state_ = State::idle;
+  TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not given back", alive_, current_key_);
+  TRAINER_CHECK(next_ == static_cast<int64_t>(current_->intervals.size()), "program {} took {} ranges, {} were recorded",
+                current_key_, next_, current_->intervals.size());
+}
+
+Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
+  Tensor tensor{nullptr, shape, dtype, 0};
+  const int64_t bytes = round_up(tensor.bytes(), kAlign);
+  if (mode_ == Mode::heap) {
+    if (!device_.dry()) {
+      tensor.data = static_cast<std::byte*>(std::aligned_alloc(kAlign, static_cast<size_t>(std::max(bytes, kAlign))));
+      TRAINER_CHECK(tensor.data != nullptr, "{} bytes for {}", bytes, tag);
+    }
+    ++alive_;
+    return {this, 0, tensor};
+  }
+  TRAINER_CHECK(state_ != State::idle, "\"{}\" is taken outside a program", tag);
+  const int64_t id = next_++;
+  ++alive_;
+  if (state_ == State::recording) {
+    current_->intervals.push_back({std::string(tag), bytes, clock_++, 0, 0});
+    return {this, id, tensor};
+  }
+  TRAINER_CHECK(id < static_cast<int64_t>(current_->intervals.size()), "program {} takes \"{}\" past its record",
+                current_key_, tag);
+  const Interval& interval = current_->intervals[static_cast<size_t>(id)];
+  TRAINER_CHECK(interval.tag == tag && interval.bytes == bytes, "program {}: take {} is \"{}\" of {} bytes, recorded was \"{}\" of {}",
+                current_key_, id, tag, bytes, interval.tag, interval.bytes);
+  tensor.data = block_.tensor().data + interval.offset;
+  return {this, id, tensor};
+}
+
+void Arena::drop(int64_t id, std::byte* data) noexcept {
+  --alive_;
+  if (mode_ == Mode::heap) {
+    std::free(data);
+  } else if (state_ == State::recording) {
+    current_->intervals[static_cast<size_t>(id)].last = clock_++;
+  }
+}
+
+std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const {
+  const Program& program = programs_.at(key);
+  int64_t peak_time = 0, best = -1;
+  for (const Interval& at : program.intervals) {
+    int64_t live = 0;
+    for (const Interval& item : program.intervals)
+      if (item.first <= at.first && at.first < item.last) live += item.bytes;
+    if (live > best) {
+      best = live;
+      peak_time = at.first;
+    }
+  }
+  std::map<std::string, int64_t> tags;
+  for (const Interval& item : program.intervals)
+    if (item.first <= peak_time && peak_time < item.last) tags[item.tag] += item.bytes;
+  return tags;
+}
+
+}  // namespace trainer

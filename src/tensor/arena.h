@@ -1,0 +1,94 @@
+#pragma once
+// Arena: memory of a micro-step. The first pass of a program runs dry and is recorded (what is taken, for how long);
+// the intervals are packed into offsets of one block; every later pass replays the record. The code is its own memory
+// plan: nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensor/buffer.h"
+
+namespace trainer {
+
+class Arena;
+
+/// A tensor whose life is this handle's life. Move-only.
+class Scratch {
+ public:
+  Scratch() = default;
+  ~Scratch() { reset(); }
+  Scratch(Scratch&& other) noexcept { *this = std::move(other); }
+  Scratch& operator=(Scratch&& other) noexcept;
+
+  explicit operator bool() const { return static_cast<bool>(tensor_); }
+  operator const Tensor&() const { return tensor_; }
+  const Tensor& tensor() const { return tensor_; }
+  /// Gives the range back now.
+  void reset() noexcept;
+
+ private:
+  friend class Arena;
+  Scratch(Arena* arena, int64_t id, Tensor tensor) : arena_(arena), id_(id), tensor_(tensor) {}
+  Arena* arena_ = nullptr;
+  int64_t id_ = 0;
+  Tensor tensor_;
+};
+
+class Arena {
+ public:
+  /// One take of a recorded program: alive during events [first, last).
+  struct Interval {
+    std::string tag;
+    int64_t bytes = 0, first = 0, last = 0, offset = 0;
+  };
+  struct Program {
+    std::vector<Interval> intervals;
+    int64_t peak = 0;        // bytes of the packed block
+    int64_t live_bound = 0;  // largest sum of live bytes: no packing can do better
+  };
+
+  /// `planned`: takes happen inside programs only. `heap`: every take allocates; for tests and tools.
+  enum class Mode { planned, heap };
+  explicit Arena(device::Device& device, Mode mode = Mode::planned) : device_(device), mode_(mode) {}
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// Runs `body` once and records it under `key`; `body` must use a dry device. Known keys are left alone.
+  void record(const std::string& key, const std::function<void()>& body);
+  bool recorded(const std::string& key) const { return programs_.contains(key); }
+  /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
+  void seal();
+
+  /// Replays the program `key`; every handle of the last one must be back. In heap mode: nothing.
+  void begin(const std::string& key);
+  void end();
+
+  /// 64-byte aligned; contents undefined. An internal error when it differs in tag or size from the record.
+  Scratch take(std::string_view tag, Shape shape, DType dtype);
+
+  const std::map<std::string, Program>& programs() const { return programs_; }
+  int64_t capacity() const { return block_.tensor().bytes(); }
+  int64_t largest_program() const;
+  /// Bytes alive at the peak of a program, by tag: what to shrink.
+  std::map<std::string, int64_t> peak_by_tag(const std::string& key) const;
+
+ private:
+  friend class Scratch;
+  void drop(int64_t id, std::byte* data) noexcept;
+  static void pack(Program& program);
+
+  device::Device& device_;
+  Mode mode_;
+  std::map<std::string, Program> programs_;
+  Buffer block_;
+  enum class State { idle, recording, replaying } state_ = State::idle;
+  Program* current_ = nullptr;
+  std::string current_key_;
+  int64_t next_ = 0, clock_ = 0, alive_ = 0;
+};
+
+}  // namespace trainer

@@ -1,0 +1,22 @@
+#include "tensor/tensor.h"
+
+namespace trainer {
+
+Tensor Tensor::reshape(Shape next) const {
+  TRAINER_CHECK(packed() && next.count() == count(), "{} as {}", trainer::to_string(*this), trainer::to_string(next));
+  return {data, next, dtype, 0};
+}
+
+Tensor Tensor::row_range(int64_t begin, int64_t n) const {
+  TRAINER_CHECK(begin >= 0 && n >= 0 && begin + n <= rows(), "rows {}+{} of {}", begin, n, trainer::to_string(*this));
+  return {data == nullptr ? nullptr : data + begin * ld() * size_of(dtype), {n, cols()}, dtype, pitch};
+}
+
+Tensor Tensor::col_range(int64_t begin, int64_t n) const {
+  TRAINER_CHECK(begin >= 0 && n >= 0 && begin + n <= cols(), "columns {}+{} of {}", begin, n, trainer::to_string(*this));
+  return {data == nullptr ? nullptr : data + begin * size_of(dtype), {rows(), n}, dtype, ld()};
+}
+
+std::string to_string(const Tensor& tensor) { return format("{} {}", name_of(tensor.dtype), to_string(tensor.shape)); }
+
+}  // namespace trainer

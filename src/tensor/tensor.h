@@ -1,0 +1,50 @@
+#pragma once
+// Tensor: a view of memory that somebody else owns (a Buffer, a Scratch, a mapped file).
+#include <cstddef>
+#include <span>
+
+#include "base/dtype.h"
+#include "base/shape.h"
+
+namespace trainer {
+
+/// Row-major. `pitch` is the distance of two rows (the last dim is a row) in elements; 0 means packed rows. On the dry
+/// device `data` is null: presence is asked with `if (tensor)`, never by looking at `data`.
+struct Tensor {
+  std::byte* data = nullptr;
+  Shape shape;
+  DType dtype = DType::f32;
+  int64_t pitch = 0;
+
+  explicit operator bool() const { return shape.dims() > 0; }
+  int64_t count() const { return shape.count(); }
+  int64_t cols() const { return shape.dims() == 0 ? 0 : shape[-1]; }
+  int64_t rows() const { return cols() == 0 ? 0 : count() / cols(); }
+  int64_t ld() const { return pitch == 0 ? cols() : pitch; }
+  bool packed() const { return pitch == 0 || pitch == cols() || rows() <= 1; }
+  int64_t bytes() const { return count() * size_of(dtype); }
+
+  /// Typed pointer to the first element; the dtype must match.
+  template <typename T>
+  T* as() const {
+    TRAINER_DCHECK(dtype == DTypeOf<T>::value, "asked for {}, holds {}", name_of(DTypeOf<T>::value), name_of(dtype));
+    return reinterpret_cast<T*>(data);
+  }
+  /// All elements of a packed tensor.
+  template <typename T>
+  std::span<T> span() const {
+    TRAINER_CHECK(packed(), "a span of rows that are {} apart, {} long", ld(), cols());
+    return {as<T>(), static_cast<size_t>(count())};
+  }
+
+  /// The same elements under another shape of equal count; packed tensors only.
+  Tensor reshape(Shape next) const;
+  /// Rows [begin, begin + n) as [n, cols]; columns [begin, begin + n) as [rows, n] with the pitch kept.
+  Tensor row_range(int64_t begin, int64_t n) const;
+  Tensor col_range(int64_t begin, int64_t n) const;
+};
+
+/// "fp32 [4096, 768]", for messages.
+std::string to_string(const Tensor& tensor);
+
+}  // namespace trainer
