@@ -43,7 +43,7 @@ template <typename T>
 }
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> splat(T x) {
-  return Vec<T>{} + x;
+  return x - Vec<T>{};  // a bare broadcast: x - 0 is x, whatever its sign; 0 + x would be an addition
 }
 /// The first n lanes; the others are 0 (load) or left alone (store).
 template <typename T>
