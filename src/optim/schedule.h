@@ -1,0 +1,20 @@
+#pragma once
+// Learning-rate schedules: pure functions of the step, so that a resumed run needs no state.
+#include <cstdint>
+
+#include "config/config.h"
+
+namespace trainer::optim {
+
+/// Learning rate of update `step` (1-based) in a run of `total_steps`.
+///   warm-up   step <= W:  lr · step / W
+///   decay     after W, with p = (step − 1 − W) / (T − W), the share of the decay already done before this update:
+///     cosine   min_lr + (lr − min_lr) · (1 + cos πp) / 2
+///     linear   lr + (min_lr − lr) · p
+///     wsd      lr until the last D = round(decay_fraction · T) steps (at most T − W), which fall linearly from lr
+///     constant lr
+/// p stays below 1 within the run: every update moves the weights even when min_lr is 0. Beyond total_steps a decaying
+/// schedule stays at min_lr. W = min(warmup_steps, T): a run as short as its warm-up never decays.
+double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t step);
+
+}  // namespace trainer::optim

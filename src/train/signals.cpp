@@ -1,0 +1,62 @@
+#include "train/signals.h"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "base/error.h"
+
+namespace trainer::train {
+namespace {
+
+std::atomic<int> stop_flag{0};
+std::atomic<bool> save_flag{false};
+std::atomic<bool> installed{false};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free,
+              "signal handlers may touch lock-free atomics only");
+
+extern "C" void handle_stop(int signal) {
+  if (stop_flag.exchange(signal) != 0) _exit(128 + signal);
+}
+extern "C" void handle_save(int) { save_flag.store(true); }
+
+}  // namespace
+
+SignalGuard::SignalGuard() {
+  TRAINER_CHECK(!installed.exchange(true), "signal handlers are installed already");
+  stop_flag = 0;
+  save_flag = false;
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    struct sigaction action = {};
+    action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : handle_stop;
+    action.sa_flags = SA_RESTART;  // reads and writes of the program go on
+    sigemptyset(&action.sa_mask);
+    TRAINER_CHECK(sigaction(kSignals[i], &action, &previous_[i]) == 0, "sigaction of {}", signal_name(kSignals[i]));
+  }
+}
+
+SignalGuard::~SignalGuard() {
+  for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+  installed = false;
+}
+
+bool stop_requested() { return stop_flag.load(std::memory_order_relaxed) != 0; }
+int stop_signal() { return stop_flag.load(); }
+bool take_save_request() { return save_flag.exchange(false); }
+
+const char* signal_name(int signal) {
+  switch (signal) {
+    case SIGTERM:
+      return "SIGTERM";
+    case SIGINT:
+      return "SIGINT";
+    case SIGUSR1:
+      return "SIGUSR1";
+    case SIGUSR2:
+      return "SIGUSR2";
+    default:
+      return "signal";
+  }
+}
+
+}  // namespace trainer::train
