@@ -47,15 +47,4 @@ double parse_duration(std::string_view text) {
   return total;
 }
 
-std::string format_duration(double seconds) {
-  if (!std::isfinite(seconds)) return "?";
-  if (seconds < 0) seconds = 0;
-  if (seconds < 9.95) return format("{:.1f} s", seconds);
-  const auto whole = static_cast<int64_t>(std::llround(seconds));
-  if (whole < 60) return format("{} s", whole);
-  if (whole < 3600) return format("{}m{:02}s", whole / 60, whole % 60);
-  if (whole < 86400) return format("{}h{:02}m", whole / 3600, whole % 3600 / 60);
-  return format("{}d{:02}h", whole / 86400, whole % 86400 / 3600);
-}
-
 }  // namespace trainer::train

@@ -1,7 +1,6 @@
 #pragma once
-// `--max-time`: durations as people write them, and the moment after which a run stops.
+// `--max-time`: a duration as people write it, and the moment after which a run stops.
 #include <limits>
-#include <string>
 #include <string_view>
 
 #include "base/clock.h"
@@ -11,9 +10,6 @@ namespace trainer::train {
 /// Seconds in "23h50m", "1d12h", "90s", "1.5h" or plain seconds ("5400"). Units d, h, m, s, largest first, each once.
 /// Throws Code::usage on anything else and on zero.
 double parse_duration(std::string_view text);
-
-/// "8.2 s", "3m05s", "2h07m", "3d04h": at most two units.
-std::string format_duration(double seconds);
 
 class Deadline {
  public:

@@ -31,19 +31,6 @@ TEST(Duration, RefusesWhatIsNoDurationAsAUsageErrorThatQuotesIt) {
   }
 }
 
-TEST(Duration, PrintsTwoUnitsAtMost) {
-  EXPECT_EQ(format_duration(0.04), "0.0 s");
-  EXPECT_EQ(format_duration(8.24), "8.2 s");
-  EXPECT_EQ(format_duration(9.97), "10 s");
-  EXPECT_EQ(format_duration(59.4), "59 s");
-  EXPECT_EQ(format_duration(59.6), "1m00s");
-  EXPECT_EQ(format_duration(185), "3m05s");
-  EXPECT_EQ(format_duration(7620), "2h07m");
-  EXPECT_EQ(format_duration(273600), "3d04h");
-  EXPECT_EQ(format_duration(-1), "0.0 s");
-  EXPECT_EQ(format_duration(1.0 / 0.0), "?");
-}
-
 TEST(Deadline, PassesAfterItsTimeAndNeverByDefault) {
   EXPECT_FALSE(Deadline().passed());
   EXPECT_FALSE(Deadline(1000).passed());

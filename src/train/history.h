@@ -1,0 +1,25 @@
+#pragma once
+// The run so far, read back from metrics.jsonl for the summary and the report.
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "train/step_report.h"
+
+namespace trainer::train {
+
+struct History {
+  std::optional<StartReport> start;  // of the last process; config_toml is empty: the file holds it as JSON
+  std::vector<StepReport> steps;     // without comm_bytes and memory_bytes
+  std::vector<EvalReport> evals;
+  std::vector<CheckpointReport> checkpoints;
+  std::vector<WarningReport> warnings;
+  std::vector<EndReport> ends;   // one per process that ended in order
+  BytesByCategory memory_bytes;  // largest value of each category
+  int64_t unreadable_lines = 0;
+};
+
+/// Lines that are no events (a torn last line) are counted and passed over; a missing file gives an empty history.
+History read_history(const std::filesystem::path& file);
+
+}  // namespace trainer::train
