@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything with warnings as errors and runs the whole test suite.
+#
+#   scripts/test.sh [--asan | --no-asan] [--jobs N] [--help]
+#
+#   --asan, --no-asan   also run the fast tests under the address and undefined-behaviour sanitizers (default: when
+#                       the environment has CI set)
+#   --jobs N            parallel builds and tests (default: the number of cores)
+#
+# Builds into build-dev/ and build-asan/. Exit status 0: everything passed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+asan=${CI:+yes}
+jobs=$(nproc)
+while [ $# -gt 0 ]; do
+  case $1 in
+    --asan) asan=yes ;;
+    --no-asan) asan= ;;
+    --jobs) jobs=${2:?--jobs needs a number}; shift ;;
+    --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
+    *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+
+say "Packages"
+scripts/install_packages.sh --tests
+if command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+  echo "CUDA toolkit found, not used: the CUDA backend is not built in this version."
+else
+  echo "No CUDA toolkit found: testing the CPU backend."
+fi
+
+say "Build (build-dev, warnings are errors)"
+cmake --preset dev > /dev/null
+cmake --build --preset dev --parallel "$jobs"
+
+if [ -n "$asan" ]; then
+  say "Build with sanitizers (build-asan)"
+  cmake --preset asan > /dev/null
+  cmake --build --preset asan --parallel "$jobs"
+  say "Fast tests under the sanitizers"
+  ctest --preset asan --label-regex fast --parallel "$jobs" --no-tests=error
+fi
+
+say "All tests"
+ctest --preset dev --parallel "$jobs" --no-tests=error

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""The peer of `trainer bench step`: the same training step in plain PyTorch, on random tokens.
+
+Reads a trainer configuration, builds that model from ordinary PyTorch modules (fused attention, fused AdamW) and times
+whole optimizer steps: forward, backward, clipping, update. Without --serve it prints one JSON document; with --serve it
+warms up, then answers every line "N" on standard input with the milliseconds of N more steps, so that a caller can
+alternate with another program.
+"""
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+import tomllib
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def read_config(path, overrides):
+    """The TOML file as nested dictionaries, with section.key=value overrides (values in TOML syntax)."""
+    with open(path, "rb") as file:
+        config = tomllib.load(file)
+    for item in overrides:
+        key, _, text = item.partition("=")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        section, _, name = key.partition(".")
+        config.setdefault(section, {})[name] = value
+    return config
+
+
+class Shape:
+    """What the step's cost depends on, with the trainer's defaults by family."""
+
+    def __init__(self, config):
+        model, train = config.get("model", {}), config.get("train", {})
+        self.llama = model.get("arch", "gpt2") == "llama"
+        self.layers, self.heads, self.hidden = model["n_layer"], model["n_head"], model["d_model"]
+        self.kv_heads = model.get("n_kv_head") or self.heads
+        llama_ff = (self.hidden * 8 // 3 + 63) // 64 * 64
+        self.ff = model.get("d_ff") or (llama_ff if self.llama else 4 * self.hidden)
+        self.seq = model["seq_len"]
+        self.vocab = config.get("data", {})["vocab_size"]
+        self.tied = model.get("tie_embeddings", not self.llama)
+        self.bias = model.get("bias", not self.llama)
+        self.theta = model.get("rope_theta", 10000.0)
+        self.micro_batch = train["micro_batch"]
+        self.accumulation = train.get("global_batch", self.micro_batch) // self.micro_batch
+        self.clip = config.get("optim", {}).get("grad_clip", 1.0)
+
+    def tokens(self):
+        return self.micro_batch * self.accumulation * self.seq
+
+
+class Block(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        norm = (lambda: nn.RMSNorm(s.hidden, eps=1e-5)) if s.llama else (lambda: nn.LayerNorm(s.hidden, bias=s.bias))
+        self.heads, self.kv_heads, self.size = s.heads, s.kv_heads, s.hidden // s.heads
+        self.llama, self.norm1, self.norm2 = s.llama, norm(), norm()
+        self.qkv = nn.Linear(s.hidden, (s.heads + 2 * s.kv_heads) * self.size, bias=s.bias)
+        self.out = nn.Linear(s.hidden, s.hidden, bias=s.bias)
+        self.up = nn.Linear(s.hidden, s.ff * (2 if s.llama else 1), bias=s.bias)
+        self.down = nn.Linear(s.ff, s.hidden, bias=s.bias)
+
+    def forward(self, x, rope):
+        batch, seq, hidden = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split([n * self.size for n in (self.heads, self.kv_heads, self.kv_heads)], 2)
+        q, k, v = (t.view(batch, seq, -1, self.size).transpose(1, 2) for t in (q, k, v))
+        if rope is not None:
+            q, k = rotate(q, rope), rotate(k, rope)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, seq, hidden))
+        up = self.up(self.norm2(x))
+        if self.llama:
+            gate, up = up.chunk(2, -1)
+            return x + self.down(F.silu(gate) * up)
+        return x + self.down(F.gelu(up, approximate="tanh"))
+
+
+def rotate(x, rope):
+    cos, sin = (t.to(x.dtype) for t in rope)
+    low, high = x.chunk(2, -1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+
+class Gpt(nn.Module):
+    def __init__(self, s):
+        super().__init__()
+        self.table = nn.Embedding(s.vocab, s.hidden)
+        self.positions = None if s.llama else nn.Embedding(s.seq, s.hidden)
+        self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
+        self.norm = nn.RMSNorm(s.hidden, eps=1e-5) if s.llama else nn.LayerNorm(s.hidden, bias=s.bias)
+        self.head = nn.Linear(s.hidden, s.vocab, bias=False)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        if s.tied:
+            self.head.weight = self.table.weight
+        self.rope = None
+        if s.llama:
+            size = s.hidden // s.heads
+            angle = torch.outer(torch.arange(s.seq), s.theta ** (-torch.arange(0, size, 2) / size))
+            self.rope = (angle.cos(), angle.sin())
+
+    def forward(self, ids, targets):
+        x = self.table(ids)
+        if self.positions is not None:
+            x = x + self.positions.weight[: ids.shape[1]]
+        for block in self.blocks:
+            x = block(x, self.rope)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class Stepper:
+    """One optimizer step at a time. dtype: fp32; bf16 (weights, gradients and moments in bf16); autocast (fp32 state)."""
+
+    def __init__(self, shape, dtype, use_compile):
+        torch.manual_seed(1)
+        self.shape, self.autocast = shape, dtype == "autocast"
+        self.model = Gpt(shape)
+        if dtype == "bf16":
+            self.model.bfloat16()
+        decay = [p for p in self.model.parameters() if p.dim() > 1]
+        plain = [p for p in self.model.parameters() if p.dim() <= 1]
+        groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
+        self.loss_of = torch.compile(self.model) if use_compile else self.model
+
+    def step(self):
+        """Seconds of one step, and its last loss."""
+        size = (self.shape.micro_batch, self.shape.seq + 1)
+        start = time.perf_counter()
+        for _ in range(self.shape.accumulation):
+            tokens = torch.randint(self.shape.vocab, size)
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                loss = self.loss_of(tokens[:, :-1], tokens[:, 1:])
+            (loss / self.shape.accumulation).backward()
+        if self.shape.clip:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.shape.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - start, loss.item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", required=True, help="a trainer configuration (model, train.micro_batch, data.vocab_size)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "autocast"], default="fp32")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--warmup", type=int, default=2, help="steps not counted")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--max-seconds", type=float, default=math.inf, help="start no further step after this time")
+    parser.add_argument("--serve", action="store_true")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    shape = Shape(read_config(args.config, args.set))
+    stepper = Stepper(shape, args.dtype, args.compile)
+    begin, loss = time.perf_counter(), 0.0
+    for _ in range(args.warmup):
+        seconds, loss = stepper.step()
+        if time.perf_counter() - begin > args.max_seconds:
+            break
+    if args.serve:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(json.dumps([1e3 * stepper.step()[0] for _ in range(int(line))]), flush=True)
+        return
+    times = []
+    while len(times) < args.steps and (not times or time.perf_counter() - begin < args.max_seconds):
+        seconds, loss = stepper.step()
+        times.append(1e3 * seconds)
+    median = statistics.median(times)
+    print(json.dumps({"torch": torch.__version__, "dtype": args.dtype, "compile": args.compile, "threads": args.threads,
+                      "parameters": sum(p.numel() for p in stepper.model.parameters()), "step_ms": times,
+                      "tokens_per_s": 1e3 * shape.tokens() / median, "loss": loss}))
+
+
+if __name__ == "__main__":
+    main()
