@@ -44,7 +44,8 @@ endif()
 # No -ffast-math anywhere: its start-up object changes MXCSR for the whole process. No contraction: AdamW's arithmetic
 # is canonical, every fma is written out.
 set(TRAINER_FLAGS -ffp-contract=off -fno-math-errno)
-set(TRAINER_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Wno-sign-conversion)
+set(TRAINER_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Wno-sign-conversion
+    -Wno-missing-field-initializers)  # operators are structs with defaults, filled by name
 if(TRAINER_WERROR)
   list(APPEND TRAINER_WARNINGS -Werror)
 endif()

@@ -1,0 +1,229 @@
+#include "model/block.h"
+
+#include <cmath>
+
+#include "ops/activation.h"
+#include "ops/rope.h"
+
+namespace trainer::model {
+
+using parallel::Batch;
+using parallel::LinearSpec;
+using parallel::Role;
+
+Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute)
+    : width_(spec.model.d_model),
+      heads_(strategy.local_heads(spec.model.n_head)),
+      kv_heads_(strategy.local_heads(spec.model.n_kv_head)),
+      all_heads_(spec.model.n_head),
+      head_dim_(spec.model.d_model / spec.model.n_head),
+      gated_(spec.model.arch == config::Arch::llama),
+      dropout_(spec.model.dropout),
+      scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
+      recompute_(recompute) {
+  const config::Model& m = spec.model;
+  const std::string name = format("blocks.{}.", spec.layer);
+  const bool bias = m.bias.value();
+  const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
+  const int64_t kv = m.n_kv_head * head_dim_;
+  norm1_ = strategy.norm(spec.layer, spec.group, name + "norm1", width_, !gated_, bias, m.norm_eps);
+  qkv_ = strategy.linear(spec.layer, spec.group,
+                         LinearSpec{.role = Role::expand, .in = width_,
+                                    .parts = {{name + "attn.q", width_}, {name + "attn.k", kv}, {name + "attn.v", kv}},
+                                    .bias = bias, .init_std = std});
+  out_ = strategy.linear(spec.layer, spec.group,
+                         LinearSpec{.role = Role::contract, .in = width_, .parts = {{name + "attn.o", width_}}, .bias = bias,
+                                    .init_std = residual_std});
+  norm2_ = strategy.norm(spec.layer, spec.group, name + "norm2", width_, !gated_, bias, m.norm_eps);
+  LinearSpec up{.role = Role::expand, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
+  if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
+  up_ = strategy.linear(spec.layer, spec.group, up);
+  down_ = strategy.linear(spec.layer, spec.group,
+                          LinearSpec{.role = Role::contract, .in = m.d_ff, .parts = {{name + "mlp.down", width_}},
+                                     .bias = bias, .init_std = residual_std});
+  hidden_ = down_->local_in();
+  const auto site_key = [&](const char* site) { return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site)); };
+  attention_site_ = site_key("attn");
+  attention_out_site_ = site_key("attn_out");
+  mlp_out_site_ = site_key("mlp_out");
+}
+
+ops::DropoutSite Block::site(const Batch& batch, PhiloxKey key) const {
+  return {.p = dropout_, .key = key, .step = batch.step, .first_row = batch.first_sample * batch.seq_len, .first_col = 0,
+          .width = width_};
+}
+
+ops::AttentionShape Block::attention_shape(const Batch& batch) const {
+  return {.batch = batch.sequences, .q_len = batch.seq_len, .k_len = batch.seq_len, .k_capacity = 0, .heads = heads_,
+          .kv_heads = kv_heads_, .head_dim = head_dim_};
+}
+
+ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
+  if (!drops(batch)) return {};
+  return {.p = dropout_, .key = attention_site_, .step = batch.step, .first_sample = batch.first_sample, .first_head = 0,
+          .heads_global = all_heads_};
+}
+
+Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
+  saved.x = std::move(x);
+  Scratch y = run(ex, batch, saved, Pass::train, nullptr);
+  if (recompute_ == config::Recompute::full) {
+    Saved only_input;
+    only_input.x = std::move(saved.x);
+    saved = std::move(only_input);
+  } else if (recompute_ == config::Recompute::selective) {
+    saved.a.reset();
+    saved.b.reset();
+    saved.z.reset();
+  }
+  return y;
+}
+
+Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
+  Saved passing;
+  passing.x = std::move(x);
+  return run(ex, batch, passing, Pass::infer, cache);
+}
+
+// The one forward pass. `infer` gives every tensor back as soon as it was used; `recompute` stops before the last product,
+// whose output backward does not need.
+Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
+  const bool keep = pass != Pass::infer;
+  s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
+  s.qkv = qkv_->forward(ex, s.a, {});
+  if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
+  attend(ex, batch, s, cache);
+  if (!keep) s.qkv.reset();
+  s.x1 = project(ex, batch, *out_, s.context, s.x, attention_out_site_);
+  if (!keep) {
+    s.context.reset();
+    s.x.reset();
+  }
+  s.b = norm2_->forward(ex, s.x1, keep ? &s.stats2 : nullptr);
+  return mlp(ex, batch, s, pass);
+}
+
+Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
+  const bool keep = pass != Pass::infer;
+  if (gated_) {
+    s.pre = up_->forward(ex, s.b, {});  // gate ‖ up
+    s.z = ex.take("mlp.z", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
+    ops::run(ex, ops::SwigluForward{s.pre.tensor().col_range(0, hidden_), s.pre.tensor().col_range(hidden_, hidden_), s.z});
+  } else {
+    if (keep) s.pre = ex.take("mlp.pre", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
+    s.z = up_->forward(ex, s.b, {.act = ops::Activation::gelu, .pre = s.pre, .residual = {}});
+  }
+  if (!keep) {
+    s.b.reset();
+    s.pre.reset();
+  }
+  if (pass == Pass::recompute) return {};
+  return project(ex, batch, *down_, s.z, s.x1, mlp_out_site_);
+}
+
+// residual + drop(x·W + b)
+Scratch Block::project(Exec& ex, const Batch& batch, parallel::Linear& linear, const Tensor& x, const Tensor& residual,
+                       PhiloxKey key) {
+  if (!drops(batch)) return linear.forward(ex, x, {.act = ops::Activation::none, .pre = {}, .residual = residual});
+  Scratch y = linear.forward(ex, x, {});
+  ops::run(ex, ops::DropoutAdd{y, residual, y, site(batch, key)});
+  return y;
+}
+
+void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
+  const Tensor qkv = s.qkv;
+  if (rope_)
+    ops::run(ex, ops::Rope{rotated(qkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/false});
+  ops::AttentionForward op{.q = queries(qkv), .k = keys(qkv), .v = values(qkv), .shape = attention_shape(batch),
+                           .scale = scale_, .dropout = attention_dropout(batch)};
+  if (cache != nullptr) {
+    ops::run(ex, ops::Copy{keys(qkv), cache->keys.row_range(cache->used, qkv.rows())});
+    ops::run(ex, ops::Copy{values(qkv), cache->values.row_range(cache->used, qkv.rows())});
+    op.k = cache->keys;
+    op.v = cache->values;
+    op.shape.k_len = cache->used + qkv.rows();
+    op.shape.k_capacity = cache->keys.rows();
+  } else {
+    s.lse = ex.take("attention.lse", {batch.sequences * heads_, batch.seq_len}, accumulator_of(qkv.dtype));
+    op.lse = s.lse;
+  }
+  s.context = ex.take("attention.context", {qkv.rows(), heads_ * head_dim_}, qkv.dtype);
+  op.out = s.context;
+  ops::run(ex, op);
+}
+
+Scratch Block::masked(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key) {
+  Scratch masked = ex.take("dropout.dy", dy.shape, dy.dtype);
+  ops::run(ex, ops::DropoutAdd{dy, {}, masked, site(batch, key)});
+  return masked;
+}
+
+Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
+  if (recompute_ == config::Recompute::full) {
+    ex.meter.recomputing = true;
+    run(ex, batch, s, Pass::recompute, nullptr);
+    ex.meter.recomputing = false;
+  }
+  const bool rebuild = recompute_ == config::Recompute::selective;
+  // MLP: through down, the activation and up
+  Scratch drop;
+  if (drops(batch)) drop = masked(ex, batch, dy, mlp_out_site_);
+  const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
+  if (rebuild) s.z = ex.take("mlp.z", {dmlp.rows(), hidden_}, dmlp.dtype);
+  Scratch dpre;
+  if (gated_) {
+    const Tensor gate = s.pre.tensor().col_range(0, hidden_), up = s.pre.tensor().col_range(hidden_, hidden_);
+    if (rebuild) ops::run(ex, ops::SwigluForward{gate, up, s.z});
+    const Scratch dz = down_->backward(ex, dmlp, s.z, {}, grads);
+    s.z.reset();
+    ops::run(ex, ops::SwigluBackward{dz, gate, up, gate, up});  // in place: pre is not needed again
+    dpre = std::move(s.pre);
+  } else {
+    if (rebuild) ops::run(ex, ops::GeluForward{s.pre, s.z});
+    dpre = down_->backward(ex, dmlp, s.z, {.act = ops::Activation::gelu, .pre = s.pre}, grads);
+    s.z.reset();
+    s.pre.reset();
+  }
+  drop.reset();
+  if (rebuild) s.b = norm2_->apply(ex, s.x1, s.stats2);
+  Scratch db = up_->backward(ex, dpre, s.b, {}, grads);
+  dpre.reset();
+  s.b.reset();
+  Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
+  db.reset();
+  dy.reset();
+  s.x1.reset();
+  s.stats2 = {};
+  // attention: through the output projection, the core and q‖k‖v
+  if (drops(batch)) drop = masked(ex, batch, dx1, attention_out_site_);
+  Scratch dcontext = out_->backward(ex, drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
+  drop.reset();
+  Scratch dqkv = attend_backward(ex, batch, dcontext, s);
+  dcontext.reset();
+  if (rebuild) s.a = norm1_->apply(ex, s.x, s.stats1);
+  Scratch da = qkv_->backward(ex, dqkv, s.a, {}, grads);
+  dqkv.reset();
+  s.a.reset();
+  Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);
+  s.stats1 = {};
+  s.x.reset();
+  return dx;
+}
+
+Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcontext, Saved& s) {
+  const Tensor qkv = s.qkv;
+  Scratch d = ex.take("attention.dqkv", qkv.shape, qkv.dtype);
+  const Tensor dqkv = d;
+  ops::run(ex, ops::AttentionBackward{.q = queries(qkv), .k = keys(qkv), .v = values(qkv), .out = s.context, .lse = s.lse,
+                                      .dout = dcontext, .dq = queries(dqkv), .dk = keys(dqkv), .dv = values(dqkv),
+                                      .shape = attention_shape(batch), .scale = scale_,
+                                      .dropout = attention_dropout(batch)});
+  if (rope_)
+    ops::run(ex, ops::Rope{rotated(dqkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/true});
+  s.qkv.reset();
+  s.context.reset();
+  s.lse.reset();
+  return d;
+}
+
+}  // namespace trainer::model

@@ -1,0 +1,89 @@
+#pragma once
+// One transformer block (pre-norm):  x1 = x + drop(attention(norm1(x))·Wo);  x2 = x1 + drop(mlp(norm2(x1)))
+// GPT-2: gelu(b·Wup)·Wdown.  Llama: (silu(b·Wgate) ∘ (b·Wup))·Wdown, rotary positions, RMS norms.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "ops/attention.h"
+#include "ops/elementwise.h"
+#include "parallel/strategy.h"
+
+namespace trainer::model {
+
+/// Keys and values of one sequence seen so far, for generation.
+struct KvCache {
+  Tensor keys, values;  // [capacity, local K·D]
+  int64_t used = 0;     // rows filled before this pass
+};
+
+struct BlockSpec {
+  int layer = 0, group = 0;
+  int64_t layers = 0;  // of the model: residual projections start at init_std/√(2·layers)
+  config::Model model; // resolved: no derived value is left open
+  uint64_t seed = 0;   // of dropout
+};
+
+class Block {
+ public:
+  /// What backward needs. Members are empty where recomputation rebuilds them.
+  struct Saved {
+    Scratch x;                 // [N, H] input
+    parallel::NormStats stats1;
+    Scratch a;                 // [N, H] norm1(x); rebuilt under `selective`
+    Scratch qkv;               // [N, (A+2K)·D] of this rank's heads, rotated
+    Scratch context;           // [N, A·D]
+    Scratch lse;               // [b·A, S] accumulator type
+    Scratch x1;                // [N, H] after attention
+    parallel::NormStats stats2;
+    Scratch b;                 // [N, H] norm2(x1); rebuilt under `selective`
+    Scratch pre;               // [N, F] gelu's input, or [N, 2F] gate ‖ up
+    Scratch z;                 // [N, F] input of the down projection; rebuilt under `selective`
+  };
+
+  Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute);
+
+  /// x [N, H] → [N, H]; `saved` is filled for backward.
+  Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
+  /// Without backward; `cache` (generation, one sequence) receives the new keys and values.
+  Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
+  /// dy [N, H] → dx [N, H]. Empties `saved`.
+  Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
+
+  /// Local columns of keys (and of values), for the cache.
+  int64_t kv_width() const { return kv_heads_ * head_dim_; }
+
+ private:
+  enum class Pass { train, recompute, infer };
+  Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
+  Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
+  Scratch project(Exec& ex, const parallel::Batch& batch, parallel::Linear& linear, const Tensor& x, const Tensor& residual,
+                  PhiloxKey site);
+  Scratch masked(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
+  void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
+  Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);
+
+  bool drops(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
+  ops::DropoutSite site(const parallel::Batch& batch, PhiloxKey key) const;
+  ops::AttentionShape attention_shape(const parallel::Batch& batch) const;
+  ops::AttentionDropout attention_dropout(const parallel::Batch& batch) const;
+  Tensor queries(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_); }
+  Tensor keys(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_, kv_width()); }
+  Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
+  Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
+
+  int64_t width_, heads_, kv_heads_, all_heads_, head_dim_, hidden_;  // hidden_: local F
+  bool gated_;
+  double dropout_, scale_;
+  config::Recompute recompute_;
+  PhiloxKey attention_site_, attention_out_site_, mlp_out_site_;
+  std::shared_ptr<const Buffer> rope_;
+  std::unique_ptr<parallel::Norm> norm1_, norm2_;
+  std::unique_ptr<parallel::Linear> qkv_, out_, up_, down_;
+
+ public:
+  /// cos and sin of every position, shared by all blocks; none for learned positions.
+  void set_rope(std::shared_ptr<const Buffer> table) { rope_ = std::move(table); }
+};
+
+}  // namespace trainer::model

@@ -1,0 +1,96 @@
+#include "model/transformer.h"
+
+#include "ops/rope.h"
+
+namespace trainer::model {
+
+using parallel::Batch;
+
+Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
+                         const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
+    : model_(model), vocab_(vocab), embedding_site_(philox_key(dropout_seed, "dropout.embedding")), store_(store) {
+  const bool llama = model.arch == config::Arch::llama, tied = model.tie_embeddings.value();
+  const parallel::EmbeddingSpec table{.vocab = vocab, .d_model = model.d_model, .positions = llama ? 0 : model.seq_len,
+                                      .vocab_multiple = model.vocab_multiple, .init_std = model.init_std};
+  embedding_ = strategy.embedding(store.add_group("embedding"), table);
+  std::shared_ptr<const Buffer> rope;
+  if (llama) {
+    rope = std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, model.d_model / model.n_head},
+                                          store.state_dtype());
+    if (!device.dry()) ops::fill_rope_table(*rope, model.rope_theta);
+  }
+  blocks_.reserve(static_cast<size_t>(model.n_layer));
+  for (int layer = 0; layer < model.n_layer; ++layer) {
+    const int group = store.add_group(format("blocks.{}", layer));
+    blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy, recompute);
+    blocks_.back().set_rope(rope);
+  }
+  const int group = store.add_group("head");
+  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), group, "norm_f", model.d_model, !llama, model.bias.value(),
+                              model.norm_eps);
+  head_ = strategy.head(group, table, tied);
+}
+
+ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
+  return {.p = model_.dropout, .key = embedding_site_, .step = batch.step,
+          .first_row = batch.first_sample * batch.seq_len, .first_col = 0, .width = model_.d_model};
+}
+
+Scratch Transformer::embed(Exec& ex, const Batch& batch) {
+  Scratch x = embedding_->forward(ex, batch);
+  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{x, {}, x, embedding_dropout(batch)});
+  return x;
+}
+
+void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
+  Scratch x = embed(ex, batch);
+  for (size_t l = 0; l < blocks_.size(); ++l) x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
+  saved.x = std::move(x);
+  saved.features = final_norm_->forward(ex, saved.x, &saved.stats);
+}
+
+double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, parallel::GradSink& grads) {
+  Scratch df;
+  const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
+  saved.features.reset();
+  Scratch dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
+  df.reset();
+  saved.x.reset();
+  saved.stats = {};
+  for (size_t l = blocks_.size(); l-- > 0;) dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
+  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
+  embedding_->backward(ex, batch, dx, grads);
+  return loss;
+}
+
+double Transformer::loss(Exec& ex, const Batch& batch) {
+  Scratch x = embed(ex, batch);
+  for (Block& block : blocks_) x = block.infer(ex, batch, std::move(x), nullptr);
+  const Scratch features = final_norm_->forward(ex, x, nullptr);
+  x.reset();
+  return head_->loss(ex, batch, features);
+}
+
+Transformer::Cache::Cache(device::Device& device, const Transformer& model) : capacity(model.model_.seq_len) {
+  for (const Block& block : model.blocks_) {
+    for (int i = 0; i < 2; ++i)
+      buffers_.emplace_back(device, "kv_cache", Shape{capacity, block.kv_width()}, model.store_.compute_dtype());
+    blocks_.push_back({buffers_[buffers_.size() - 2], buffers_.back(), 0});
+  }
+}
+
+Scratch Transformer::extend(Exec& ex, const Batch& batch, Cache& cache) {
+  TRAINER_CHECK(batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
+                "{} rows at position {} of a cache that holds {} of {}", batch.rows(), batch.first_position, cache.used,
+                cache.capacity);
+  Scratch x = embed(ex, batch);
+  for (size_t l = 0; l < blocks_.size(); ++l) {
+    cache.blocks_[l].used = cache.used;
+    x = blocks_[l].infer(ex, batch, std::move(x), &cache.blocks_[l]);
+  }
+  cache.used += batch.seq_len;
+  const Scratch features = final_norm_->forward(ex, x, nullptr);
+  return head_->logits(ex, features.tensor().row_range(batch.seq_len - 1, 1));
+}
+
+}  // namespace trainer::model

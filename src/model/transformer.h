@@ -1,0 +1,66 @@
+#pragma once
+// The decoder: embedding, blocks, final norm, head. Knows nothing of ranks or devices.
+#include <memory>
+#include <vector>
+
+#include "model/block.h"
+
+namespace trainer::model {
+
+class Transformer {
+ public:
+  /// `model` resolved (config::resolve). Declares its parameters in `store`, which the caller then allocates.
+  Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy, const config::Model& model,
+              int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
+
+  /// Everything backward needs of one micro-batch; made once and used again.
+  struct Saved {
+    explicit Saved(const Transformer& model) : blocks(model.blocks_.size()) {}
+    std::vector<Block::Saved> blocks;
+    Scratch x;  // [N, H] after the last block
+    parallel::NormStats stats;
+    Scratch features;  // [N, H] after the final norm
+  };
+
+  /// Up to the input of the head, keeping what backward needs.
+  void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
+  /// Head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows (not scaled by loss_scale).
+  double backward(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
+  /// The same sum without gradients and dropout.
+  double loss(Exec& ex, const parallel::Batch& batch);
+
+  /// Keys and values of all blocks for one sequence of up to seq_len tokens.
+  class Cache {
+   public:
+    Cache(device::Device& device, const Transformer& model);
+    int64_t used = 0;
+    int64_t capacity = 0;
+
+   private:
+    friend class Transformer;
+    std::vector<Buffer> buffers_;
+    std::vector<KvCache> blocks_;
+  };
+  /// Appends the batch (one sequence, batch.first_position = cache.used) and returns the logits of its last row
+  /// [1, vocabulary padded], accumulator type.
+  Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
+
+  int64_t vocab() const { return vocab_; }
+  int64_t seq_len() const { return model_.seq_len; }
+  const config::Model& config() const { return model_; }
+
+ private:
+  Scratch embed(Exec& ex, const parallel::Batch& batch);
+  ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
+
+  config::Model model_;
+  int64_t vocab_;
+  PhiloxKey embedding_site_;
+  parallel::ParamStore& store_;
+  std::unique_ptr<parallel::Embedding> embedding_;
+  std::vector<Block> blocks_;
+  std::unique_ptr<parallel::Norm> final_norm_;
+  std::unique_ptr<parallel::Head> head_;
+};
+
+}  // namespace trainer::model

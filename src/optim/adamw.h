@@ -1,0 +1,29 @@
+#pragma once
+// The optimizer on device memory: one canonical AdamW pass over every group's flat space.
+#include "config/config.h"
+#include "ops/adamw.h"
+#include "params/param_store.h"
+
+namespace trainer::optim {
+
+/// Host scalars of update number t (1-based; skipped steps do not count), in double.
+/// Reference: Loshchilov & Hutter 2019, algorithm 2, with bias corrections folded into step and denominator.
+ops::AdamWScalars adamw_scalars(const config::Optim& optim, double lr, int64_t t, double gradient_scale, bool decay);
+
+class AdamW {
+ public:
+  /// Cuts each group into ranges of equal decay, so that a pass is few calls.
+  explicit AdamW(const params::ParamStore& store);
+  /// Updates master weights, moments and compute weights.
+  void step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t, double gradient_scale);
+
+ private:
+  struct Range {
+    int group;
+    int64_t offset, count;
+    bool decay;
+  };
+  std::vector<Range> ranges_;
+};
+
+}  // namespace trainer::optim

@@ -1,0 +1,236 @@
+#include "parallel/serial.h"
+
+#include <algorithm>
+
+#include "ops/cross_entropy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/gemm.h"
+#include "ops/norm.h"
+
+namespace trainer::parallel {
+namespace {
+
+using params::Init;
+using params::Part;
+using params::SlotId;
+
+class SerialLinear final : public Linear {
+ public:
+  SerialLinear(ParamStore& store, int group, const LinearSpec& spec) : store_(store), in_(spec.in) {
+    std::vector<Part> weights, biases;
+    for (const LinearPart& part : spec.parts) {
+      out_ += part.out;
+      weights.push_back({part.name + ".weight", part.out, {Init::Kind::normal, spec.init_std}});
+      biases.push_back({part.name + ".bias", part.out, {Init::Kind::zeros, 0}});
+    }
+    weight_ = store.add_matrix(group, in_, std::move(weights), /*decay=*/true);
+    if (spec.bias) bias_ = store.add_vector(group, std::move(biases));
+  }
+
+  int64_t local_in() const override { return in_; }
+  int64_t local_out() const override { return out_; }
+
+  Scratch forward(Exec& ex, const Tensor& x, const ForwardFusion& fusion) override {
+    Scratch y = ex.take("linear.y", {x.rows(), out_}, x.dtype);
+    ops::Gemm product{.a = x, .b = store_.weight(weight_), .c = y, .packed_b = store_.packed(ex, weight_, false)};
+    product.epilogue.bias = bias_ < 0 ? Tensor{} : store_.weight(bias_);
+    product.epilogue.act = fusion.act;
+    product.epilogue.pre = fusion.pre;
+    product.epilogue.residual = fusion.residual;
+    ops::run(ex, product);
+    return y;
+  }
+
+  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion, GradSink& grads) override {
+    Scratch dx = ex.take("linear.dx", {dy.rows(), in_}, dy.dtype);
+    // dX = dY·Wᵀ, through the activation that made x
+    ops::Gemm product{.a = dy, .b = store_.weight(weight_), .c = dx, .trans_b = true,
+                      .packed_b = store_.packed(ex, weight_, true)};
+    product.epilogue.act = fusion.act;
+    product.epilogue.pre = fusion.pre;
+    product.epilogue.gradient = fusion.act != ops::Activation::none;
+    ops::run(ex, product);
+    // dW = Xᵀ·dY
+    const params::GradSlot dw = grads.slot(weight_);
+    ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
+    if (bias_ >= 0) {
+      const params::GradSlot db = grads.slot(bias_);
+      ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
+    }
+    return dx;
+  }
+
+ private:
+  ParamStore& store_;
+  int64_t in_, out_ = 0;
+  SlotId weight_ = -1, bias_ = -1;
+};
+
+class SerialNorm final : public Norm {
+ public:
+  SerialNorm(ParamStore& store, int group, const std::string& name, int64_t width, bool center, bool bias, double eps)
+      : store_(store), center_(center), eps_(eps) {
+    gain_ = store.add_vector(group, {{name + ".gain", width, {Init::Kind::ones, 0}}});
+    if (bias) bias_ = store.add_vector(group, {{name + ".bias", width, {Init::Kind::zeros, 0}}});
+  }
+
+  Scratch forward(Exec& ex, const Tensor& x, NormStats* stats) override {
+    Scratch y = ex.take("norm.y", x.shape, x.dtype);
+    ops::NormForward op{.x = x, .gain = store_.weight(gain_), .bias = bias(), .y = y, .eps = eps_, .center = center_};
+    if (stats != nullptr) {
+      const DType type = accumulator_of(x.dtype);
+      if (center_) stats->mean = ex.take("norm.mean", {x.rows()}, type);
+      stats->rstd = ex.take("norm.rstd", {x.rows()}, type);
+      op.mean = stats->mean;
+      op.rstd = stats->rstd;
+    }
+    ops::run(ex, op);
+    return y;
+  }
+
+  Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats) override {
+    Scratch y = ex.take("norm.y", x.shape, x.dtype);
+    ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), stats.mean, stats.rstd, y, center_});
+    return y;
+  }
+
+  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
+                   GradSink& grads) override {
+    Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
+    const params::GradSlot dgain = grads.slot(gain_);
+    const params::GradSlot dbias = bias_ < 0 ? params::GradSlot{} : grads.slot(bias_);
+    ops::run(ex, ops::NormBackward{.dy = dy, .x = x, .gain = store_.weight(gain_), .mean = stats.mean, .rstd = stats.rstd,
+                                   .residual = residual, .dx = dx, .dgain = dgain.tensor, .dbias = dbias.tensor,
+                                   .center = center_, .accumulate_gain = dgain.accumulate,
+                                   .accumulate_bias = dbias.accumulate});
+    return dx;
+  }
+
+ private:
+  Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
+  ParamStore& store_;
+  bool center_;
+  double eps_;
+  SlotId gain_ = -1, bias_ = -1;
+};
+
+class SerialEmbedding final : public Embedding {
+ public:
+  SerialEmbedding(ParamStore& store, int group, const EmbeddingSpec& spec, SlotId table)
+      : store_(store), width_(spec.d_model), table_(table) {
+    if (spec.positions > 0)
+      positions_ = store.add_matrix(group, spec.positions, {{"wpe", width_, {Init::Kind::normal, spec.init_std}}}, true);
+  }
+
+  Scratch forward(Exec& ex, const Batch& batch) override {
+    Scratch y = ex.take("embedding.y", {batch.rows(), width_}, store_.compute_dtype());
+    ops::run(ex, ops::EmbeddingForward{batch.ids, store_.weight(table_), positions(), y, batch.seq_len, batch.first_position});
+    return y;
+  }
+
+  void backward(Exec& ex, const Batch& batch, const Tensor& dy, GradSink& grads) override {
+    const params::GradSlot table = grads.slot(table_);
+    const params::GradSlot positions = positions_ < 0 ? params::GradSlot{} : grads.slot(positions_);
+    ops::run(ex, ops::EmbeddingBackward{batch.ids, dy, table.tensor, positions.tensor, batch.seq_len, table.accumulate,
+                                        positions.accumulate});
+  }
+
+ private:
+  Tensor positions() const { return positions_ < 0 ? Tensor{} : store_.weight(positions_); }
+  ParamStore& store_;
+  int64_t width_;
+  SlotId table_, positions_ = -1;
+};
+
+class SerialHead final : public Head {
+ public:
+  SerialHead(ParamStore& store, int64_t vocab, SlotId table) : store_(store), vocab_(vocab), table_(table) {}
+
+  double loss(Exec& ex, const Batch& batch, const Tensor& x) override {
+    return walk(ex, batch, x, [](int64_t, int64_t, const Tensor&) {}, /*gradient=*/false);
+  }
+
+  double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, GradSink& grads) override {
+    dx = ex.take("head.dx", x.shape, x.dtype);
+    return walk(ex, batch, x, [&](int64_t first, int64_t rows, const Tensor& dlogits) {
+      // df = dlogits·E;  dE (+)= dlogitsᵀ·f
+      ops::run(ex, ops::Gemm{.a = dlogits, .b = store_.weight(table_), .c = dx.tensor().row_range(first, rows),
+                             .packed_b = store_.packed(ex, table_, false)});
+      const params::GradSlot table = grads.slot(table_);
+      ops::run(ex, ops::Gemm{.a = dlogits, .b = x.row_range(first, rows), .c = table.tensor, .trans_a = true,
+                             .accumulate = table.accumulate});
+    }, /*gradient=*/true);
+  }
+
+  Scratch logits(Exec& ex, const Tensor& x) override {
+    const Tensor table = store_.weight(table_);
+    Scratch out = ex.take("head.logits", {x.rows(), table.rows()}, accumulator_of(x.dtype));
+    ops::run(ex, ops::Gemm{.a = x, .b = table, .c = out, .trans_b = true, .packed_b = store_.packed(ex, table_, true)});
+    return out;
+  }
+
+ private:
+  // Chunks are large enough that a product with the table amortises reading it, small enough to stay a minor part of memory.
+  static constexpr int64_t kChunkBytes = int64_t{96} << 20, kLeastRows = 256;
+
+  template <typename F>
+  double walk(Exec& ex, const Batch& batch, const Tensor& x, F&& each, bool gradient) {
+    const int64_t n = x.rows(), padded = store_.weight(table_).rows();
+    const DType sums = accumulator_of(x.dtype);
+    const int64_t chunk = std::min(n, std::max(kLeastRows, kChunkBytes / (padded * size_of(sums)) / 64 * 64));
+    Scratch losses = ex.take("head.losses", {n}, DType::f64);
+    for (int64_t first = 0; first < n; first += chunk) {
+      const int64_t rows = std::min(chunk, n - first);
+      Scratch scores = logits(ex, x.row_range(first, rows));
+      Scratch own;  // dlogits take the place of the logits when the types agree
+      if (gradient && sums != x.dtype) own = ex.take("head.dlogits", {rows, padded}, x.dtype);
+      const Tensor dlogits = !gradient ? Tensor{} : own ? own.tensor() : scores.tensor();
+      ops::run(ex, ops::CrossEntropy{.logits = scores, .targets = row(batch.targets, first, rows),
+                                     .weights = row(batch.weights, first, rows), .loss = row(losses, first, rows),
+                                     .dlogits = dlogits, .vocab = vocab_, .scale = batch.loss_scale});
+      each(first, rows, dlogits);
+    }
+    double total = 0;
+    if (!ex.device.dry())
+      for (const double value : losses.tensor().span<double>()) total += value;
+    return total;
+  }
+
+  static Tensor row(const Tensor& vector, int64_t first, int64_t n) {
+    if (!vector) return {};
+    return {vector.data == nullptr ? nullptr : vector.data + first * size_of(vector.dtype), {n}, vector.dtype, 0};
+  }
+
+  ParamStore& store_;
+  int64_t vocab_;
+  SlotId table_;
+};
+
+SlotId add_table(ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec) {
+  return store.add_matrix(group, spec.vocab, {{name, spec.d_model, {Init::Kind::normal, spec.init_std}}}, true,
+                          round_up(spec.vocab, spec.vocab_multiple));
+}
+
+}  // namespace
+
+std::unique_ptr<Linear> Serial::linear(int, int group, const LinearSpec& spec) {
+  return std::make_unique<SerialLinear>(store_, group, spec);
+}
+
+std::unique_ptr<Norm> Serial::norm(int, int group, const std::string& name, int64_t width, bool center, bool bias, double eps) {
+  return std::make_unique<SerialNorm>(store_, group, name, width, center, bias, eps);
+}
+
+std::unique_ptr<Embedding> Serial::embedding(int group, const EmbeddingSpec& spec) {
+  table_ = add_table(store_, group, "wte", spec);
+  return std::make_unique<SerialEmbedding>(store_, group, spec, table_);
+}
+
+std::unique_ptr<Head> Serial::head(int group, const EmbeddingSpec& spec, bool tied) {
+  if (!tied) return std::make_unique<SerialHead>(store_, spec.vocab, add_table(store_, group, "head.weight", spec));
+  TRAINER_CHECK(table_ >= 0, "a tied head before its embedding");
+  return std::make_unique<SerialHead>(store_, spec.vocab, table_);
+}
+
+}  // namespace trainer::parallel

@@ -1,0 +1,181 @@
+#include "params/param_store.h"
+
+#include <algorithm>
+
+#include "base/philox.h"
+#include "ops/elementwise.h"
+
+namespace trainer::params {
+namespace {
+
+// Slots begin on 64-byte lines in every element type.
+constexpr int64_t kSlotAlign = 32;
+constexpr int64_t kInitChunk = 1 << 16;
+
+template <typename T>
+void fill_run(T* out, const mesh::Run& run, int64_t begin, int64_t end, const Init& init, PhiloxKey key) {
+  // Elements [begin, end) of the run, four normals to a Philox block counted by global index.
+  for (int64_t i = begin; i < end;) {
+    const int64_t global = run.global + i, lane = global % 4, n = std::min(4 - lane, end - i);
+    const auto draws = philox_normals(key, static_cast<uint64_t>(global / 4));
+    for (int64_t j = 0; j < n; ++j) out[run.local + i + j] = static_cast<T>(init.std * draws[static_cast<size_t>(lane + j)]);
+    i += n;
+  }
+}
+
+template <typename T>
+void initialize_param(device::ThreadPool& pool, const Param& param, T* flat, uint64_t seed) {
+  const PhiloxKey key = philox_key(seed, param.name);
+  // Long runs are cut into chunks, short ones (columns of a shared slot) are taken many at a time.
+  std::vector<std::pair<size_t, int64_t>> chunks;
+  for (size_t r = 0; r < param.runs.size(); ++r)
+    for (int64_t at = 0; at < param.runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);
+  pool.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
+    const auto [index, begin] = chunks[static_cast<size_t>(task)];
+    const mesh::Run& run = param.runs[index];
+    const int64_t end = std::min(run.length, begin + kInitChunk);
+    if (param.init.kind == Init::Kind::normal) {
+      fill_run(flat, run, begin, end, param.init, key);
+    } else {
+      std::fill(flat + run.local + begin, flat + run.local + end, param.init.kind == Init::Kind::ones ? T{1} : T{0});
+    }
+  });
+}
+
+}  // namespace
+
+int ParamStore::add_group(std::string name) {
+  Group group;
+  group.name = std::move(name);
+  groups_.push_back(std::move(group));
+  return static_cast<int>(groups_.size()) - 1;
+}
+
+SlotId ParamStore::add_slot(int group, Shape shape, bool decay) {
+  Group& owner = groups_.at(static_cast<size_t>(group));
+  TRAINER_CHECK(!owner.master, "group {} is allocated", owner.name);
+  Slot slot;
+  slot.group = group;
+  slot.offset = owner.elements;
+  slot.shape = shape;
+  slot.decay = decay;
+  owner.elements = round_up(owner.elements + shape.count(), kSlotAlign);
+  slots_.push_back(std::move(slot));
+  return static_cast<SlotId>(slots_.size()) - 1;
+}
+
+SlotId ParamStore::add_matrix(int group, int64_t rows, std::vector<Part> parts, bool decay, int64_t padded_rows) {
+  int64_t cols = 0;
+  for (const Part& part : parts) cols += part.out;
+  const SlotId id = add_slot(group, {std::max(rows, padded_rows), cols}, decay);
+  Slot& slot = slots_.back();
+  int64_t first_col = 0;
+  for (Part& part : parts) {
+    Param param{std::move(part.name), {rows, part.out}, part.init, decay, group, {}};
+    param.runs = mesh::matrix_runs(rows, part.out, slot.offset + first_col, cols);
+    first_col += part.out;
+    slot.params.push_back(static_cast<int>(params_.size()));
+    groups_[static_cast<size_t>(group)].params.push_back(static_cast<int>(params_.size()));
+    params_.push_back(std::move(param));
+  }
+  return id;
+}
+
+SlotId ParamStore::add_vector(int group, std::vector<Part> parts) {
+  int64_t count = 0;
+  for (const Part& part : parts) count += part.out;
+  const SlotId id = add_slot(group, {count}, false);
+  Slot& slot = slots_.back();
+  int64_t first = 0;
+  for (Part& part : parts) {
+    Param param{std::move(part.name), {part.out}, part.init, false, group, {{0, slot.offset + first, part.out}}};
+    first += part.out;
+    slot.params.push_back(static_cast<int>(params_.size()));
+    groups_[static_cast<size_t>(group)].params.push_back(static_cast<int>(params_.size()));
+    params_.push_back(std::move(param));
+  }
+  return id;
+}
+
+void ParamStore::allocate(bool training) {
+  const DType state = state_dtype();
+  for (Group& group : groups_) {
+    const Shape flat{group.elements};
+    const bool own_compute = compute_ != state;
+    group.master = Buffer(device_, own_compute ? "master_weights" : "weights", flat, state);
+    if (own_compute) group.compute = Buffer(device_, "weights", flat, compute_);
+    if (!training) continue;
+    group.grad = Buffer(device_, "gradients", flat, state);
+    group.m = Buffer(device_, "optimizer", flat, state);
+    group.v = Buffer(device_, "optimizer", flat, state);
+  }
+}
+
+void ParamStore::initialize(uint64_t seed) {
+  if (device_.dry()) return;
+  device::ThreadPool& pool = device::pool_of(device_);
+  for (const Param& param : params_) {
+    const Tensor flat = groups_[static_cast<size_t>(param.group)].master;
+    if (flat.dtype == DType::f64) {
+      initialize_param(pool, param, flat.as<double>(), seed);
+    } else {
+      initialize_param(pool, param, flat.as<float>(), seed);
+    }
+  }
+  refresh_compute();
+}
+
+void ParamStore::refresh_compute() {
+  weights_changed();
+  if (device_.dry()) return;
+  Arena heap(device_, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device_, heap, meter};
+  for (Group& group : groups_)
+    if (group.compute) ops::run(ex, ops::Cast{group.master, group.compute});
+}
+
+Tensor ParamStore::weight(SlotId id) const {
+  const Slot& slot = slots_[static_cast<size_t>(id)];
+  const Group& group = groups_[static_cast<size_t>(slot.group)];
+  const Tensor flat = group.compute ? group.compute.tensor() : group.master.tensor();
+  TRAINER_CHECK(flat, "weights of group {} are not allocated", group.name);
+  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.shape, flat.dtype, 0};
+}
+
+Tensor ParamStore::packed(Exec& ex, SlotId id, bool transposed) {
+  if (!ops::prefers_packed(device_, compute_)) return {};
+  Slot& slot = slots_[static_cast<size_t>(id)];
+  Packed& packed = slot.packed[transposed ? 1 : 0];
+  if (!packed.buffer) {
+    const int64_t rows = slot.shape[0], cols = slot.shape[1];
+    const int64_t bytes = ops::packed_bytes(device_, compute_, transposed ? cols : rows, transposed ? rows : cols);
+    packed.buffer = Buffer(device_, "packed_weights", {bytes}, DType::u8);
+  }
+  if (packed.version != version_) {
+    ops::run(ex, ops::PackB{weight(id), packed.buffer, transposed});
+    // A dry pass costs the packing but leaves the real run to do it.
+    if (!ex.device.dry()) packed.version = version_;
+  }
+  return packed.buffer;
+}
+
+Tensor ParamStore::gradient(SlotId id) const {
+  const Slot& slot = slots_[static_cast<size_t>(id)];
+  const Tensor flat = groups_[static_cast<size_t>(slot.group)].grad;
+  TRAINER_CHECK(flat, "no gradients: the store was not allocated for training");
+  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.shape, flat.dtype, 0};
+}
+
+int64_t ParamStore::parameter_count() const {
+  int64_t count = 0;
+  for (const Param& param : params_) count += param.count();
+  return count;
+}
+
+ParamStore::Range ParamStore::range_of(SlotId id) const {
+  const Slot& slot = slots_[static_cast<size_t>(id)];
+  return {slot.offset, slot.shape.count()};
+}
+
+}  // namespace trainer::params
