@@ -109,8 +109,9 @@ template <typename T>
 // bf16 in memory, f32 in registers. Stores round to nearest even in integers, NaN becomes 0x7fff (as bf16's constructor).
 [[gnu::always_inline]] inline Vec<float> load(const bf16* p) {
 #if defined(__AVX512F__)
-  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return (Vec<float>)_mm512_slli_epi32(wide, 16);
+  // maskz with all lanes: GCC 12 warns that the plain intrinsics read uninitialised registers.
+  const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (Vec<float>)((Vec<uint32_t>)wide << 16);
 #elif defined(__AVX2__)
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return (Vec<float>)_mm256_slli_epi32(wide, 16);
@@ -127,7 +128,7 @@ template <typename T>
   const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
   const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
 #if defined(__AVX512F__)
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)out));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)out));
 #else
   const __m256i packed = _mm256_packus_epi32((__m256i)out, (__m256i)out);  // each half twice, per 128-bit lane
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x08)));
