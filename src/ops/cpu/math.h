@@ -1,0 +1,143 @@
+#pragma once
+// Elementary functions on vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). exp is reduced
+// by multiples of ln 2, held in two parts (Cody & Waite 1980), to a polynomial on |r| <= ln2/2. Errors, in units of the
+// last place: exp 1.5, sigmoid and tanh 3, in f32 and f64, where the set has FMA; plain sets lose about one more. NaN
+// stays NaN; exp(−inf) = 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
+#include "ops/cpu/simd.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+/// (exp(r) − 1 − r)/r² on |r| <= 0.3475, highest power first: Chebyshev fits, relative error of exp 8e-9 and 2e-19.
+template <typename T>
+struct ExpTerms;
+template <>
+struct ExpTerms<float> {
+  using Bits = int32_t;
+  static constexpr int kMantissa = 23, kBias = 127;
+  static constexpr float kLower = -87.6f, kUpper = 89.0f;  // rounded to n = −126 and 128: results 0 and inf
+  static constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;  // n·kLn2High is exact
+  static constexpr float kRounder = 0x1.8p23f;  // x + kRounder keeps x's integer part in its low bits
+  static constexpr float kFit[] = {0x1.6d1254p-10f, 0x1.120cbap-7f, 0x1.555518p-5f, 0x1.5554dcp-3f, 0.5f};
+};
+template <>
+struct ExpTerms<double> {
+  using Bits = int64_t;
+  static constexpr int kMantissa = 52, kBias = 1023;
+  static constexpr double kLower = -708.7, kUpper = 710.0;
+  static constexpr double kLn2High = 0x1.62e42feep-1, kLn2Low = 0x1.a39ef35793c76p-33;
+  static constexpr double kRounder = 0x1.8p52;
+  static constexpr double kFit[] = {0x1.1f73b376c0f55p-29,
+                                    0x1.af4f1ddf981a8p-26,
+                                    0x1.27e4db0f8a3efp-22,
+                                    0x1.71de019d031e7p-19,
+                                    0x1.a01a01a6f35fbp-16,
+                                    0x1.a01a01ac16f76p-13,
+                                    0x1.6c16c16c162a3p-10,
+                                    0x1.1111111110085p-7,
+                                    0x1.5555555555556p-5,
+                                    0x1.5555555555557p-3,
+                                    0.5};
+};
+
+/// exp(x) = 2^n·(1 + fraction); power = 2^(n + bias_shift).
+template <typename T>
+struct ExpParts {
+  Vec<T> power, fraction;
+};
+/// x within [kLower, kUpper] or NaN.
+template <typename T, int BiasShift>
+[[gnu::always_inline]] inline ExpParts<T> exp_parts(Vec<T> x) {
+  using C = ExpTerms<T>;
+  using Bits = typename C::Bits;
+  // The sum's low bits hold n + bias; shifted into place they are the exponent field of a power of two.
+  const Vec<T> rounder = splat<T>(C::kRounder + static_cast<T>(C::kBias + BiasShift));
+  const Vec<T> biased = fmadd(x, splat<T>(static_cast<T>(0x1.71547652b82fep+0)), rounder);
+  const Vec<T> n = biased - rounder;
+  const Vec<T> r = fmadd(n, splat<T>(-C::kLn2Low), fmadd(n, splat<T>(-C::kLn2High), x));
+  Vec<T> fit = splat<T>(C::kFit[0]);
+  constexpr int kTerms = sizeof(C::kFit) / sizeof(T);
+#pragma GCC unroll 16
+  for (int i = 1; i < kTerms; ++i) fit = fmadd(fit, r, splat<T>(C::kFit[i]));
+  return {(Vec<T>)((Vec<Bits>)biased << C::kMantissa), fmadd(fit, r * r, r)};
+}
+
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> exp_impl(Vec<T> x) {
+  using C = ExpTerms<T>;
+  x = vmax(splat<T>(C::kLower), vmin(splat<T>(C::kUpper), x));  // the second operand wins when one is NaN
+  const ExpParts<T> e = exp_parts<T, -1>(x);  // 2^(n−1)·2: n = 128 has no power of its own, n = −126 gives 0
+  return fmadd(e.power, e.fraction, e.power) * T(2);
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> abs_impl(Vec<T> x) {
+  using Bits = Vec<typename ExpTerms<T>::Bits>;
+  return (Vec<T>)((Bits)x & ~(Bits)splat<T>(T(-0.0)));
+}
+/// |x| with the sign of `sign`.
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> sign_impl(Vec<T> x, Vec<T> sign) {
+  using Bits = Vec<typename ExpTerms<T>::Bits>;
+  const Bits mask = (Bits)splat<T>(T(-0.0));
+  return (Vec<T>)(((Bits)x & ~mask) | ((Bits)sign & mask));
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> tanh_impl(Vec<T> x) {
+  // tanh|x| = −t/(2 + t), t = exp(−2|x|) − 1 without cancellation: 2^n·fraction + (2^n − 1). Below −40, t is −1.
+  const Vec<T> y = vmax(splat<T>(T(-40)), abs_impl<T>(x) * T(-2));
+  const ExpParts<T> e = exp_parts<T, 0>(y);
+  const Vec<T> t = fmadd(e.power, e.fraction, e.power - T(1));
+  return sign_impl<T>(t / (t + T(2)), x);
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> sigmoid_impl(Vec<T> x) {
+  return T(1) / (T(1) + exp_impl<T>(-x));
+}
+
+// gelu(x) = x/2·(1 + tanh u) = x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³).
+inline constexpr double kGeluLinear = 2 * 0.79788456080286535588;  // 2·√(2/π)
+inline constexpr double kGeluCubic = kGeluLinear * 0.044715;
+
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> gelu_impl(Vec<T> x) {
+  const Vec<T> slope = fmadd(x * x, splat<T>(static_cast<T>(-kGeluCubic)), splat<T>(static_cast<T>(-kGeluLinear)));
+  return x / (T(1) + exp_impl<T>(x * slope));
+}
+
+/// sigmoid(y) and sigmoid'(y) = s·(1 − s), both to full relative accuracy: from exp(−|y|).
+template <typename T>
+struct Sigmoid {
+  Vec<T> value, slope;
+};
+template <typename T>
+[[gnu::always_inline]] inline Sigmoid<T> sigmoid_with_slope(Vec<T> y) {
+  const Vec<T> e = exp_impl<T>(-abs_impl<T>(y)), inverse = T(1) / (T(1) + e), small = e * inverse;
+  return {y < Vec<T>{} ? small : inverse, small * inverse};
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> gelu_grad_impl(Vec<T> x) {
+  // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16 (f64: 64) s' is 0; the bound keeps x² finite.
+  const T bound = sizeof(T) == 4 ? T(16) : T(64);
+  x = vmax(splat<T>(-bound), vmin(splat<T>(bound), x));
+  const Vec<T> square = x * x, linear = splat<T>(static_cast<T>(kGeluLinear));
+  const Sigmoid<T> s = sigmoid_with_slope<T>(x * fmadd(square, splat<T>(static_cast<T>(kGeluCubic)), linear));
+  return fmadd(x * s.slope, fmadd(square, splat<T>(static_cast<T>(3 * kGeluCubic)), linear), s.value);
+}
+
+// Function templates cannot deduce T from Vec<T>: the names kernels use are overloads.
+[[gnu::always_inline]] inline Vec<float> vexp(Vec<float> x) { return exp_impl<float>(x); }
+[[gnu::always_inline]] inline Vec<double> vexp(Vec<double> x) { return exp_impl<double>(x); }
+[[gnu::always_inline]] inline Vec<float> vtanh(Vec<float> x) { return tanh_impl<float>(x); }
+[[gnu::always_inline]] inline Vec<double> vtanh(Vec<double> x) { return tanh_impl<double>(x); }
+[[gnu::always_inline]] inline Vec<float> vsigmoid(Vec<float> x) { return sigmoid_impl<float>(x); }
+[[gnu::always_inline]] inline Vec<double> vsigmoid(Vec<double> x) { return sigmoid_impl<double>(x); }
+[[gnu::always_inline]] inline Vec<float> vsilu(Vec<float> x) { return x / (1.0f + vexp(-x)); }
+[[gnu::always_inline]] inline Vec<double> vsilu(Vec<double> x) { return x / (1.0 + vexp(-x)); }
+/// The tanh form of gelu, and its derivative.
+[[gnu::always_inline]] inline Vec<float> vgelu(Vec<float> x) { return gelu_impl<float>(x); }
+[[gnu::always_inline]] inline Vec<double> vgelu(Vec<double> x) { return gelu_impl<double>(x); }
+[[gnu::always_inline]] inline Vec<float> vgelu_grad(Vec<float> x) { return gelu_grad_impl<float>(x); }
+[[gnu::always_inline]] inline Vec<double> vgelu_grad(Vec<double> x) { return gelu_grad_impl<double>(x); }
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA
