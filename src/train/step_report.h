@@ -63,7 +63,7 @@ struct WarningReport {
 struct Estimate {
   double step_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
-  CommBytes comm_bytes;
+  CommBytes comm_bytes = {};
 };
 
 struct Environment {
