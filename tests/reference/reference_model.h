@@ -3,7 +3,8 @@
 // and sharing nothing with src/ops but the verified random-number generator. Templated on the scalar: double for
 // values, std::complex<double> for the complex step, Var (tape.h) for all gradients at once.
 //
-// Weights are [in, out] row-major and named as in checkpoints; all tensors are whole (true vocabulary, no padding).
+// Weights are [in, out] row-major (tables and the head [V, H]) and named as in checkpoints; all tensors are whole (true
+// vocabulary, no padding).
 #include <algorithm>
 #include <complex>
 #include <cstdint>
@@ -71,7 +72,7 @@ inline Shapes parameter_shapes(const ModelSpec& m) {
     linear(block + "mlp.down", m.ff, h);
   }
   norm("norm_f");
-  if (!m.tied) shapes["head.weight"] = {h, m.vocab};
+  if (!m.tied) shapes["head.weight"] = {m.vocab, h};
   return shapes;
 }
 
@@ -276,8 +277,7 @@ class Model {
     Rows y(x.count, spec_.vocab);
     for (int64_t r = 0; r < x.count; ++r)
       for (int64_t v = 0; v < spec_.vocab; ++v)
-        for (int64_t k = 0; k < x.width; ++k)
-          y.at(r, v) += x.at(r, k) * w[static_cast<size_t>(spec_.tied ? v * x.width + k : k * spec_.vocab + v)];
+        for (int64_t k = 0; k < x.width; ++k) y.at(r, v) += x.at(r, k) * w[static_cast<size_t>(v * x.width + k)];
     return y;
   }
 

@@ -27,10 +27,10 @@ class AdamW {
  public:
   AdamW(const AdamWSpec& spec, const Shapes& shapes) : spec_(spec), shapes_(shapes) {}
 
-  /// Clips, updates `weights`, and returns the norm before clipping.
+  /// Clips as PyTorch does (1e-6 keeps the quotient finite), updates `weights`, and returns the norm before clipping.
   double step(Weights<double>& weights, const Weights<double>& gradients, double lr) {
     const double norm = global_norm(gradients);
-    const double clip = spec_.max_norm > 0 && norm > spec_.max_norm ? spec_.max_norm / norm : 1.0;
+    const double clip = spec_.max_norm > 0 ? std::min(1.0, spec_.max_norm / (norm + 1e-6)) : 1.0;
     ++t_;
     for (auto& [name, w] : weights) {
       std::vector<double>&m = m_[name], &v = v_[name];
@@ -55,12 +55,11 @@ class AdamW {
   int t_ = 0;
 };
 
-/// Cosine from `lr` to `min_lr` over `steps` after a linear warm-up; `step` is 1-based.
+/// Linear warm-up, then a cosine from `lr` towards `min_lr`; `step` is 1-based, the first decaying step still has `lr`.
 inline double cosine_lr(int64_t step, int64_t steps, int64_t warmup, double lr, double min_lr) {
   if (step <= warmup) return lr * static_cast<double>(step) / static_cast<double>(warmup);
-  const double progress =
-      static_cast<double>(step - warmup) / static_cast<double>(std::max<int64_t>(1, steps - warmup));
-  return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(3.14159265358979323846 * std::min(1.0, progress)));
+  const double progress = static_cast<double>(step - 1 - warmup) / static_cast<double>(steps - warmup);
+  return min_lr + (lr - min_lr) * 0.5 * (1 + std::cos(3.14159265358979323846 * progress));
 }
 
 /// Uniform in [−1, 1), the same on every platform.

@@ -140,6 +140,7 @@ TEST(Reference, AdamWFollowsTheClosedFormOfItsFirstStep) {
 TEST(Reference, CosineScheduleMeetsItsEnds) {
   EXPECT_DOUBLE_EQ(cosine_lr(1, 100, 10, 1e-3, 1e-4), 1e-4);
   EXPECT_DOUBLE_EQ(cosine_lr(10, 100, 10, 1e-3, 1e-4), 1e-3);
-  EXPECT_NEAR(cosine_lr(55, 100, 10, 1e-3, 1e-4), 5.5e-4, 1e-15);
-  EXPECT_NEAR(cosine_lr(100, 100, 10, 1e-3, 1e-4), 1e-4, 1e-15);
+  EXPECT_DOUBLE_EQ(cosine_lr(11, 100, 10, 1e-3, 1e-4), 1e-3);
+  EXPECT_NEAR(cosine_lr(56, 100, 10, 1e-3, 1e-4), 5.5e-4, 1e-15);
+  EXPECT_NEAR(cosine_lr(101, 100, 10, 1e-3, 1e-4), 1e-4, 1e-15);
 }

@@ -1,0 +1,192 @@
+#pragma once
+// A whole model on one rank beside its reference: the same weights go into both, gradients come out by name.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "model/transformer.h"
+#include "parallel/serial.h"
+#include "reference/reference_model.h"
+
+namespace trainer::model_test {
+
+using reference::ModelSpec;
+using Named = reference::Weights<double>;
+
+inline config::Model to_config(const ModelSpec& spec) {
+  config::Model model;
+  model.arch = spec.family == reference::Family::llama ? config::Arch::llama : config::Arch::gpt2;
+  model.n_layer = spec.layers;
+  model.n_head = spec.heads;
+  model.n_kv_head = spec.kv_heads;
+  model.d_model = spec.hidden;
+  model.d_ff = spec.ff;
+  model.seq_len = spec.seq_len;
+  model.tie_embeddings = spec.tied;
+  model.bias = spec.bias;
+  model.norm_eps = spec.norm_eps;
+  model.rope_theta = spec.rope_theta;
+  model.dropout = spec.dropout;
+  model.init_std = 0.02;
+  model.vocab_multiple = 128;
+  return model;
+}
+
+struct RigOptions {
+  DType compute = DType::f64;
+  config::Recompute recompute = config::Recompute::none;
+  int threads = 2;
+};
+
+class Rig {
+ public:
+  explicit Rig(const ModelSpec& spec, const RigOptions& options = {})
+      : device(options.threads),
+        arena(device, Arena::Mode::heap),
+        store(device, options.compute),
+        strategy(store),
+        model(device, store, strategy, to_config(spec), spec.vocab, options.recompute, spec.seed),
+        sink(store),
+        spec_(spec) {
+    store.allocate(/*training=*/true);
+    sink.prepare(device);
+  }
+
+  void set_weights(const Named& weights) {
+    for (const params::Param& param : store.params()) {
+      const Tensor flat = store.groups()[static_cast<size_t>(param.group)].master;
+      const std::vector<double>& values = weights.at(param.name);
+      for (const mesh::Run& run : param.runs)
+        for (int64_t i = 0; i < run.length; ++i) put(flat, run.local + i, values[static_cast<size_t>(run.global + i)]);
+    }
+    store.refresh_compute();
+  }
+
+  Named weights() const {
+    return collect([](const params::Group& group) { return group.master.tensor(); });
+  }
+  Named gradients() const {
+    return collect([](const params::Group& group) { return group.grad.tensor(); });
+  }
+
+  /// The mean loss of one step over the micro-batches, with gradients; their denominators are the step's.
+  double step(const std::vector<reference::Batch>& micro_batches) {
+    sink.begin_step();
+    double loss = 0;
+    for (const reference::Batch& micro : micro_batches) {
+      const Loaded loaded = load(micro);
+      Transformer::Saved saved(model);
+      model.forward(ex, loaded.batch, saved);
+      loss += model.backward(ex, loaded.batch, saved, sink) * loaded.batch.loss_scale;
+    }
+    return loss;
+  }
+
+  double loss(const reference::Batch& micro) {
+    Loaded loaded = load(micro);
+    loaded.batch.dropout = false;
+    return model.loss(ex, loaded.batch) * loaded.batch.loss_scale;
+  }
+
+  using Transformer = model::Transformer;
+  struct Loaded {
+    std::vector<int32_t> ids, targets;
+    std::vector<float> weights32;
+    std::vector<double> weights64;
+    parallel::Batch batch;
+  };
+  /// The batch as the model takes it; the tensors look into the returned object.
+  Loaded load(const reference::Batch& from) const {
+    Loaded to;
+    to.ids = from.ids;
+    to.targets = from.targets;
+    double sum = 0;
+    for (int64_t r = 0; r < from.rows(); ++r) {
+      to.weights64.push_back(from.weight(r));
+      to.weights32.push_back(static_cast<float>(from.weight(r)));
+      sum += from.weight(r);
+    }
+    const auto view = [&](auto& vector, DType dtype) {
+      return Tensor{reinterpret_cast<std::byte*>(vector.data()), {from.rows()}, dtype, 0};
+    };
+    to.batch.ids = view(to.ids, DType::i32);
+    if (!to.targets.empty()) to.batch.targets = view(to.targets, DType::i32);
+    to.batch.weights =
+        store.state_dtype() == DType::f64 ? view(to.weights64, DType::f64) : view(to.weights32, DType::f32);
+    to.batch.sequences = from.sequences;
+    to.batch.seq_len = from.length;
+    to.batch.first_sample = from.first_sample;
+    to.batch.step = from.step;
+    to.batch.loss_scale = 1 / (from.denominator != 0 ? from.denominator : sum);
+    to.batch.dropout = spec_.dropout > 0;
+    return to;
+  }
+
+  device::CpuDevice device;
+  Arena arena;
+  Meter meter;
+  Exec ex{device, arena, meter};
+  params::ParamStore store;
+  parallel::Serial strategy;
+  Transformer model;
+  params::GradSink sink;
+
+ private:
+  static void put(const Tensor& flat, int64_t at, double value) {
+    if (flat.dtype == DType::f64) {
+      flat.as<double>()[at] = value;
+    } else {
+      flat.as<float>()[at] = static_cast<float>(value);
+    }
+  }
+  template <typename F>
+  Named collect(F&& flat_of) const {
+    Named result;
+    for (const params::Param& param : store.params()) {
+      const Tensor flat = flat_of(store.groups()[static_cast<size_t>(param.group)]);
+      std::vector<double>& values = result[param.name];
+      values.resize(static_cast<size_t>(param.count()));
+      for (const mesh::Run& run : param.runs)
+        for (int64_t i = 0; i < run.length; ++i)
+          values[static_cast<size_t>(run.global + i)] =
+              flat.dtype == DType::f64 ? flat.as<double>()[run.local + i] : double{flat.as<float>()[run.local + i]};
+    }
+    return result;
+  }
+
+  ModelSpec spec_;
+};
+
+inline double norm_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value * value;
+  return std::sqrt(sum);
+}
+
+/// Largest error of a tensor relative to its norm, with the tensor's name. The key bias, whose gradient is zero in
+/// exact arithmetic, and tensors whose reference vanishes are measured against the largest norm in the model.
+struct Worst {
+  double error = 0;
+  std::string name;
+};
+inline Worst compare(const Named& actual, const Named& expected) {
+  double largest = 0;
+  for (const auto& [name, values] : expected) largest = std::max(largest, norm_of(values));
+  Worst worst;
+  EXPECT_EQ(actual.size(), expected.size());
+  for (const auto& [name, values] : expected) {
+    const std::vector<double>& other = actual.at(name);
+    EXPECT_EQ(other.size(), values.size()) << name;
+    std::vector<double> difference(values.size());
+    for (size_t i = 0; i < values.size(); ++i) difference[i] = other[i] - values[i];
+    const double own = norm_of(values);
+    const bool vanishes = name.ends_with("attn.k.bias") || own < 1e-13 * largest;
+    const double scale = vanishes ? std::max(largest, 1e-300) : own;
+    const double error = norm_of(difference) / (largest == 0 ? 1.0 : scale);
+    if (!(error <= worst.error)) worst = {error, name};  // a NaN stays
+  }
+  return worst;
+}
+
+}  // namespace trainer::model_test

@@ -1,0 +1,240 @@
+// Whole models against the double-precision reference: losses, gradients of every tensor, training, generation.
+#include "model/transformer.h"
+
+#include <gtest/gtest.h>
+
+#include "optim/adamw.h"
+#include "optim/schedule.h"
+#include "reference/reference_training.h"
+#include "unit/model/rig.h"
+
+using namespace trainer;
+using namespace trainer::model_test;
+using reference::Batch;
+using reference::Family;
+
+namespace {
+
+constexpr uint64_t kWeightSeed = 11, kBatchSeed = 12;
+
+struct Case {
+  std::string name;
+  ModelSpec spec;
+  int64_t sequences = 2, length = 7;
+};
+
+ModelSpec gpt2() {
+  ModelSpec spec;
+  spec.layers = 2, spec.heads = spec.kv_heads = 3, spec.hidden = 15, spec.ff = 61, spec.seq_len = 9, spec.vocab = 37;
+  return spec;
+}
+
+ModelSpec llama() {
+  ModelSpec spec = gpt2();
+  spec.family = Family::llama, spec.bias = false, spec.tied = false, spec.rope_theta = 100;
+  spec.heads = 4, spec.kv_heads = 2, spec.hidden = 24, spec.ff = 41;
+  return spec;
+}
+
+template <typename F>
+ModelSpec with(ModelSpec spec, F&& change) {
+  change(spec);
+  return spec;
+}
+
+std::vector<Case> cases() {
+  return {
+      {"gpt2", gpt2()},
+      {"gpt2_untied_without_bias", with(gpt2(), [](ModelSpec& s) { s.tied = s.bias = false; })},
+      {"gpt2_dropout", with(gpt2(), [](ModelSpec& s) { s.dropout = 0.25, s.seed = 9; })},
+      {"gpt2_one_layer_one_token", with(gpt2(), [](ModelSpec& s) { s.layers = 1; }), 1, 1},
+      {"gpt2_one_word", with(gpt2(), [](ModelSpec& s) { s.vocab = 1; })},
+      {"gpt2_one_head_of_one", with(gpt2(), [](ModelSpec& s) { s.hidden = s.heads = s.kv_heads = 3; }), 3, 5},
+      {"gpt2_long", with(gpt2(), [](ModelSpec& s) { s.layers = 1, s.seq_len = 150; }), 1, 133},
+      {"llama_grouped", llama()},
+      {"llama_one_kv_head_tied", with(llama(), [](ModelSpec& s) { s.kv_heads = 1, s.tied = true; })},
+      {"llama_dropout", with(llama(), [](ModelSpec& s) { s.dropout = 0.1, s.seed = 10; })},
+      {"llama_biases", with(llama(), [](ModelSpec& s) { s.bias = true, s.kv_heads = 4; })},
+      {"llama_large_vocabulary", with(llama(), [](ModelSpec& s) { s.layers = 1, s.vocab = 301; }), 5, 9},
+  };
+}
+
+/// A batch in the middle of a step, with a masked row and a row of weight 1/2 where there are enough rows.
+Batch batch_of(const Case& c) {
+  Batch batch = reference::random_batch(c.spec, c.sequences, c.length, kBatchSeed);
+  batch.first_sample = 3;
+  batch.step = 5;
+  batch.weights.assign(static_cast<size_t>(batch.rows()), 1.0);
+  if (batch.rows() > 4) {
+    batch.weights[1] = 0;
+    batch.weights[4] = 0.5;
+  }
+  return batch;
+}
+
+/// The weights as the compute type sees them, so that what is measured is arithmetic, not the rounding of inputs.
+Named rounded(Named weights, DType compute) {
+  for (auto& [name, values] : weights)
+    for (double& value : values) {
+      if (compute == DType::f32) value = static_cast<float>(value);
+      if (compute == DType::bf16) value = static_cast<double>(bf16(value));
+    }
+  return weights;
+}
+
+class EveryModel : public testing::TestWithParam<Case> {};
+INSTANTIATE_TEST_SUITE_P(, EveryModel, testing::ValuesIn(cases()),
+                         [](const testing::TestParamInfo<Case>& tested) { return tested.param.name; });
+
+void expect_follows_reference(const Case& c, DType compute, double gradient_tolerance, double loss_tolerance) {
+  const Named weights = rounded(reference::random_weights(c.spec, kWeightSeed), compute);
+  const Batch batch = batch_of(c);
+  Rig rig(c.spec, {.compute = compute});
+  rig.set_weights(weights);
+  const double loss = rig.step({batch});
+  const reference::Gradients expected = reference::gradients(c.spec, weights, batch);
+  EXPECT_NEAR(loss, expected.loss, loss_tolerance * std::max(1.0, expected.loss));
+  const Worst worst = compare(rig.gradients(), expected.by);
+  EXPECT_LE(worst.error, gradient_tolerance) << worst.name << ", seeds " << kWeightSeed << ", " << kBatchSeed;
+}
+
+}  // namespace
+
+TEST_P(EveryModel, DeclaresTheParametersOfItsFamily) {
+  Rig rig(GetParam().spec);
+  const reference::Shapes expected = reference::parameter_shapes(GetParam().spec);
+  EXPECT_EQ(rig.store.params().size(), expected.size());
+  for (const params::Param& param : rig.store.params()) {
+    ASSERT_TRUE(expected.contains(param.name)) << param.name;
+    const std::vector<int64_t>& shape = expected.at(param.name);
+    ASSERT_EQ(param.shape.dims(), static_cast<int64_t>(shape.size())) << param.name;
+    for (int i = 0; i < param.shape.dims(); ++i) EXPECT_EQ(param.shape[i], shape[static_cast<size_t>(i)]) << param.name;
+    EXPECT_EQ(param.decay, shape.size() >= 2) << param.name;
+  }
+}
+
+TEST_P(EveryModel, GradientsInFp64MatchTheReference) { expect_follows_reference(GetParam(), DType::f64, 1e-10, 1e-12); }
+
+// Sums of up to a few hundred terms, some dozen operations deep: errors stay within some tens of ε.
+TEST_P(EveryModel, GradientsInFp32StayNearTheReference) {
+  expect_follows_reference(GetParam(), DType::f32, 80 * 0x1p-24, 20 * 0x1p-24);
+}
+
+// Every activation is rounded to eight bits; two layers pass some twenty roundings, which partly cancel.
+TEST_P(EveryModel, GradientsInBf16StayNearTheReference) {
+  expect_follows_reference(GetParam(), DType::bf16, 16 * 0x1p-8, 4 * 0x1p-8);
+}
+
+TEST_P(EveryModel, RecomputationAndThreadsChangeNoBit) {
+  const Case& c = GetParam();
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    const Named weights = reference::random_weights(c.spec, kWeightSeed);
+    const auto run = [&](config::Recompute recompute, int threads) {
+      Rig rig(c.spec, {.compute = compute, .recompute = recompute, .threads = threads});
+      rig.set_weights(weights);
+      const double loss = rig.step({batch_of(c)});
+      return std::pair{loss, rig.gradients()};
+    };
+    const auto expected = run(config::Recompute::none, 1);
+    EXPECT_EQ(run(config::Recompute::none, 3), expected) << name_of(compute);
+    EXPECT_EQ(run(config::Recompute::selective, 2), expected) << name_of(compute);
+    EXPECT_EQ(run(config::Recompute::full, 2), expected) << name_of(compute);
+  }
+}
+
+TEST_P(EveryModel, MicroBatchesAddUpToTheWholeStep) {
+  const Case& c = GetParam();
+  const Named weights = reference::random_weights(c.spec, kWeightSeed);
+  Case doubled = c;
+  doubled.sequences *= 2;
+  const Batch whole = batch_of(doubled);
+  double total = 0;
+  for (const double weight : whole.weights) total += weight;
+  const int64_t rows = c.sequences * c.length;
+  std::vector<Batch> halves(2, whole);
+  for (int half = 0; half < 2; ++half) {
+    Batch& part = halves[static_cast<size_t>(half)];
+    const auto cut = [&](auto& values) { values = {values.begin() + half * rows, values.begin() + (half + 1) * rows}; };
+    cut(part.ids);
+    cut(part.targets);
+    cut(part.weights);
+    part.sequences = c.sequences;
+    part.first_sample = whole.first_sample + half * c.sequences;
+    part.denominator = total;
+  }
+  Rig rig(c.spec);
+  rig.set_weights(weights);
+  const double loss = rig.step(halves);
+  const reference::Gradients expected = reference::gradients(c.spec, weights, whole);
+  EXPECT_NEAR(loss, expected.loss, 1e-12 * std::max(1.0, expected.loss));
+  const Worst worst = compare(rig.gradients(), expected.by);
+  EXPECT_LE(worst.error, 1e-10) << worst.name;
+}
+
+TEST_P(EveryModel, EvaluationHasTheLossOfTheReferenceWithoutDropout) {
+  const Case& c = GetParam();
+  const Named weights = reference::random_weights(c.spec, kWeightSeed);
+  Rig rig(c.spec);
+  rig.set_weights(weights);
+  const ModelSpec plain = with(c.spec, [](ModelSpec& s) { s.dropout = 0; });
+  EXPECT_NEAR(rig.loss(batch_of(c)), reference::Model<double>(plain, weights).loss(batch_of(c)), 1e-11);
+}
+
+TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
+  const Case& c = GetParam();
+  if (c.length > 100) GTEST_SKIP() << "long sequences add nothing to what is tested here";
+  config::Optim optim;
+  optim.lr = 1e-2, optim.min_lr = 1e-3, optim.warmup_steps = 4, optim.schedule = config::Schedule::cosine;
+  optim.beta1 = 0.9, optim.beta2 = 0.95, optim.eps = 1e-8, optim.weight_decay = 0.1, optim.grad_clip = 0.5;
+  constexpr int64_t kSteps = 20;
+  Named expected = reference::random_weights(c.spec, kWeightSeed);
+  Rig rig(c.spec);
+  rig.set_weights(expected);
+  optim::AdamW adam(rig.store);
+  reference::AdamW reference_adam({.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 0.5},
+                                  reference::parameter_shapes(c.spec));
+  bool clipped = false;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    Batch batch = reference::random_batch(c.spec, c.sequences, c.length, kBatchSeed + static_cast<uint64_t>(step));
+    batch.step = static_cast<uint32_t>(step);
+    const reference::Gradients wanted = reference::gradients(c.spec, expected, batch);
+    const double wanted_norm =
+        reference_adam.step(expected, wanted.by, reference::cosine_lr(step, kSteps, 4, optim.lr, optim.min_lr));
+
+    ASSERT_NEAR(rig.step({batch}), wanted.loss, 1e-10) << "step " << step;
+    const params::GradNorm norm = rig.sink.finish(rig.ex);
+    ASSERT_NEAR(norm.norm, wanted_norm, 1e-9 * std::max(1.0, wanted_norm)) << "step " << step;
+    clipped = clipped || norm.norm > optim.grad_clip;
+    adam.step(rig.ex, rig.store, optim, optim::learning_rate(optim, kSteps, step), step, norm.clip(optim.grad_clip));
+  }
+  EXPECT_TRUE(clipped || c.spec.vocab == 1);
+  const Named actual = rig.weights();
+  for (const auto& [name, values] : expected) {
+    if (name.ends_with("attn.k.bias")) continue;  // Adam turns the rounding noise of a zero gradient into full steps
+    EXPECT_LE(compare({{name, actual.at(name)}}, {{name, values}}).error, 1e-9) << name;
+  }
+}
+
+TEST_P(EveryModel, GenerationWithACacheHasTheLogitsOfTheWholeSequence) {
+  const Case& c = GetParam();
+  const ModelSpec plain = with(c.spec, [](ModelSpec& s) { s.dropout = 0; });
+  const Named weights = reference::random_weights(plain, kWeightSeed);
+  Rig rig(plain);
+  rig.set_weights(weights);
+  const Batch whole = reference::random_batch(plain, 1, c.length, kBatchSeed);
+  const std::vector<double> expected = reference::Model<double>(plain, weights).logits(whole);
+  model::Transformer::Cache cache(rig.device, rig.model);
+  for (int64_t at = 0, n = std::min<int64_t>(3, c.length); at < c.length;
+       at += n, n = std::min<int64_t>(1, c.length - at)) {
+    Batch piece = whole;
+    piece.length = n;
+    piece.ids = {whole.ids.begin() + at, whole.ids.begin() + at + n};
+    piece.targets.clear();
+    Rig::Loaded loaded = rig.load(piece);
+    loaded.batch.first_position = at;
+    const Scratch logits = rig.model.extend(rig.ex, loaded.batch, cache);
+    for (int64_t v = 0; v < plain.vocab; ++v)
+      ASSERT_NEAR(logits.tensor().as<double>()[v], expected[static_cast<size_t>((at + n - 1) * plain.vocab + v)], 1e-11)
+          << "position " << at + n - 1 << ", token " << v;
+  }
+}
