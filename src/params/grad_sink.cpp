@@ -28,6 +28,11 @@ std::string first_bad(const ParamStore& store) {
 
 GradSink::GradSink(ParamStore& store) : store_(store), written_(static_cast<size_t>(store.slots())) {}
 
+void GradSink::prepare(device::Device& device) {
+  for (const Group& group : store_.groups())
+    blocks_.emplace_back(device, "gradients", Shape{divide_up(group.elements, ops::kNormBlock)}, DType::f64);
+}
+
 void GradSink::begin_step() { std::fill(written_.begin(), written_.end(), char{0}); }
 
 GradSlot GradSink::slot(SlotId id) {
@@ -38,9 +43,6 @@ GradSlot GradSink::slot(SlotId id) {
 GradNorm GradSink::finish(Exec& ex) {
   GradNorm result;
   double squares = 0;
-  if (blocks_.empty())
-    for (const Group& group : store_.groups())
-      blocks_.emplace_back(ex.device, "gradients", Shape{divide_up(group.elements, ops::kNormBlock)}, DType::f64);
   for (size_t g = 0; g < blocks_.size(); ++g) {
     const Tensor blocks = blocks_[g];
     ops::run(ex, ops::SquaredNorm{store_.groups()[g].grad, blocks});

@@ -25,6 +25,8 @@ class GradSink {
  public:
   explicit GradSink(ParamStore& store);
 
+  /// Takes the memory of the norm's block sums; before the first finish.
+  void prepare(device::Device& device);
   void begin_step();
   GradSlot slot(SlotId id);
   /// Norm over all groups: 65 536-element block sums in f64 over each group's flat space, added in order.

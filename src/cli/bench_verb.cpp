@@ -1,0 +1,131 @@
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/cli.h"
+#include "cli/configuration.h"
+#include "cli/later.h"
+#include "ops/bench_attention.h"
+#include "ops/bench_gemm.h"
+#include "train/bench_step.h"
+#include "train/memory_probe.h"
+#include "train/units.h"
+
+namespace trainer::cli {
+namespace {
+
+using nlohmann::json;
+
+/// Where a benchmark runs and in which type; text goes to stdout unless JSON is asked for.
+struct Bench {
+  explicit Bench(const BenchOptions& o) : options(o) {
+    if (!o.config.file.empty()) config = load_configuration(o.config);
+    if (o.threads > 0) config.run.threads = o.threads;
+    if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
+    if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
+    if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
+    machine = train::choose_machine(config);
+  }
+  void require_config() const {
+    if (options.config.file.empty())
+      throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
+    if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
+  }
+  void say(const std::string& text) const {
+    if (!options.json) std::fputs(text.c_str(), stdout);
+  }
+
+  BenchOptions options;
+  config::Config config;
+  train::Machine machine;
+};
+
+json bench_gemm(const Bench& b) {
+  device::CpuDevice device(b.machine.threads, b.machine.isa);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const double peak = ops::measured_peak_flops(device, b.machine.compute);
+  const std::vector<ops::GemmShape> shapes = {{4096, 768, 3072},  {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
+                                              {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
+  b.say(format("{}, {} threads, {}; measured peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
+               name_of(b.machine.compute), b.machine.threads, ops::product_path(device, b.machine.compute), peak * 1e-9,
+               "m, k, n", "forward", "dX", "dW"));
+  json rates = json::array();
+  for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, shapes, b.options.repeats)) {
+    const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
+    b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
+                 cell(rate.forward_gflops), cell(rate.dx_gflops), cell(rate.dw_gflops)));
+    rates.push_back({{"m", rate.shape.m}, {"k", rate.shape.k}, {"n", rate.shape.n}, {"forward_gflops", rate.forward_gflops},
+                     {"dx_gflops", rate.dx_gflops}, {"dw_gflops", rate.dw_gflops}});
+  }
+  return {{"compute", name_of(b.machine.compute)}, {"threads", b.machine.threads}, {"peak_gflops", peak * 1e-9},
+          {"path", ops::product_path(device, b.machine.compute)}, {"rates", rates}};
+}
+
+json bench_attention(const Bench& b) {
+  device::CpuDevice device(b.machine.threads, b.machine.isa);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const double peak = ops::measured_peak_flops(device, b.machine.compute);
+  const std::vector<ops::AttentionShape> shapes = {
+      {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 12, .kv_heads = 12, .head_dim = 64},
+      {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 6, .kv_heads = 6, .head_dim = 128},
+      {.batch = 12, .q_len = 256, .k_len = 256, .heads = 6, .kv_heads = 6, .head_dim = 64}};
+  b.say(format("{}, {} threads; causal FLOPs, measured peak {:.1f} GFLOP/s\n", name_of(b.machine.compute), b.machine.threads, peak * 1e-9));
+  json rates = json::array();
+  for (const ops::AttentionShape& s : shapes) {
+    const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
+    b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n", s.batch, s.q_len,
+                 s.heads, s.head_dim, rate.forward_gflops, train::format_percent(rate.forward_gflops * 1e9 / peak),
+                 rate.backward_gflops, train::format_percent(rate.backward_gflops * 1e9 / peak)));
+    rates.push_back({{"batch", s.batch}, {"seq_len", s.q_len}, {"heads", s.heads}, {"head_dim", s.head_dim},
+                     {"forward_gflops", rate.forward_gflops}, {"backward_gflops", rate.backward_gflops}});
+  }
+  return {{"compute", name_of(b.machine.compute)}, {"threads", b.machine.threads}, {"peak_gflops", peak * 1e-9}, {"rates", rates}};
+}
+
+json bench_step(const Bench& b) {
+  b.require_config();
+  const train::StepBench s = train::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats);
+  b.say(train::to_text(s));
+  json operators = json::array();
+  for (const train::OpShare& op : s.operators)
+    operators.push_back({{"name", op.name}, {"calls", op.calls}, {"ms", op.ms}, {"gflop", op.gflops}, {"gb", op.gb}});
+  return {{"parameters", s.parameters}, {"tokens", s.tokens}, {"threads", s.threads}, {"compute", s.compute},
+          {"path", s.product_path}, {"step_ms", s.step_ms}, {"median_ms", s.median_ms}, {"tokens_per_s", s.tokens_per_s},
+          {"model_tflops", s.model_tflops}, {"peak_tflops", s.peak_tflops}, {"mfu", s.mfu}, {"memory_bytes", s.memory_bytes},
+          {"operators", operators}};
+}
+
+// Predicted memory against what the process really takes for a few steps.
+json bench_memory(const Bench& b) {
+  b.require_config();
+  const train::RunPlan plan = train::plan_run(b.config, b.config.data.vocab_size, b.machine, true);
+  train::MemoryProbe probe;
+  const int64_t measured = train::memory_of_steps(b.config, b.machine, 3, probe);
+  const double ratio = static_cast<double>(measured) / static_cast<double>(plan.total);
+  b.say(train::to_text(plan, b.config, b.machine));
+  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
+               train::format_bytes(static_cast<double>(measured)), ratio));
+  return {{"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
+}
+
+}  // namespace
+
+int bench_command(const BenchOptions& o) {
+  if (o.what == "collectives" || o.what == "offload") throw not_built_yet("bench " + o.what);
+  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
+      {"gemm", bench_gemm}, {"attention", bench_attention}, {"step", bench_step}, {"memory", bench_memory}};
+  if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
+    throw unknown_word("bench", o.what, "gemm, attention, step, memory, all");
+  const Bench bench(o);
+  json document;
+  for (const auto& [name, run] : all)
+    if (o.what == "all" || o.what == name) document[name] = run(bench);
+  if (o.json) std::printf("%s\n", (o.what == "all" ? document : document[o.what]).dump().c_str());
+  return 0;
+}
+
+}  // namespace trainer::cli

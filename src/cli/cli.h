@@ -1,0 +1,78 @@
+#pragma once
+// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status; it
+// throws Error for everything that main() turns into a message and a status.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trainer::cli {
+
+struct ConfigOptions {
+  std::string file;
+  std::vector<std::string> sets;  // "section.key=value", later ones win
+};
+
+struct TrainOptions {
+  ConfigOptions config;
+  std::string resume;  // overrides checkpoint.resume when not empty
+  int64_t max_steps = 0;
+  std::string max_time;
+  bool dry_run = false;
+};
+int train_command(const TrainOptions& options);
+
+struct EvalOptions {
+  ConfigOptions config;
+  std::string checkpoint;
+  std::vector<std::string> data;
+  int64_t batches = 0;  // groups of global_batch windows; 0: all
+  bool json = false;
+};
+int eval_command(const EvalOptions& options);
+
+struct GenerateOptions {
+  std::string checkpoint, prompt, prompt_file;
+  bool prompt_given = false;
+  int64_t tokens = 256, top_k = 0;
+  double temperature = 1, top_p = 1;
+  uint64_t seed = 0;
+  bool json = false;
+};
+int generate_command(const GenerateOptions& options);
+
+struct TokenizeOptions {
+  std::vector<std::string> input;
+  std::string output, tokenizer, text_key = "text", document = "file";
+  int64_t train_vocab = 0;
+  bool strict = false, json = false;
+};
+int tokenize_command(const TokenizeOptions& options);
+
+struct BenchOptions {
+  std::string what;  // gemm | attention | step | memory | all
+  ConfigOptions config;
+  std::string compute;  // empty: by the configuration, else as `train` would choose
+  int threads = 0, warmup = 2, repeats = 5;
+  bool json = false;
+};
+int bench_command(const BenchOptions& options);
+
+struct CheckpointOptions {
+  std::string what;  // inspect | verify
+  std::string checkpoint;
+  bool json = false;
+};
+int checkpoint_command(const CheckpointOptions& options);
+
+struct ConfigVerbOptions {
+  std::string what;  // check | show | reference
+  ConfigOptions config;
+};
+int config_command(const ConfigVerbOptions& options);
+
+/// Version, commit, what is compiled in and what this machine has.
+std::string version_text();
+std::string version();
+std::string commit();
+
+}  // namespace trainer::cli

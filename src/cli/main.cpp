@@ -1,0 +1,154 @@
+// trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/later.h"
+
+namespace {
+
+using namespace trainer;
+using cli::ConfigOptions;
+
+void add_config(CLI::App& app, ConfigOptions& options, bool required) {
+  CLI::Option* file = app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`");
+  if (required) file->required();
+  app.add_option("--set,-s", options.sets, "override a key: section.key=value; may be repeated")->allow_extra_args(false);
+}
+
+void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
+
+void add_train(CLI::App& app, cli::TrainOptions& o) {
+  add_config(app, o.config, false);
+  app.add_option("--resume", o.resume, "auto, must, never, or a checkpoint to go on from (overrides checkpoint.resume)");
+  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")->check(CLI::PositiveNumber);
+  app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600");
+  app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
+}
+
+/// Runs `action`; the status of what it throws otherwise.
+int guarded(const std::function<int()>& action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    if (error.code() == Code::internal) {
+      std::fprintf(stderr, "trainer: internal error (a bug, please report it): %s\n", error.what());
+    } else {
+      std::fprintf(stderr, "trainer: %s\n", error.what());
+    }
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "trainer: out of memory; `trainer train --dry-run` prints what a run needs\n");
+    return exit_status(Code::plan);
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::fprintf(stderr, "trainer: %s\n", error.what());
+    return exit_status(Code::io);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "trainer: internal error (a bug, please report it): %s\n", error.what());
+    return exit_status(Code::internal);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Pretrains GPT-style language models. `trainer --config FILE` trains; the verbs below do the rest.", "trainer"};
+  app.set_version_flag("--version,-V", [] { return cli::version_text(); });
+  app.require_subcommand(0, 1);
+  app.failure_message(CLI::FailureMessage::help);
+  app.failure_message([](const CLI::App* a, const CLI::Error& error) {
+    return format("trainer: {}\nrun `{} --help` for what it takes\n", error.what(),
+                  a->get_parent() == nullptr ? "trainer" : "trainer " + a->get_name());
+  });
+
+  cli::TrainOptions bare, train;
+  add_train(app, bare);
+  CLI::App& train_verb = *app.add_subcommand("train", "train a model: tokenizer, training, evaluation, samples, checkpoints, report");
+  add_train(train_verb, train);
+
+  cli::EvalOptions eval;
+  CLI::App& eval_verb = *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
+  add_config(eval_verb, eval.config, false);
+  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder");
+  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the configuration)");
+  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(CLI::NonNegativeNumber);
+  add_json(eval_verb, eval.json);
+
+  cli::GenerateOptions generate;
+  CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
+  generate_verb.add_option("--checkpoint", generate.checkpoint, "step folder, checkpoints folder or run folder")->required();
+  CLI::Option* prompt = generate_verb.add_option("--prompt", generate.prompt, "text to continue; - reads standard input");
+  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")->excludes(prompt);
+  generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")->check(CLI::PositiveNumber)->capture_default_str();
+  generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")->capture_default_str();
+  generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")->capture_default_str();
+  generate_verb.add_option("--top-p", generate.top_p, "draw among the likeliest tokens that hold this probability")->capture_default_str();
+  generate_verb.add_option("--seed", generate.seed, "the same seed gives the same text")->capture_default_str();
+  add_json(generate_verb, generate.json);
+
+  cli::TokenizeOptions tokenize;
+  CLI::App& tokenize_verb = *app.add_subcommand("tokenize", "turn text into token files");
+  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")->required();
+  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")->required();
+  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece .model to use");
+  tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
+      ->check(CLI::PositiveNumber)->excludes(given);
+  tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in .jsonl lines")->capture_default_str();
+  tokenize_verb.add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
+      ->check(CLI::IsMember({"file", "line", "block"}))->capture_default_str();
+  tokenize_verb.add_flag("--strict", tokenize.strict, "bad UTF-8 is an error instead of being replaced and counted");
+  add_json(tokenize_verb, tokenize.json);
+
+  cli::BenchOptions bench;
+  CLI::App& bench_verb = *app.add_subcommand("bench", "measure this machine: products, attention, whole steps, memory");
+  bench_verb.add_option("what", bench.what, "gemm | attention | step | memory | all")->required();
+  add_config(bench_verb, bench.config, false);
+  bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")->check(CLI::NonNegativeNumber);
+  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(CLI::NonNegativeNumber)->capture_default_str();
+  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(CLI::PositiveNumber)->capture_default_str();
+  add_json(bench_verb, bench.json);
+
+  cli::CheckpointOptions checkpoint;
+  CLI::App& checkpoint_verb = *app.add_subcommand("checkpoint", "look into a checkpoint, or check every byte of it");
+  checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify")->required();
+  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder");
+  add_json(checkpoint_verb, checkpoint.json);
+  checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
+
+  cli::ConfigVerbOptions config;
+  CLI::App& config_verb = *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
+  config_verb.add_option("what", config.what, "check | show | reference")->required();
+  add_config(config_verb, config.config, false);
+
+  CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
+  plan_verb.allow_extras();
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& done) {
+    return app.exit(done);
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return exit_status(Code::usage);
+  }
+  return guarded([&]() -> int {
+    if (train_verb.parsed()) return cli::train_command(train);
+    if (eval_verb.parsed()) return cli::eval_command(eval);
+    if (generate_verb.parsed()) {
+      generate.prompt_given = prompt->count() > 0 || !generate.prompt_file.empty();
+      return cli::generate_command(generate);
+    }
+    if (tokenize_verb.parsed()) return cli::tokenize_command(tokenize);
+    if (bench_verb.parsed()) return cli::bench_command(bench);
+    if (checkpoint_verb.parsed()) return cli::checkpoint_command(checkpoint);
+    if (config_verb.parsed()) return cli::config_command(config);
+    if (plan_verb.parsed()) throw cli::not_built_yet("plan");
+    return cli::train_command(bare);
+  });
+}

@@ -1,0 +1,112 @@
+#include "train/bench_step.h"
+
+#include <algorithm>
+
+#include "ops/bench_gemm.h"
+#include "train/units.h"
+
+namespace trainer::train {
+namespace {
+
+/// Tokens drawn by position, each predicting the next.
+BatchSource random_batches(const config::Config& config) {
+  const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
+  const int64_t length = config.model.seq_len, vocab = config.data.vocab_size;
+  return [key, length, vocab](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    const auto rows = static_cast<size_t>(sequences * length);
+    out.ids.resize(rows);
+    out.targets.resize(rows);
+    out.weights.assign(rows, 1.0f);
+    out.sequences = sequences;
+    out.seq_len = length;
+    for (size_t r = 0; r < rows; ++r) {
+      const auto index = static_cast<uint64_t>(sample * length) + r;
+      out.ids[r] = static_cast<int32_t>(philox_at(key, index) % static_cast<uint64_t>(vocab));
+      out.targets[r] = static_cast<int32_t>(philox_at(key, index + 1) % static_cast<uint64_t>(vocab));
+    }
+  };
+}
+
+StepWork work_of(const config::Config& config, int64_t step) {
+  StepWork work;
+  work.step = work.adam_step = step;
+  work.first_sample = (step - 1) * config.train.global_batch;
+  work.micro_batches = config.train.global_batch / config.train.micro_batch;
+  work.lr = 1e-4;
+  return work;
+}
+
+}  // namespace
+
+StepBench bench_step(const config::Config& config, const Machine& machine, int warmup, int steps) {
+  const int64_t vocab = config.data.vocab_size;
+  require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
+  device::CpuDevice device(machine.threads, machine.isa);
+  Trainer trainer(device, config, vocab, machine.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  const BatchSource random = random_batches(config);
+
+  StepBench bench;
+  for (int i = 0; i < warmup + steps; ++i) {
+    if (i == warmup) trainer.meter().reset();
+    const double start = now_seconds();
+    trainer.step(work_of(config, i + 1), random);
+    if (i >= warmup) bench.step_ms.push_back((now_seconds() - start) * 1e3);
+  }
+  std::vector<double> sorted = bench.step_ms;
+  std::sort(sorted.begin(), sorted.end());
+  bench.median_ms = (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+  bench.parameters = trainer.store().parameter_count();
+  bench.tokens = config.train.global_batch * config.model.seq_len;
+  bench.threads = machine.threads;
+  bench.compute = name_of(machine.compute);
+  bench.product_path = ops::product_path(device, machine.compute);
+  bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
+  const FlopsPerToken flops = flops_per_token(config.model, vocab, config.train.recompute);
+  bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
+  bench.peak_tflops = config.hardware.peak_tflops > 0 ? config.hardware.peak_tflops
+                                                      : ops::measured_peak_flops(device, machine.compute) * 1e-12;
+  bench.mfu = utilisation(flops, bench.tokens_per_s, bench.peak_tflops * 1e12).mfu;
+  for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
+  double accounted = 0, total = 0;
+  for (const double ms : bench.step_ms) total += ms;
+  for (int kind = 0; kind < kOpKinds; ++kind) {
+    const Meter::Entry& entry = trainer.meter().of(static_cast<OpKind>(kind));
+    if (entry.calls == 0) continue;
+    const double per_step = 1.0 / steps;
+    bench.operators.push_back({std::string(name_of(static_cast<OpKind>(kind))), entry.calls / steps,
+                               entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step, entry.bytes * 1e-9 * per_step});
+    accounted += entry.seconds * 1e3;
+  }
+  std::sort(bench.operators.begin(), bench.operators.end(), [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
+  bench.operators.push_back({"other", 0, (total - accounted) / steps, 0, 0});
+  return bench;
+}
+
+int64_t memory_of_steps(const config::Config& config, const Machine& machine, int steps, MemoryProbe& probe) {
+  device::CpuDevice device(machine.threads, machine.isa);
+  Trainer trainer(device, config, config.data.vocab_size, machine.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  const BatchSource random = random_batches(config);
+  for (int i = 0; i < steps; ++i) trainer.step(work_of(config, i + 1), random);
+  return probe.sample();
+}
+
+std::string to_text(const StepBench& b) {
+  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
+                            format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
+  text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {:.3f} TFLOP/s (measured peak)\n",
+                 b.step_ms.size(), b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), b.peak_tflops);
+  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s", "of peak");
+  for (const OpShare& op : b.operators) {
+    const double rate = op.gflops / op.ms * 1e3;
+    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms, format_percent(op.ms / b.median_ms),
+                   op.gflops > 0 ? format("{:.1f}", rate) : "-", op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
+                   op.gflops > 0 ? format_percent(rate / (b.peak_tflops * 1e3)) : "-");
+  }
+  return text;
+}
+
+}  // namespace trainer::train

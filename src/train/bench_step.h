@@ -1,0 +1,32 @@
+#pragma once
+// `trainer bench step`: whole optimizer steps on random tokens, timed, with the time of each kind of operator.
+#include <vector>
+
+#include "train/machine.h"
+#include "train/memory_probe.h"
+
+namespace trainer::train {
+
+struct OpShare {
+  std::string name;
+  int64_t calls = 0;                 // per step
+  double ms = 0, gflops = 0, gb = 0; // per step: wall time, work, memory traffic as the operators state it
+};
+struct StepBench {
+  int64_t parameters = 0, tokens = 0;  // tokens of a step
+  int threads = 0;
+  std::string compute, product_path;
+  std::vector<double> step_ms;  // every timed step
+  double median_ms = 0, tokens_per_s = 0, model_tflops = 0, peak_tflops = 0, mfu = 0;
+  std::vector<OpShare> operators;  // slowest first; "other" is what no operator accounts for
+  int64_t memory_bytes = 0;
+};
+/// `steps` timed steps after `warmup`, seeds fixed. The configuration's data and tokenizer are not used; its vocabulary
+/// must be given (data.vocab_size).
+StepBench bench_step(const config::Config& config, const Machine& machine, int warmup, int steps);
+std::string to_text(const StepBench& bench);
+
+/// Growth of the process's anonymous memory since `probe` was made, after `steps` steps on random tokens; bytes.
+int64_t memory_of_steps(const config::Config& config, const Machine& machine, int steps, MemoryProbe& probe);
+
+}  // namespace trainer::train

@@ -1,0 +1,21 @@
+#pragma once
+// Evaluation: consecutive, non-overlapping windows from the start of the data, each token predicted once.
+#include <functional>
+#include <span>
+
+#include "train/trainer.h"
+
+namespace trainer::train {
+
+struct Evaluation {
+  EvalReport report;
+  bool interrupted = false;  // stopped before the last window; the report is then meaningless
+};
+
+/// `groups` groups of global_batch windows (0: all of the data), so the set of windows does not depend on the layout.
+/// `piece_bytes[id]`: bytes of text that token id stands for; empty without a tokenizer, then bits_per_byte is none.
+/// `progress(done, windows)` is called between micro-batches and returns false to stop.
+Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, std::span<const int32_t> piece_bytes,
+                    const std::function<bool(int64_t done, int64_t windows)>& progress);
+
+}  // namespace trainer::train

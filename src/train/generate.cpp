@@ -1,0 +1,100 @@
+#include "train/generate.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace trainer::train {
+namespace {
+
+constexpr int64_t kPrefillChunk = 64;
+
+}  // namespace
+
+Generator::Generator(Trainer& trainer)
+    : trainer_(trainer),
+      cache_(trainer.device(), trainer.model()),
+      chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
+  ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
+  device::DryDevice dry(trainer.device().threads(), trainer.device().isa());
+  Meter meter;
+  Exec ex{dry, trainer.arena(), meter};
+  // Scratch sizes depend on the cache's capacity, not on how much of it is filled.
+  const auto record = [&](const std::string& key, int64_t rows) {
+    trainer.arena().record(key, [&] {
+      cache_.used = 0;
+      trainer_.model().extend(ex, batch(rows), cache_);
+    });
+  };
+  record(prefill_key_, chunk_);
+  record(decode_key_, 1);
+  cache_.used = 0;
+  trainer.arena().seal();
+}
+
+parallel::Batch Generator::batch(int64_t rows) const {
+  const Tensor ids{ids_.tensor().data, {rows}, DType::i32, 0};
+  return {.ids = ids, .sequences = 1, .seq_len = rows, .first_position = cache_.used};
+}
+
+int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position) {
+  Exec ex = trainer_.exec();
+  int32_t chosen = 0;
+  for (size_t at = 0; at < ids.size();) {
+    const auto left = static_cast<int64_t>(ids.size() - at);
+    const int64_t rows = left >= chunk_ ? chunk_ : 1;
+    std::copy_n(ids.begin() + static_cast<int64_t>(at), rows, ids_.tensor().as<int32_t>());
+    trainer_.arena().begin(rows == 1 ? decode_key_ : prefill_key_);
+    {
+      const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
+      if (rows == left) chosen = sampler.choose(logits, position);
+    }
+    trainer_.arena().end();
+    at += static_cast<size_t>(rows);
+  }
+  return chosen;
+}
+
+void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
+                    const std::function<bool(int32_t)>& emit) {
+  TokenSampler sampler(sampling, trainer_.vocab());
+  std::vector<int32_t> text = prompt;
+  if (text.empty()) text.push_back(std::max(eos, 0));
+  for (const int32_t id : text)
+    if (id < 0 || id >= trainer_.vocab())
+      throw Error(Code::data, format("token {} of the prompt: the model's vocabulary has {}", id, trainer_.vocab()));
+  const int64_t capacity = cache_.capacity;
+  bool noticed = false;
+  const auto keep_last_half = [&] {
+    if (!noticed) log::info("the text outgrows the model's {} positions: going on from its last half", capacity);
+    noticed = true;
+    text.erase(text.begin(), text.end() - std::max<int64_t>(1, capacity / 2));
+  };
+  if (static_cast<int64_t>(text.size()) > capacity) keep_last_half();
+  cache_.used = 0;
+  std::vector<int32_t> next = text;
+  for (int64_t i = 0; i < tokens; ++i) {
+    const int32_t id = feed(next, sampler, i);
+    if (id == eos || !emit(id)) return;
+    text.push_back(id);
+    next.assign(1, id);
+    if (cache_.used == capacity) {
+      keep_last_half();
+      cache_.used = 0;
+      next = text;
+    }
+  }
+}
+
+std::string Generator::complete(const data::Tokenizer& tokenizer, const std::string& prompt, int64_t tokens,
+                                const Sampling& sampling) {
+  data::StreamDecoder decoder(tokenizer);
+  std::string text;
+  run(tokenizer.encode(prompt), tokens, sampling, tokenizer.eos(), [&](int32_t id) {
+    text += decoder.push(id);
+    return true;
+  });
+  return text + decoder.finish();
+}
+
+}  // namespace trainer::train

@@ -1,0 +1,40 @@
+#pragma once
+// Text generation with a cache of keys and values.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer.h"
+#include "train/sampler.h"
+#include "train/trainer.h"
+
+namespace trainer::train {
+
+class Generator {
+ public:
+  /// Records the generation programs of `trainer` and takes the memory (outside any step).
+  explicit Generator(Trainer& trainer);
+
+  /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at
+  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len goes on from its last
+  /// half, with one notice in the log.
+  void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
+           const std::function<bool(int32_t)>& emit);
+
+  /// The text that follows `prompt`, in one piece.
+  std::string complete(const data::Tokenizer& tokenizer, const std::string& prompt, int64_t tokens, const Sampling& sampling);
+
+ private:
+  /// Feeds ids to the model; returns the token chosen from the last row's logits.
+  int32_t feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position);
+  parallel::Batch batch(int64_t rows) const;
+
+  Trainer& trainer_;
+  model::Transformer::Cache cache_;
+  Buffer ids_;
+  int64_t chunk_;
+  const std::string prefill_key_ = "prefill", decode_key_ = "decode";
+};
+
+}  // namespace trainer::train

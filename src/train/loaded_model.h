@@ -1,0 +1,28 @@
+#pragma once
+// A trained model from a checkpoint alone (its step folder holds config and tokenizer), for evaluation and generation.
+#include <filesystem>
+#include <memory>
+#include <optional>
+
+#include "checkpoint/reader.h"
+#include "data/tokenizer.h"
+#include "train/machine.h"
+
+namespace trainer::train {
+
+struct LoadedModel {
+  config::Config config;
+  std::filesystem::path folder;  // the step folder
+  int64_t step = 0;
+  std::optional<data::Tokenizer> tokenizer;
+  std::string tokenizer_hash;
+  Machine machine;
+  std::unique_ptr<device::CpuDevice> device;
+  std::unique_ptr<Trainer> trainer;  // weights only
+};
+
+/// PATH: a step folder, a `checkpoints` folder or a run folder. `threads` 0: as many as the machine gives. The compute type
+/// is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it does not fit.
+LoadedModel load_model(const std::filesystem::path& path, int threads = 0);
+
+}  // namespace trainer::train

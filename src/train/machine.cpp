@@ -1,0 +1,122 @@
+#include "train/machine.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "base/log.h"
+#include "train/units.h"
+
+namespace trainer::train {
+namespace {
+
+/// MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; bytes.
+int64_t available_memory() {
+  int64_t bytes = INT64_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);)
+    if (line.starts_with("MemAvailable:")) bytes = std::stoll(line.substr(13)) * 1024;
+  int64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
+    bytes = std::min(bytes, limit - used);
+  return bytes;
+}
+
+std::string change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
+  const auto fits = [&](const config::Config& changed) {
+    return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
+  };
+  config::Config changed = config;
+  for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
+    if (config.train.global_batch % micro != 0) continue;
+    changed.train.micro_batch = micro;
+    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"}, {config::Recompute::selective, "selective"},
+                                     {config::Recompute::full, "full"}}) {
+      if (mode < config.train.recompute) continue;
+      changed.train.recompute = mode;
+      if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+    }
+  }
+  return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller";
+}
+
+}  // namespace
+
+Machine choose_machine(const config::Config& config) {
+  if (config.run.device == config::DeviceChoice::cuda)
+    throw Error(Code::config, "run.device = \"cuda\": this program was built without CUDA; use \"auto\" or \"cpu\"");
+  Machine machine;
+  machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : device::default_threads();
+  machine.isa = device::detect_isa();
+  switch (config.precision.compute) {
+    case config::Compute::bf16: machine.compute = DType::bf16; break;
+    case config::Compute::fp32: machine.compute = DType::f32; break;
+    case config::Compute::fp64: machine.compute = DType::f64; break;
+    case config::Compute::automatic: machine.compute = device::amx_bf16_available() ? DType::bf16 : DType::f32; break;
+  }
+  machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
+                           : machine.compute == DType::bf16                         ? "default: this CPU has AMX"
+                                                                                    : "default: no matrix unit for bf16 here";
+  machine.memory_limit = config.hardware.memory_limit > 0 ? static_cast<int64_t>(config.hardware.memory_limit * (1 << 30))
+                                                          : available_memory();
+  return machine;
+}
+
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
+  device::DryDevice device(machine.threads, machine.isa);
+  Trainer trainer(device, config, vocab, machine.compute, training);
+  trainer.plan();
+  RunPlan plan;
+  plan.memory = trainer.memory();
+  for (const auto& [category, bytes] : plan.memory) plan.total += bytes;
+  int64_t largest = -1;
+  for (const auto& [key, program] : trainer.arena().programs()) {
+    if (program.peak <= largest) continue;
+    largest = program.peak;
+    plan.arena_bound = program.live_bound;
+    plan.activations = trainer.arena().peak_by_tag(key);
+  }
+  plan.parameters = trainer.store().parameter_count();
+  plan.flops = flops_per_token(config.model, vocab, config.train.recompute);
+  plan.executed_flops = trainer.meter().matmul_flops();
+  plan.recomputed_flops = trainer.meter().recomputed_flops();
+  return plan;
+}
+
+std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
+  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(static_cast<double>(plan.parameters)));
+  text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute), machine.compute_reason,
+                 machine.threads, device::name_of(machine.isa));
+  text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), kFlopsDefinition);
+  text += format("executed FLOPs        {:>12}  per micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
+                 format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
+  text += "memory\n";
+  for (const auto& [category, bytes] : plan.memory)
+    text += format("  {:<20}{:>12}\n", category, format_bytes(static_cast<double>(bytes)));
+  text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(static_cast<double>(plan.total)),
+                 format_bytes(static_cast<double>(machine.memory_limit)));
+  text += format("activations at their peak (block {}, live bytes {})\n",
+                 format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
+                 format_bytes(static_cast<double>(plan.arena_bound)));
+  std::vector<std::pair<int64_t, std::string>> tags;
+  for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
+  std::sort(tags.rbegin(), tags.rend());
+  for (const auto& [bytes, tag] : tags) text += format("  {:<20}{:>12}\n", tag, format_bytes(static_cast<double>(bytes)));
+  text += "communication           0 B  (one rank)\n";
+  return text;
+}
+
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  if (plan.total <= machine.memory_limit) return;
+  const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  throw Error(Code::plan, format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
+                                 format_bytes(static_cast<double>(plan.total)),
+                                 format_bytes(static_cast<double>(machine.memory_limit)),
+                                 config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+                                 largest->first, format_bytes(static_cast<double>(largest->second)),
+                                 change_that_fits(config, vocab, machine)));
+}
+
+}  // namespace trainer::train

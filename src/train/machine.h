@@ -1,0 +1,39 @@
+#pragma once
+// What a run computes on and in which type, decided once and said aloud.
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "train/trainer.h"
+
+namespace trainer::train {
+
+struct Machine {
+  int threads = 1;
+  device::Isa isa = device::Isa::plain;
+  DType compute = DType::f32;
+  std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
+  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else what the system can give now
+};
+/// Logs the choices. Throws Code::config for a device this program does not have.
+Machine choose_machine(const config::Config& config);
+
+/// The plan of a run without computing or allocating: memory and FLOPs of a micro-step, from the run's own code.
+struct RunPlan {
+  BytesByCategory memory;  // bytes, by category; activations split by tag in `activations`
+  BytesByCategory activations;
+  int64_t total = 0;
+  int64_t parameters = 0;
+  FlopsPerToken flops;
+  double executed_flops = 0;    // products and attention of one micro-step, as executed
+  double recomputed_flops = 0;  // of them, repeated by recomputation
+  int64_t arena_bound = 0;      // largest sum of live bytes: the floor of the arena
+};
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
+/// Table for `train --dry-run`.
+std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
+/// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
+
+}  // namespace trainer::train

@@ -1,0 +1,19 @@
+#pragma once
+// The files of a run folder beside metrics and checkpoints.
+#include <filesystem>
+#include <string>
+
+#include "config/config.h"
+#include "data/source.h"
+#include "train/report_html.h"
+
+namespace trainer::train {
+
+/// checkpoint.dir, or RUN_DIR/checkpoints.
+std::filesystem::path checkpoint_folder(const config::Config& config);
+/// config.toml (values in force) and tokenizer.model (when there is one), each replaced whole. Throws Code::io.
+void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer);
+/// A report that cannot be written is a warning: the run itself is done.
+void write_report_or_warn(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
+
+}  // namespace trainer::train

@@ -1,0 +1,91 @@
+#include "train/run_state.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/log.h"
+#include "checkpoint/folder.h"
+
+namespace trainer::train {
+
+std::vector<checkpoint::TensorSlice> tensor_slices(const params::ParamStore& store, bool moments) {
+  std::vector<checkpoint::TensorSlice> slices;
+  for (const params::Param& param : store.params()) {
+    const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
+    slices.push_back({param.name, param.shape, group.master, param.runs});
+    if (!moments) continue;
+    slices.push_back({param.name + "#m", param.shape, group.m, param.runs});
+    slices.push_back({param.name + "#v", param.shape, group.v, param.runs});
+  }
+  return slices;
+}
+
+std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
+  return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
+          {"n_layer", format("{}", m.n_layer)},
+          {"n_head", format("{}", m.n_head)},
+          {"n_kv_head", format("{}", m.n_kv_head)},
+          {"d_model", format("{}", m.d_model)},
+          {"d_ff", format("{}", m.d_ff)},
+          {"seq_len", format("{}", m.seq_len)},
+          {"tie_embeddings", format("{}", m.tie_embeddings.value())},
+          {"bias", format("{}", m.bias.value())},
+          {"norm_eps", format("{}", m.norm_eps)},
+          {"rope_theta", format("{}", m.rope_theta)},
+          {"vocab_size", format("{}", vocab)}};
+}
+
+std::optional<std::filesystem::path> find_resume(const config::Checkpoint& checkpoint, const std::filesystem::path& folder) {
+  if (checkpoint.resume == "never") return std::nullopt;
+  if (checkpoint.resume != "auto" && checkpoint.resume != "must") return checkpoint::resolve(checkpoint.resume);
+  std::optional<std::filesystem::path> newest = checkpoint::newest_checkpoint(folder);
+  if (!newest && checkpoint.resume == "must")
+    throw Error(Code::checkpoint, format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to start "
+                                         "a fresh run",
+                                         folder.string()));
+  return newest;
+}
+
+checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader, const checkpoint::Snapshot& expected) {
+  checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
+  const auto slices = tensor_slices(trainer.store(), /*moments=*/true);
+  reader.load(slices, {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+  trainer.store().refresh_compute();
+  return reader.header().state;
+}
+
+void load_weights(Trainer& trainer, const checkpoint::Reader& reader) {
+  const auto slices = tensor_slices(trainer.store(), /*moments=*/false);
+  reader.load(slices, {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
+  trainer.store().refresh_compute();
+}
+
+std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml) {
+  const auto values = [](const std::string& toml) {
+    std::map<std::string, std::string> keys;
+    std::istringstream lines(toml);
+    std::string line, section;
+    while (std::getline(lines, line)) {
+      if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
+      const size_t equals = line.find(" = ");
+      if (equals == std::string::npos || line.starts_with('#')) continue;
+      std::string key = line.substr(0, equals);
+      key.erase(std::remove(key.begin(), key.end(), ' '), key.end());
+      keys[section + "." + key] = line.substr(line.find_first_not_of(' ', equals + 3));
+    }
+    return keys;
+  };
+  const auto before = values(stored_toml), after = values(present_toml);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : after) {
+    const auto it = before.find(key);
+    if (it == before.end()) {
+      changes.push_back(format("{}: {} (new)", key, value));
+    } else if (it->second != value) {
+      changes.push_back(format("{}: {} -> {}", key, it->second, value));
+    }
+  }
+  return changes;
+}
+
+}  // namespace trainer::train

@@ -1,0 +1,55 @@
+#include "train/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/philox.h"
+
+namespace trainer::train {
+
+void validate(const Sampling& s) {
+  if (!(s.temperature >= 0) || !std::isfinite(s.temperature))
+    throw Error(Code::usage, format("--temperature {}: expected 0 (greedy) or more", s.temperature));
+  if (s.top_k < 0) throw Error(Code::usage, format("--top-k {}: expected 0 (all tokens) or more", s.top_k));
+  if (!(s.top_p > 0 && s.top_p <= 1)) throw Error(Code::usage, format("--top-p {}: expected above 0, at most 1", s.top_p));
+}
+
+TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
+    : sampling_(sampling), vocab_(vocab), scores_(static_cast<size_t>(vocab)), order_(static_cast<size_t>(vocab)) {
+  validate(sampling);
+}
+
+int32_t TokenSampler::choose(const Tensor& logits, int64_t position) {
+  TRAINER_CHECK(logits.cols() >= vocab_, "logits {} for {} tokens", to_string(logits), vocab_);
+  for (size_t i = 0; i < scores_.size(); ++i)
+    scores_[i] = logits.dtype == DType::f64 ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
+  const auto likelier = [&](int32_t a, int32_t b) {
+    const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  std::iota(order_.begin(), order_.end(), 0);
+  if (sampling_.temperature == 0) return *std::min_element(order_.begin(), order_.end(), likelier);
+
+  const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
+  if (kept < vocab_ || sampling_.top_p < 1) std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
+  const double top = *std::max_element(scores_.begin(), scores_.end());
+  const auto weight = [&](int64_t rank) {
+    return std::exp((scores_[static_cast<size_t>(order_[static_cast<size_t>(rank)])] - top) / sampling_.temperature);
+  };
+  double total = 0;
+  for (int64_t rank = 0; rank < kept; ++rank) total += weight(rank);
+  int64_t last = kept;  // tokens [0, last) of the order may be drawn
+  if (sampling_.top_p < 1) {
+    double sum = 0;
+    for (last = 0; last < kept && sum < sampling_.top_p * total; ++last) sum += weight(last);
+    total = sum;
+  }
+  const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
+  double left = static_cast<double>(draw) * 0x1p-32 * total;
+  for (int64_t rank = 0; rank < last; ++rank)
+    if ((left -= weight(rank)) < 0) return order_[static_cast<size_t>(rank)];
+  return order_[static_cast<size_t>(last - 1)];
+}
+
+}  // namespace trainer::train

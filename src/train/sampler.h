@@ -1,0 +1,32 @@
+#pragma once
+// Choosing the next token from logits. Random draws are counter-based: (seed, position) decides, nothing else.
+#include <cstdint>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace trainer::train {
+
+struct Sampling {
+  double temperature = 1;  // 0: always the likeliest token
+  int64_t top_k = 0;       // 0: all
+  double top_p = 1;        // smallest set of likeliest tokens whose probability reaches top_p
+  uint64_t seed = 0;
+};
+/// Throws Code::usage naming the value that is out of range.
+void validate(const Sampling& sampling);
+
+class TokenSampler {
+ public:
+  TokenSampler(const Sampling& sampling, int64_t vocab);
+  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id.
+  int32_t choose(const Tensor& logits, int64_t position);
+
+ private:
+  Sampling sampling_;
+  int64_t vocab_;
+  std::vector<double> scores_;
+  std::vector<int32_t> order_;
+};
+
+}  // namespace trainer::train

@@ -1,0 +1,341 @@
+#include "train/session.h"
+
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "base/log.h"
+#include "checkpoint/run_lock.h"
+#include "config/load.h"
+#include "data/source.h"
+#include "ops/bench_gemm.h"
+#include "optim/schedule.h"
+#include "train/deadline.h"
+#include "train/evaluate.h"
+#include "train/generate.h"
+#include "train/machine.h"
+#include "train/memory_probe.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/report_html.h"
+#include "train/run_folder.h"
+#include "train/run_state.h"
+#include "train/signals.h"
+#include "train/summary.h"
+#include "train/units.h"
+
+namespace trainer::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kSavedAfterSignal = 75;
+
+class Session {
+ public:
+  Session(const config::Config& config, const SessionOptions& options, const Machine& machine, data::Datasets datasets)
+      : config_(config),
+        options_(options),
+        machine_(machine),
+        datasets_(std::move(datasets)),
+        folder_(config.run.dir),
+        total_steps_(config::total_steps(config)),
+        accumulation_(config.train.global_batch / config.train.micro_batch),
+        plan_(plan_run(config, datasets_.vocab, machine, true)),
+        device_((require_memory(plan_, config, datasets_.vocab, machine), machine.threads), machine.isa),
+        trainer_(device_, config, datasets_.vocab, machine.compute, true),
+        store_(checkpoint_folder(config), {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}) {}
+
+  int run() {
+    begin();
+    if (state_.step >= total_steps_) {
+      log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
+      return finish("finished");
+    }
+    Progress progress(config_.log.progress, state_.step, total_steps_, config_.log.interval);
+    progress_ = &progress;
+    const Deadline deadline = options_.max_seconds > 0 ? Deadline(options_.max_seconds) : Deadline();
+    const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
+    std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
+    while (state_.step < last) {
+      if (!step()) break;
+      const bool final_step = state_.step == total_steps_;
+      if (due(config_.train.eval_interval) || final_step) evaluate_now();
+      if (due(config_.train.sample_interval) && !final_step) sample_now();
+      if (stop_requested()) break;
+      if (take_save_request() || due(config_.checkpoint.interval)) save();
+      if (deadline.passed()) {
+        outcome = "stopped at --max-time";
+        break;
+      }
+    }
+    progress_ = nullptr;
+    const bool stopped = stop_requested();
+    if (stopped) outcome = format("stopped by {}", signal_name(stop_signal()));
+    if (saved_step_ != state_.step && state_.step > 0) save();
+    if (state_.step == total_steps_) sample_now();
+    const int status = finish(outcome);
+    return stopped ? kSavedAfterSignal : status;
+  }
+
+ private:
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+
+  // Everything before the first step: where the weights come from, the measured peak, the start event.
+  void begin() {
+    trainer_.plan();
+    expected_ = header();
+    const auto resume = find_resume(config_.checkpoint, checkpoint_folder(config_));
+    if (resume) {
+      const checkpoint::Reader reader(*resume);
+      state_ = restore(trainer_, reader, expected_);
+      saved_step_ = state_.step;
+      log::info("resumed step {} from {}", state_.step, resume->string());
+      for (const std::string& change : changed_lines(reader.header().config_toml, expected_.config_toml))
+        log::info("changed since: {}", change);
+    } else if (!config_.model.init_from.empty()) {
+      const checkpoint::Reader reader(config_.model.init_from);
+      load_weights(trainer_, reader);
+      log::info("weights of {}, fresh optimizer", reader.folder().string());
+    } else {
+      trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
+    }
+    if (datasets_.tokenizer && (config_.train.sample_interval > 0 || !config_.train.sample_prompt.empty()))
+      generator_.emplace(trainer_);
+    truncate_after_step(folder_ / "metrics.jsonl", state_.step);
+    samples_ = read_samples(folder_, state_.step);
+    write_run_files(config_, expected_.config_toml, expected_.tokenizer);
+    if (config_.log.jsonl) metrics_.emplace(folder_ / "metrics.jsonl");
+    peak_flops_ = config_.hardware.peak_tflops > 0 ? config_.hardware.peak_tflops * 1e12
+                                                   : ops::measured_peak_flops(device_, machine_.compute);
+    announce();
+  }
+
+  void announce() {
+    const std::string origin = config_.hardware.peak_tflops > 0 ? "user" : "measured";
+    StartReport start;
+    start.step = state_.step;
+    start.name = config_.run.name;
+    start.time = utc_now();
+    start.arch = config_.model.arch == config::Arch::llama ? "llama" : "gpt2";
+    start.compute = name_of(machine_.compute);
+    start.n_layer = config_.model.n_layer;
+    start.n_head = config_.model.n_head;
+    start.n_kv_head = config_.model.n_kv_head;
+    start.d_model = config_.model.d_model;
+    start.d_ff = config_.model.d_ff;
+    start.seq_len = config_.model.seq_len;
+    start.vocab_size = datasets_.vocab;
+    start.parameters = plan_.parameters;
+    start.total_steps = total_steps_;
+    start.global_batch = config_.train.global_batch;
+    start.micro_batch = config_.train.micro_batch;
+    start.accumulation = accumulation_;
+    start.train_tokens = datasets_.train->tokens();
+    start.val_tokens = datasets_.val ? datasets_.val->tokens() : 0;
+    start.unigram_entropy = datasets_.unigram_entropy;
+    start.flops = plan_.flops;
+    start.peak_flops = peak_flops_;
+    start.peak_origin = origin;
+    start.predicted = {.memory_bytes = plan_.total};
+    start.environment = {options_.version, options_.commit, "cpu", std::string(device::name_of(machine_.isa)),
+                         ops::product_path(device_, machine_.compute), 1, machine_.threads};
+    start.config_toml = expected_.config_toml;
+    log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
+              format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, machine_.compute_reason,
+              start.environment.product_path);
+    log::info("global_batch {} = micro_batch {} x accumulation {} x data 1; {} steps of {} tokens; {} threads, peak {} ({})",
+              start.global_batch, start.micro_batch, accumulation_, total_steps_, tokens_per_step(), machine_.threads,
+              format_count(peak_flops_) + "FLOP/s", origin);
+    log::info("memory: {} predicted; data: {} training and {} validation tokens", format_bytes(static_cast<double>(plan_.total)),
+              format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));
+    if (metrics_) metrics_->write(start);
+  }
+
+  int64_t tokens_per_step() const { return config_.train.global_batch * config_.model.seq_len; }
+
+  // One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
+  bool step() {
+    StepWork work;
+    work.step = state_.step + 1;
+    work.first_sample = state_.samples_seen;
+    work.adam_step = state_.adam_step + 1;
+    work.micro_batches = accumulation_;
+    work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
+    const double start = now_seconds();
+    const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_requested);
+    if (outcome.interrupted) return false;
+    const double seconds = now_seconds() - start;
+
+    state_.step = work.step;
+    state_.samples_seen += config_.train.global_batch;
+    state_.tokens_seen += tokens_per_step();
+    if (!outcome.skipped) state_.adam_step = work.adam_step;
+    report(work, outcome, seconds);
+    count_skips(outcome);
+    if (memory_.peak() == 0 || state_.step % 100 == 0) memory_.sample();
+    return true;
+  }
+
+  void report(const StepWork& work, const Trainer::Outcome& outcome, double seconds) {
+    StepReport r;
+    r.step = state_.step;
+    r.tokens = state_.tokens_seen;
+    r.loss = outcome.loss;
+    r.lr = work.lr;
+    r.grad_norm = outcome.norm.norm;
+    r.skipped = outcome.skipped;
+    r.bad_tensor = outcome.norm.bad_tensor;
+    r.step_ms = seconds * 1e3;
+    r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
+    r.tflops_per_device = plan_.flops.full() * r.tokens_per_s * 1e-12;
+    const Utilisation use = utilisation(plan_.flops, r.tokens_per_s, peak_flops_);
+    r.mfu = use.mfu;
+    r.mfu_causal = use.mfu_causal;
+    r.hfu = use.hfu;
+    r.phase_ms = outcome.phase_ms;
+    r.memory_bytes = trainer_.memory();
+    r.data_position = state_.samples_seen;
+    if (metrics_) metrics_->write(r);
+    progress_->step(r);
+    step_seconds_ += seconds;
+    ++steps_run_;
+  }
+
+  void count_skips(const Trainer::Outcome& outcome) {
+    if (!outcome.skipped) {
+      skips_ = 0;
+      return;
+    }
+    ++skips_;
+    const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
+    const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
+                                       state_.step, what, skips_, config_.train.max_skipped_steps);
+    log::warning("{}", message);
+    if (metrics_) metrics_->write(WarningReport{state_.step, message});
+    if (skips_ > config_.train.max_skipped_steps)
+      throw Error(Code::nonfinite, message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
+                                                    std::max<int64_t>(saved_step_, 0)));
+  }
+
+  void evaluate_now() {
+    if (!datasets_.val) return;
+    Evaluation result = evaluate(trainer_, *datasets_.val, config_.train.eval_batches, datasets_.piece_bytes,
+                                 [&](int64_t done, int64_t windows) {
+                                   progress_->status(format("evaluating {}/{}", done, windows));
+                                   return !stop_requested();
+                                 });
+    if (result.interrupted) return;
+    result.report.step = state_.step;
+    if (!(state_.best_val_loss <= result.report.loss)) {
+      state_.best_val_loss = result.report.loss;
+      state_.best_step = state_.step;
+    }
+    if (metrics_) metrics_->write(result.report);
+    log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", state_.step, result.report.loss, result.report.perplexity,
+              result.report.bits_per_byte ? format(", {:.4f} bits per byte", *result.report.bits_per_byte) : "");
+  }
+
+  void sample_now() {
+    if (!generator_) return;
+    const Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
+    Sample sample{state_.step, config_.train.sample_prompt, {}};
+    sample.text = generator_->complete(*datasets_.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+    log::info("--- sample at step {} ---\n{}{}\n---", state_.step, sample.prompt, sample.text);
+    samples_.push_back(std::move(sample));
+  }
+
+  // The snapshot without its tensors: what a resumed run is compared with.
+  checkpoint::Snapshot header() const {
+    checkpoint::Snapshot snapshot;
+    snapshot.config_toml = config::to_toml(config_);
+    if (datasets_.tokenizer) {
+      snapshot.tokenizer = datasets_.tokenizer->bytes();
+      snapshot.tokenizer_hash = datasets_.tokenizer->hash();
+    }
+    snapshot.data_hash = datasets_.data_hash;
+    snapshot.model_keys = model_keys(config_.model, datasets_.vocab);
+    snapshot.tied = config_.model.tie_embeddings.value();
+    snapshot.compute = name_of(machine_.compute);
+    return snapshot;
+  }
+
+  void save() {
+    const double start = now_seconds();
+    checkpoint::Snapshot snapshot = expected_;
+    snapshot.state = state_;
+    snapshot.tensors = tensor_slices(trainer_.store(), /*moments=*/true);
+    CheckpointReport report;
+    report.step = state_.step;
+    report.path = store_.save(snapshot).string();
+    for (const checkpoint::TensorSlice& slice : snapshot.tensors)
+      report.bytes += slice.shape.count() * size_of(slice.local.dtype);
+    report.seconds = now_seconds() - start;
+    report.best = state_.best_step == state_.step;
+    saved_step_ = state_.step;
+    if (metrics_) metrics_->write(report);
+  }
+
+  int finish(const std::string& outcome) {
+    memory_.sample();
+    EndReport end;
+    end.step = state_.step;
+    end.tokens = state_.tokens_seen;
+    end.outcome = outcome;
+    end.wall_s = now_seconds() - started_;
+    end.predicted = {.memory_bytes = plan_.total};
+    end.measured = {.step_ms = steps_run_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_run_) : kUnknown,
+                    .memory_bytes = memory_.peak()};
+    if (metrics_) metrics_->write(end);
+    if (!config_.log.jsonl) return 0;
+    const History history = read_history(folder_ / "metrics.jsonl");
+    const Summary summary = summarize(history, samples_);
+    if (config_.log.report) write_report_or_warn(folder_, summary, history);
+    for (const std::string& line : summary_lines(summary, folder_)) log::info("{}", line);
+    return 0;
+  }
+
+  config::Config config_;
+  SessionOptions options_;
+  Machine machine_;
+  MemoryProbe memory_;
+  data::Datasets datasets_;
+  fs::path folder_;
+  int64_t total_steps_, accumulation_;
+  RunPlan plan_;
+  device::CpuDevice device_;
+  Trainer trainer_;
+  checkpoint::CheckpointStore store_;
+  const BatchSource batches_ = [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    datasets_.train->train_batch(sample, sequences, out);
+    datasets_.train->prefetch(sample + sequences, sequences);
+  };
+  std::optional<Generator> generator_;
+  std::optional<MetricsLog> metrics_;
+  Progress* progress_ = nullptr;
+  checkpoint::Snapshot expected_;
+  checkpoint::TrainState state_;
+  std::vector<Sample> samples_;
+  double peak_flops_ = 0, started_ = now_seconds(), step_seconds_ = 0;
+  int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
+};
+
+}  // namespace
+
+int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text) {
+  const Machine machine = choose_machine(config);
+  if (options.dry_run) {
+    const int64_t vocab = data::planned_vocab(config.data);
+    const RunPlan plan = plan_run(config, vocab, machine, true);
+    plan_text = to_text(plan, config, machine);
+    require_memory(plan, config, vocab, machine);
+    return 0;
+  }
+  const SignalGuard signals;
+  const checkpoint::RunLock lock(config.run.dir);
+  data::Datasets datasets = open_data(config, machine.threads);
+  if (stop_requested()) return kSavedAfterSignal;
+  return Session(config, options, machine, std::move(datasets)).run();
+}
+
+}  // namespace trainer::train

@@ -1,0 +1,22 @@
+#pragma once
+// A whole training run in its folder: data, resume, the loop of steps with evaluation, samples and checkpoints, logs,
+// summary and report.
+#include <cstdint>
+#include <string>
+
+#include "config/config.h"
+
+namespace trainer::train {
+
+struct SessionOptions {
+  int64_t max_steps = 0;   // stop after this many further steps; 0: no limit
+  double max_seconds = 0;  // 0: no limit
+  bool dry_run = false;
+  std::string version, commit;  // for the report
+};
+
+/// Returns the exit status: 0 finished (or stopped at a limit), 75 saved after a signal. Throws Error for everything else.
+/// `config` resolved and validated. With dry_run the plan goes to `plan_text` and nothing is written.
+int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text);
+
+}  // namespace trainer::train

@@ -1,0 +1,108 @@
+#include "params/param_store.h"
+
+#include <gtest/gtest.h>
+
+#include "base/philox.h"
+#include "params/grad_sink.h"
+
+using namespace trainer;
+using params::Init;
+using params::ParamStore;
+
+namespace {
+
+// q, k, v of different widths side by side, a padded table, a vector.
+struct Store {
+  explicit Store(device::Device& device, DType compute) : store(device, compute) {
+    const int group = store.add_group("block");
+    qkv = store.add_matrix(group, 5, {{"q", 6, {Init::Kind::normal, 0.02}}, {"k", 3, {Init::Kind::normal, 0.02}}, {"v", 3, {Init::Kind::normal, 0.5}}}, true);
+    gain = store.add_vector(group, {{"gain", 7, {Init::Kind::ones, 0}}});
+    table = store.add_matrix(group, 11, {{"wte", 4, {Init::Kind::normal, 0.1}}}, true, 16);
+    store.allocate(true);
+  }
+  ParamStore store;
+  int qkv, gain, table;
+};
+
+TEST(ParamStore, InitialValuesDependOnNameAndGlobalIndexAlone) {
+  device::CpuDevice device(2);
+  Store s(device, DType::f64);
+  s.store.initialize(99);
+  const Tensor qkv = s.store.weight(s.qkv);
+  ASSERT_EQ(qkv.shape, (Shape{5, 12}));
+  const auto expect = [&](const char* name, double std, int64_t index) {
+    return std * philox_normals(philox_key(99, name), static_cast<uint64_t>(index / 4))[static_cast<size_t>(index % 4)];
+  };
+  for (int64_t r = 0; r < 5; ++r)
+    for (int64_t c = 0; c < 12; ++c) {
+      const double got = qkv.as<double>()[r * 12 + c];
+      if (c < 6) EXPECT_EQ(got, expect("q", 0.02, r * 6 + c));
+      else if (c < 9) EXPECT_EQ(got, expect("k", 0.02, r * 3 + c - 6));
+      else EXPECT_EQ(got, expect("v", 0.5, r * 3 + c - 9));
+    }
+  for (const double x : s.store.weight(s.gain).span<double>()) EXPECT_EQ(x, 1.0);
+  const auto table = s.store.weight(s.table).span<double>();
+  ASSERT_EQ(table.size(), 64u);
+  for (size_t i = 0; i < 44; ++i) EXPECT_EQ(table[i], expect("wte", 0.1, static_cast<int64_t>(i)));
+  for (size_t i = 44; i < 64; ++i) EXPECT_EQ(table[i], 0.0) << "padding";
+}
+
+TEST(ParamStore, ValuesAreRoundedOnceInEveryType) {
+  device::CpuDevice device(1);
+  Store wide(device, DType::f64), single(device, DType::f32), half(device, DType::bf16);
+  for (Store* s : {&wide, &single, &half}) s->store.initialize(3);
+  const auto d = wide.store.weight(wide.qkv).span<double>();
+  const auto f = single.store.weight(single.qkv).span<float>();
+  const auto h = half.store.weight(half.qkv).span<bf16>();
+  for (size_t i = 0; i < d.size(); ++i) {
+    EXPECT_EQ(f[i], static_cast<float>(d[i]));
+    EXPECT_EQ(h[i].bits, bf16(f[i]).bits);
+  }
+}
+
+TEST(ParamStore, CountsTrueElementsAndAlignsSlots) {
+  device::DryDevice device(2);
+  Store s(device, DType::bf16);
+  EXPECT_EQ(s.store.parameter_count(), 5 * 12 + 7 + 11 * 4);
+  for (const int slot : {s.qkv, s.gain, s.table}) EXPECT_EQ(s.store.range_of(slot).offset % 32, 0);
+  // master, gradient and both moments in f32, compute weights in bf16
+  EXPECT_EQ(device.memory_total(), s.store.groups()[0].elements * (4 * 4 + 2));
+}
+
+TEST(GradSink, FirstWriteOverwritesLaterOnesAdd) {
+  device::CpuDevice device(1);
+  Store s(device, DType::f32);
+  params::GradSink sink(s.store);
+  for (int step = 0; step < 2; ++step) {
+    sink.begin_step();
+    EXPECT_FALSE(sink.slot(s.qkv).accumulate);
+    EXPECT_TRUE(sink.slot(s.qkv).accumulate);
+    EXPECT_FALSE(sink.slot(s.table).accumulate);
+  }
+}
+
+TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
+  device::CpuDevice device(2);
+  Store s(device, DType::f32);
+  params::GradSink sink(s.store);
+  sink.prepare(device);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  for (float& x : s.store.gradient(s.qkv).span<float>()) x = 3;
+  s.store.gradient(s.gain).span<float>()[6] = 4;
+  const double expected = std::sqrt(60 * 9 + 16.0);
+  params::GradNorm norm = sink.finish(ex);
+  EXPECT_TRUE(norm.finite());
+  EXPECT_DOUBLE_EQ(norm.norm, expected);
+  EXPECT_DOUBLE_EQ(norm.clip(1.0), 1.0 / (expected + 1e-6));
+  EXPECT_EQ(norm.clip(1e9), 1.0);
+  EXPECT_EQ(norm.clip(0), 1.0);
+  s.store.gradient(s.qkv).span<float>()[1 * 12 + 7] = std::nanf("");
+  s.store.gradient(s.table).span<float>()[0] = INFINITY;
+  norm = sink.finish(ex);
+  EXPECT_FALSE(norm.finite());
+  EXPECT_EQ(norm.bad_tensor, "k");
+}
+
+}  // namespace

@@ -1,0 +1,111 @@
+#include "train/generate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "unit/train/tiny.h"
+
+namespace trainer::tests {
+namespace {
+
+using train::Sampling;
+using train::TokenSampler;
+
+Tensor logits_of(std::vector<float>& values) {
+  return {reinterpret_cast<std::byte*>(values.data()), {1, static_cast<int64_t>(values.size())}, DType::f32, 0};
+}
+
+TEST(TokenSampler, TemperatureZeroTakesTheLikeliestAndTheSmallerIdOfATie) {
+  std::vector<float> values = {1, 5, 5, 2, 99};  // the last one is padding
+  TokenSampler sampler({.temperature = 0}, 4);
+  EXPECT_EQ(sampler.choose(logits_of(values), 0), 1);
+}
+
+TEST(TokenSampler, FrequenciesFollowTheSoftmax) {
+  std::vector<float> values = {0, std::log(2.0f), std::log(5.0f)};
+  TokenSampler sampler({.temperature = 1, .seed = 11}, 3);
+  int counts[3] = {};
+  for (int i = 0; i < 40000; ++i) ++counts[sampler.choose(logits_of(values), i)];
+  EXPECT_NEAR(counts[0] / 40000.0, 1 / 8.0, 0.01);
+  EXPECT_NEAR(counts[1] / 40000.0, 2 / 8.0, 0.01);
+  EXPECT_NEAR(counts[2] / 40000.0, 5 / 8.0, 0.01);
+}
+
+TEST(TokenSampler, TopKAndTopPLeaveTheTailOut) {
+  std::vector<float> values = {0, std::log(2.0f), std::log(5.0f)};
+  TokenSampler two({.top_k = 2}, 3), half({.top_p = 0.6}, 3), most({.top_p = 0.8}, 3);
+  bool second = false;
+  for (int i = 0; i < 2000; ++i) {
+    EXPECT_NE(two.choose(logits_of(values), i), 0);
+    EXPECT_EQ(half.choose(logits_of(values), i), 2);  // 5/8 alone reaches 0.6
+    const int32_t id = most.choose(logits_of(values), i);
+    EXPECT_NE(id, 0);
+    second |= id == 1;
+  }
+  EXPECT_TRUE(second);
+}
+
+TEST(TokenSampler, RefusesValuesOutOfRange) {
+  EXPECT_THROW(train::validate({.temperature = -1}), Error);
+  EXPECT_THROW(train::validate({.temperature = NAN}), Error);
+  EXPECT_THROW(train::validate({.top_k = -1}), Error);
+  EXPECT_THROW(train::validate({.top_p = 0}), Error);
+  EXPECT_THROW(train::validate({.top_p = 1.5}), Error);
+}
+
+// The likeliest continuation by running the whole prefix through the cache in one piece each time.
+std::vector<int32_t> greedy(train::Trainer& trainer, const std::vector<int32_t>& prompt, int64_t tokens) {
+  std::vector<int32_t> out;
+  train::Generator generator(trainer);
+  std::vector<int32_t> text = prompt;
+  for (int64_t i = 0; i < tokens; ++i)
+    generator.run(text, 1, {.temperature = 0}, -1, [&](int32_t id) {
+      out.push_back(id);
+      text.push_back(id);
+      return true;
+    });
+  return out;
+}
+
+TEST(Generator, TheCacheGivesWhatTheWholePrefixGives) {
+  for (const auto arch : {config::Arch::gpt2, config::Arch::llama}) {
+    config::Config c = tiny_config(arch);
+    Tiny run(c, DType::f64, 2);
+    for (int64_t n = 1; n <= 10; ++n) run.step(n, 1e-2);
+    const std::vector<int32_t> prompt = {3, 17, 4};
+    std::vector<int32_t> streamed;
+    train::Generator generator(run.trainer);
+    generator.run(prompt, 7, {.temperature = 0}, -1, [&](int32_t id) {
+      streamed.push_back(id);
+      return true;
+    });
+    EXPECT_EQ(streamed, greedy(run.trainer, prompt, 7));
+  }
+}
+
+TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
+  config::Config c = tiny_config();
+  Tiny run(c, DType::f32, 2), other(c, DType::f32, 2);
+  run.step(1);
+  other.step(1);
+  train::Generator generator(run.trainer);
+  int64_t emitted = 0;
+  generator.run({1, 2}, 40, {.temperature = 1, .seed = 3}, -1, [&](int32_t id) {
+    EXPECT_GE(id, 0);
+    EXPECT_LT(id, kTinyVocab);
+    ++emitted;
+    return true;
+  });
+  EXPECT_EQ(emitted, 40);
+  EXPECT_EQ(run.step(2).loss, other.step(2).loss);
+}
+
+TEST(Generator, RefusesTokensOutsideTheVocabulary) {
+  Tiny run(tiny_config(), DType::f32, 1);
+  train::Generator generator(run.trainer);
+  EXPECT_THROW(generator.run({99}, 1, {}, -1, [](int32_t) { return true; }), Error);
+}
+
+}  // namespace
+}  // namespace trainer::tests

@@ -1,0 +1,70 @@
+#pragma once
+// A tiny run for tests of the trainer: random tokens, odd sizes.
+#include <vector>
+
+#include "base/philox.h"
+#include "train/trainer.h"
+
+namespace trainer::tests {
+
+inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
+  const bool llama = arch == config::Arch::llama;
+  config::Config c;
+  c.run.seed = 7;
+  c.model = {.arch = arch, .n_layer = 2, .n_head = 3, .n_kv_head = llama ? 1 : 3, .d_model = 24, .d_ff = 40, .seq_len = 11,
+             .tie_embeddings = !llama, .bias = !llama, .norm_eps = 1e-5, .rope_theta = 1e4, .dropout = 0.1, .init_std = 0.1,
+             .vocab_multiple = 16, .init_from = {}};
+  c.train.global_batch = 4;
+  c.train.micro_batch = 2;
+  c.optim = {.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 2, .schedule = config::Schedule::cosine, .decay_fraction = 0.1,
+             .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+  c.parallel.strategy = "megatron-1d";
+  return c;
+}
+inline constexpr int64_t kTinyVocab = 37;
+
+inline train::BatchSource tiny_batches(const config::Config& c) {
+  const int64_t length = c.model.seq_len;
+  return [length](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    const auto rows = static_cast<size_t>(sequences * length);
+    out.ids.resize(rows);
+    out.targets.resize(rows);
+    out.weights.assign(rows, 1.0f);
+    out.sequences = sequences;
+    out.seq_len = length;
+    const PhiloxKey key = philox_key(5, "tokens");
+    for (size_t r = 0; r < rows; ++r) {
+      const uint64_t at = static_cast<uint64_t>(sample * length) + r;
+      out.ids[r] = static_cast<int32_t>(philox_at(key, at) % kTinyVocab);
+      out.targets[r] = static_cast<int32_t>(philox_at(key, at + 1) % kTinyVocab);
+    }
+  };
+}
+
+/// A trainer on its own device, ready to step.
+struct Tiny {
+  Tiny(const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
+      : device(threads, isa), trainer(device, c, kTinyVocab, compute, true), batches(tiny_batches(c)) {
+    trainer.plan();
+    trainer.store().initialize(static_cast<uint64_t>(c.run.seed));
+  }
+  train::Trainer::Outcome step(int64_t n, double lr = 1e-3) {
+    const config::Config& c = trainer.config();
+    return trainer.step({.step = n, .first_sample = (n - 1) * c.train.global_batch, .adam_step = n,
+                         .micro_batches = c.train.global_batch / c.train.micro_batch, .lr = lr},
+                        batches);
+  }
+  /// All bytes of master weights and moments.
+  std::vector<std::byte> state() {
+    std::vector<std::byte> bytes;
+    for (const auto& group : trainer.store().groups())
+      for (const Tensor& t : {group.master.tensor(), group.m.tensor(), group.v.tensor()})
+        bytes.insert(bytes.end(), t.data, t.data + t.bytes());
+    return bytes;
+  }
+  device::CpuDevice device;
+  train::Trainer trainer;
+  train::BatchSource batches;
+};
+
+}  // namespace trainer::tests

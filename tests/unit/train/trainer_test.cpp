@@ -1,0 +1,162 @@
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "train/machine.h"
+#include "unit/train/tiny.h"
+
+namespace {
+std::atomic<int64_t> allocations{0};
+thread_local bool counted = false;
+}  // namespace
+
+// Counts allocations of the thread that asks for it.
+void* operator new(size_t bytes) {
+  if (counted) ++allocations;
+  if (void* memory = std::malloc(bytes == 0 ? 1 : bytes)) return memory;
+  throw std::bad_alloc();
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace trainer::tests {
+namespace {
+
+class EveryRun : public testing::TestWithParam<std::tuple<config::Arch, DType>> {
+ protected:
+  config::Arch arch() const { return std::get<0>(GetParam()); }
+  DType compute() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(EveryRun, IsTheSameOnOneTwoAndThreeThreadsAndTwice) {
+  std::vector<std::byte> first;
+  std::vector<double> losses;
+  for (const int threads : {1, 2, 3, 2}) {
+    Tiny run(tiny_config(arch()), compute(), threads);
+    std::vector<double> now;
+    for (int64_t n = 1; n <= 4; ++n) now.push_back(run.step(n).loss);
+    if (first.empty()) {
+      first = run.state();
+      losses = now;
+    }
+    EXPECT_EQ(now, losses) << threads << " threads";
+    EXPECT_TRUE(run.state() == first) << threads << " threads";
+  }
+}
+
+TEST_P(EveryRun, RecomputationChangesNoBit) {
+  std::vector<std::byte> first;
+  for (const auto mode : {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
+    config::Config c = tiny_config(arch());
+    c.train.recompute = mode;
+    Tiny run(c, compute(), 2);
+    for (int64_t n = 1; n <= 3; ++n) run.step(n);
+    if (first.empty()) first = run.state();
+    EXPECT_TRUE(run.state() == first) << static_cast<int>(mode);
+  }
+}
+
+TEST_P(EveryRun, LearnsARepeatedBatch) {
+  config::Config c = tiny_config(arch());
+  c.model.dropout = 0;
+  Tiny run(c, compute(), 2);
+  double first = 0, last = 0;
+  for (int64_t n = 1; n <= 60; ++n) {
+    const auto outcome = run.trainer.step({.step = n, .first_sample = 0, .adam_step = n, .micro_batches = 2, .lr = 1e-2}, run.batches);
+    ASSERT_FALSE(outcome.skipped);
+    if (n == 1) first = outcome.loss;
+    last = outcome.loss;
+  }
+  EXPECT_NEAR(first, std::log(37.0), 1.0);
+  EXPECT_LT(last, 0.5 * first);
+}
+
+TEST_P(EveryRun, AllocatesNothingFromTheThirdStepOn) {
+  Tiny run(tiny_config(arch()), compute(), 2);
+  for (int64_t n = 1; n <= 2; ++n) run.step(n);
+  allocations = 0;
+  counted = true;
+  for (int64_t n = 3; n <= 5; ++n) run.step(n);
+  counted = false;
+  EXPECT_EQ(allocations, 0);
+}
+
+TEST_P(EveryRun, PlannedMemoryIsWhatTheDeviceHolds) {
+  const config::Config c = tiny_config(arch());
+  Tiny run(c, compute(), 2);
+  run.step(1);
+  const train::Machine machine{.threads = 2, .isa = run.device.isa(), .compute = compute(), .compute_reason = {}, .memory_limit = 0};
+  const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
+  EXPECT_EQ(plan.total, run.device.memory_total());
+  EXPECT_GT(plan.executed_flops, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
+                         testing::Combine(testing::Values(config::Arch::gpt2, config::Arch::llama),
+                                          testing::Values(DType::f64, DType::f32, DType::bf16)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) == config::Arch::llama ? "llama_" : "gpt2_") +
+                                  std::string(name_of(std::get<1>(info.param)));
+                         });
+
+TEST(Trainer, MicroBatchesAddUpToTheWholeBatch) {
+  config::Config c = tiny_config();
+  c.model.dropout = 0.3;  // masks go by the sample's place in the step's batch
+  config::Config whole = c;
+  whole.train.micro_batch = 4;
+  Tiny a(c, DType::f64, 1), b(whole, DType::f64, 1);
+  for (int64_t n = 1; n <= 5; ++n) EXPECT_NEAR(a.step(n).loss, b.step(n).loss, 1e-12);
+  for (size_t g = 0; g < a.trainer.store().groups().size(); ++g) {
+    const auto x = a.trainer.store().groups()[g].master.tensor().span<double>();
+    const auto y = b.trainer.store().groups()[g].master.tensor().span<double>();
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 1e-11) << g << " " << i;
+  }
+}
+
+TEST(Trainer, ANonFiniteGradientSkipsTheUpdateAndNamesTheTensor) {
+  Tiny run(tiny_config(), DType::f32, 2);
+  run.step(1);
+  auto& group = run.trainer.store().groups()[1];
+  const std::vector<std::byte> moments(group.m.tensor().data, group.m.tensor().data + group.m.tensor().bytes());
+  group.master.tensor().as<float>()[0] = std::numeric_limits<float>::infinity();  // the first norm's gain of block 0
+  const auto outcome = run.step(2);
+  EXPECT_TRUE(outcome.skipped);
+  EXPECT_FALSE(outcome.norm.bad_tensor.empty());
+  EXPECT_TRUE(std::equal(moments.begin(), moments.end(), group.m.tensor().data));
+}
+
+TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateAlone) {
+  Tiny run(tiny_config(), DType::f32, 1);
+  run.step(1);
+  const auto before = run.state();
+  const auto outcome = run.trainer.step({.step = 2, .first_sample = 4, .adam_step = 2, .micro_batches = 2, .lr = 1e-3}, run.batches,
+                                        [] { static int calls = 0; return ++calls == 2; });
+  EXPECT_TRUE(outcome.interrupted);
+  EXPECT_TRUE(run.state() == before);
+}
+
+TEST(Trainer, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
+  config::Config c = tiny_config();
+  c.train.micro_batch = 4;
+  train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
+  config::Config small = c;
+  small.train.micro_batch = 1;
+  small.train.recompute = config::Recompute::full;
+  machine.memory_limit = train::plan_run(small, kTinyVocab, machine, true).total;
+  try {
+    train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::plan);
+    EXPECT_NE(std::string(e.what()).find("train.micro_batch = 1 with train.recompute = \"full\" fits"), std::string::npos) << e.what();
+  }
+  machine.memory_limit = 1000;
+  EXPECT_THROW(train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine), Error);
+}
+
+}  // namespace
+}  // namespace trainer::tests
