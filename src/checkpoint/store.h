@@ -1,45 +1,52 @@
 #pragma once
 // CheckpointStore: folders of global tensors by name, published atomically. A step folder holds data in shard files, a
-// manifest that says which runs of which tensor lie where (with an XXH3 checksum per tensor), the run's config and
-// tokenizer, and COMPLETE, written last; it can be moved as it is.
-#include <cstdint>
+// manifest that says which runs of which tensor lie where (with XXH3-128 checksums), the run's config and tokenizer,
+// and COMPLETE, written last; it can be moved as it is.
+//
+// A save writes ".saving-step-…" and renames it when everything in it has reached the disk. A folder that must make way
+// (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time
+// leaves whole step folders and hidden left-overs, which the next store that is opened removes.
 #include <filesystem>
-#include <functional>
-#include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "mesh/runs.h"
-#include "tensor/tensor.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/snapshot.h"
 
 namespace trainer::checkpoint {
 
-/// One tensor to write or fill: local memory and how it maps onto the global tensor.
-struct TensorSlice {
-  std::string name;  // "blocks.0.attn.q.weight", "…#m", "…#v"
-  Shape shape;       // global
-  Tensor local;      // flat storage that the runs' local offsets count in
-  std::vector<mesh::Run> runs;
+/// Which checkpoints stay after a save. The newest always does.
+struct Retention {
+  int64_t keep = 0;        // the newest so many; 0: all
+  int64_t keep_every = 0;  // and each step that is a multiple; 0: none
+  bool keep_best = false;  // and the first one at or after the step of the lowest validation loss
 };
 
-struct TrainState {
-  int64_t step = 0;           // completed steps
-  int64_t adam_step = 0;      // updates applied (skipped steps do not count)
-  int64_t samples_seen = 0, tokens_seen = 0;
-  double best_val_loss = 0;   // NaN: none yet
-  int64_t best_step = -1;
-};
+class CheckpointStore {
+ public:
+  /// Makes the folder and removes what an interrupted save left. One store at a time may have a folder open (RunLock).
+  CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls());
 
-struct Snapshot {
-  TrainState state;
-  std::string config_toml;       // values in force
-  std::string tokenizer;         // serialized model, may be empty
-  std::string tokenizer_hash, data_hash;
-  std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
-  bool tied = false;
-  std::string compute;           // "bf16" …
-  std::vector<TensorSlice> tensors;
+  /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, points `latest` to it, and
+  /// removes what retention lets go (a failure of that is a warning). The slices cover each tensor exactly once. On
+  /// return the checkpoint is on the disk. Throws Code::io with the earlier checkpoints as they were and the temporary
+  /// folder gone.
+  std::filesystem::path save(const Snapshot& snapshot);
+
+  const std::filesystem::path& folder() const { return folder_; }
+
+ private:
+  void write_contents(const Snapshot& snapshot, const std::filesystem::path& temporary);
+  void publish(const std::filesystem::path& temporary, const std::string& name);
+  void point_latest_to(const std::string& name);
+  void remove_left_overs();
+  void apply_retention();
+  /// A hidden name that is free: ".PREFIX-NAME-…".
+  std::filesystem::path fresh(const std::string& prefix, const std::string& name);
+
+  std::filesystem::path folder_;
+  Retention retention_;
+  SystemCalls& calls_;
 };
 
 }  // namespace trainer::checkpoint

@@ -1,0 +1,23 @@
+#pragma once
+// XXH3-128 checksums: they find damage, not forgery.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace trainer::checkpoint {
+
+struct Checksum {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Checksum&) const = default;
+};
+
+Checksum checksum_of(std::span<const std::byte> bytes);
+Checksum checksum_of(std::string_view bytes);
+/// 32 lower-case hexadecimal digits; parse_checksum takes nothing else.
+std::string to_string(const Checksum& checksum);
+std::optional<Checksum> parse_checksum(std::string_view text);
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,82 @@
+#pragma once
+// Files whose errors say what to do. Every call that a save makes goes through SystemCalls, so that a test can fail,
+// cut short or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued here.
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trainer::checkpoint {
+
+/// The kernel's calls, with its conventions: a negative result and errno.
+class SystemCalls {
+ public:
+  virtual ~SystemCalls() = default;
+  virtual int open(const char* path, int flags, mode_t mode);
+  virtual ssize_t write(int fd, const void* data, size_t bytes);
+  virtual ssize_t pread(int fd, void* data, size_t bytes, int64_t offset);
+  virtual int fsync(int fd);
+  virtual int close(int fd);
+  virtual int mkdir(const char* path, mode_t mode);
+  virtual int rename(const char* from, const char* to);
+  /// Swaps two names in one step; not every file system can.
+  virtual int exchange(const char* one, const char* other);
+  virtual int unlink(const char* path);
+  virtual int rmdir(const char* path);
+};
+SystemCalls& system_calls();
+
+/// An open file. All functions throw Code::io (Code::checkpoint for a missing or too short file that is read), with the
+/// path, the operation, the system's reason and the remedy.
+class File {
+ public:
+  /// A new file for writing; the name must be free.
+  static File create(SystemCalls& calls, const std::filesystem::path& path);
+  /// An existing file for reading.
+  static File open(SystemCalls& calls, const std::filesystem::path& path);
+  ~File();
+  File(File&& other) noexcept;
+  File& operator=(File&&) = delete;
+
+  /// Appends all of `bytes`.
+  void write(std::span<const std::byte> bytes);
+  /// Fills `bytes` from byte `offset` on.
+  void read(int64_t offset, std::span<std::byte> bytes) const;
+  int64_t size() const;
+  /// Data and size have reached the disk.
+  void sync();
+  void close();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  File(SystemCalls& calls, std::filesystem::path path, int fd) : calls_(calls), path_(std::move(path)), fd_(fd) {}
+
+  SystemCalls& calls_;
+  std::filesystem::path path_;
+  int fd_;
+};
+
+/// A new file with these bytes, synced.
+void write_file(SystemCalls& calls, const std::filesystem::path& path, std::string_view bytes);
+/// All bytes of a file of at most `limit` bytes.
+std::string read_file(SystemCalls& calls, const std::filesystem::path& path, int64_t limit);
+/// Names created, renamed and removed in the folder have reached the disk.
+void sync_folder(SystemCalls& calls, const std::filesystem::path& path);
+/// False when the name exists already.
+bool make_folder(SystemCalls& calls, const std::filesystem::path& path);
+/// Makes the missing parents too; each new name is synced.
+void make_folders(SystemCalls& calls, const std::filesystem::path& path);
+void rename(SystemCalls& calls, const std::filesystem::path& from, const std::filesystem::path& to);
+/// False when the file system cannot swap names.
+bool exchange(SystemCalls& calls, const std::filesystem::path& one, const std::filesystem::path& other);
+/// Removes a file or a folder with everything in it; nothing there is fine. Links are removed, not followed.
+void remove_tree(SystemCalls& calls, const std::filesystem::path& path);
+/// Names in a folder, sorted; empty when it does not exist.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+}  // namespace trainer::checkpoint

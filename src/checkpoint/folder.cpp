@@ -1,0 +1,109 @@
+#include "checkpoint/folder.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/manifest.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::string_view kStepPrefix = "step-";
+
+/// "step-" and digits: a copy that somebody keeps as "step-00000100.good" is nobody's business here.
+bool is_step_name(std::string_view name) {
+  if (!name.starts_with(kStepPrefix) || name.size() == kStepPrefix.size()) return false;
+  name.remove_prefix(kStepPrefix.size());
+  return std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+bool is_step_folder(const fs::path& path) {
+  std::error_code error;
+  return fs::exists(path / kManifestFile, error) || fs::exists(path / kCompleteFile, error);
+}
+
+bool has_step_folders(const fs::path& path) {
+  const std::vector<std::string> names = names_in(path);
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    return name == kLatestFile || is_step_name(name) || name.starts_with(kReplacedPrefix);
+  });
+}
+
+/// The `checkpoints` folder that a PATH other than a step folder means.
+std::optional<fs::path> checkpoints_of(const fs::path& path) {
+  std::error_code error;
+  if (path.filename() == kLatestFile && fs::is_regular_file(path, error)) return path.parent_path();
+  if (!fs::is_directory(path, error)) return std::nullopt;
+  if (fs::is_directory(path / "checkpoints", error)) return path / "checkpoints";
+  if (has_step_folders(path)) return path;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string step_name(int64_t step) { return format("{}{:08}", kStepPrefix, step); }
+
+std::string read_latest(const fs::path& checkpoints, SystemCalls& calls) {
+  constexpr int64_t kLongestName = 255;
+  try {
+    std::string name = read_file(calls, checkpoints / kLatestFile, kLongestName + 1);
+    if (name.ends_with('\n')) name.pop_back();
+    return name;
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
+  Listing listing;
+  for (const std::string& name : names_in(checkpoints)) {
+    if (!is_step_name(name) && !name.starts_with(kReplacedPrefix)) continue;
+    const fs::path folder = checkpoints / name;
+    try {
+      const Manifest manifest = read_manifest(calls, folder);
+      listing.complete.push_back({folder, manifest.sequence, manifest.header.state});
+    } catch (const Error& error) {
+      listing.damaged.push_back(error.what());
+    }
+  }
+  std::sort(listing.complete.begin(), listing.complete.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.sequence, a.state.step) > std::pair(b.sequence, b.state.step);
+  });
+  return listing;
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCalls& calls) {
+  const Listing listing = list_checkpoints(checkpoints, calls);
+  for (const std::string& problem : listing.damaged) log::warning("checkpoint passed over: {}", problem);
+  if (listing.complete.empty()) {
+    if (listing.damaged.empty()) return std::nullopt;
+    throw Error(Code::checkpoint, format("{}: no complete checkpoint among {} ({}); remove the folder to start anew",
+                                         checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
+  }
+  const fs::path& newest = listing.complete.front().folder;
+  const std::string latest = read_latest(checkpoints, calls);
+  if (latest != newest.filename()) {
+    log::warning("{} {}; the newest complete checkpoint is {} (to go back to another one, name its folder)",
+                 (checkpoints / kLatestFile).string(),
+                 latest.empty() ? std::string("is missing or unreadable") : format("says {}", latest),
+                 newest.filename().string());
+  }
+  return newest;
+}
+
+fs::path resolve(const fs::path& path, SystemCalls& calls) {
+  if (is_step_folder(path)) return path;
+  if (const auto checkpoints = checkpoints_of(path)) {
+    if (const auto newest = newest_checkpoint(*checkpoints, calls)) return *newest;
+  }
+  std::error_code error;
+  throw Error(Code::checkpoint,
+              format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder", path.string(),
+                     fs::exists(path, error) ? "no checkpoint here" : "does not exist", kManifestFile));
+}
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,158 @@
+#include "checkpoint/inspect.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/shard.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+int64_t parameters_of(const Manifest& manifest) {
+  int64_t count = 0;
+  for (const StoredTensor& tensor : manifest.tensors) {
+    if (tensor.name.find('#') == tensor.name.npos) count += tensor.shape.count();
+  }
+  return count;
+}
+
+std::string size_text(int64_t bytes) {
+  constexpr double kKiB = 1024;
+  const double value = static_cast<double>(bytes);
+  if (value < kKiB) return format("{} B", bytes);
+  if (value < kKiB * kKiB) return format("{:.1f} KiB", value / kKiB);
+  if (value < kKiB * kKiB * kKiB) return format("{:.1f} MiB", value / kKiB / kKiB);
+  return format("{:.2f} GiB", value / kKiB / kKiB / kKiB);
+}
+
+/// The step folder to verify, complete or not.
+fs::path folder_to_verify(const fs::path& path, SystemCalls& calls) {
+  std::error_code error;
+  for (const fs::path& checkpoints : {path / "checkpoints", path, path.parent_path()}) {
+    if (checkpoints == path.parent_path() && path.filename() != kLatestFile) continue;
+    const std::string latest = read_latest(checkpoints, calls);
+    if (!latest.empty() && fs::is_directory(checkpoints / latest, error)) return checkpoints / latest;
+  }
+  // An unfinished step folder has neither manifest nor COMPLETE, but is a folder with a step's name.
+  if (fs::is_directory(path, error) && path.filename().string().starts_with("step-")) return path;
+  return resolve(path, calls);
+}
+
+}  // namespace
+
+json inspect_json(const fs::path& path, SystemCalls& calls) {
+  const fs::path folder = resolve(path, calls);
+  const Manifest manifest = read_manifest(calls, folder);
+  const Snapshot& header = manifest.header;
+  const TrainState& state = header.state;
+  json tensors = json::array(), files = json::array();
+  for (const StoredTensor& tensor : manifest.tensors) {
+    json shape = json::array();
+    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
+    tensors.push_back(
+        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"bytes", tensor.bytes()}});
+  }
+  for (const auto* list : {&manifest.files, &manifest.shards}) {
+    for (const StoredFile& file : *list) files.push_back({{"name", file.name}, {"bytes", file.bytes}});
+  }
+  return {{"folder", folder.string()},
+          {"format", kFormat},
+          {"saved_unix_us", manifest.sequence},
+          {"step", state.step},
+          {"adam_step", state.adam_step},
+          {"samples_seen", state.samples_seen},
+          {"tokens_seen", state.tokens_seen},
+          {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
+          {"best_step", state.best_step},
+          {"compute", header.compute},
+          {"tied", header.tied},
+          {"tokenizer_hash", header.tokenizer_hash},
+          {"data_hash", header.data_hash},
+          {"model", header.model_keys},
+          {"parameters", parameters_of(manifest)},
+          {"bytes", manifest.tensor_bytes()},
+          {"files", files},
+          {"tensors", tensors}};
+}
+
+std::string inspect_text(const fs::path& path, SystemCalls& calls) {
+  const json info = inspect_json(path, calls);
+  const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
+  std::string out = info["folder"].get<std::string>() + "\n";
+  for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step", "compute",
+                          "tied", "parameters", "tokenizer_hash", "data_hash"}) {
+    out += format("  {:<16} {}\n", key, text_of(info[key]));
+  }
+  out += format("  {:<16} {}\n", "size", size_text(info["bytes"].get<int64_t>()));
+  out += "model\n";
+  for (const auto& [key, value] : info["model"].items()) out += format("  {:<16} {}\n", key, text_of(value));
+  out += format("tensors ({})\n", info["tensors"].size());
+  size_t width = 0;
+  for (const json& tensor : info["tensors"])
+    width = std::max(width, tensor["name"].get_ref<const std::string&>().size());
+  for (const json& tensor : info["tensors"]) {
+    out += format("  {:<{}}  {}  {:>10}  {}\n", text_of(tensor["name"]), width, text_of(tensor["dtype"]),
+                  size_text(tensor["bytes"].get<int64_t>()), tensor["shape"].dump());
+  }
+  return out;
+}
+
+VerifyReport verify(const fs::path& path, SystemCalls& calls) {
+  VerifyReport report{folder_to_verify(path, calls), 0, 0, {}};
+  const auto guarded = [&](auto&& check) {
+    try {
+      check();
+    } catch (const Error& error) {
+      report.problems.push_back(error.what());
+    }
+  };
+  const auto note = [&](const std::string& problem) { report.problems.push_back(problem); };
+  guarded([&] {
+    const Manifest manifest = read_manifest(calls, report.folder);
+    std::set<std::string> known{kManifestFile, kCompleteFile};
+    for (const StoredFile& shard : manifest.shards) known.insert(shard.name);
+    for (const StoredFile& file : manifest.files) {
+      known.insert(file.name);
+      guarded([&] {
+        if (checksum_of(read_file(calls, report.folder / file.name, file.bytes)) != file.checksum) {
+          note(format("{}: its checksum differs from the manifest's", (report.folder / file.name).string()));
+        }
+      });
+    }
+    for (const std::string& name : names_in(report.folder)) {
+      if (!known.contains(name)) note(format("{}: does not belong here", (report.folder / name).string()));
+    }
+    ShardReader reader(calls, report.folder, manifest);
+    for (const StoredTensor& tensor : manifest.tensors) guarded([&] { reader.verify(tensor, note); });
+    guarded([&] { reader.verify_padding(note); });
+    report.tensors = static_cast<int64_t>(manifest.tensors.size());
+    report.bytes = manifest.tensor_bytes();
+  });
+  return report;
+}
+
+std::string to_text(const VerifyReport& report) {
+  std::string out = format("{}: {} tensors, {}: {}\n", report.folder.string(), report.tensors, size_text(report.bytes),
+                           report.problems.empty() ? "whole" : format("{} problems", report.problems.size()));
+  for (const std::string& problem : report.problems) out += "  " + problem + "\n";
+  return out;
+}
+
+json to_json(const VerifyReport& report) {
+  return {{"folder", report.folder.string()},
+          {"whole", report.problems.empty()},
+          {"tensors", report.tensors},
+          {"bytes", report.bytes},
+          {"problems", report.problems}};
+}
+
+}  // namespace trainer::checkpoint

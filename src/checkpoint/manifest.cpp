@@ -1,0 +1,135 @@
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs) {
+  std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.global < b.global; });
+  std::vector<RunGroup> joined;
+  for (const mesh::Run& run : runs) {
+    if (!joined.empty() && joined.back().global + joined.back().length == run.global) {
+      joined.back().length += run.length;
+    } else {
+      joined.push_back({run.global, run.length, run.length, 1});
+    }
+  }
+  std::vector<RunGroup> groups;
+  for (const RunGroup& next : joined) {
+    if (!groups.empty() && groups.back().length == next.length) {
+      RunGroup& last = groups.back();
+      const int64_t distance = next.global - last.global;
+      if (last.count == 1 || distance == last.count * last.stride) {
+        if (last.count++ == 1) last.stride = distance;
+        continue;
+      }
+    }
+    groups.push_back(next);
+  }
+  return groups;
+}
+
+int64_t Piece::elements() const {
+  return std::accumulate(runs.begin(), runs.end(), int64_t{0},
+                         [](int64_t sum, const RunGroup& group) { return sum + group.elements(); });
+}
+
+const StoredFile* Manifest::file(std::string_view name) const {
+  const auto found = std::find_if(files.begin(), files.end(), [&](const StoredFile& f) { return f.name == name; });
+  return found == files.end() ? nullptr : &*found;
+}
+
+int64_t Manifest::tensor_bytes() const {
+  return std::accumulate(tensors.begin(), tensors.end(), int64_t{0},
+                         [](int64_t sum, const StoredTensor& tensor) { return sum + tensor.bytes(); });
+}
+
+std::string to_json(const Manifest& manifest) {
+  const Snapshot& header = manifest.header;
+  const TrainState& state = header.state;
+  json root = {
+      {"format", kFormat},
+      {"sequence", manifest.sequence},
+      {"state",
+       {{"step", state.step},
+        {"adam_step", state.adam_step},
+        {"samples_seen", state.samples_seen},
+        {"tokens_seen", state.tokens_seen},
+        {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
+        {"best_step", state.best_step}}},
+      {"compute", header.compute},
+      {"tied", header.tied},
+      {"tokenizer_hash", header.tokenizer_hash},
+      {"data_hash", header.data_hash},
+      {"model", header.model_keys},
+      {"chunk_bytes", manifest.chunk_bytes},
+      {"files", json::array()},
+      {"shards", json::array()},
+      {"tensors", json::array()},
+  };
+  for (const StoredFile& file : manifest.files) {
+    root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});
+  }
+  for (const StoredFile& shard : manifest.shards) {
+    root["shards"].push_back({{"name", shard.name}, {"bytes", shard.bytes}});
+  }
+  for (const StoredTensor& tensor : manifest.tensors) {
+    json shape = json::array(), pieces = json::array();
+    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
+    for (const Piece& piece : tensor.pieces) {
+      json runs = json::array(), chunks = json::array();
+      for (const RunGroup& group : piece.runs) {
+        runs.push_back(group.count == 1 ? json{group.global, group.length}
+                                        : json{group.global, group.length, group.stride, group.count});
+      }
+      for (const Checksum& chunk : piece.chunks) chunks.push_back(to_string(chunk));
+      pieces.push_back({{"shard", piece.shard}, {"offset", piece.offset}, {"runs", runs}, {"xxh3", chunks}});
+    }
+    root["tensors"].push_back(
+        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"pieces", pieces}});
+  }
+  return root.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string completion_mark(std::string_view manifest_json) {
+  return format("checkpoint format {}\n{} {} bytes, XXH3-128 {}\n", kFormat, kManifestFile, manifest_json.size(),
+                to_string(checksum_of(manifest_json)));
+}
+
+Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
+  constexpr int64_t kLargestManifest = int64_t{1} << 30, kLargestMark = 4096;
+  std::error_code error;
+  const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
+  if (!fs::exists(mark, error)) {
+    throw Error(Code::checkpoint,
+                format("{}: no file {}: its save was not finished", step_folder.string(), kCompleteFile));
+  }
+  const std::string text = read_file(calls, path, kLargestManifest);
+  if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {
+    throw Error(Code::checkpoint,
+                format("{}: does not agree with {}: one of the two is damaged or from another checkpoint (or from "
+                       "another version; this program reads format {})",
+                       path.string(), kCompleteFile, kFormat));
+  }
+  Manifest manifest = parse_manifest(text, path.string());
+  for (const auto* list : {&manifest.files, &manifest.shards}) {
+    for (const StoredFile& file : *list) {
+      const auto size = fs::file_size(step_folder / file.name, error);
+      if (error || static_cast<int64_t>(size) != file.bytes) {
+        throw Error(Code::checkpoint, format("{}: {}, expected {} bytes", (step_folder / file.name).string(),
+                                             error ? error.message() : format("{} bytes", size), file.bytes));
+      }
+    }
+  }
+  return manifest;
+}
+
+}  // namespace trainer::checkpoint

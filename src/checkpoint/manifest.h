@@ -1,0 +1,83 @@
+#pragma once
+// The manifest of a checkpoint: state, files and, for each global tensor, which of its elements lie where.
+//
+// A tensor is stored in pieces, one for each process that wrote a part. A piece is a list of runs of the row-major
+// global tensor, laid end to end in one shard file from `offset` on, and has a checksum for each chunk of its bytes, so
+// that a reader that needs a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it
+// exactly once.
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/checksum.h"
+#include "checkpoint/file_io.h"
+#include "checkpoint/snapshot.h"
+
+namespace trainer::checkpoint {
+
+constexpr int64_t kFormat = 1;            // of the manifest and of COMPLETE
+constexpr int64_t kAlignment = 64;        // bytes; pieces begin at multiples of it, zeros between them
+constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; stays in the cache between packing, hashing, writing
+constexpr const char* kManifestFile = "manifest.json";
+constexpr const char* kCompleteFile = "COMPLETE";
+constexpr const char* kConfigFile = "config.toml";
+constexpr const char* kTokenizerFile = "tokenizer.model";
+
+/// `count` runs of `length` elements; their first elements are `global`, global + stride, …
+struct RunGroup {
+  int64_t global = 0, length = 0, stride = 0, count = 1;
+  int64_t elements() const { return length * count; }
+  int64_t end() const { return global + (count - 1) * stride + length; }
+};
+
+/// Runs in ascending order of their global offset, adjacent ones joined, equally spaced ones grouped.
+std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs);
+
+struct Piece {
+  int64_t shard = 0;             // index into Manifest::shards
+  int64_t offset = 0;            // bytes
+  std::vector<RunGroup> runs;    // ascending
+  std::vector<Checksum> chunks;  // of each chunk_bytes of the piece, the last one shorter
+  int64_t elements() const;
+};
+
+struct StoredTensor {
+  std::string name;
+  DType dtype = DType::f32;
+  Shape shape;  // global
+  std::vector<Piece> pieces;
+  int64_t bytes() const { return shape.count() * size_of(dtype); }
+};
+
+struct StoredFile {
+  std::string name;
+  int64_t bytes = 0;
+  Checksum checksum;  // of small files only: the pieces have those of a shard
+};
+
+struct Manifest {
+  int64_t sequence = 0;  // µs since 1970 when saved, more when the clock went back: the newest has the highest
+  Snapshot header;       // without tensors, config and tokenizer
+  int64_t chunk_bytes = kChunkBytes;
+  std::vector<StoredFile> files, shards;
+  std::vector<StoredTensor> tensors;
+
+  const StoredFile* file(std::string_view name) const;
+  int64_t tensor_bytes() const;
+};
+
+std::string to_json(const Manifest& manifest);
+
+/// Parses and checks everything that can be checked without the shards: types, ranges, overlaps, coverage. `origin`
+/// names the file in messages. Throws Code::checkpoint for any bytes that are not a sound manifest.
+Manifest parse_manifest(std::string_view json, const std::string& origin);
+
+/// The content of COMPLETE for a manifest of these bytes.
+std::string completion_mark(std::string_view manifest_json);
+
+/// Reads and parses the manifest of a step folder; throws Code::checkpoint unless COMPLETE vouches for it and every
+/// file that it names has its size.
+Manifest read_manifest(SystemCalls& calls, const std::filesystem::path& step_folder);
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,290 @@
+// parse_manifest: the bytes may be anything, so each value is asked for by type and range before it is used.
+#include <algorithm>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <queue>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/manifest.h"
+
+namespace trainer::checkpoint {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int64_t kMostElements = int64_t{1} << 48;                      // of a tensor: no product below overflows
+constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max() / 4;  // of a file
+constexpr int64_t kMostRuns = int64_t{1} << 26;                          // of a tensor: bounds the time of the check
+
+/// A JSON value that knows its place, for messages such as "tensors[3].shape[0]: …".
+class Value {
+ public:
+  Value(const json& value, std::string place) : json_(value), place_(std::move(place)) {}
+
+  [[noreturn]] void fail(const std::string& problem) const {
+    throw Error(Code::checkpoint,
+                format("{}: {}; the manifest is damaged or not one of this program", place_, problem));
+  }
+  Value operator[](const char* key) const {
+    if (!json_.is_object()) fail("expected an object");
+    const auto found = json_.find(key);
+    if (found == json_.end()) fail(format("\"{}\" is missing", key));
+    return Value(*found, format("{}: {}", place_, key));
+  }
+  std::vector<Value> list() const {
+    if (!json_.is_array()) fail("expected a list");
+    std::vector<Value> values;
+    values.reserve(json_.size());
+    for (size_t i = 0; i < json_.size(); ++i) values.emplace_back(json_[i], format("{}[{}]", place_, i));
+    return values;
+  }
+  int64_t integer(int64_t least, int64_t most) const {
+    if (!json_.is_number_integer()) fail("expected an integer");
+    const bool too_large = json_.is_number_unsigned() && json_.get<uint64_t>() > static_cast<uint64_t>(most);
+    const int64_t value = json_.get<int64_t>();
+    if (too_large || value < least || value > most) {
+      fail(format("{} is outside of {}…{}", json_.dump(), least, most));
+    }
+    return value;
+  }
+  std::string text() const {
+    if (!json_.is_string()) fail("expected a string");
+    return json_.get<std::string>();
+  }
+  bool flag() const {
+    if (!json_.is_boolean()) fail("expected true or false");
+    return json_.get<bool>();
+  }
+  double number_or_nan() const {
+    if (json_.is_null()) return std::numeric_limits<double>::quiet_NaN();
+    if (!json_.is_number()) fail("expected a number or null");
+    return json_.get<double>();
+  }
+  Checksum checksum() const {
+    const auto parsed = parse_checksum(text());
+    if (!parsed) fail("expected 32 hexadecimal digits");
+    return *parsed;
+  }
+  /// A name in the step folder itself.
+  std::string file_name() const {
+    const std::string name = text();
+    if (name.empty() || name[0] == '.' || name.find('/') != name.npos || name.find('\0') != name.npos) {
+      fail("expected the plain name of a file");
+    }
+    return name;
+  }
+  std::map<std::string, std::string> texts() const {
+    if (!json_.is_object()) fail("expected an object");
+    std::map<std::string, std::string> values;
+    for (const auto& [key, value] : json_.items()) values[key] = Value(value, format("{}: {}", place_, key)).text();
+    return values;
+  }
+
+ private:
+  const json& json_;
+  std::string place_;
+};
+
+Snapshot header_of(const Value& root) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Snapshot header;
+  const Value state = root["state"];
+  header.state.step = state["step"].integer(0, kMost);
+  header.state.adam_step = state["adam_step"].integer(0, kMost);
+  header.state.samples_seen = state["samples_seen"].integer(0, kMost);
+  header.state.tokens_seen = state["tokens_seen"].integer(0, kMost);
+  header.state.best_val_loss = state["best_val_loss"].number_or_nan();
+  header.state.best_step = state["best_step"].integer(-1, kMost);
+  header.compute = root["compute"].text();
+  header.tied = root["tied"].flag();
+  header.tokenizer_hash = root["tokenizer_hash"].text();
+  header.data_hash = root["data_hash"].text();
+  header.model_keys = root["model"].texts();
+  return header;
+}
+
+DType dtype_of(const Value& value) {
+  const std::string name = value.text();
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::i32, DType::i64, DType::u16, DType::u8}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  value.fail(format("unknown element type \"{}\"", name));
+}
+
+Shape shape_of(const Value& value) {
+  const std::vector<Value> list = value.list();
+  if (list.empty() || list.size() > Shape::kMaxDims) value.fail(format("expected 1 to {} sizes", Shape::kMaxDims));
+  int64_t extents[Shape::kMaxDims] = {1, 1, 1, 1};
+  int64_t count = 1;
+  for (size_t dim = 0; dim < list.size(); ++dim) {
+    extents[dim] = list[dim].integer(1, kMostElements);
+    if (extents[dim] > kMostElements / count) value.fail(format("more than {} elements", kMostElements));
+    count *= extents[dim];
+  }
+  switch (list.size()) {
+    case 1:
+      return {extents[0]};
+    case 2:
+      return {extents[0], extents[1]};
+    case 3:
+      return {extents[0], extents[1], extents[2]};
+    default:
+      return {extents[0], extents[1], extents[2], extents[3]};
+  }
+}
+
+/// One group inside a tensor of `total` elements.
+RunGroup run_group_of(const Value& value, int64_t total) {
+  const std::vector<Value> list = value.list();
+  if (list.size() != 2 && list.size() != 4) value.fail("expected [offset, length] or [offset, length, stride, count]");
+  RunGroup group;
+  group.global = list[0].integer(0, total - 1);
+  group.length = list[1].integer(1, total - group.global);
+  group.stride = group.length;
+  if (list.size() == 4) {
+    group.stride = list[2].integer(group.length, total);
+    group.count = list[3].integer(1, (total - group.global - group.length) / group.stride + 1);
+  }
+  return group;
+}
+
+Piece piece_of(const Value& value, const StoredTensor& tensor, const Manifest& manifest) {
+  Piece piece;
+  piece.shard = value["shard"].integer(0, static_cast<int64_t>(manifest.shards.size()) - 1);
+  const int64_t total = tensor.shape.count(), size = size_of(tensor.dtype);
+  const int64_t shard_bytes = manifest.shards[static_cast<size_t>(piece.shard)].bytes;
+  piece.offset = value["offset"].integer(0, shard_bytes);
+  if (piece.offset % kAlignment != 0) value.fail(format("offset {} is no multiple of {}", piece.offset, kAlignment));
+  int64_t end = 0, elements = 0;
+  for (const Value& entry : value["runs"].list()) {
+    const RunGroup group = run_group_of(entry, total);
+    if (group.global < end) entry.fail("runs overlap or are not in ascending order");
+    end = group.end();
+    elements += group.elements();  // the groups are disjoint: at most `total`
+    piece.runs.push_back(group);
+  }
+  if (elements == 0) value.fail("has no runs");
+  if (elements * size > shard_bytes - piece.offset)
+    value.fail(format("{} elements do not fit into the shard", elements));
+  for (const Value& entry : value["xxh3"].list()) piece.chunks.push_back(entry.checksum());
+  const int64_t chunks = divide_up(elements * size, manifest.chunk_bytes);
+  if (static_cast<int64_t>(piece.chunks.size()) != chunks) {
+    value.fail(format("{} checksums, expected {}", piece.chunks.size(), chunks));
+  }
+  return piece;
+}
+
+/// Every element in exactly one run: walks the runs of all pieces in ascending order.
+void check_coverage(const Value& value, const StoredTensor& tensor) {
+  struct Cursor {
+    int64_t global;
+    size_t piece, group;
+    int64_t index;
+    bool operator>(const Cursor& other) const { return global > other.global; }
+  };
+  std::priority_queue<Cursor, std::vector<Cursor>, std::greater<>> next;
+  int64_t runs = 0, covered = 0;
+  for (size_t p = 0; p < tensor.pieces.size(); ++p) {
+    for (const RunGroup& group : tensor.pieces[p].runs) runs += std::min(group.count, kMostRuns);
+    if (runs > kMostRuns) value.fail(format("more than {} runs", kMostRuns));
+    next.push({tensor.pieces[p].runs[0].global, p, 0, 0});
+  }
+  while (!next.empty()) {
+    Cursor cursor = next.top();
+    next.pop();
+    const std::vector<RunGroup>& groups = tensor.pieces[cursor.piece].runs;
+    if (cursor.global != covered) {
+      value.fail(format("{}: element {} is stored {}", tensor.name, std::min(cursor.global, covered),
+                        cursor.global < covered ? "twice" : "nowhere"));
+    }
+    const RunGroup& group = groups[cursor.group];
+    covered += group.length;
+    if (++cursor.index == group.count) {
+      cursor.index = 0;
+      if (++cursor.group == groups.size()) continue;
+    }
+    cursor.global = groups[cursor.group].global + cursor.index * groups[cursor.group].stride;
+    next.push(cursor);
+  }
+  if (covered != tensor.shape.count()) value.fail(format("{}: element {} is stored nowhere", tensor.name, covered));
+}
+
+StoredTensor tensor_of(const Value& value, const Manifest& manifest) {
+  StoredTensor tensor;
+  tensor.name = value["name"].text();
+  tensor.dtype = dtype_of(value["dtype"]);
+  tensor.shape = shape_of(value["shape"]);
+  for (const Value& piece : value["pieces"].list()) tensor.pieces.push_back(piece_of(piece, tensor, manifest));
+  check_coverage(value["pieces"], tensor);
+  return tensor;
+}
+
+/// No byte of a shard belongs to two pieces, and nothing but alignment lies between and behind them.
+void check_shards(const Value& root, const Manifest& manifest) {
+  struct Range {
+    int64_t shard, begin, end;
+    bool operator<(const Range& o) const { return std::tie(shard, begin) < std::tie(o.shard, o.begin); }
+  };
+  std::vector<Range> ranges;
+  for (const StoredTensor& tensor : manifest.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      ranges.push_back({piece.shard, piece.offset, piece.offset + piece.elements() * size_of(tensor.dtype)});
+    }
+  }
+  std::sort(ranges.begin(), ranges.end());
+  size_t next = 0;
+  for (size_t s = 0; s < manifest.shards.size(); ++s) {
+    const StoredFile& shard = manifest.shards[s];
+    int64_t end = 0;
+    for (; next < ranges.size() && ranges[next].shard == static_cast<int64_t>(s); ++next) {
+      if (ranges[next].begin < end) root.fail(format("{}: pieces overlap at byte {}", shard.name, ranges[next].begin));
+      if (ranges[next].begin != round_up(end, kAlignment)) {
+        root.fail(format("{}: bytes {} to {} belong to no piece", shard.name, end, ranges[next].begin));
+      }
+      end = ranges[next].end;
+    }
+    if (end != shard.bytes) root.fail(format("{}: {} bytes, but its pieces end at {}", shard.name, shard.bytes, end));
+  }
+}
+
+}  // namespace
+
+Manifest parse_manifest(std::string_view text, const std::string& origin) {
+  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Value root(document, origin);
+  if (document.is_discarded()) root.fail("not JSON");
+  if (const int64_t found = root["format"].integer(0, std::numeric_limits<int64_t>::max()); found != kFormat) {
+    throw Error(Code::checkpoint, format("{}: format {}, this program reads format {}; use the version of the program "
+                                         "that wrote it, or a newer one",
+                                         origin, found, kFormat));
+  }
+  Manifest manifest;
+  manifest.sequence = root["sequence"].integer(0, std::numeric_limits<int64_t>::max() - 1);
+  manifest.header = header_of(root);
+  manifest.chunk_bytes = root["chunk_bytes"].integer(kAlignment, int64_t{64} << 20);
+  if (manifest.chunk_bytes % kAlignment != 0) root.fail(format("chunk_bytes is no multiple of {}", kAlignment));
+
+  std::set<std::string> names{kManifestFile, kCompleteFile};
+  for (const Value& file : root["files"].list()) {
+    manifest.files.push_back({file["name"].file_name(), file["bytes"].integer(0, kMostBytes), file["xxh3"].checksum()});
+    if (!names.insert(manifest.files.back().name).second) file.fail("the name occurs twice");
+  }
+  if (manifest.file(kConfigFile) == nullptr) root["files"].fail(format("{} is missing", kConfigFile));
+  for (const Value& shard : root["shards"].list()) {
+    manifest.shards.push_back({shard["name"].file_name(), shard["bytes"].integer(0, kMostBytes), {}});
+    if (!names.insert(manifest.shards.back().name).second) shard.fail("the name occurs twice");
+  }
+
+  std::set<std::string> tensors;
+  for (const Value& tensor : root["tensors"].list()) {
+    manifest.tensors.push_back(tensor_of(tensor, manifest));
+    if (!tensors.insert(manifest.tensors.back().name).second) tensor.fail("the tensor occurs twice");
+  }
+  check_shards(root, manifest);
+  return manifest;
+}
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,133 @@
+#include "checkpoint/reader.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/shard.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// At most ten lines, then how many more there are.
+std::string listed(const std::vector<std::string>& problems) {
+  constexpr size_t kMost = 10;
+  std::string text;
+  for (size_t i = 0; i < std::min(problems.size(), kMost); ++i) text += "\n  " + problems[i];
+  if (problems.size() > kMost) text += format("\n  and {} more", problems.size() - kMost);
+  return text;
+}
+
+bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
+
+/// `name` or `name` with a '#' suffix.
+bool belongs_to(const std::string& name, const std::string& weight) {
+  return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
+}
+
+}  // namespace
+
+Reader::Reader(const fs::path& path, SystemCalls& calls)
+    : folder_(resolve(path, calls)), calls_(calls), manifest_(read_manifest(calls, folder_)) {
+  const auto content = [&](const char* name) -> std::string {
+    const StoredFile* file = manifest_.file(name);
+    if (file == nullptr) return {};
+    std::string bytes = read_file(calls_, folder_ / name, file->bytes);
+    if (checksum_of(bytes) != file->checksum) {
+      throw Error(Code::checkpoint, format("{}: its checksum differs from the manifest's: the file is damaged or was "
+                                           "edited",
+                                           (folder_ / name).string()));
+    }
+    return bytes;
+  };
+  manifest_.header.config_toml = content(kConfigFile);
+  manifest_.header.tokenizer = content(kTokenizerFile);
+}
+
+void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
+  if (rules.tied && !header().tied) {
+    throw Error(Code::checkpoint,
+                format("{}: its head has weights of its own, the run ties the head to the embedding; set "
+                       "model.tie_embeddings = false",
+                       folder_.string()));
+  }
+  std::map<std::string, const StoredTensor*> stored;
+  for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
+  std::set<std::string> used;
+  std::vector<std::string> problems;
+  std::vector<const StoredTensor*> sources;
+  for (const TensorSlice& slice : slices) {
+    std::string name = slice.name;
+    if (header().tied && !rules.tied && belongs_to(name, rules.head)) {
+      name = rules.embedding + name.substr(rules.head.size());
+    }
+    const auto found = stored.find(name);
+    if (found == stored.end()) {
+      problems.push_back(format("{}: not in the checkpoint", slice.name));
+      continue;
+    }
+    const StoredTensor& source = *found->second;
+    used.insert(name);
+    sources.push_back(&source);
+    if (source.shape != slice.shape) {
+      problems.push_back(
+          format("{}: {} in the checkpoint, the run has {}", name, to_string(source.shape), to_string(slice.shape)));
+    } else if (source.dtype != slice.local.dtype) {
+      problems.push_back(
+          format("{}: {} in the checkpoint, the run keeps {} (checkpoint written with "
+                 "precision.compute = \"{}\"; fp64 and other runs do not exchange states)",
+                 name, name_of(source.dtype), name_of(slice.local.dtype), header().compute));
+    }
+  }
+  for (const auto& [name, tensor] : stored) {
+    const bool wanted = is_weight(name) || !rules.weights_only;
+    if (wanted && !used.contains(name)) problems.push_back(format("{}: not in the run's model", name));
+  }
+  if (!problems.empty()) {
+    throw Error(Code::checkpoint,
+                format("{}: its tensors are not those of the run:{}", folder_.string(), listed(problems)));
+  }
+  ShardReader reader(calls_, folder_, manifest_);
+  for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
+}
+
+void require_compatible(const Snapshot& stored, const Snapshot& run, bool allow_other_data) {
+  std::vector<std::string> problems;
+  for (const auto& [key, value] : run.model_keys) {
+    const auto found = stored.model_keys.find(key);
+    if (found == stored.model_keys.end()) {
+      problems.push_back(format("{}: not in the checkpoint, the run has {}", key, value));
+    } else if (found->second != value) {
+      problems.push_back(format("{}: {} in the checkpoint, the run has {}", key, found->second, value));
+    }
+  }
+  for (const auto& [key, value] : stored.model_keys) {
+    if (!run.model_keys.contains(key))
+      problems.push_back(format("{}: {} in the checkpoint, not in the run", key, value));
+  }
+  if (!problems.empty()) {
+    throw Error(Code::checkpoint,
+                format("the checkpoint is of another model:{}\nSet the keys as they were, or start a run in another "
+                       "folder (run.dir)",
+                       listed(problems)));
+  }
+  const auto compare = [&](const char* what, const std::string& old_hash, const std::string& new_hash) {
+    if (old_hash == new_hash || old_hash.empty() || new_hash.empty()) return;
+    const std::string text = format("the {} is not that of the checkpoint (hash {}, now {})", what, old_hash, new_hash);
+    if (!allow_other_data) {
+      throw Error(Code::checkpoint, text + "; set checkpoint.allow_other_data = true to go on with it");
+    }
+    log::warning("{}", text);
+  };
+  compare("tokenizer", stored.tokenizer_hash, run.tokenizer_hash);
+  compare("training data", stored.data_hash, run.data_hash);
+}
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,46 @@
+#pragma once
+// Reader: opens a checkpoint, says what run it is of, and fills tensors of any layout from it.
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include "checkpoint/file_io.h"
+#include "checkpoint/manifest.h"
+
+namespace trainer::checkpoint {
+
+/// What a load takes from a checkpoint, and how the tensors of head and embedding are called.
+struct LoadRules {
+  bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are left out
+  bool tied = false;          // the run's head is its embedding
+  std::string head = "head.weight", embedding = "wte";
+};
+
+class Reader {
+ public:
+  /// Resolves `path` (see resolve) and reads manifest, config and tokenizer. Throws Code::checkpoint naming the file
+  /// that is missing or damaged.
+  explicit Reader(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+
+  const std::filesystem::path& folder() const { return folder_; }
+  const Manifest& manifest() const { return manifest_; }
+  /// State, config, tokenizer, hashes and model keys; without tensors.
+  const Snapshot& header() const { return manifest_.header; }
+
+  /// Fills the runs of all slices. Names must be those of the checkpoint, none missing and none left over, with equal
+  /// shapes and element types; all differences are listed in one Code::checkpoint. A checkpoint with a tied head fills
+  /// the head of an untied run with copies of the embedding (and of its moments); the reverse is refused. Bytes are
+  /// verified before they are copied; after a throw the contents of the slices are undefined.
+  void load(std::span<const TensorSlice> slices, const LoadRules& rules) const;
+
+ private:
+  std::filesystem::path folder_;
+  SystemCalls& calls_;
+  Manifest manifest_;
+};
+
+/// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs.
+/// Other tokenizer or data is refused unless `allow_other_data` (then: a warning). Empty hashes are not compared.
+void require_compatible(const Snapshot& stored, const Snapshot& run, bool allow_other_data);
+
+}  // namespace trainer::checkpoint

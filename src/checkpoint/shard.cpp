@@ -1,0 +1,214 @@
+#include "checkpoint/shard.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// Checks what the caller must hold to, and returns the runs in ascending global order.
+std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
+  const Tensor& local = slice.local;
+  const int64_t extent = local.rows() == 0 ? 0 : (local.rows() - 1) * local.ld() + local.cols();
+  std::vector<mesh::Run> runs;
+  runs.reserve(slice.runs.size());
+  for (const mesh::Run& run : slice.runs) {
+    TRAINER_CHECK(run.global >= 0 && run.length >= 0 && run.global + run.length <= slice.shape.count(),
+                  "{}: run {}+{} of a tensor {}", slice.name, run.global, run.length, to_string(slice.shape));
+    TRAINER_CHECK(run.local >= 0 && run.local + run.length <= extent, "{}: run at {}+{} of {} local elements",
+                  slice.name, run.local, run.length, extent);
+    if (run.length > 0) runs.push_back(run);
+  }
+  std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.global < b.global; });
+  for (size_t i = 1; i < runs.size(); ++i) {
+    TRAINER_CHECK(runs[i - 1].global + runs[i - 1].length <= runs[i].global, "{}: two runs hold element {}", slice.name,
+                  runs[i].global);
+  }
+  return runs;
+}
+
+/// Hands out the bytes of the runs, laid end to end, in chunks: a view of the tensor itself where a run fills the
+/// chunk.
+class Packer {
+ public:
+  Packer(const TensorSlice& slice, std::vector<mesh::Run> runs, std::span<std::byte> buffer)
+      : data_(slice.local.data), size_(size_of(slice.local.dtype)), runs_(std::move(runs)), buffer_(buffer) {}
+
+  /// The next `bytes` bytes (at most the buffer's).
+  std::span<const std::byte> next(int64_t bytes) {
+    for (int64_t filled = 0; filled < bytes;) {
+      const mesh::Run& run = runs_[run_];
+      const std::byte* source = data_ + run.local * size_ + done_;
+      const int64_t take = std::min(bytes - filled, run.length * size_ - done_);
+      done_ += take;
+      if (done_ == run.length * size_) ++run_, done_ = 0;
+      if (take == bytes) return {source, static_cast<size_t>(bytes)};
+      std::memcpy(buffer_.data() + filled, source, static_cast<size_t>(take));
+      filled += take;
+    }
+    return buffer_.first(static_cast<size_t>(bytes));
+  }
+
+ private:
+  const std::byte* data_;
+  int64_t size_;
+  std::vector<mesh::Run> runs_;
+  std::span<std::byte> buffer_;
+  size_t run_ = 0;
+  int64_t done_ = 0;  // bytes of the current run
+};
+
+/// Walks the stored runs of a piece beside the wanted runs of a slice, chunk after chunk.
+class Intersection {
+ public:
+  struct Copy {
+    int64_t from, to, bytes;  // byte in the chunk, byte in the local storage
+  };
+  Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)
+      : groups_(piece.runs), wanted_(wanted), size_(size) {}
+
+  /// Copies out of the next `bytes` bytes of the piece.
+  const std::vector<Copy>& next(int64_t bytes) {
+    copies_.clear();
+    const int64_t elements = bytes / size_;
+    for (int64_t position = 0; position < elements;) {
+      const RunGroup& group = groups_[group_];
+      const int64_t take = std::min(elements - position, group.length - done_);
+      add(group.global + index_ * group.stride + done_, take, position);
+      position += take;
+      done_ += take;
+      if (done_ < group.length) continue;
+      done_ = 0;
+      if (++index_ == group.count) ++group_, index_ = 0;
+    }
+    return copies_;
+  }
+
+ private:
+  void add(int64_t begin, int64_t length, int64_t position) {
+    while (wanted_next_ < wanted_.size() && end_of(wanted_[wanted_next_]) <= begin) ++wanted_next_;
+    for (size_t w = wanted_next_; w < wanted_.size() && wanted_[w].global < begin + length; ++w) {
+      const int64_t from = std::max(begin, wanted_[w].global), to = std::min(begin + length, end_of(wanted_[w]));
+      copies_.push_back({(position + from - begin) * size_, (wanted_[w].local + from - wanted_[w].global) * size_,
+                         (to - from) * size_});
+    }
+  }
+  static int64_t end_of(const mesh::Run& run) { return run.global + run.length; }
+
+  const std::vector<RunGroup>& groups_;
+  const std::vector<mesh::Run>& wanted_;
+  int64_t size_;
+  std::vector<Copy> copies_;
+  size_t group_ = 0, wanted_next_ = 0;
+  int64_t index_ = 0, done_ = 0;  // run in the group, elements of the run
+};
+
+}  // namespace
+
+WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard, std::span<const TensorSlice> slices) {
+  const std::vector<std::byte> zeros(kAlignment);
+  std::vector<std::byte> buffer(kChunkBytes);
+  WrittenShard written{{path.filename().string(), 0, {}}, {}};
+  File file = File::create(calls, path);
+  int64_t& end = written.file.bytes;
+  for (const TensorSlice& slice : slices) {
+    std::vector<mesh::Run> runs = sorted_runs(slice);
+    if (runs.empty()) continue;
+    file.write(std::span(zeros).first(static_cast<size_t>(round_up(end, kAlignment) - end)));
+    Piece piece{shard, round_up(end, kAlignment), group_runs(runs), {}};
+    const int64_t bytes = piece.elements() * size_of(slice.local.dtype);
+    Packer packer(slice, std::move(runs), buffer);
+    for (int64_t done = 0; done < bytes; done += kChunkBytes) {
+      const std::span<const std::byte> chunk = packer.next(std::min(kChunkBytes, bytes - done));
+      piece.chunks.push_back(checksum_of(chunk));
+      file.write(chunk);
+    }
+    end = piece.offset + bytes;
+    written.tensors.push_back({slice.name, slice.local.dtype, slice.shape, {std::move(piece)}});
+  }
+  file.sync();
+  file.close();
+  return written;
+}
+
+ShardReader::ShardReader(SystemCalls& calls, const fs::path& folder, const Manifest& manifest)
+    : calls_(calls), folder_(folder), manifest_(manifest) {
+  files_.resize(manifest.shards.size());
+}
+
+const File& ShardReader::file(int64_t shard) {
+  std::optional<File>& file = files_[static_cast<size_t>(shard)];
+  if (!file) file.emplace(File::open(calls_, folder_ / manifest_.shards[static_cast<size_t>(shard)].name));
+  return *file;
+}
+
+std::optional<std::span<const std::byte>> ShardReader::chunk(const Piece& piece, int64_t bytes, int64_t index) {
+  const int64_t begin = index * manifest_.chunk_bytes;
+  const size_t length = static_cast<size_t>(std::min(manifest_.chunk_bytes, bytes - begin));
+  if (buffer_.size() < length) buffer_.resize(length);
+  const std::span<std::byte> target(buffer_.data(), length);
+  file(piece.shard).read(piece.offset + begin, target);
+  if (checksum_of(target) != piece.chunks[static_cast<size_t>(index)]) return std::nullopt;
+  return target;
+}
+
+std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, int64_t index) const {
+  const int64_t begin = index * manifest_.chunk_bytes;
+  const int64_t end = std::min(begin + manifest_.chunk_bytes, piece.elements() * size_of(stored.dtype));
+  return format("{}: tensor {}: the checksum of bytes {} to {} differs: the file is damaged or from another checkpoint",
+                (folder_ / manifest_.shards[static_cast<size_t>(piece.shard)].name).string(), stored.name,
+                piece.offset + begin, piece.offset + end);
+}
+
+void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
+  const std::vector<mesh::Run> wanted = sorted_runs(slice);
+  const int64_t size = size_of(stored.dtype);
+  for (const Piece& piece : stored.pieces) {
+    const int64_t bytes = piece.elements() * size;
+    Intersection intersection(piece, wanted, size);
+    for (size_t index = 0; index < piece.chunks.size(); ++index) {
+      const int64_t begin = static_cast<int64_t>(index) * manifest_.chunk_bytes;
+      const auto& copies = intersection.next(std::min(manifest_.chunk_bytes, bytes - begin));
+      if (copies.empty()) continue;
+      const auto data = chunk(piece, bytes, static_cast<int64_t>(index));
+      if (!data) throw Error(Code::checkpoint, damage(stored, piece, static_cast<int64_t>(index)));
+      for (const auto& copy : copies) {
+        std::memcpy(slice.local.data + copy.to, data->data() + copy.from, static_cast<size_t>(copy.bytes));
+      }
+    }
+  }
+}
+
+void ShardReader::verify(const StoredTensor& stored, const std::function<void(const std::string&)>& report) {
+  for (const Piece& piece : stored.pieces) {
+    const int64_t bytes = piece.elements() * size_of(stored.dtype);
+    for (size_t index = 0; index < piece.chunks.size(); ++index) {
+      if (!chunk(piece, bytes, static_cast<int64_t>(index))) {
+        report(damage(stored, piece, static_cast<int64_t>(index)));
+      }
+    }
+  }
+}
+
+void ShardReader::verify_padding(const std::function<void(const std::string&)>& report) {
+  for (const StoredTensor& tensor : manifest_.tensors) {
+    for (const Piece& piece : tensor.pieces) {
+      const int64_t end = piece.offset + piece.elements() * size_of(tensor.dtype);
+      const int64_t next =
+          std::min(round_up(end, kAlignment), manifest_.shards[static_cast<size_t>(piece.shard)].bytes);
+      std::vector<std::byte> padding(static_cast<size_t>(next - end));
+      file(piece.shard).read(end, padding);
+      if (std::any_of(padding.begin(), padding.end(), [](std::byte b) { return b != std::byte{0}; })) {
+        report(format("{}: bytes {} to {}, between two tensors, are not zero", file(piece.shard).path().string(), end,
+                      next));
+      }
+    }
+  }
+}
+
+}  // namespace trainer::checkpoint

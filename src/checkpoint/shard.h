@@ -1,0 +1,49 @@
+#pragma once
+// Shard files: the bytes of pieces. Tensors stream through one chunk-sized buffer, whatever their size.
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "checkpoint/manifest.h"
+
+namespace trainer::checkpoint {
+
+/// Writes the slices one after another into a new file, synced, and returns their tensors with one piece each, `shard`
+/// being the file's index in the manifest. The runs of a slice must be disjoint and inside of its tensors.
+struct WrittenShard {
+  StoredFile file;
+  std::vector<StoredTensor> tensors;
+};
+WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, int64_t shard,
+                         std::span<const TensorSlice> slices);
+
+/// Reads from the shards of one step folder; files are opened on first use.
+class ShardReader {
+ public:
+  ShardReader(SystemCalls& calls, const std::filesystem::path& folder, const Manifest& manifest);
+
+  /// Fills the runs of `slice` from `stored` (same shape and dtype). Every chunk is verified before its bytes are
+  /// copied; throws Code::checkpoint naming file, tensor and offset otherwise.
+  void fill(const TensorSlice& slice, const StoredTensor& stored);
+
+  /// Reads and verifies all chunks of a tensor; each mismatch goes to `report`.
+  void verify(const StoredTensor& stored, const std::function<void(const std::string&)>& report);
+  /// The bytes between the end of a piece and the next multiple of kAlignment, when another piece follows, are zero.
+  void verify_padding(const std::function<void(const std::string&)>& report);
+
+ private:
+  const File& file(int64_t shard);
+  /// Bytes of chunk `index` of a piece in `buffer_`; nothing when the checksum differs.
+  std::optional<std::span<const std::byte>> chunk(const Piece& piece, int64_t bytes, int64_t index);
+  std::string damage(const StoredTensor& stored, const Piece& piece, int64_t index) const;
+
+  SystemCalls& calls_;
+  std::filesystem::path folder_;
+  const Manifest& manifest_;
+  std::vector<std::optional<File>> files_;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace trainer::checkpoint

@@ -1,0 +1,41 @@
+#pragma once
+// What a checkpoint holds: the state of a run and its tensors, by name and by runs of the global tensors.
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "mesh/runs.h"
+#include "tensor/tensor.h"
+
+namespace trainer::checkpoint {
+
+/// One tensor to write or fill: local memory and how it maps onto the global tensor.
+struct TensorSlice {
+  std::string name;  // "blocks.0.attn.q.weight", "…#m", "…#v"
+  Shape shape;       // global
+  Tensor local;      // flat storage that the runs' local offsets count in
+  std::vector<mesh::Run> runs;
+};
+
+struct TrainState {
+  int64_t step = 0;       // completed steps
+  int64_t adam_step = 0;  // updates applied (skipped steps do not count)
+  int64_t samples_seen = 0, tokens_seen = 0;
+  double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
+  int64_t best_step = -1;
+};
+
+struct Snapshot {
+  TrainState state;
+  std::string config_toml;  // values in force
+  std::string tokenizer;    // serialized model, may be empty
+  std::string tokenizer_hash, data_hash;
+  std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
+  bool tied = false;
+  std::string compute;  // "bf16" …
+  std::vector<TensorSlice> tensors;
+};
+
+}  // namespace trainer::checkpoint

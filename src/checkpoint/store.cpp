@@ -1,0 +1,162 @@
+#include "checkpoint/store.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/shard.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+constexpr const char* kSaving = ".saving-";
+constexpr const char* kDeleting = ".deleting-";
+constexpr const char* kNextLatest = ".latest-";
+}  // namespace
+
+CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls)
+    : folder_(std::move(folder)), retention_(retention), calls_(calls) {
+  make_folders(calls_, folder_);
+  remove_left_overs();
+}
+
+fs::path CheckpointStore::save(const Snapshot& snapshot) {
+  const std::string name = step_name(snapshot.state.step);
+  try {
+    const fs::path temporary = fresh(kSaving, name);
+    write_contents(snapshot, temporary);
+    publish(temporary, name);
+    point_latest_to(name);
+  } catch (Error& error) {
+    error.add_context(format("saving the checkpoint of step {}", snapshot.state.step));
+    try {
+      remove_left_overs();
+    } catch (const Error& second) {
+      log::warning("{}", second.what());
+    }
+    throw;
+  }
+  try {
+    apply_retention();
+  } catch (const Error& error) {
+    log::warning("removing old checkpoints: {}", error.what());
+  }
+  return folder_ / name;
+}
+
+void CheckpointStore::write_contents(const Snapshot& snapshot, const fs::path& temporary) {
+  if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary.string()));
+  Manifest manifest;
+  const Listing earlier = list_checkpoints(folder_, calls_);
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+  if (!earlier.complete.empty()) {
+    manifest.sequence = std::max(manifest.sequence, earlier.complete.front().sequence + 1);
+  }
+  manifest.header = snapshot;
+  manifest.header.tensors.clear();
+
+  const auto add_file = [&](const char* name, const std::string& bytes) {
+    write_file(calls_, temporary / name, bytes);
+    manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
+  };
+  add_file(kConfigFile, snapshot.config_toml);
+  if (!snapshot.tokenizer.empty()) add_file(kTokenizerFile, snapshot.tokenizer);
+
+  WrittenShard shard = write_shard(calls_, temporary / "rank-00000.shard", 0, snapshot.tensors);
+  manifest.shards.push_back(std::move(shard.file));
+  manifest.tensors = std::move(shard.tensors);
+
+  const std::string json = to_json(manifest);
+  parse_manifest(json, kManifestFile);  // also says when the slices do not cover their tensors
+  write_file(calls_, temporary / kManifestFile, json);
+  sync_folder(calls_, temporary);
+  write_file(calls_, temporary / kCompleteFile, completion_mark(json));
+  sync_folder(calls_, temporary);
+}
+
+void CheckpointStore::publish(const fs::path& temporary, const std::string& name) {
+  const fs::path target = folder_ / name;
+  std::error_code error;
+  if (!fs::exists(fs::symlink_status(target, error))) {
+    rename(calls_, temporary, target);
+    sync_folder(calls_, folder_);
+    return;
+  }
+  fs::path replaced = temporary;
+  if (!exchange(calls_, temporary, target)) {
+    replaced = fresh(kReplacedPrefix, name);
+    rename(calls_, target, replaced);
+    rename(calls_, temporary, target);
+  }
+  sync_folder(calls_, folder_);
+  remove_tree(calls_, replaced);
+}
+
+void CheckpointStore::point_latest_to(const std::string& name) {
+  const fs::path next = fresh(kNextLatest, name);
+  write_file(calls_, next, name + "\n");
+  rename(calls_, next, folder_ / kLatestFile);
+  sync_folder(calls_, folder_);
+}
+
+void CheckpointStore::remove_left_overs() {
+  for (const std::string& name : names_in(folder_)) {
+    if (name.starts_with(kReplacedPrefix)) {
+      const std::string prefix = kReplacedPrefix;
+      const std::string step = name.substr(prefix.size(), name.rfind('-') - prefix.size());
+      std::error_code error;
+      if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // stopped between two renames
+        rename(calls_, folder_ / name, folder_ / step);
+        sync_folder(calls_, folder_);
+        continue;
+      }
+    } else if (!name.starts_with(kSaving) && !name.starts_with(kDeleting) && !name.starts_with(kNextLatest)) {
+      continue;
+    }
+    remove_tree(calls_, folder_ / name);
+  }
+}
+
+void CheckpointStore::apply_retention() {
+  if (retention_.keep <= 0) return;
+  const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
+  if (entries.empty()) return;
+  int64_t best = -1;
+  if (retention_.keep_best) {
+    const int64_t best_step = entries.front().state.best_step;
+    for (const Entry& entry : entries) {
+      const int64_t step = entry.state.step;
+      if (best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
+    }
+  }
+  for (size_t i = 0; i < entries.size(); ++i) {
+    const int64_t step = entries[i].state.step;
+    const bool kept = static_cast<int64_t>(i) < retention_.keep || step == best ||
+                      (retention_.keep_every > 0 && step % retention_.keep_every == 0);
+    if (kept) continue;
+    const fs::path deleting = fresh(kDeleting, entries[i].folder.filename().string());
+    rename(calls_, entries[i].folder, deleting);
+    sync_folder(calls_, folder_);
+    remove_tree(calls_, deleting);
+  }
+}
+
+fs::path CheckpointStore::fresh(const std::string& prefix, const std::string& name) {
+  std::random_device random;
+  for (;;) {
+    const fs::path path = folder_ / format("{}{}-{:x}.{:08x}", prefix, name, ::getpid(), random());
+    std::error_code error;
+    if (!fs::exists(fs::symlink_status(path, error))) return path;
+  }
+}
+
+}  // namespace trainer::checkpoint
