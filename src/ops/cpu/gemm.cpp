@@ -1,0 +1,265 @@
+#include "ops/cpu/gemm.h"
+
+#include <algorithm>
+#include <concepts>
+#include <limits>
+
+namespace trainer::ops {
+namespace {
+
+constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows pass by
+constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
+constexpr int64_t kChunkTerms = 8192;               // at most: rows of A packed by a task must stay in L3
+constexpr int64_t kPackStrip = 128;                 // columns of B per packing task
+constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied meanwhile
+
+/// The sum in blocks of nearly equal length: the only choice here that bits of the result depend on.
+struct SumBlocks {
+  SumBlocks(int64_t k, int64_t longest)
+      : terms(k),
+        count(std::max<int64_t>(1, divide_up(k, longest))),
+        length(std::max<int64_t>(8, round_up(divide_up(k, count), 8))) {}
+  int64_t first(int64_t block) const { return std::min(block * length, terms); }
+  int64_t size(int64_t block) const { return first(block + 1) - first(block); }
+  int64_t terms, count, length;
+};
+
+/// How a product is cut. C has tiles of tile_cols columns; a chunk is chunk_tiles tiles and chunk_blocks blocks of the
+/// sum, whose part of B is packed at once; a task is task_rows rows and group_tiles tiles of a chunk.
+struct Plan {
+  template <typename T, typename C>
+  Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads);
+
+  int64_t m, n, k;
+  SumBlocks sum;
+  int64_t tiles, tile_cols, chunk_tiles, chunk_blocks;
+  int64_t task_rows, row_blocks, group_tiles;
+  bool sums_shared;                      // several chunks along k: sums of all tiles are kept between them
+  int64_t b_bytes, a_bytes, sums_bytes;  // a: per thread; sums: per thread unless shared
+
+  int64_t chunk_cols() const { return chunk_tiles * tile_cols; }
+  int64_t sums_count() const { return task_rows * tile_cols; }
+  int64_t bytes(int threads) const { return b_bytes + threads * a_bytes + (sums_shared ? 1 : threads) * sums_bytes; }
+};
+
+template <typename T, typename C>
+Plan::Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads)
+    : m(op.c.shape[0]), n(op.c.shape[1]), k(op.trans_a ? op.a.shape[0] : op.a.shape[1]), sum(k, kernels.block_k) {
+  using P = AccumulatorOf<T>;
+  constexpr int64_t kSize = sizeof(P);
+  const bool packed = static_cast<bool>(op.packed_b);
+  tiles = divide_up(n, kernels.block_cols);
+  tile_cols = round_up(divide_up(n, tiles), kernels.cols);
+  tiles = divide_up(n, tile_cols);
+
+  chunk_tiles = tiles;
+  chunk_blocks = std::min(sum.count, std::max<int64_t>(1, kChunkTerms / sum.length));
+  if (!packed) {
+    const int64_t terms = sum.count * sum.length;
+    const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));
+    const int64_t chunks = divide_up(tiles, std::max<int64_t>(1, cols / tile_cols));
+    chunk_tiles = divide_up(tiles, chunks);
+    chunk_blocks = std::min(chunk_blocks, std::max<int64_t>(1, kPanelBytes / (chunk_cols() * sum.length * kSize)));
+  }
+  sums_shared = chunk_blocks < sum.count;
+
+  const int64_t panels = divide_up(m, kernels.rows), most = kernels.block_rows / kernels.rows;
+  double best = std::numeric_limits<double>::infinity();
+  int64_t task_panels = 1;
+  group_tiles = 1;
+  for (int64_t p = std::min(most, panels); p >= std::min(divide_up(most, int64_t{2}), panels); --p)
+    for (int64_t group = chunk_tiles; group >= 1; group = group == 1 ? 0 : divide_up(group, int64_t{2})) {
+      const int64_t tasks = divide_up(panels, p) * divide_up(chunk_tiles, group);
+      const double task =
+          static_cast<double>(p * (group * tile_cols + kPackCost)) + 0.5 * static_cast<double>(tile_cols);
+      const double cost = task * static_cast<double>(divide_up(tasks, threads));
+      if (cost < best) best = cost, task_panels = p, group_tiles = group;
+    }
+  task_rows = task_panels * kernels.rows;
+  row_blocks = divide_up(m, task_rows);
+
+  const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
+  b_bytes = packed ? 0 : aligned(chunk_cols() * chunk_blocks * sum.length * kSize);
+  a_bytes = aligned(task_rows * chunk_blocks * sum.length * kSize) + 64;  // pack_a may spill one vector
+  sums_bytes = aligned(sums_count() * (sums_shared ? row_blocks * chunk_tiles : 1) * kSize);
+}
+
+/// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
+template <typename T>
+struct Operand {
+  const T* data;
+  int64_t ld;
+  bool along_k;  // the terms of a row lie side by side
+  const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
+};
+template <typename T>
+Operand<T> operand(const Tensor& tensor, bool along_k) {
+  return {tensor.as<T>(), tensor.ld(), along_k};
+}
+
+/// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum; dst
+/// [block][panel][k][cols].
+template <typename T, typename D, typename Pack>
+void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
+                  int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels) {
+  const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, kPackStrip);
+  pool.parallel_for(strips * blocks, [&](int64_t task) {
+    const int64_t block = first + task / strips, offset = task % strips * kPackStrip, length = sum.size(block);
+    D* const panels = dst + (sum.first(block) - sum.first(first)) * padded + offset * length;
+    pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, std::min(kPackStrip, cols - offset), length,
+                panels, length * panel_cols);
+  });
+}
+
+template <typename T, typename C>
+void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
+  using P = AccumulatorOf<T>;
+  const Plan plan(op, kernels, ex.device.threads());
+  const Scratch scratch = ex.take("gemm", {plan.bytes(ex.device.threads())}, DType::u8);
+  if (ex.device.dry()) return;
+
+  device::ThreadPool& pool = device::pool_of(ex.device);
+  const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
+  const GemmStore<T, C> store = store_of<T, C>(op);
+  const bool packed = static_cast<bool>(op.packed_b);
+  const SumBlocks& sum = plan.sum;
+  std::byte* const b_memory = scratch.tensor().data;
+  std::byte* const a_memory = b_memory + plan.b_bytes;
+  std::byte* const sums_memory = a_memory + pool.threads() * plan.a_bytes;
+
+  for (int64_t tile0 = 0; tile0 < plan.tiles; tile0 += plan.chunk_tiles) {
+    const int64_t tiles = std::min(plan.chunk_tiles, plan.tiles - tile0), groups = divide_up(tiles, plan.group_tiles);
+    const int64_t col0 = tile0 * plan.tile_cols, cols = std::min(plan.n - col0, tiles * plan.tile_cols);
+    for (int64_t block0 = 0; block0 < sum.count; block0 += plan.chunk_blocks) {
+      const int64_t blocks = std::min(plan.chunk_blocks, sum.count - block0), term0 = sum.first(block0);
+      if (!packed && plan.k > 0)
+        pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
+                     kernels.pack_b);
+      // Packed weights hold all columns and terms, a chunk's panels only its own.
+      const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
+      const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
+      const std::byte* const panels = packed ? op.packed_b.data : b_memory;
+
+      pool.parallel_for(plan.row_blocks * groups, [&](int64_t task, int worker) {
+        const int64_t row_block = task % plan.row_blocks, group = task / plan.row_blocks;
+        const int64_t row = row_block * plan.task_rows, rows = std::min(plan.task_rows, plan.m - row);
+        const int64_t padded_rows = round_up(rows, kernels.rows);
+        P* const a_panels = reinterpret_cast<P*>(a_memory + worker * plan.a_bytes);
+        for (int64_t block = block0; block < block0 + blocks && plan.k > 0; ++block)
+          kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, rows, sum.size(block),
+                         a_panels + padded_rows * (sum.first(block) - term0));
+
+        const int64_t last_tile = std::min(tiles, (group + 1) * plan.group_tiles);
+        for (int64_t tile = group * plan.group_tiles; tile < last_tile; ++tile) {
+          const int64_t col = tile * plan.tile_cols;
+          P* sums = reinterpret_cast<P*>(sums_memory + (plan.sums_shared ? 0 : worker * plan.sums_bytes));
+          if (plan.sums_shared) sums += (tile * plan.row_blocks + row_block) * plan.sums_count();
+          for (int64_t block = block0; block < block0 + blocks; ++block) {
+            const int64_t length = sum.size(block);
+            const int64_t offset = (sum.first(block) - panel_term0) * stored_cols + (panel_col0 + col) * length;
+            const GemmBlock<P> part{.k = length,
+                                    .a = a_panels + padded_rows * (sum.first(block) - term0),
+                                    .b = panels + offset * size,
+                                    .b_stride = length * kernels.cols,
+                                    .sums = sums,
+                                    .row = row,
+                                    .col = col0 + col,
+                                    .rows = rows,
+                                    .cols = std::min(plan.tile_cols, cols - col),
+                                    .first = block == 0,
+                                    .last = block + 1 == sum.count};
+            (packed ? kernels.block_kept : kernels.block)(part, store);
+          }
+        }
+      });
+    }
+  }
+}
+
+/// m <= kSkinnyRows: bound by reading B, which is therefore read once and as it lies.
+template <typename T, typename C>
+void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
+  using P = AccumulatorOf<T>;
+  const int64_t m = op.c.shape[0], n = op.c.shape[1], k = op.trans_a ? op.a.shape[0] : op.a.shape[1];
+  const int64_t padded = skinny_pad(m);
+  const Scratch scratch = ex.take("gemm", {padded * k}, DTypeOf<P>::value);
+  if (ex.device.dry()) return;
+
+  P* const x = scratch.tensor().as<P>();
+  const Operand<T> a = operand<T>(op.a, !op.trans_a);
+  for (int64_t term = 0; term < k; ++term)
+    for (int64_t i = 0; i < padded; ++i)
+      x[op.trans_b ? i * k + term : term * padded + i] = i < m ? static_cast<P>(*a.at(i, term)) : P{0};
+
+  const GemmStore<T, C> store = store_of<T, C>(op);
+  const T* const b = op.b.as<T>();
+  const int64_t ldb = op.b.ld(), threads = ex.device.threads();
+  const int64_t strips = round_up(divide_up(n, kSkinnyCols), threads);
+  const int64_t strip = std::min(kSkinnyCols, round_up(divide_up(n, strips), int64_t{32}));
+  device::pool_of(ex.device).parallel_for(divide_up(n, strip), [&](int64_t task) {
+    const int64_t col = task * strip;
+    (op.trans_b ? kernels.skinny_trans : kernels.skinny)(x, m, b, ldb, k, col, std::min(strip, n - col), store);
+  });
+}
+
+template <typename T, typename C>
+void product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
+  reads_b_unpacked(op) ? skinny_product(ex, op, kernels) : blocked_product(ex, op, kernels);
+}
+
+template <typename T, typename C>
+void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C>& kernels) {
+  const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
+  const SumBlocks sum(k, kernels.block_k);
+  pack_columns(device::pool_of(ex.device), operand<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
+               reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept);
+}
+
+/// fn(kernels) for the operands' dtype.
+template <typename F>
+void with_kernels(DType compute, DType result, const GemmTable& table, F&& fn) {
+  switch (compute) {
+    case DType::f64:
+      return fn(table.f64);
+    case DType::f32:
+      return fn(table.f32);
+    default:
+      return result == DType::bf16 ? fn(table.bf16_out) : fn(table.bf16_f32_out);
+  }
+}
+
+}  // namespace
+
+const GemmTable& gemm_table(device::Isa isa) {
+  switch (isa) {
+    case device::Isa::avx512:
+      return avx512::gemm_table;
+    case device::Isa::avx2:
+      return avx2::gemm_table;
+    default:
+      return plain::gemm_table;
+  }
+}
+
+bool reads_b_unpacked(const Gemm& op) {
+  const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
+  return op.c.shape[0] <= kSkinnyRows && k > 0;
+}
+
+void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
+  with_kernels(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { product(ex, op, kernels); });
+}
+
+int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table) {
+  int64_t bytes = 0;
+  with_kernels(compute, compute, table,
+               [&](const auto& kernels) { bytes = k * round_up(n, kernels.cols) * size_of(compute); });
+  return bytes;
+}
+
+void own_pack(Exec& ex, const PackB& op, const GemmTable& table) {
+  if (ex.device.dry() || op.b.count() == 0) return;
+  with_kernels(op.b.dtype, op.b.dtype, table, [&](const auto& kernels) { pack_weight(ex, op, kernels); });
+}
+
+}  // namespace trainer::ops

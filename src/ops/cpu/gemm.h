@@ -1,0 +1,33 @@
+#pragma once
+// Driver of our own products: blocking, packing and parallel tasks around the kernels of one instruction set.
+#include "ops/cpu/gemm_kernel.h"
+#include "ops/gemm.h"
+
+namespace trainer::ops {
+
+const GemmTable& gemm_table(device::Isa isa);
+
+/// op must have passed run's checks. Scratch "gemm": a function of shapes, dtypes, threads and table; taken on a dry
+/// device too, which computes nothing.
+void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
+/// True when op's few rows make it a reading of B as it lies: such products leave packed_b alone.
+bool reads_b_unpacked(const Gemm& op);
+
+/// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].
+int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table);
+void own_pack(Exec& ex, const PackB& op, const GemmTable& table);
+
+/// The epilogue of a Gemm in plain pointers. T: operands, C: result.
+template <typename T, typename C>
+GemmStore<T, C> store_of(const Gemm& op) {
+  const Epilogue& e = op.epilogue;
+  const bool gelu = e.act == Activation::gelu;
+  GemmStore<T, C> store{
+      .c = op.c.as<C>(), .ldc = op.c.ld(), .gelu = gelu, .gradient = gelu && e.gradient, .accumulate = op.accumulate};
+  if (e.bias) store.bias = e.bias.as<T>();
+  if (e.pre) store.pre = e.pre.as<C>(), store.ld_pre = e.pre.ld();
+  if (e.residual) store.residual = e.residual.as<C>(), store.ld_residual = e.residual.ld();
+  return store;
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,92 @@
+#pragma once
+// Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
+// the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
+//
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored [k][rows] or [k][cols]
+// so that the micro-kernel reads it in order. Short panels are filled up with zeros.
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace trainer::ops {
+
+/// What happens to finished sums, and where they go: ops::Epilogue in plain pointers (null: not there).
+template <typename T, typename C>
+struct GemmStore {
+  C* c = nullptr;
+  int64_t ldc = 0;
+  const T* bias = nullptr;
+  C* pre = nullptr;
+  int64_t ld_pre = 0;
+  const C* residual = nullptr;
+  int64_t ld_residual = 0;
+  bool gelu = false, gradient = false, accumulate = false;
+};
+
+/// One block of the sum over one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
+template <typename P>
+struct GemmBlock {
+  int64_t k = 0;            // terms of the sum in this block
+  const P* a = nullptr;     // row panels, one after the other
+  const void* b = nullptr;  // column panels, b_stride elements apart
+  int64_t b_stride = 0;
+  P* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
+  int64_t row = 0, col = 0, rows = 0, cols = 0;
+  bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
+};
+
+/// T: operands; C: result; P: panels and sums. x of the skinny kernels is op(A) with its m <= kSkinnyRows rows filled
+/// up with zero rows to m_pad = 1, 2, 4 or 8.
+template <typename T, typename C, typename P = AccumulatorOf<T>>
+struct GemmKernels {
+  int64_t rows = 0, cols = 0;  // of the micro-kernel
+  int64_t block_k = 0;         // longest block of the sum: the only thing here that bits of the result depend on
+  int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
+  int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
+
+  /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (`stride`) apart in dst.
+  /// along_k: the terms of a row lie side by side in src; else the rows of a term do. pack_a may write up to one vector
+  /// past the end of its last panel.
+  void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
+  void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
+  /// The same, kept in the operands' dtype: packed weights.
+  void (*pack_b_kept)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, T* dst,
+                      int64_t stride) = nullptr;
+
+  void (*block)(const GemmBlock<P>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
+  void (*block_kept)(const GemmBlock<P>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
+
+  /// C[:, col, col + cols) for b [k, ·] row-major; x [k][m_pad]; cols <= kSkinnyCols.
+  void (*skinny)(const P* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                 const GemmStore<T, C>& store) = nullptr;
+  /// The same for b [·, k] (trans_b); x [m_pad][k].
+  void (*skinny_trans)(const P* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                       const GemmStore<T, C>& store) = nullptr;
+  /// Epilogue alone, for sums [rows, cols] that something else has formed; element (0, 0) is (row, col) of C.
+  void (*finish)(const P* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
+                 const GemmStore<T, C>& store) = nullptr;
+};
+
+inline constexpr int64_t kSkinnyRows = 8;
+inline constexpr int64_t kSkinnyCols = 512;
+constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
+
+struct GemmTable {
+  GemmKernels<double, double> f64;
+  GemmKernels<float, float> f32;
+  GemmKernels<bf16, bf16> bf16_out;
+  GemmKernels<bf16, float> bf16_f32_out;
+};
+
+namespace plain {
+extern const GemmTable gemm_table;
+}
+namespace avx2 {
+extern const GemmTable gemm_table;
+extern const GemmTable gemm_table_tall;  // the 14-row block of avx512 at this set's width: tests the wide code anywhere
+}  // namespace avx2
+namespace avx512 {
+extern const GemmTable gemm_table;
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,363 @@
+#include "ops/cpu/gemm_kernel.h"
+
+#include <type_traits>
+
+#include "ops/cpu/math.h"
+#include "ops/cpu/simd.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+// Register block: kRows × two vectors of sums, two vectors of B and one element of A fill the registers of the set.
+#if defined(__AVX512F__)
+constexpr int kRows = 14;
+constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
+#else
+constexpr int kRows = 6;
+constexpr int64_t kBlockK = 256, kBlockRows = 96, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
+#endif
+template <typename P>
+constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
+template <typename P>
+constexpr int kCols = 2 * kLanes<P>;
+
+// --- packing
+// -----------------------------------------------------------------------------------------------------------
+
+template <typename P>
+using LaneIndex = Vec<std::conditional_t<sizeof(P) == 8, int64_t, int32_t>>;
+
+/// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
+template <typename P, int Step = 1>
+[[gnu::always_inline]] inline void transpose(Vec<P>* v) {
+  constexpr int L = kLanes<P>;
+  if constexpr (Step < L) {
+    LaneIndex<P> low{}, high{};
+    for (int i = 0; i < L; ++i) {
+      low[i] = (i & Step) != 0 ? L + i - Step : i;
+      high[i] = (i & Step) != 0 ? L + i : i + Step;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) {
+      if ((i & Step) != 0) continue;
+      const Vec<P> a = v[i], b = v[i + Step];
+      v[i] = __builtin_shuffle(a, b, low);
+      v[i + Step] = __builtin_shuffle(a, b, high);
+    }
+    transpose<P, 2 * Step>(v);
+  }
+}
+
+constexpr int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
+constexpr int64_t clamp_lanes(int64_t n, int64_t lanes) { return n < 0 ? 0 : n < lanes ? n : lanes; }
+
+// Both fill whole vectors. Where R is no multiple of the lanes, the last vector of a term spills into the next term,
+// which is written after it; the caller leaves room behind the last panel.
+
+/// A panel whose terms lie `ld` apart, the rows of a term side by side.
+template <int R, typename T, typename D>
+void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  if (extent >= kGroups * L) {
+    for (int64_t term = 0; term < k; ++term)
+      for (int g = 0; g < kGroups; ++g) store(dst + term * R + g * L, load(src + term * ld + g * L));
+    return;
+  }
+  for (int64_t term = 0; term < k; ++term)
+    for (int g = 0; g < kGroups; ++g) {
+      const int64_t n = clamp_lanes(extent - g * L, L);
+      store(dst + term * R + g * L, n == L ? load(src + term * ld + g * L) : load_n(src + term * ld + g * L, n));
+    }
+}
+
+/// A panel whose rows lie `ld` apart, the terms of a row side by side.
+template <int R, typename T, typename D>
+void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  for (int64_t term = 0; term < k; term += L) {
+    const int64_t terms = at_most(k - term, L);
+    Vec<P> v[kGroups][L];
+    for (int g = 0; g < kGroups; ++g) {
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        const int64_t row = g * L + i;
+        if (row >= extent || row >= R) {
+          v[g][i] = Vec<P>{};
+        } else {
+          v[g][i] = terms == L ? load(src + row * ld + term) : load_n(src + row * ld + term, terms);
+        }
+      }
+      transpose<P>(v[g]);
+    }
+    if (terms == L) {
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i)
+        for (int g = 0; g < kGroups; ++g) store(dst + (term + i) * R + g * L, v[g][i]);
+    } else {
+      for (int64_t i = 0; i < terms; ++i)
+        for (int g = 0; g < kGroups; ++g) store(dst + (term + i) * R + g * L, v[g][i]);
+    }
+  }
+}
+
+template <int R, typename T, typename D>
+void pack(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
+  for (int64_t row = 0; row < extent; row += R, dst += stride) {
+    if (along_k) {
+      pack_terms_adjacent<R>(src + row * ld, ld, extent - row, k, dst);
+    } else {
+      pack_rows_adjacent<R>(src + row, ld, extent - row, k, dst);
+    }
+  }
+}
+
+template <int R, typename T>
+void pack_a(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, AccumulatorOf<T>* dst) {
+  pack<R>(src, ld, along_k, extent, k, dst, k * R);
+}
+
+template <typename T, typename D>
+void pack_b(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
+  pack<kCols<AccumulatorOf<T>>>(src, ld, along_k, extent, k, dst, stride);
+}
+
+// --- epilogue
+// ----------------------------------------------------------------------------------------------------------
+
+template <bool Whole, typename T, typename C>
+[[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
+                                                 const GemmStore<T, C>& s) {
+  const auto get = [n](const auto* p) __attribute__((always_inline)) {
+    if constexpr (Whole)
+      return load(p);
+    else
+      return load_n(p, n);
+  };
+  const auto put = [n](auto* p, Vec<AccumulatorOf<T>> value) __attribute__((always_inline)) {
+    if constexpr (Whole)
+      store(p, value);
+    else
+      store_n(p, value, n);
+  };
+  C* const c = s.c + row * s.ldc + col;
+  if (s.accumulate) {
+    put(c, get(static_cast<const C*>(c)) + v);
+    return;
+  }
+  if (s.gradient) {
+    v *= vgelu_grad(get(static_cast<const C*>(s.pre) + row * s.ld_pre + col));
+  } else {
+    if (s.bias != nullptr) v += get(s.bias + col);
+    if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
+    if (s.gelu) v = vgelu(v);
+  }
+  if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
+  put(c, v);
+}
+
+template <typename T, typename C>
+void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
+            const GemmStore<T, C>& s) {
+  constexpr int L = kLanes<AccumulatorOf<T>>;
+  const int64_t whole = cols / L * L;
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < whole; j += L) finish_vector<true>(load(sums + i * ld + j), row + i, col + j, L, s);
+    if (whole < cols)
+      finish_vector<false>(load_n(sums + i * ld + whole, cols - whole), row + i, col + whole, cols - whole, s);
+  }
+}
+
+// --- products of panels
+// ------------------------------------------------------------------------------------------------
+
+/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]
+template <int R, typename P>
+[[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first) {
+  constexpr int L = kLanes<P>;
+  Vec<P> acc[R][2] = {};
+#pragma GCC unroll 4
+  for (int64_t term = 0; term < k; ++term, a += R, b += 2 * L) {
+    const Vec<P> b0 = load(b), b1 = load(b + L);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec<P> x = splat(a[r]);
+      acc[r][0] = fmadd(x, b0, acc[r][0]);
+      acc[r][1] = fmadd(x, b1, acc[r][1]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r, sums += 2 * L) {
+    store(sums, first ? acc[r][0] : load(sums) + acc[r][0]);
+    store(sums + L, first ? acc[r][1] : load(sums + L) + acc[r][1]);
+  }
+}
+
+/// B: the dtype of the column panels, P or T. Each column panel stays in L1 while the row panels pass by.
+template <int R, typename B, typename T, typename C>
+void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
+  using P = AccumulatorOf<T>;
+  constexpr int kWidth = kCols<P>;
+  alignas(64) P widened[std::is_same_v<B, P> ? 1 : kBlockK / kShare<P> * kWidth];
+  P* sums = g.sums;
+  for (int64_t j = 0; j < g.cols; j += kWidth) {
+    const B* kept = static_cast<const B*>(g.b) + j / kWidth * g.b_stride;
+    const P* b;
+    if constexpr (std::is_same_v<B, P>) {
+      b = kept;
+    } else {
+      for (int64_t i = 0; i < g.k * kWidth; i += kLanes<P>) store(widened + i, load(kept + i));
+      b = widened;
+    }
+    const P* a = g.a;
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth) {
+      micro_kernel<R>(g.k, a, b, sums, g.first);
+      if (g.last) finish(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
+    }
+  }
+}
+
+// --- few rows: B is read once, as it lies
+// --------------------------------------------------------------------------------
+
+/// Sums of M rows stay in L1 while eight rows of B at a time stream by.
+template <int M, typename T, typename C>
+void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                 const GemmStore<T, C>& s) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kTerms = 8;
+  alignas(64) P sums[M * kSkinnyCols] = {};
+  const int64_t whole = cols / L * L;
+  b += col;
+  int64_t term = 0;
+  for (; term + kTerms <= k; term += kTerms)
+    for (int64_t j = 0; j < whole; j += L) {
+      Vec<P> acc[M];
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) acc[i] = load(sums + i * kSkinnyCols + j);
+#pragma GCC unroll 8
+      for (int t = 0; t < kTerms; ++t) {
+        const Vec<P> w = load(b + (term + t) * ldb + j);
+        __builtin_prefetch(b + (term + kTerms + t) * ldb + j);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) acc[i] = fmadd(splat(x[(term + t) * M + i]), w, acc[i]);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) store(sums + i * kSkinnyCols + j, acc[i]);
+    }
+  const int64_t done = term;
+  for (int64_t j = 0; j < cols; j += L) {
+    const int64_t lanes = at_most(cols - j, L);
+    for (int64_t t = lanes == L ? done : 0; t < k; ++t) {
+      const Vec<P> w = lanes == L ? load(b + t * ldb + j) : load_n(b + t * ldb + j, lanes);
+      for (int i = 0; i < M; ++i) {
+        P* const sum = sums + i * kSkinnyCols + j;
+        store(sum, fmadd(splat(x[t * M + i]), w, load(sum)));
+      }
+    }
+  }
+  finish(sums, kSkinnyCols, 0, col, m, cols, s);
+}
+
+/// Scalar products of M rows of x with W rows of b, whose sums share the loads.
+template <int M, int W, typename T>
+[[gnu::always_inline]] inline void skinny_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
+                                               AccumulatorOf<T>* sums) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>;
+  Vec<P> acc[M][W] = {};
+  int64_t term = 0;
+  for (; term + L <= k; term += L) {
+#pragma GCC unroll 4
+    for (int j = 0; j < W; ++j) {
+      const Vec<P> w = load(b + j * ldb + term);
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load(x + i * k + term), w, acc[i][j]);
+    }
+  }
+  if (term < k)
+    for (int j = 0; j < W; ++j) {
+      const Vec<P> w = load_n(b + j * ldb + term, k - term);
+      for (int i = 0; i < M; ++i) acc[i][j] = fmadd(load_n(x + i * k + term, k - term), w, acc[i][j]);
+    }
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < W; ++j) sums[i * kSkinnyCols + j] = lane_sum<P>(acc[i][j]);
+}
+
+template <int M, typename T, typename C>
+void skinny_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
+                     int64_t cols, const GemmStore<T, C>& s) {
+  constexpr int W = M <= 2 ? 4 : M == 4 ? 2 : 1;
+  alignas(64) AccumulatorOf<T> sums[M * kSkinnyCols];
+  b += col * ldb;
+  int64_t j = 0;
+  for (; j + W <= cols; j += W) skinny_dots<M, W>(x, b + j * ldb, ldb, k, sums + j);
+  for (; j < cols; ++j) skinny_dots<M, 1>(x, b + j * ldb, ldb, k, sums + j);
+  finish(sums, kSkinnyCols, 0, col, m, cols, s);
+}
+
+template <typename T, typename C>
+void skinny(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+            const GemmStore<T, C>& s) {
+  switch (skinny_pad(m)) {
+    case 1:
+      return skinny_rows<1>(x, m, b, ldb, k, col, cols, s);
+    case 2:
+      return skinny_rows<2>(x, m, b, ldb, k, col, cols, s);
+    case 4:
+      return skinny_rows<4>(x, m, b, ldb, k, col, cols, s);
+    default:
+      return skinny_rows<8>(x, m, b, ldb, k, col, cols, s);
+  }
+}
+
+template <typename T, typename C>
+void skinny_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+                  const GemmStore<T, C>& s) {
+  switch (skinny_pad(m)) {
+    case 1:
+      return skinny_dot_rows<1>(x, m, b, ldb, k, col, cols, s);
+    case 2:
+      return skinny_dot_rows<2>(x, m, b, ldb, k, col, cols, s);
+    case 4:
+      return skinny_dot_rows<4>(x, m, b, ldb, k, col, cols, s);
+    default:
+      return skinny_dot_rows<8>(x, m, b, ldb, k, col, cols, s);
+  }
+}
+
+template <int R, typename T, typename C>
+constexpr GemmKernels<T, C> kernels() {
+  using P = AccumulatorOf<T>;
+  return {.rows = R,
+          .cols = kCols<P>,
+          .block_k = kBlockK / kShare<P>,
+          .block_rows = kBlockRows / R * R,
+          .block_cols = kBlockCols / kShare<P>,
+          .pack_a = pack_a<R, T>,
+          .pack_b = pack_b<T, P>,
+          .pack_b_kept = pack_b<T, T>,
+          .block = block<R, P, T, C>,
+          .block_kept = block<R, T, T, C>,
+          .skinny = skinny<T, C>,
+          .skinny_trans = skinny_trans<T, C>,
+          .finish = finish<T, C>};
+}
+
+template <int R>
+constexpr GemmTable table() {
+  return {.f64 = kernels<R, double, double>(),
+          .f32 = kernels<R, float, float>(),
+          .bf16_out = kernels<R, bf16, bf16>(),
+          .bf16_f32_out = kernels<R, bf16, float>()};
+}
+
+}  // namespace
+
+constinit const GemmTable gemm_table = table<kRows>();
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constinit const GemmTable gemm_table_tall = table<14>();
+#endif
+
+}  // namespace trainer::ops::TRAINER_ISA
