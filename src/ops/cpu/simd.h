@@ -1,7 +1,7 @@
 #pragma once
 // Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here lives in an unnamed
-// namespace: the same source is compiled once per instruction set, and a shared inline function could be linked from the
-// wrong one. For the same reason kernel files call no standard-library templates.
+// namespace: the same source is compiled once per instruction set, and a shared inline function could be linked from
+// the wrong one. For the same reason kernel files call no standard-library templates.
 #include <cstdint>
 #include <cstring>
 #if defined(__AVX2__)
@@ -79,6 +79,7 @@ template <typename T>
 #endif
 }
 
+/// a > b ? a : b and a < b ? a : b: where one is NaN, b.
 template <typename V>
 [[gnu::always_inline]] inline V vmax(V a, V b) {
   return a > b ? a : b;
@@ -87,6 +88,16 @@ template <typename V>
 [[gnu::always_inline]] inline V vmin(V a, V b) {
   return a < b ? a : b;
 }
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC makes a comparison and a blend of the above
+[[gnu::always_inline]] inline Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm256_max_ps(a, b); }
+[[gnu::always_inline]] inline Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm256_min_ps(a, b); }
+[[gnu::always_inline]] inline Vec<double> vmax(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm256_max_pd(a, b);
+}
+[[gnu::always_inline]] inline Vec<double> vmin(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm256_min_pd(a, b);
+}
+#endif
 
 /// Lanes added in a fixed tree: halves folded onto each other.
 template <typename T>
@@ -106,7 +117,8 @@ template <typename T>
   return best;
 }
 
-// bf16 in memory, f32 in registers. Stores round to nearest even in integers, NaN becomes 0x7fff (as bf16's constructor).
+// bf16 in memory, f32 in registers. Stores round to nearest even in integers, NaN becomes 0x7fff (as bf16's
+// constructor).
 [[gnu::always_inline]] inline Vec<float> load(const bf16* p) {
 #if defined(__AVX512F__)
   // maskz with all lanes: GCC 12 warns that the plain intrinsics read uninitialised registers.
@@ -124,7 +136,8 @@ template <typename T>
 [[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
 #if defined(__AVX2__)
   const Vec<int32_t> u = (Vec<int32_t>)v;
-  const Vec<int32_t> rounded = (Vec<int32_t>)((Vec<uint32_t>)(u + 0x7fff + (Vec<int32_t>)(((Vec<uint32_t>)u >> 16) & 1u)) >> 16);
+  const Vec<int32_t> rounded =
+      (Vec<int32_t>)((Vec<uint32_t>)(u + 0x7fff + (Vec<int32_t>)(((Vec<uint32_t>)u >> 16) & 1u)) >> 16);
   const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
   const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
 #if defined(__AVX512F__)

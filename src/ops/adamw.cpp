@@ -1,0 +1,60 @@
+#include "ops/adamw.h"
+
+#include "ops/cpu/adamw_kernels.h"
+#include "ops/operands.h"
+
+namespace trainer::ops {
+namespace {
+
+const AdamWKernels& kernels(const Exec& ex) {
+  return table_for(ex, plain::adamw_kernels, avx2::adamw_kernels, avx512::adamw_kernels);
+}
+size_t state_index(DType dtype, const char* name) {
+  TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32, "{} is {}, expected fp64 or fp32", name, name_of(dtype));
+  return static_cast<size_t>(dtype);
+}
+
+}  // namespace
+
+void run(Exec& ex, const AdamW& op) {
+  const int64_t n = op.p.count();
+  const DType dtype = op.p.dtype;
+  const size_t type = state_index(dtype, "adamw p");
+  expect_count(op.p, n, dtype, "adamw p");
+  expect_count(op.m, n, dtype, "adamw m");
+  expect_count(op.v, n, dtype, "adamw v");
+  expect_count(op.g, n, dtype, "adamw g");
+  if (op.compute) {
+    expect_count(op.compute, n, DType::bf16, "adamw compute");
+    TRAINER_CHECK(dtype == DType::f32, "a bf16 copy is kept of fp32 weights only");
+  }
+  const double bytes = 7.0 * static_cast<double>(op.p.bytes()) + (op.compute ? 2.0 * static_cast<double>(n) : 0.0);
+  const OpTimer timer(ex.meter, OpKind::optimizer, {14.0 * static_cast<double>(n), bytes});
+  if (ex.device.dry()) return;
+
+  const AdamWScalars& s = op.scalars;
+  const AdamWConstants constants{s.beta1, s.beta2,         1 - s.beta1,      1 - s.beta2,     s.inv_sqrt_correction,
+                                 s.eps,   s.negative_step, s.negative_decay, s.gradient_scale};
+  const auto kernel = kernels(ex).update[type];
+  for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+    const int64_t at = first * size_of(dtype);
+    kernel(constants, op.p.data + at, op.m.data + at, op.v.data + at, op.g.data + at,
+           op.compute ? op.compute.as<bf16>() + first : nullptr, count);
+  });
+}
+
+void run(Exec& ex, const SquaredNorm& op) {
+  const int64_t n = op.x.count();
+  const size_t type = state_index(op.x.dtype, "squared norm x");
+  expect_count(op.x, n, op.x.dtype, "squared norm x");
+  expect_count(op.blocks, divide_up(n, kNormBlock), DType::f64, "squared norm blocks");
+  const OpTimer timer(ex.meter, OpKind::grad_norm, {2.0 * static_cast<double>(n), static_cast<double>(op.x.bytes())});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).square_sum[type];
+  double* blocks = op.blocks.as<double>();
+  for_row_blocks(ex, n, kNormBlock, [&](int64_t first, int64_t count) {
+    blocks[first / kNormBlock] = kernel(op.x.data + first * size_of(op.x.dtype), count);
+  });
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,31 @@
+#pragma once
+// Kernels of ops/activation.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
+#include <cstdint>
+
+namespace trainer::ops {
+
+/// One operand of a tile: its first element and the elements between rows.
+struct TileIn {
+  const void* data;
+  int64_t ld;
+};
+struct TileOut {
+  void* data;
+  int64_t ld;
+};
+struct ActivationKernels {
+  void (*gelu[3])(TileIn x, TileOut y, int64_t rows, int64_t cols);
+  void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
+  void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
+};
+namespace plain {
+extern const ActivationKernels activation_kernels;
+}
+namespace avx2 {
+extern const ActivationKernels activation_kernels;
+}
+namespace avx512 {
+extern const ActivationKernels activation_kernels;
+}
+
+}  // namespace trainer::ops

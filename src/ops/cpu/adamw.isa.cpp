@@ -1,0 +1,105 @@
+#include "ops/cpu/adamw_kernels.h"
+
+#include "ops/cpu/lanes.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+/// Fused multiply-add, one rounding on every set; the plain set has no instruction and asks the C library.
+template <typename A>
+[[gnu::always_inline]] inline Vec<A> fused(Vec<A> a, Vec<A> b, Vec<A> c) {
+#if defined(__FMA__)
+  return fmadd(a, b, c);
+#else
+  for (int i = 0; i < kLanes<A>; ++i) {
+    if constexpr (sizeof(A) == 4) {
+      c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    } else {
+      c[i] = __builtin_fma(a[i], b[i], c[i]);
+    }
+  }
+  return c;
+#endif
+}
+/// Correctly rounded square roots.
+[[gnu::always_inline]] inline Vec<float> square_root(Vec<float> x) {
+#if defined(__AVX512F__)
+  return (Vec<float>)_mm512_maskz_sqrt_ps(0xffff, (__m512)x);
+#elif defined(__AVX2__)
+  return (Vec<float>)_mm256_sqrt_ps((__m256)x);
+#else
+  for (int i = 0; i < kLanes<float>; ++i) x[i] = __builtin_sqrtf(x[i]);
+  return x;
+#endif
+}
+[[gnu::always_inline]] inline Vec<double> square_root(Vec<double> x) {
+#if defined(__AVX512F__)
+  return (Vec<double>)_mm512_maskz_sqrt_pd(0xff, (__m512d)x);
+#elif defined(__AVX2__)
+  return (Vec<double>)_mm256_sqrt_pd((__m256d)x);
+#else
+  for (int i = 0; i < kLanes<double>; ++i) x[i] = __builtin_sqrt(x[i]);
+  return x;
+#endif
+}
+
+template <typename A>
+void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, const void* g_data, bf16* compute,
+            int64_t n) {
+  A *p = static_cast<A*>(p_data), *m = static_cast<A*>(m_data), *v = static_cast<A*>(v_data);
+  const A* g = static_cast<const A*>(g_data);
+  auto constant = [](double x) { return splat<A>(static_cast<A>(x)); };
+  const Vec<A> b1 = constant(k.b1), b2 = constant(k.b2), ob1 = constant(k.ob1), ob2 = constant(k.ob2);
+  const Vec<A> correction = constant(k.inv_sqrt_correction), eps = constant(k.eps), step = constant(k.negative_step);
+  const Vec<A> decay = constant(k.negative_decay), scale = constant(k.gradient_scale);
+  auto element = [&](int64_t i, auto tag) {
+    const Vec<A> x = get(g + i, tag) * scale, old = get(p + i, tag);
+    const Vec<A> first = fused<A>(b1, get(m + i, tag), ob1 * x);
+    const Vec<A> second = fused<A>(b2, get(v + i, tag), ob2 * x * x);
+    const Vec<A> u = first / fused<A>(square_root(second), correction, eps);
+    const Vec<A> next = fused<A>(step, u, fused<A>(decay, old, old));
+    put(p + i, next, tag);
+    put(m + i, first, tag);
+    put(v + i, second, tag);
+    return next;
+  };
+  if constexpr (sizeof(A) == 4) {
+    if (compute != nullptr) {
+      each_vector<A>(n, [&](int64_t i, auto tag) { put(compute + i, element(i, tag), tag); });
+      return;
+    }
+  }
+  each_vector<A>(n, [&](int64_t i, auto tag) { element(i, tag); });
+}
+
+/// Sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16, added in a tree: the same additions on
+/// every set. Squares of f32 are exact in f64.
+template <typename A>
+double square_sum(const void* data, int64_t n) {
+  constexpr int kSums = 16, kVectors = kSums / kLanes<double>;
+  const A* x = static_cast<const A*>(data);
+  Vec<double> sums[kVectors] = {};
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors; ++j) {
+      typedef A Slice __attribute__((vector_size(kLanes<double> * sizeof(A))));
+      Slice slice;
+      std::memcpy(&slice, x + i + j * kLanes<double>, sizeof(slice));
+      const Vec<double> wide = __builtin_convertvector(slice, Vec<double>);
+      sums[j] += wide * wide;
+    }
+  }
+  double lanes[kSums];
+  std::memcpy(lanes, sums, sizeof(lanes));
+  for (int j = 0; i < n; ++i, ++j) lanes[j] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (int width = kSums / 2; width > 0; width /= 2)
+    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+  return lanes[0];
+}
+
+}  // namespace
+
+extern const AdamWKernels adamw_kernels = {{update<double>, update<float>}, {square_sum<double>, square_sum<float>}};
+
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,29 @@
+#pragma once
+// Kernels of ops/adamw.h for one instruction set; tables are indexed by dtype (f64, f32).
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace trainer::ops {
+
+/// The scalars of the canonical arithmetic, in double; rounded to the state's type before use.
+struct AdamWConstants {
+  double b1, b2, ob1, ob2, inv_sqrt_correction, eps, negative_step, negative_decay, gradient_scale;
+};
+struct AdamWKernels {
+  /// n elements; compute may be null.
+  void (*update[2])(const AdamWConstants& k, void* p, void* m, void* v, const void* g, bf16* compute, int64_t n);
+  /// Σ x² of at most kNormBlock elements.
+  double (*square_sum[2])(const void* x, int64_t n);
+};
+namespace plain {
+extern const AdamWKernels adamw_kernels;
+}
+namespace avx2 {
+extern const AdamWKernels adamw_kernels;
+}
+namespace avx512 {
+extern const AdamWKernels adamw_kernels;
+}
+
+}  // namespace trainer::ops

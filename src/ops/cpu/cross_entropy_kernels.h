@@ -1,0 +1,27 @@
+#pragma once
+// Kernels of ops/cross_entropy.h for one instruction set; tables are indexed by the dtype of dlogits (f64, f32, bf16).
+#include <cstdint>
+
+namespace trainer::ops {
+
+/// One row. logits are of dlogits' accumulator type; dlogits may be null.
+struct CrossEntropyRow {
+  const void* logits;
+  void* dlogits;
+  int64_t vocab, padded, target;
+  double weight, scale;
+};
+struct CrossEntropyKernels {
+  double (*row[3])(const CrossEntropyRow& op);  // returns the loss
+};
+namespace plain {
+extern const CrossEntropyKernels cross_entropy_kernels;
+}
+namespace avx2 {
+extern const CrossEntropyKernels cross_entropy_kernels;
+}
+namespace avx512 {
+extern const CrossEntropyKernels cross_entropy_kernels;
+}
+
+}  // namespace trainer::ops

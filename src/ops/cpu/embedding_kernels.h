@@ -1,0 +1,25 @@
+#pragma once
+// Kernels of ops/embedding.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
+#include <cstdint>
+
+namespace trainer::ops {
+
+struct EmbeddingKernels {
+  /// y[0 … cols) = token + position (null: none).
+  void (*look_up[3])(const void* token, const void* position, void* y, int64_t cols);
+  /// sum[0 … cols) (+)= Σ_i dy[rows[i]] in order; row i is rows[i], or first + i·stride when rows is null. Without
+  /// accumulate, and without rows, the sum is 0.
+  void (*gather_sum[3])(const void* dy, int64_t ld, const int32_t* rows, int64_t first, int64_t stride, int64_t count,
+                        void* sum, bool accumulate, int64_t cols);
+};
+namespace plain {
+extern const EmbeddingKernels embedding_kernels;
+}
+namespace avx2 {
+extern const EmbeddingKernels embedding_kernels;
+}
+namespace avx512 {
+extern const EmbeddingKernels embedding_kernels;
+}
+
+}  // namespace trainer::ops

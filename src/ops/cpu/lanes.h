@@ -1,0 +1,68 @@
+#pragma once
+// Loops over the elements of a row in vectors, for kernel files (*.isa.cpp). A body is written once, for a whole vector
+// and for the row's last few elements: each_vector passes the place and a tag that get and put understand.
+#include "ops/cpu/simd.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+struct Whole {};
+struct Part {
+  int64_t n;  // lanes in use; the others hold 0
+};
+
+template <typename T>
+[[gnu::always_inline]] inline Vec<AccumulatorOf<T>> get(const T* p, Whole) {
+  return load(p);
+}
+template <typename T>
+[[gnu::always_inline]] inline Vec<AccumulatorOf<T>> get(const T* p, Part part) {
+  return load_n(p, part.n);
+}
+template <typename T>
+[[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Whole) {
+  store(p, v);
+}
+template <typename T>
+[[gnu::always_inline]] inline void put(T* p, Vec<AccumulatorOf<T>> v, Part part) {
+  store_n(p, v, part.n);
+}
+/// v with 0 in the lanes not in use.
+template <typename A>
+[[gnu::always_inline]] inline Vec<A> masked(Vec<A> v, Whole) {
+  return v;
+}
+template <typename A>
+[[gnu::always_inline]] inline Vec<A> masked(Vec<A> v, Part part) {
+  A lanes[kLanes<A>];
+  store(lanes, v);
+  return load_n(lanes, part.n);
+}
+
+/// body(i, Whole or Part) for i = 0, lanes, 2·lanes, … below n.
+template <typename A, typename F>
+[[gnu::always_inline]] inline void each_vector(int64_t n, F body) {
+  int64_t i = 0;
+  for (; i + kLanes<A> <= n; i += kLanes<A>) body(i, Whole{});
+  if (i < n) body(i, Part{n - i});
+}
+
+/// Σ term(i, tag) over all lanes, in four chains; the order is a function of n alone.
+template <typename A, typename F>
+[[gnu::always_inline]] inline A sum_of(int64_t n, F term) {
+  constexpr int64_t kStep = kLanes<A>;
+  Vec<A> s0{}, s1{}, s2{}, s3{};
+  int64_t i = 0;
+  for (; i + 4 * kStep <= n; i += 4 * kStep) {
+    s0 += term(i, Whole{});
+    s1 += term(i + kStep, Whole{});
+    s2 += term(i + 2 * kStep, Whole{});
+    s3 += term(i + 3 * kStep, Whole{});
+  }
+  for (; i + kStep <= n; i += kStep) s0 += term(i, Whole{});
+  if (i < n) s1 += masked<A>(term(i, Part{n - i}), Part{n - i});
+  return lane_sum<A>((s0 + s1) + (s2 + s3));
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA

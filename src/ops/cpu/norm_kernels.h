@@ -1,0 +1,38 @@
+#pragma once
+// Kernels of ops/norm.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
+#include <cstdint>
+
+namespace trainer::ops {
+
+/// Pointers are of the compute type T but for mean, rstd (accumulator type); ld: elements between rows. bias, mean,
+/// rstd may be null.
+struct NormRows {
+  const void *x, *gain, *bias;
+  void *y, *mean, *rstd;
+  int64_t x_ld, y_ld, cols;
+  double eps;
+  bool center;
+};
+/// gain_sum, bias_sum [cols] accumulator type: this block's sums, overwritten; bias_sum may be null.
+struct NormGradient {
+  const void *dy, *x, *gain, *mean, *rstd, *residual;
+  void* dx;
+  int64_t dy_ld, x_ld, residual_ld, dx_ld, cols;
+  bool center;
+};
+struct NormKernels {
+  void (*forward[3])(const NormRows& op, int64_t first_row, int64_t rows);
+  void (*apply[3])(const NormRows& op, int64_t first_row, int64_t rows);
+  void (*backward[3])(const NormGradient& op, int64_t first_row, int64_t rows, void* gain_sum, void* bias_sum);
+};
+namespace plain {
+extern const NormKernels norm_kernels;
+}
+namespace avx2 {
+extern const NormKernels norm_kernels;
+}
+namespace avx512 {
+extern const NormKernels norm_kernels;
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,117 @@
+#include "ops/elementwise.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "ops/cpu/elementwise_kernels.h"
+#include "ops/operands.h"
+#include "ops/reduce.h"
+
+namespace trainer::ops {
+namespace {
+
+const ElementwiseKernels& kernels(const Exec& ex) {
+  return table_for(ex, plain::elementwise_kernels, avx2::elementwise_kernels, avx512::elementwise_kernels);
+}
+double bytes_of(const Tensor& t) { return static_cast<double>(t.bytes()); }
+
+template <typename T>
+void fill(Exec& ex, const Tensor& x, T value) {
+  T* data = x.as<T>();
+  for_row_blocks(ex, x.count(), kTaskElements, [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
+}
+
+}  // namespace
+
+uint32_t dropout_threshold(double p) {
+  TRAINER_CHECK(p >= 0 && p < 1, "dropout probability {}, expected 0 <= p < 1", p);
+  return static_cast<uint32_t>(std::min(std::nearbyint(p * 0x1p32), 0x1p32 - 1));
+}
+
+void run(Exec& ex, const DropoutAdd& op) {
+  const size_t type = kernel_index(op.x.dtype, "dropout x");
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  if (op.residual) expect_rows(op.residual, rows, cols, op.x.dtype, "dropout residual");
+  expect_rows(op.y, rows, cols, op.x.dtype, "dropout y");
+  const DropoutSite& site = op.site;
+  TRAINER_CHECK(site.p == 0 || (site.first_row >= 0 && site.first_col >= 0 && site.first_col + cols <= site.width),
+                "dropout columns {}+{} of a width of {}", site.first_col, cols, site.width);
+  const uint32_t threshold = dropout_threshold(site.p);
+  const OpTimer timer(ex.meter, OpKind::elementwise,
+                      {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).dropout[type];
+  for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
+    const auto width = static_cast<uint64_t>(site.width);
+    kernel({row_at(op.x, first), op.residual ? row_at(op.residual, first) : nullptr, row_at(op.y, first), op.x.ld(),
+            op.residual.ld(), op.y.ld(), n, cols,
+            static_cast<uint64_t>(site.first_row + first) * width + static_cast<uint64_t>(site.first_col), width,
+            site.key.k0, site.key.k1, site.step, threshold, 1.0 / (1.0 - site.p)});
+  });
+}
+
+void run(Exec& ex, const ColumnSum& op) {
+  constexpr int64_t kColumns = 1024;  // of one task: their sums stay in L1
+  const size_t type = kernel_index(op.x.dtype, "column sum x");
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  const DType sums = accumulator_of(op.x.dtype);
+  expect_count(op.sums, cols, sums, "column sums");
+  const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block), chunks = divide_up(cols, kColumns);
+  const Scratch partials = ex.take("column_sum.partials", {blocks, cols}, sums);
+  const OpTimer timer(ex.meter, OpKind::column_sum, {static_cast<double>(op.x.count()), bytes_of(op.x)});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).column_sum[type];
+  device::pool_of(ex.device).parallel_for(blocks * chunks, [&](int64_t task) {
+    const int64_t b = task / chunks, c = task % chunks * kColumns;
+    kernel(element_at(op.x, b * block, c), op.x.ld(), std::min(block, rows - b * block), std::min(kColumns, cols - c),
+           element_at(partials, b, c));
+  });
+  sum_partials(ex, partials, op.sums, op.accumulate);
+}
+
+void run(Exec& ex, const Cast& op) {
+  const size_t from = kernel_index(op.x.dtype, "cast x"), to = kernel_index(op.y.dtype, "cast y");
+  TRAINER_CHECK(op.x.count() == op.y.count() && op.x.packed() && op.y.packed(),
+                "cast of {} to {}: packed, equal counts", to_string(op.x), to_string(op.y));
+  const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x) + bytes_of(op.y)});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).cast[from][to];
+  for_row_blocks(ex, op.x.count(), kTaskElements, [&](int64_t first, int64_t n) {
+    kernel(op.x.data + first * size_of(op.x.dtype), op.y.data + first * size_of(op.y.dtype), n);
+  });
+}
+
+void run(Exec& ex, const Copy& op) {
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  expect_rows(op.y, rows, cols, op.x.dtype, "copy y");
+  const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2 * bytes_of(op.x)});
+  if (ex.device.dry()) return;
+  for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(), [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+    for (int64_t i = r; i < r + n; ++i)
+      std::memcpy(element_at(op.y, i, c), element_at(op.x, i, c), static_cast<size_t>(width * size_of(op.x.dtype)));
+  });
+}
+
+void run(Exec& ex, const Fill& op) {
+  TRAINER_CHECK(op.x.packed(), "fill of {} with rows {} apart", to_string(op.x), op.x.ld());
+  const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
+  if (ex.device.dry()) return;
+  switch (op.x.dtype) {
+    case DType::f64:
+      return fill(ex, op.x, op.value);
+    case DType::f32:
+      return fill(ex, op.x, static_cast<float>(op.value));
+    case DType::bf16:
+      return fill(ex, op.x, bf16(op.value));
+    case DType::i32:
+      return fill(ex, op.x, static_cast<int32_t>(op.value));
+    case DType::i64:
+      return fill(ex, op.x, static_cast<int64_t>(op.value));
+    case DType::u16:
+      return fill(ex, op.x, static_cast<uint16_t>(op.value));
+    case DType::u8:
+      return fill(ex, op.x, static_cast<uint8_t>(op.value));
+  }
+}
+
+}  // namespace trainer::ops

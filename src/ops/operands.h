@@ -1,0 +1,72 @@
+#pragma once
+// What the operators' host sides share: checks of operands, the choice of kernels, division of work.
+#include <algorithm>
+
+#include "tensor/exec.h"
+
+namespace trainer::ops {
+
+/// Internal errors that name the operand, what it is and what it should be.
+inline void expect_count(const Tensor& t, int64_t count, DType dtype, const char* name) {
+  TRAINER_CHECK(t.count() == count && t.dtype == dtype && t.packed(), "{} is {}, expected {} packed elements of {}",
+                name, to_string(t), count, name_of(dtype));
+}
+inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype, const char* name) {
+  TRAINER_CHECK(t.rows() == rows && t.cols() == cols && t.dtype == dtype, "{} is {}, expected {} [{}, {}]", name,
+                to_string(t), name_of(dtype), rows, cols);
+}
+
+/// Place of a compute type (f64, f32, bf16) in the kernel tables.
+inline size_t kernel_index(DType dtype, const char* name) {
+  TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16,
+                "{} has dtype {}, kernels exist for fp64, fp32 and bf16", name, name_of(dtype));
+  return static_cast<size_t>(dtype);
+}
+static_assert(static_cast<size_t>(DType::f64) == 0 && static_cast<size_t>(DType::f32) == 1 &&
+              static_cast<size_t>(DType::bf16) == 2);
+
+template <typename Table>
+const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, const Table& avx512) {
+  switch (ex.device.isa()) {
+    case device::Isa::plain:
+      return plain;
+    case device::Isa::avx2:
+      return avx2;
+    case device::Isa::avx512:
+      return avx512;
+  }
+  return plain;
+}
+
+/// Calls fn(first row, rows) for blocks of at most `rows_per_task` rows, in parallel.
+template <typename F>
+void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {
+  device::pool_of(ex.device).parallel_for(divide_up(rows, rows_per_task), [&](int64_t task) {
+    const int64_t first = task * rows_per_task;
+    fn(first, std::min(rows_per_task, rows - first));
+  });
+}
+
+/// Elements that one task of an elementwise operator handles: long enough to hide the cost of a task.
+inline constexpr int64_t kTaskElements = 16384;
+inline int64_t rows_per_task(int64_t cols) { return std::max<int64_t>(1, kTaskElements / std::max<int64_t>(1, cols)); }
+
+/// Calls fn(first row, rows, first column, columns) for the tiles of an elementwise operator, in parallel. Packed
+/// operands are one long row; otherwise tiles are whole rows.
+template <typename F>
+void for_tiles(Exec& ex, int64_t rows, int64_t cols, bool packed, F&& fn) {
+  if (!packed) {
+    for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) { fn(first, n, int64_t{0}, cols); });
+  } else {
+    for_row_blocks(ex, rows * cols, kTaskElements,
+                   [&](int64_t first, int64_t n) { fn(int64_t{0}, int64_t{1}, first, n); });
+  }
+}
+
+/// Pointer to element (r, c).
+inline std::byte* element_at(const Tensor& t, int64_t r, int64_t c) {
+  return t.data + (r * t.ld() + c) * size_of(t.dtype);
+}
+inline std::byte* row_at(const Tensor& t, int64_t r) { return element_at(t, r, 0); }
+
+}  // namespace trainer::ops
