@@ -93,7 +93,7 @@ void run(Exec& ex, const PackB& op) {
 }
 
 std::string product_path(const device::Device& device, DType compute) {
-  if (onednn::serves(device, compute)) return onednn::description(compute);
+  if (onednn::serves(device, compute)) return onednn::description();
   return format("own {} kernels", name_of(device.isa()));
 }
 
