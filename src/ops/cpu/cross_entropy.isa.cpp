@@ -35,8 +35,8 @@ double row(const CrossEntropyRow& op) {
     const Vec<A> shift = splat<A>(largest);
     sum += static_cast<double>(sum_of<A>(n, [&](int64_t i, auto tag) { return vexp(get(x + i, tag) - shift); }));
   }
-  const double loss =
-      op.weight * (portable_log(sum) + (static_cast<double>(largest) - static_cast<double>(logits[op.target])));
+  const double log_sum = sum < __builtin_inf() ? portable_log(sum) : sum;  // portable_log takes finite numbers only
+  const double loss = op.weight * (log_sum + (static_cast<double>(largest) - static_cast<double>(logits[op.target])));
   if (dlogits == nullptr) return loss;
 
   const double factor = op.weight * op.scale;

@@ -1,0 +1,241 @@
+#include "ops/adamw.h"
+
+#include <xmmintrin.h>
+
+#include <bit>
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+AdamWScalars scalars(int64_t t, double decay) {
+  const double lr = 3e-4, b1 = 0.9, b2 = 0.95;
+  const double td = static_cast<double>(t);
+  return {
+      b1,  b2, 1 / std::sqrt(1 - std::pow(b2, td)), 1e-8, -lr / (1 - std::pow(b1, td)), decay == 0 ? 0 : -lr * decay,
+      0.37};
+}
+
+/// The canonical arithmetic, one element at a time.
+template <typename T>
+void reference(const AdamWScalars& s, T& p, T& m, T& v, T g) {
+  auto r = [](double x) { return static_cast<T>(x); };
+  const T x = g * r(s.gradient_scale);
+  m = std::fma(r(s.beta1), m, r(1 - s.beta1) * x);
+  const T ob2x = r(1 - s.beta2) * x;
+  v = std::fma(r(s.beta2), v, ob2x * x);
+  const T d = std::fma(std::sqrt(v), r(s.inv_sqrt_correction), r(s.eps));
+  const T u = m / d;
+  const T q = std::fma(r(s.negative_decay), p, p);
+  p = std::fma(r(s.negative_step), u, q);
+}
+
+/// Bit patterns of every kind: any finite exponent, subnormals, both zeros, the largest finite, infinities; no NaN,
+/// whose payload an instruction may choose.
+template <typename T>
+T any_value(std::mt19937_64& engine, bool negative) {
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  const uint64_t draw = engine();
+  const T sign = negative && (draw & 1) != 0 ? T(-1) : T(1);
+  switch (draw >> 1 & 15) {
+    case 0:
+      return sign * T(0);
+    case 1:
+      return sign * std::numeric_limits<T>::denorm_min() * static_cast<T>(draw >> 50);
+    case 2:
+      return (draw >> 8 & 31) == 0 ? sign * std::numeric_limits<T>::infinity() : sign * std::numeric_limits<T>::max();
+    case 3:
+    case 4:
+    case 5: {
+      const T value = std::bit_cast<T>(static_cast<Bits>(engine()));
+      if (std::isnan(value)) return sign;
+      return negative ? value : std::abs(value);
+    }
+    default:
+      return sign * static_cast<T>(std::ldexp(static_cast<double>(draw >> 12), -52 - static_cast<int>(draw >> 5 & 31)));
+  }
+}
+
+template <typename T>
+struct State {
+  std::vector<T> p, m, v, g;
+  std::vector<bf16> compute;
+  explicit State(int64_t n, uint64_t seed) {
+    std::mt19937_64 engine(seed);
+    for (int64_t i = 0; i < n; ++i) {
+      p.push_back(any_value<T>(engine, true));
+      m.push_back(any_value<T>(engine, true));
+      v.push_back(any_value<T>(engine, false));
+      g.push_back(any_value<T>(engine, true));
+    }
+    compute.assign(static_cast<size_t>(n), bf16::from_bits(0));
+  }
+  Tensor tensor(std::vector<T>& x) {
+    return {reinterpret_cast<std::byte*>(x.data()), {static_cast<int64_t>(x.size())}, DTypeOf<T>::value, 0};
+  }
+};
+
+template <typename T>
+void expect_same_bits(const std::vector<T>& got, const std::vector<T>& want, const char* name) {
+  int64_t differ = 0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isnan(got[i]) && std::isnan(want[i])) continue;
+    if (std::memcmp(&got[i], &want[i], sizeof(T)) != 0 && ++differ == 1)
+      ADD_FAILURE() << name << "[" << i << "]: " << got[i] << ", want " << want[i];
+  }
+  EXPECT_EQ(differ, 0) << name;
+}
+
+template <typename T>
+struct Adam : ::testing::Test {};
+using StateTypes = ::testing::Types<double, float>;
+TYPED_TEST_SUITE(Adam, StateTypes);
+
+TYPED_TEST(Adam, EveryInstructionSetRoundsAsTheScalarLoop) {
+  using T = TypeParam;
+  const int64_t n = (int64_t{1} << 18) + 13;
+  uint64_t seed = 71;
+  for (const int64_t t : {1, 2, 1000}) {
+    for (const double decay : {0.0, 0.1}) {
+      SCOPED_TRACE(format("seed {}, step {}, weight decay {}", seed, t, decay));
+      const AdamWScalars s = scalars(t, decay);
+      State<T> want(n, seed);
+      for (size_t i = 0; i < want.p.size(); ++i) {
+        reference<T>(s, want.p[i], want.m[i], want.v[i], want.g[i]);
+        want.compute[i] = bf16(static_cast<float>(want.p[i]));
+      }
+      for (const Isa isa : instruction_sets()) {
+        for (const int threads : {1, 3}) {
+          SCOPED_TRACE(format("{}, {} threads", device::name_of(isa), threads));
+          device::CpuDevice device(threads, isa);
+          Arena arena(device, Arena::Mode::heap);
+          Meter meter;
+          Exec ex{device, arena, meter};
+          State<T> x(n, seed);
+          AdamW op{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), {}, s};
+          if (sizeof(T) == 4) op.compute = {reinterpret_cast<std::byte*>(x.compute.data()), {n}, DType::bf16, 0};
+          run(ex, op);
+          expect_same_bits(x.p, want.p, "p");
+          expect_same_bits(x.m, want.m, "m");
+          expect_same_bits(x.v, want.v, "v");
+          if (sizeof(T) == 4) {
+            EXPECT_EQ(std::memcmp(x.compute.data(), want.compute.data(), x.compute.size() * 2), 0) << "bf16 copy";
+          }
+        }
+      }
+      ++seed;
+    }
+  }
+}
+
+TYPED_TEST(Adam, KeepsSubnormalsNegativeZeroAndOddTails) {
+  using T = TypeParam;
+  const T tiny = std::numeric_limits<T>::denorm_min();
+  for (const Isa isa : instruction_sets()) {
+    for (int64_t n = 1; n <= 35; ++n) {
+      device::CpuDevice device(2, isa);
+      Arena arena(device, Arena::Mode::heap);
+      Meter meter;
+      Exec ex{device, arena, meter};
+      State<T> x(n, 1);
+      std::fill(x.p.begin(), x.p.end(), T(-0.0));
+      std::fill(x.m.begin(), x.m.end(), tiny * 100);
+      std::fill(x.v.begin(), x.v.end(), T(0));
+      std::fill(x.g.begin(), x.g.end(), T(0));
+      AdamWScalars s = scalars(1, 0);
+      s.negative_step = -0.0;
+      run(ex, AdamW{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), {}, s});
+      for (int64_t i = 0; i < n; ++i) {
+        EXPECT_EQ(x.m[static_cast<size_t>(i)], tiny * 90);
+        EXPECT_TRUE(x.p[static_cast<size_t>(i)] == 0 && std::signbit(x.p[static_cast<size_t>(i)])) << n << " " << i;
+      }
+    }
+  }
+}
+
+TYPED_TEST(Adam, SquaredNormAddsInAnOrderFixedByTheIndex) {
+  using T = TypeParam;
+  for (const int64_t n : {int64_t{1}, int64_t{31}, int64_t{100}, kNormBlock, 3 * kNormBlock + 77}) {
+    SCOPED_TRACE(n);
+    Normal draw(72);
+    Grid x = Grid({n}, DTypeOf<T>::value).fill(draw);
+    const int64_t blocks = divide_up(n, kNormBlock);
+    on_every_device(
+        [&](Exec& ex) {
+          Grid sums({blocks}, DType::f64);
+          run(ex, SquaredNorm{x, sums});
+          return std::vector<Grid>{sums};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t b = 0; b < blocks; ++b) {
+            double lanes[16] = {};
+            for (int64_t i = b * kNormBlock; i < std::min(n, (b + 1) * kNormBlock); ++i)
+              lanes[i % 16] += x.at(i) * x.at(i);
+            for (int width = 8; width > 0; width /= 2)
+              for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
+            EXPECT_EQ(out[0].at(b), lanes[0]) << "block " << b;
+          }
+        });
+  }
+}
+
+TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
+  using T = TypeParam;
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    Grid x({2 * kNormBlock + 5}, DTypeOf<T>::value);
+    x.fill([] { return 1.0; });
+    x.set(kNormBlock + 17, bad);
+    on_every_device(
+        [&](Exec& ex) {
+          Grid sums({3}, DType::f64);
+          run(ex, SquaredNorm{x, sums});
+          return std::vector<Grid>{sums};
+        },
+        [&](const std::vector<Grid>& out) {
+          EXPECT_EQ(out[0].at(0), static_cast<double>(kNormBlock));
+          EXPECT_FALSE(std::isfinite(out[0].at(1)));
+          EXPECT_EQ(out[0].at(2), 5.0);
+        });
+  }
+}
+
+TEST(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
+  // Weights with zero moments and gradient keep their value: the copy is the rounding of p itself.
+  constexpr int64_t kBatch = 1 << 16;
+  AdamWScalars s = scalars(1, 0);
+  s.negative_step = -0.0;
+  for (const Isa isa : instruction_sets()) {
+    device::CpuDevice device(2, isa);
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    State<float> x(kBatch, 1);
+    for (uint64_t batch = 0; batch < 64; ++batch) {
+      for (uint64_t i = 0; i < kBatch; ++i)  // all upper halves, 64 lower halves with those next to a tie among them
+        x.p[i] = std::bit_cast<float>(static_cast<uint32_t>(i << 16 | (batch < 8 ? 0x7ffcu + batch : batch * 1031)));
+      std::fill(x.m.begin(), x.m.end(), 0.0f);
+      std::fill(x.v.begin(), x.v.end(), 0.0f);
+      std::fill(x.g.begin(), x.g.end(), 0.0f);
+      Tensor compute{reinterpret_cast<std::byte*>(x.compute.data()), {kBatch}, DType::bf16, 0};
+      run(ex, AdamW{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), compute, s});
+      for (size_t i = 0; i < x.p.size(); ++i) {
+        const uint32_t u = std::bit_cast<uint32_t>(x.p[i]);
+        const uint32_t want = std::isnan(x.p[i]) ? 0x7fffu : (u + 0x7fffu + (u >> 16 & 1u)) >> 16;
+        ASSERT_EQ(x.compute[i].bits, want) << device::name_of(isa) << " pattern " << u;
+      }
+    }
+  }
+}
+
+TEST(FloatingPoint, ThreadsRoundToNearestAndKeepSubnormals) {
+  device::CpuDevice device(3);
+  device.pool().parallel_for(64, [](int64_t) {
+    const unsigned control = _mm_getcsr();
+    TRAINER_CHECK((control & 0x8040u) == 0, "FTZ or DAZ is on: {:#x}", control);
+    TRAINER_CHECK((control & 0x6000u) == 0, "rounding mode is not to nearest: {:#x}", control);
+  });
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing

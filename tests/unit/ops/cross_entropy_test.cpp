@@ -1,0 +1,110 @@
+#include "ops/cross_entropy.h"
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+template <typename T>
+struct Loss : ::testing::Test {
+  static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
+};
+TYPED_TEST_SUITE(Loss, ComputeTypes);
+
+struct Case {
+  int64_t rows, vocab, padded;
+  double spread;
+};
+std::vector<Case> cases() {
+  return {{1, 1, 1, 1}, {3, 17, 17, 2}, {5, 65, 128, 1}, {4, 5003, 5056, 3}, {2, 4100, 4100, 200}};
+}
+
+TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
+  using T = TypeParam;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(format("[{}, {}] of {}, spread {}", c.rows, c.vocab, c.padded, c.spread));
+    Normal draw(61, 3, c.spread);
+    Grid logits = Grid({c.rows, c.padded}, this->kSums).fill(draw), targets({c.rows}, DType::i32),
+         weights({c.rows}, this->kSums);
+    for (int64_t r = 0; r < c.rows; ++r) {
+      for (int64_t i = c.vocab; i < c.padded; ++i) logits.set(r * c.padded + i, 1e30);  // must not count
+      targets.set(r, static_cast<double>((r * 7919) % c.vocab));
+      weights.set(r, r == 1 ? 0.0 : 0.5 + static_cast<double>(r));
+    }
+    targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is not looked at
+    const double scale = 0.25;
+    on_every_device(
+        [&](Exec& ex) {
+          Grid loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
+          run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
+          run(ex, CrossEntropy{logits, targets, weights, alone, {}, c.vocab, scale});
+          EXPECT_TRUE(loss.memory() == alone.memory());
+          if (this->kType == this->kSums) {
+            Grid in_place = logits;
+            run(ex, CrossEntropy{in_place, targets, weights, alone, in_place, c.vocab, scale});
+            EXPECT_TRUE(in_place.memory() == dlogits.memory());
+          }
+          return std::vector<Grid>{loss, dlogits};
+        },
+        [&](const std::vector<Grid>& out) {
+          using Long = long double;
+          for (int64_t r = 0; r < c.rows; ++r) {
+            Long top = logits.at(r, 0), sum = 0;
+            for (int64_t i = 0; i < c.vocab; ++i) top = std::max<Long>(top, logits.at(r, i));
+            for (int64_t i = 0; i < c.vocab; ++i) sum += std::exp(static_cast<Long>(logits.at(r, i)) - top);
+            const double w = weights.at(r);
+            const auto target = static_cast<int64_t>(targets.at(r));
+            if (w == 0) {
+              EXPECT_EQ(out[0].at(r), 0.0);
+            } else {
+              const Long want = w * (std::log(sum) + top - static_cast<Long>(logits.at(r, target)));
+              const double size = w * (1 + static_cast<double>(std::abs(want)) / w);
+              expect_close<AccumulatorOf<T>>(out[0].at(r), static_cast<double>(want), 8, size, format("loss[{}]", r));
+            }
+            for (int64_t i = 0; i < c.padded; ++i) {
+              const Long softmax = i < c.vocab ? std::exp(static_cast<Long>(logits.at(r, i)) - top) / sum : 0;
+              const Long want = i < c.vocab && w != 0 ? w * scale * (softmax - (i == target ? 1 : 0)) : 0;
+              // exp carries the rounding of logit − largest: its size times ε.
+              const Long distance = i < c.vocab ? top - static_cast<Long>(logits.at(r, i)) : 0;
+              const double size = static_cast<double>(w * scale * (softmax * (1 + distance) + (i == target ? 1 : 0)));
+              expect_close<T>(out[1].at(r, i), static_cast<double>(want), 8, size + 1e-37,
+                              format("dlogits[{}, {}]", r, i));
+            }
+          }
+        });
+  }
+}
+
+TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
+  for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    Normal draw(62);
+    Grid logits = Grid({2, 40}, this->kSums).fill(draw), targets({2}, DType::i32);
+    targets.fill([] { return 3; });
+    logits.set(40 + 21, bad);
+    on_every_device(
+        [&](Exec& ex) {
+          Grid loss({2}, DType::f64);
+          run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40, 1});
+          EXPECT_TRUE(std::isfinite(loss.at(0)));
+          EXPECT_FALSE(std::isfinite(loss.at(1)));
+          return std::vector<Grid>{};
+        },
+        [](const std::vector<Grid>&) {});
+  }
+}
+
+TEST(LossChecks, RefuseATargetOutsideTheVocabulary) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  Grid logits({1, 8}, DType::f32), targets({1}, DType::i32), loss({1}, DType::f64);
+  logits.fill([] { return 0.0; });
+  for (const int bad : {-1, 6}) {
+    targets.set(0, bad);
+    EXPECT_THROW(run(ex, CrossEntropy{logits, targets, {}, loss, {}, 6, 1}), Error);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing

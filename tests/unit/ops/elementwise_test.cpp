@@ -1,0 +1,140 @@
+#include "ops/elementwise.h"
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+template <typename T>
+struct Elementwise : ::testing::Test {
+  static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
+};
+TYPED_TEST_SUITE(Elementwise, ComputeTypes);
+
+struct Case {
+  int64_t rows, cols, gap;
+};
+
+TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
+  using T = TypeParam;
+  for (const Case& c : {Case{1, 1, 0}, Case{5, 7, 0}, Case{3, 300, 2}, Case{37, 515, 0}, Case{2, 1024, 0}}) {
+    for (const double p : {0.0, 0.1, 0.5}) {
+      SCOPED_TRACE(format("[{}, {}] gap {} p {}", c.rows, c.cols, c.gap, p));
+      const DropoutSite site{p, philox_key(7, "block.3.mlp"), 12, 1000003, 5, c.cols + 9};
+      Normal draw(41);
+      Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+      Grid residual = Grid({c.rows, c.cols}, this->kType).fill(draw);
+      on_every_device(
+          [&](Exec& ex) {
+            Grid y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
+            run(ex, DropoutAdd{x, residual, y, site});
+            run(ex, DropoutAdd{alone, {}, alone, site});
+            run(ex, DropoutAdd{x, on_top, on_top, site});
+            for (int64_t i = 0; i < y.count(); ++i) EXPECT_EQ(y.at(i), on_top.at(i));
+            return std::vector<Grid>{y, alone};
+          },
+          [&](const std::vector<Grid>& out) {
+            for (int64_t r = 0; r < c.rows; ++r)
+              for (int64_t i = 0; i < c.cols; ++i) {
+                const auto index = static_cast<uint64_t>((site.first_row + r) * site.width + site.first_col + i);
+                const bool keep = philox_at(site.key, index, site.step) >= dropout_threshold(p);
+                const double want = keep ? x.at(r, i) / (1 - p) : 0.0;
+                if (!keep) {
+                  EXPECT_EQ(out[1].at(r, i), 0.0);
+                }
+                expect_close<T>(out[1].at(r, i), want, 2, std::abs(want), format("mask({})", index));
+                expect_close<T>(out[0].at(r, i), residual.at(r, i) + want, 2, 1 + std::abs(want), "residual + mask");
+              }
+          });
+    }
+  }
+}
+
+TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
+  EXPECT_EQ(dropout_threshold(0), 0u);
+  EXPECT_EQ(dropout_threshold(0.5), 0x80000000u);
+  EXPECT_EQ(dropout_threshold(1 - 0x1p-40), 0xffffffffu);
+  EXPECT_THROW(dropout_threshold(1), Error);
+}
+
+TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}}) {
+    SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
+    Normal draw(42);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    const Grid before = Grid({c.cols}, this->kSums).fill(draw);
+    on_every_device(
+        [&](Exec& ex) {
+          Grid sums({c.cols}, this->kSums), added = before;
+          run(ex, ColumnSum{x, sums, false});
+          run(ex, ColumnSum{x, added, true});
+          return std::vector<Grid>{sums, added};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t i = 0; i < c.cols; ++i) {
+            double want = 0, size = 0;
+            for (int64_t r = 0; r < c.rows; ++r) {
+              want += x.at(r, i);
+              size += std::abs(x.at(r, i));
+            }
+            expect_close<A>(out[0].at(i), want, 8, size, format("sums[{}]", i));
+            expect_close<A>(out[1].at(i), want + before.at(i), 8, size, format("added[{}]", i));
+          }
+        });
+  }
+}
+
+TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
+  using T = TypeParam;
+  const int64_t n = 20011;
+  Normal draw(43, 0, 10);
+  Grid x = Grid({n}, this->kType).fill(draw);
+  x.set(0, std::numeric_limits<double>::infinity());
+  x.set(1, std::numeric_limits<double>::quiet_NaN());
+  x.set(2, -0.0);
+  x.set(3, 1e-40);
+  on_every_device(
+      [&](Exec& ex) {
+        Grid wide({n}, DType::f64), single({n}, DType::f32), half({n}, DType::bf16);
+        run(ex, Cast{x, wide});
+        run(ex, Cast{x, single});
+        run(ex, Cast{x, half});
+        return std::vector<Grid>{wide, single, half};
+      },
+      [&](const std::vector<Grid>& out) {
+        const T* from = x.tensor().as<T>();
+        for (int64_t i = 0; i < n; ++i) {
+          const double value = static_cast<double>(from[i]);
+          const bf16 half(static_cast<float>(value));
+          EXPECT_EQ(out[2].tensor().as<bf16>()[i].bits, half.bits) << value;
+          if (i == 1) continue;
+          EXPECT_EQ(out[0].at(i), value);
+          EXPECT_EQ(out[1].at(i), static_cast<double>(static_cast<float>(value)));
+        }
+        EXPECT_TRUE(std::isnan(out[0].at(1)) && std::isnan(out[1].at(1)));
+        EXPECT_EQ(out[2].tensor().as<bf16>()[1].bits, 0x7fff);
+      });
+}
+
+TYPED_TEST(Elementwise, CopyKeepsGapsAndFillSetsEveryElement) {
+  Normal draw(44);
+  Grid x = Grid({19, 1031}, this->kType, 4).fill(draw);
+  on_every_device(
+      [&](Exec& ex) {
+        Grid y({19, 1031}, this->kType, 1), z({19, 1031}, this->kType);
+        run(ex, Copy{x, y});
+        run(ex, Fill{z, 2.5});
+        return std::vector<Grid>{y, z};
+      },
+      [&](const std::vector<Grid>& out) {
+        for (int64_t i = 0; i < x.count(); ++i) {
+          EXPECT_EQ(out[0].at(i), x.at(i));
+          EXPECT_EQ(out[1].at(i), 2.5);
+        }
+      });
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing

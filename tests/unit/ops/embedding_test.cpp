@@ -1,0 +1,101 @@
+#include "ops/embedding.h"
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+template <typename T>
+struct Embedding : ::testing::Test {
+  static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
+};
+TYPED_TEST_SUITE(Embedding, ComputeTypes);
+
+struct Case {
+  int64_t sequences, length, vocab, cols, positions;  // positions 0: none
+};
+std::vector<Case> cases() { return {{1, 1, 1, 1, 0}, {3, 5, 7, 33, 8}, {4, 50, 300, 16, 50}, {2, 9, 40, 517, 0}}; }
+
+Grid some_ids(const Case& c) {
+  std::mt19937_64 engine(51);  // low ids are frequent, some never occur
+  Grid ids({c.sequences * c.length}, DType::i32);
+  ids.fill([&] {
+    const double u = std::uniform_real_distribution<double>(0, 1)(engine);
+    return std::floor(u * u * u * static_cast<double>(c.vocab));
+  });
+  return ids;
+}
+
+TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
+  using T = TypeParam;
+  for (const Case& c : cases()) {
+    Normal draw(52);
+    Grid ids = some_ids(c), table = Grid({c.vocab, c.cols}, this->kType).fill(draw);
+    const int64_t first = c.positions > c.length ? c.positions - c.length : 0;
+    Grid positions = c.positions > 0 ? Grid({c.positions, c.cols}, this->kType).fill(draw) : Grid();
+    on_every_device(
+        [&](Exec& ex) {
+          Grid y({c.sequences * c.length, c.cols}, this->kType);
+          run(ex, EmbeddingForward{ids, table, positions, y, c.length, first});
+          return std::vector<Grid>{y};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t r = 0; r < ids.count(); ++r)
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const double offset = c.positions > 0 ? positions.at(first + r % c.length, i) : 0;
+              const double token = table.at(static_cast<int64_t>(ids.at(r)), i);
+              expect_close<T>(out[0].at(r, i), token + offset, 1, std::abs(token) + std::abs(offset), "y");
+            }
+        });
+  }
+}
+
+TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  for (const Case& c : cases()) {
+    Normal draw(53);
+    Grid ids = some_ids(c), dy = Grid({ids.count(), c.cols}, this->kType, 3).fill(draw);
+    const Grid table_before = Grid({c.vocab + 2, c.cols}, this->kSums).fill(draw);  // two rows of padding
+    const Grid positions_before = Grid({std::max<int64_t>(1, c.positions), c.cols}, this->kSums).fill(draw);
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(format("vocabulary {}, {} columns, accumulate {}", c.vocab, c.cols, accumulate));
+      on_every_device(
+          [&](Exec& ex) {
+            Grid dtable = table_before, dpositions = c.positions > 0 ? positions_before : Grid();
+            run(ex, EmbeddingBackward{ids, dy, dtable, dpositions, c.length, accumulate, accumulate});
+            return std::vector<Grid>{dtable, dpositions};
+          },
+          [&](const std::vector<Grid>& out) {
+            // The same additions in the same order: equal, not just close.
+            auto expect_sums = [&](const Grid& got, const Grid& before, auto row_of) {
+              for (int64_t v = 0; v < got.tensor().rows(); ++v)
+                for (int64_t i = 0; i < c.cols; ++i) {
+                  A sum = accumulate ? static_cast<A>(before.at(v, i)) : A(0);
+                  for (int64_t r = 0; r < ids.count(); ++r)
+                    if (row_of(r) == v) sum += static_cast<A>(dy.at(r, i));
+                  EXPECT_EQ(got.at(v, i), static_cast<double>(sum)) << "row " << v << " column " << i;
+                }
+            };
+            expect_sums(out[0], table_before, [&](int64_t r) { return static_cast<int64_t>(ids.at(r)); });
+            if (c.positions > 0) expect_sums(out[1], positions_before, [&](int64_t r) { return r % c.length; });
+          });
+    }
+  }
+}
+
+TEST(EmbeddingChecks, RefuseATokenOutsideTheTable) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  Grid ids({2}, DType::i32), table({3, 4}, DType::f32), y({2, 4}, DType::f32);
+  for (const int bad : {-1, 3}) {
+    ids.set(0, 0);
+    ids.set(1, bad);
+    EXPECT_THROW(run(ex, EmbeddingForward{ids, table, {}, y, 0, 0}), Error);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing

@@ -1,0 +1,167 @@
+#include "ops/norm.h"
+
+#include <complex>
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+struct Case {
+  int64_t rows, cols, gap;
+  bool center, bias;
+};
+std::vector<Case> cases() {
+  return {{1, 1, 0, false, false}, {3, 7, 5, true, true},    {5, 64, 0, true, false},
+          {37, 33, 3, true, true}, {40, 48, 0, false, true}, {131, 19, 1, false, false}};
+}
+
+template <typename V>
+std::vector<V> reference_row(const std::vector<V>& x, const std::vector<V>& gain, const std::vector<V>& bias,
+                             double eps, bool center) {
+  using std::sqrt;
+  const double n = static_cast<double>(x.size());
+  V mean = 0, squares = 0;
+  if (center)
+    for (const V& v : x) mean += v / n;
+  for (const V& v : x) squares += (v - mean) * (v - mean) / n;
+  const V rstd = 1.0 / sqrt(squares + eps);
+  std::vector<V> y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = (x[i] - mean) * rstd * gain[i] + (bias.empty() ? V(0) : bias[i]);
+  return y;
+}
+
+template <typename V>
+std::vector<V> row_of(const Grid& grid, int64_t r) {
+  std::vector<V> row(static_cast<size_t>(grid.tensor().cols()));
+  for (size_t i = 0; i < row.size(); ++i) row[i] = grid.at(r, static_cast<int64_t>(i));
+  return row;
+}
+
+template <typename T>
+struct Norm : ::testing::Test {
+  static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
+};
+TYPED_TEST_SUITE(Norm, ComputeTypes);
+
+TYPED_TEST(Norm, ForwardMatchesTheFormulaAndApplyRepeatsItsBits) {
+  using T = TypeParam;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
+    Normal draw(11, 0.5, 2);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
+    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
+    on_every_device(
+        [&](Exec& ex) {
+          Grid y({c.rows, c.cols}, this->kType, c.gap), again({c.rows, c.cols}, this->kType, c.gap);
+          Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
+          run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
+          run(ex, NormApply{x, gain, bias, mean, rstd, again, c.center});
+          EXPECT_TRUE(y.memory() == again.memory());
+          run(ex, NormForward{x, gain, bias, again, {}, {}, 1e-5, c.center});
+          EXPECT_TRUE(y.memory() == again.memory());
+          return std::vector<Grid>{y, rstd};
+        },
+        [&](const std::vector<Grid>& out) {
+          const auto g = row_of<double>(gain, 0), b = c.bias ? row_of<double>(bias, 0) : std::vector<double>();
+          for (int64_t r = 0; r < c.rows; ++r) {
+            const auto want = reference_row<double>(row_of<double>(x, r), g, b, 1e-5, c.center);
+            for (int64_t i = 0; i < c.cols; ++i)
+              expect_close<T>(out[0].at(r, i), want[i], 32, 4 + std::abs(want[i]), format("y[{}, {}]", r, i));
+          }
+        });
+  }
+}
+
+TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
+  using T = TypeParam;
+  using Complex = std::complex<double>;
+  for (const Case& c : cases()) {
+    if (c.cols == 1) continue;  // eps alone keeps the gradient of one column finite: 1e5 times the others' scale
+    SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
+    Normal draw(12);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
+    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
+    Grid dy = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    const Grid sums_before = Grid({c.cols}, this->kSums).fill(draw);
+
+    // One derivative per column: Σ_i dy[r, i]·y_i, as a function of x[r, j], gain[j], bias[j].
+    std::vector<double> dx(static_cast<size_t>(c.rows * c.cols)), dgain(static_cast<size_t>(c.cols)), dbias(dgain);
+    const double h = 1e-40;
+    for (int64_t r = 0; r < c.rows; ++r) {
+      auto slope = [&](int64_t j, int which) {
+        std::vector<Complex> rows[3] = {row_of<Complex>(x, r), row_of<Complex>(gain, 0), row_of<Complex>(gain, 0)};
+        rows[which][static_cast<size_t>(j)] += Complex(0, h);
+        const auto y = reference_row<Complex>(rows[0], rows[1], rows[2], 1e-5, c.center);
+        double sum = 0;
+        for (int64_t i = 0; i < c.cols; ++i) sum += dy.at(r, i) * y[static_cast<size_t>(i)].imag() / h;
+        return sum;
+      };
+      for (int64_t j = 0; j < c.cols; ++j) {
+        dx[static_cast<size_t>(r * c.cols + j)] = slope(j, 0);
+        dgain[static_cast<size_t>(j)] += slope(j, 1);
+        dbias[static_cast<size_t>(j)] += slope(j, 2);
+      }
+    }
+    for (const bool accumulate : {false, true}) {
+      on_every_device(
+          [&](Exec& ex) {
+            Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
+            Grid y({c.rows, c.cols}, this->kType), dg = sums_before, db = c.bias ? sums_before : Grid();
+            run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
+            Grid out = dy;  // dx may be dy, and may be the residual
+            run(ex, NormBackward{out, x, gain, mean, rstd, {}, out, dg, db, c.center, accumulate, accumulate});
+            Grid with = residual, unused = sums_before;
+            run(ex, NormBackward{dy, x, gain, mean, rstd, with, with, unused, {}, c.center, false, false});
+            return std::vector<Grid>{out, with, dg, db};
+          },
+          [&](const std::vector<Grid>& out) {
+            const double before = accumulate ? 1 : 0;
+            for (int64_t i = 0; i < c.rows * c.cols; ++i) {
+              expect_close<T>(out[0].at(i), dx[i], 64, 10, format("dx[{}]", i));
+              expect_close<T>(out[1].at(i), residual.at(i) + dx[i], 64, 10, format("residual + dx[{}]", i));
+            }
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const double scale = static_cast<double>(c.rows);
+              expect_close<AccumulatorOf<T>>(out[2].at(i), dgain[i] + before * sums_before.at(i), 32, scale,
+                                             format("dgain[{}]", i));
+              if (c.bias)
+                expect_close<AccumulatorOf<T>>(out[3].at(i), dbias[i] + before * sums_before.at(i), 32, scale,
+                                               format("dbias[{}]", i));
+            }
+          });
+    }
+  }
+}
+
+TEST(NormChecks, NameTheOperandThatDoesNotFit) {
+  device::DryDevice device(1, Isa::plain);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  Grid x({4, 8}, DType::f32), gain({7}, DType::f32), y({4, 8}, DType::f32);
+  try {
+    run(ex, NormForward{x, gain, {}, y, {}, {}, 1e-5, false});
+    FAIL() << "a gain of 7 for 8 columns was taken";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("norm gain"), std::string::npos) << error.what();
+    EXPECT_EQ(error.code(), Code::internal);
+  }
+}
+
+TEST(NormChecks, DryDeviceOnlyMeters) {
+  device::DryDevice device(1, Isa::plain);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const Tensor x{nullptr, {64, 32}, DType::f32, 0}, row{nullptr, {32}, DType::f32, 0},
+      column{nullptr, {64}, DType::f32, 0};
+  run(ex, NormForward{x, row, row, x, column, column, 1e-5, true});
+  run(ex, NormBackward{x, x, row, column, column, x, x, row, row, true, false, false});
+  EXPECT_EQ(meter.of(OpKind::norm).calls, 2);
+  EXPECT_EQ(meter.of(OpKind::norm).bytes, 6.0 * 64 * 32 * 4);
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing
