@@ -20,7 +20,8 @@ struct Epilogue {
 /// a and b share one compute dtype (f64, f32, bf16); c is that dtype or its accumulator (bf16 operands: f32).
 /// Sums are formed in the accumulator type. Their order depends on shapes and instruction set only: never on threads.
 /// `packed_b`: op(b) packed by pack_b for this product, or empty (b is then read as it is).
-/// In bf16, `pre` and `residual` have c's dtype; with activation the value is taken from the unrounded sum.
+/// In bf16, `pre` and `residual` have c's dtype; the activation is taken of the sum as `pre` stores it, whether or not it is
+/// kept, so that it can be rebuilt bit by bit.
 struct Gemm {
   Tensor a, b, c;
   bool trans_a = false, trans_b = false;

@@ -63,7 +63,7 @@ class Session {
       if (due(config_.train.eval_interval) || final_step) evaluate_now();
       if (due(config_.train.sample_interval) && !final_step) sample_now();
       if (stop_requested()) break;
-      if (take_save_request() || due(config_.checkpoint.interval)) save();
+      if (take_save_request() || due(config_.checkpoint.interval)) save_or_warn();
       if (deadline.passed()) {
         outcome = "stopped at --max-time";
         break;
@@ -258,6 +258,18 @@ class Session {
     snapshot.tied = config_.model.tie_embeddings.value();
     snapshot.compute = name_of(machine_.compute);
     return snapshot;
+  }
+
+  // A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
+  void save_or_warn() {
+    try {
+      save();
+    } catch (const Error& error) {
+      if (error.code() != Code::io) throw;
+      const std::string message = format("step {}: no checkpoint was saved: {}", state_.step, error.what());
+      log::warning("{}", message);
+      if (metrics_) metrics_->write(WarningReport{state_.step, message});
+    }
   }
 
   void save() {

@@ -126,6 +126,19 @@ void pack_b(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D
 // --- epilogue
 // ----------------------------------------------------------------------------------------------------------
 
+/// v as it reads back after a store to C: the activation of a kept `pre` can then be had again bit by bit.
+template <typename C, typename V>
+[[gnu::always_inline]] inline V as_stored(V v) {
+  if constexpr (sizeof(C) == sizeof(v[0])) {
+    return v;
+  } else {
+    C stored[sizeof(V) / sizeof(v[0])];
+    C* const at = stored;
+    store(at, v);
+    return load(static_cast<const C*>(at));
+  }
+}
+
 template <bool Whole, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
                                                  const GemmStore<T, C>& s) {
@@ -151,7 +164,7 @@ template <bool Whole, typename T, typename C>
   } else {
     if (s.bias != nullptr) v += get(s.bias + col);
     if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
-    if (s.gelu) v = vgelu(v);
+    if (s.gelu) v = vgelu(as_stored<C>(v));
   }
   if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   put(c, v);
