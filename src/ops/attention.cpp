@@ -1,0 +1,229 @@
+#include "ops/attention.h"
+
+#include "ops/cpu/attention_kernels.h"
+#include "ops/elementwise.h"
+#include "ops/operands.h"
+
+namespace trainer::ops {
+namespace {
+
+/// Up to this many queries keys and values are read where they are, one query after the other.
+constexpr int64_t kDecodeQueries = 4;
+
+const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
+  return table_for(ex, plain::attention_kernels, avx2::attention_kernels, avx512::attention_kernels)(dtype);
+}
+int64_t vector_bytes(device::Isa isa) { return isa == device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
+
+/// Pairs (query, key) that causality leaves, in one head of one sequence.
+double visible_pairs(const AttentionShape& s) {
+  return static_cast<double>(s.q_len) *
+         (static_cast<double>(s.k_len - s.q_len) + 0.5 * (static_cast<double>(s.q_len) + 1));
+}
+Cost attention_cost(const AttentionShape& s, DType dtype, double flops_per_pair_and_dim, int64_t query_sized,
+                    int64_t key_sized) {
+  const double pairs = static_cast<double>(s.batch * s.heads) * visible_pairs(s);
+  const int64_t queries = s.batch * s.q_len * s.heads, keys = s.batch * s.k_len * s.kv_heads;
+  return {flops_per_pair_and_dim * static_cast<double>(s.head_dim) * pairs,
+          static_cast<double>((query_sized * queries + key_sized * keys) * s.head_dim * size_of(dtype) +
+                              queries * size_of(accumulator_of(dtype)))};
+}
+
+void check_shape(const AttentionShape& s, DType dtype) {
+  kernel_index(dtype, "attention");  // checks the type
+  TRAINER_CHECK(s.batch > 0 && s.q_len > 0 && s.q_len <= s.k_len && s.head_dim > 0,
+                "attention over {} sequences, {} queries, {} keys, head size {}", s.batch, s.q_len, s.k_len,
+                s.head_dim);
+  TRAINER_CHECK(s.k_capacity == 0 || s.k_capacity >= s.k_len, "{} keys in rows for {}", s.k_len, s.k_capacity);
+  TRAINER_CHECK(s.kv_heads > 0 && s.heads % s.kv_heads == 0, "{} query heads over {} key/value heads", s.heads,
+                s.kv_heads);
+}
+AttentionRows operand(const Tensor& x) { return {x.data, x.ld()}; }
+
+AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropout& dropout) {
+  AttentionJob job{};
+  job.q_len = s.q_len;
+  job.k_len = s.k_len;
+  job.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
+  job.heads = s.heads;
+  job.kv_heads = s.kv_heads;
+  job.head_dim = s.head_dim;
+  job.group = s.heads / s.kv_heads;
+  job.scale = scale;
+  job.query_blocks = divide_up(s.q_len, kQueryBlock);
+  job.key_blocks = divide_up(s.k_len, kKeyBlock);
+  if (dropout.p > 0) {
+    job.dropout = true;
+    job.threshold = dropout_threshold(dropout.p);
+    job.keep_scale = 1 / (1 - dropout.p);
+    job.key = dropout.key;
+    job.step = dropout.step;
+    job.first_sample = dropout.first_sample;
+    job.first_head = dropout.first_head;
+    job.heads_global = dropout.heads_global;
+  }
+  return job;
+}
+
+/// Sizes of packed operands, in elements; a function of shape, type and instruction set.
+void set_packing(AttentionJob& job, DType accumulator, device::Isa isa) {
+  const int64_t size = size_of(accumulator), line = 64 / size, panel = 2 * vector_bytes(isa) / size;
+  int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
+  if (lines % 2 == 0) ++lines;  // rows at an even distance of lines meet in few sets of the cache
+  job.row_ld = lines * line;
+  job.k_pad = round_up(job.k_len, panel);
+}
+
+/// Hands out pieces of one scratch block.
+class Pieces {
+ public:
+  Pieces(std::byte* data, int64_t element_bytes) : data_(data), element_bytes_(element_bytes) {}
+  /// 64-byte aligned; null on the dry device.
+  std::byte* next(int64_t elements) {
+    std::byte* piece = data_ == nullptr ? nullptr : data_ + used_;
+    used_ += round_up(elements * element_bytes_, 64);
+    return piece;
+  }
+  int64_t bytes() const { return used_; }
+
+ private:
+  std::byte* data_;
+  int64_t element_bytes_;
+  int64_t used_ = 0;
+};
+
+/// Lays the job's scratch out from `data` and returns its bytes. `pairs`: of a whole wave.
+int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t pairs, int threads) {
+  Pieces pieces(data, size_of(accumulator));
+  const int64_t rows = pairs * job.k_pad * job.row_ld;
+  job.keys_t = pieces.next(pairs * job.k_pad * job.head_dim);
+  int64_t worker = kQueryBlock * (2 * job.row_ld + kScoreLd + 3);
+  if (job.backward) {
+    job.values_t = pieces.next(pairs * job.k_pad * job.head_dim);
+    job.keys = pieces.next(rows);
+    job.dk_sum = pieces.next(rows);
+    job.dv_sum = pieces.next(rows);
+    job.dq_parts = pieces.next(pairs * job.chunks * job.q_len * job.row_ld);
+    worker += kQueryBlock * kScoreLd;
+  } else {
+    job.values = pieces.next(rows);
+  }
+  job.worker_elements = round_up(worker, 16);
+  job.workers = pieces.next(threads * job.worker_elements);
+  return pieces.bytes();
+}
+
+/// Pairs per wave: enough tasks to keep all threads busy to the end, and no more packed memory than that needs.
+int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) {
+  return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
+}
+
+void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels) {
+  const DType accumulator = accumulator_of(op.q.dtype);
+  job.worker_elements = round_up(job.row_ld + round_up(job.k_len, 16), 16);
+  const Scratch scratch = ex.take("attention.scores", {ex.device.threads(), job.worker_elements}, accumulator);
+  if (ex.device.dry()) return;
+  job.workers = scratch.tensor().data;
+  device::pool_of(ex.device).parallel_for(op.shape.batch * op.shape.heads,
+                                          [&](int64_t task, int worker) { kernels.decode(job, task, worker); });
+}
+
+}  // namespace
+
+Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
+Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
+
+void run(Exec& ex, const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
+  const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
+  check_shape(s, dtype);
+  AttentionJob job = job_of(s, op.scale, op.dropout);
+  expect_rows(op.q, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention q");
+  expect_rows(op.k, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention k");
+  expect_rows(op.v, s.batch * job.k_capacity, s.kv_heads * s.head_dim, dtype, "attention v");
+  expect_rows(op.out, s.batch * s.q_len, s.heads * s.head_dim, dtype, "attention out");
+  if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
+  TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
+
+  const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  const device::Isa isa = ex.device.isa();
+  const AttentionKernels& kernels = kernels_for(ex, dtype);
+  job.q = operand(op.q);
+  job.k = operand(op.k);
+  job.v = operand(op.v);
+  job.out = operand(op.out);
+  job.lse = op.lse ? op.lse.data : nullptr;
+  set_packing(job, accumulator, isa);
+  if (s.q_len <= kDecodeQueries && !job.dropout) return run_decode(ex, op, job, kernels);
+
+  const int threads = ex.device.threads();
+  const int64_t pairs = s.batch * s.kv_heads;
+  const int64_t wave = wave_of(s, job.group * job.query_blocks, 16 * threads);
+  const Scratch scratch = ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads)}, DType::u8);
+  if (ex.device.dry()) return;
+  lay_out(job, scratch.tensor().data, accumulator, wave, threads);
+  device::ThreadPool& pool = device::pool_of(ex.device);
+  for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
+    job.pairs = std::min(wave, pairs - job.first_pair);
+    pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
+    pool.parallel_for(job.pairs * job.group * job.query_blocks,
+                      [&](int64_t task, int worker) { kernels.forward(job, task, worker); });
+  }
+}
+
+void run(Exec& ex, const AttentionBackward& op) {
+  const AttentionShape& s = op.shape;
+  const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
+  check_shape(s, dtype);
+  TRAINER_CHECK(s.q_len == s.k_len, "attention backward of {} queries and {} keys: they must be equal", s.q_len,
+                s.k_len);
+  AttentionJob job = job_of(s, op.scale, op.dropout);
+  const int64_t query_cols = s.heads * s.head_dim, key_cols = s.kv_heads * s.head_dim;
+  const int64_t query_rows = s.batch * s.q_len, key_rows = s.batch * job.k_capacity;
+  expect_rows(op.q, query_rows, query_cols, dtype, "attention q");
+  expect_rows(op.out, query_rows, query_cols, dtype, "attention out");
+  expect_rows(op.dout, query_rows, query_cols, dtype, "attention dout");
+  expect_rows(op.dq, query_rows, query_cols, dtype, "attention dq");
+  expect_rows(op.k, key_rows, key_cols, dtype, "attention k");
+  expect_rows(op.v, key_rows, key_cols, dtype, "attention v");
+  expect_rows(op.dk, key_rows, key_cols, dtype, "attention dk");
+  expect_rows(op.dv, key_rows, key_cols, dtype, "attention dv");
+  expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
+  TRAINER_CHECK(op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
+
+  const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  const device::Isa isa = ex.device.isa();
+  const AttentionKernels& kernels = kernels_for(ex, dtype);
+  job.backward = true;
+  job.q = operand(op.q);
+  job.k = operand(op.k);
+  job.v = operand(op.v);
+  job.out = operand(op.out);
+  job.dout = operand(op.dout);
+  job.dq = operand(op.dq);
+  job.dk = operand(op.dk);
+  job.dv = operand(op.dv);
+  job.lse = op.lse.data;
+  set_packing(job, accumulator, isa);
+  // At most eight parts of dq, each over enough keys to pay for reading the queries again.
+  job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
+  job.chunks = divide_up(s.k_len, job.chunk_keys);
+
+  const int threads = ex.device.threads();
+  const int64_t pairs = s.batch * s.kv_heads;
+  const int64_t wave = wave_of(s, job.chunks, 8 * threads);
+  const Scratch scratch = ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads)}, DType::u8);
+  if (ex.device.dry()) return;
+  lay_out(job, scratch.tensor().data, accumulator, wave, threads);
+  device::ThreadPool& pool = device::pool_of(ex.device);
+  for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
+    job.pairs = std::min(wave, pairs - job.first_pair);
+    pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
+    for (job.head_in_group = 0; job.head_in_group < job.group; ++job.head_in_group) {
+      pool.parallel_for(job.pairs * job.chunks, [&](int64_t task, int worker) { kernels.backward(job, task, worker); });
+      pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.sum_dq(job, task); });
+    }
+  }
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,325 @@
+// Attention kernels: blocks of kQueryBlock × kKeyBlock scores, online softmax (Dao et al. 2022), backward from the
+// log-sum-exp. Storage is the element type in memory, T the type of packed operands, scores and sums.
+#include "ops/cpu/attention_block.h"
+#include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/math.h"
+#include "ops/cpu/philox_lanes.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+template <typename T>
+[[gnu::always_inline]] inline T* as(std::byte* data) {
+  return reinterpret_cast<T*>(data);
+}
+/// Row `row`, head `head` of a [rows, heads·D] operand.
+template <typename Storage>
+[[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
+  return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
+}
+template <typename T>
+[[gnu::always_inline]] inline T vector_max(const T* x, int64_t n, T start) {
+  Vec<T> best[4] = {splat(start), splat(start), splat(start), splat(start)};
+  int64_t i = 0;
+  for (; i + 4 * kLanes<T> <= n; i += 4 * kLanes<T>)
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) best[v] = vmax(best[v], load(x + i + v * kLanes<T>));
+  for (; i + kLanes<T> <= n; i += kLanes<T>) best[0] = vmax(best[0], load(x + i));
+  T result = lane_max<T>(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
+  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
+  return result;
+}
+/// x[i] <- exp(x[i] − shift); returns the sum. Reads and writes whole vectors: lanes beyond n become 0.
+template <typename T>
+[[gnu::always_inline]] inline T exp_and_sum(T* x, int64_t n, T shift) {
+  Vec<T> sum{};
+  int64_t i = 0;
+  for (; i + kLanes<T> <= n; i += kLanes<T>) {
+    const Vec<T> p = vexp(load(x + i) - shift);
+    store(x + i, p);
+    sum += p;
+  }
+  if (i < n) {
+    T lanes[kLanes<T>] = {};
+    store(lanes, vexp(load_n(x + i, n - i) - shift));
+    for (int64_t lane = n - i; lane < kLanes<T>; ++lane) lanes[lane] = 0;
+    store(x + i, load(lanes));
+    sum += load(lanes);
+  }
+  return lane_sum<T>(sum);
+}
+/// Global index of (sequence, head, query position, key 0).
+[[gnu::always_inline]] inline uint64_t dropout_index(const AttentionJob& job, int64_t sequence, int64_t head,
+                                                     int64_t position) {
+  const int64_t global_head = (job.first_sample + sequence) * job.heads_global + job.first_head + head;
+  return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(job.k_len) + static_cast<uint64_t>(position)) *
+         static_cast<uint64_t>(job.k_len);
+}
+/// factors[i] = keep_scale, or 0 where the draw of element index + i is below the threshold; n <= kKeyBlock.
+template <typename T>
+void fill_dropout_factors(const AttentionJob& job, uint64_t index, int64_t n, T* factors) {
+  uint32_t draws[kKeyBlock + 2 * kPhiloxGroup];
+  const int64_t skip = static_cast<int64_t>(index % 4);
+  for (int64_t i = 0; i < skip + n; i += kPhiloxGroup)
+    philox_group(job.key.k0, job.key.k1, job.step, index / 4 + static_cast<uint64_t>(i / 4), draws + i);
+  const T kept = static_cast<T>(job.keep_scale);
+  for (int64_t i = 0; i < n; ++i) factors[i] = draws[skip + i] >= job.threshold ? kept : T{0};
+}
+
+/// What a task works on: one query head of a pair of the wave.
+struct Place {
+  int64_t slot, sequence, kv_head, head;
+};
+[[gnu::always_inline]] inline Place place_of(const AttentionJob& job, int64_t slot, int64_t head_in_group) {
+  const int64_t pair = job.first_pair + slot, kv_head = pair % job.kv_heads;
+  return {slot, pair / job.kv_heads, kv_head, kv_head * job.group + head_in_group};
+}
+
+template <typename T>
+[[gnu::always_inline]] inline Panels<T> panels_of(const AttentionJob& job, std::byte* packed, int64_t slot,
+                                                  int64_t key) {
+  return {as<T>(packed) + (slot * job.k_pad + key) * job.head_dim, job.head_dim * kPanel<T>, kPanel<T>};
+}
+template <typename T>
+[[gnu::always_inline]] inline T* rows_of(const AttentionJob& job, std::byte* packed, int64_t slot, int64_t key) {
+  return as<T>(packed) + (slot * job.k_pad + key) * job.row_ld;
+}
+template <typename T>
+[[gnu::always_inline]] inline Panels<T> columns_of(const AttentionJob& job, const T* rows) {
+  return {rows, kPanel<T>, job.row_ld};
+}
+template <typename T>
+[[gnu::always_inline]] inline T* part_of(const AttentionJob& job, int64_t slot, int64_t chunk, int64_t row) {
+  return as<T>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_len + row) * job.row_ld;
+}
+
+template <typename Storage, typename T>
+void pack(const AttentionJob& job, int64_t task) {
+  const Place at_pair = place_of(job, task / job.key_blocks, 0);
+  const int64_t key = task % job.key_blocks * kKeyBlock, n = smaller(kKeyBlock, job.k_len - key);
+  const int64_t row = at_pair.sequence * job.k_capacity + key, d = job.head_dim;
+  const Storage* k = at<Storage>(job, job.k, row, at_pair.kv_head);
+  const Storage* v = at<Storage>(job, job.v, row, at_pair.kv_head);
+  T* keys_t = as<T>(job.keys_t) + (at_pair.slot * job.k_pad + key) * d;
+  pack_transposed(n, d, k, job.k.ld, keys_t);
+  if (job.backward) {
+    pack_transposed(n, d, v, job.v.ld, as<T>(job.values_t) + (at_pair.slot * job.k_pad + key) * d);
+    pack_rows(n, d, k, job.k.ld, T{1}, rows_of<T>(job, job.keys, at_pair.slot, key), job.row_ld);
+  } else {
+    pack_rows(n, d, v, job.v.ld, T{1}, rows_of<T>(job, job.values, at_pair.slot, key), job.row_ld);
+  }
+}
+
+template <typename Storage, typename T>
+void forward(const AttentionJob& job, int64_t task, int worker) {
+  // The longest rows first, so that the last tasks are short.
+  const int64_t heads = job.pairs * job.group, in_wave = task % heads;
+  const Place where = place_of(job, in_wave / job.group, in_wave % job.group);
+  const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock;
+  const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
+  const int64_t position = job.k_len - job.q_len + query;  // of row 0
+
+  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* sums = q + kQueryBlock * ld;
+  T* s = sums + kQueryBlock * ld;
+  T* top = s + kQueryBlock * kScoreLd;
+  T* denominator = top + kQueryBlock;
+  T* shrink = denominator + kQueryBlock;
+
+  const int64_t row = where.sequence * job.q_len + query;
+  pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
+  std::memset(sums, 0, static_cast<size_t>(m * ld) * sizeof(T));
+  for (int64_t r = 0; r < kQueryBlock; ++r) {
+    top[r] = -__builtin_inf();
+    denominator[r] = 0;
+  }
+  for (int64_t key = 0; key < position + m; key += kKeyBlock) {
+    const int64_t n = smaller(kKeyBlock, job.k_len - key), first = position + 1 - key;
+    multiply_scores(m, n, d, q, ld, panels_of<T>(job, job.keys_t, where.slot, key), s, kScoreLd, first);
+    for (int64_t r = 0; r < kQueryBlock; ++r) shrink[r] = top[r];
+    for (int64_t r = 0; r < m; ++r) top[r] = vector_max(s + r * kScoreLd, smaller(n, first + r), top[r]);
+    for (int64_t r = 0; r < kQueryBlock; r += kLanes<T>) store(shrink + r, vexp(load(shrink + r) - load(top + r)));
+    for (int64_t r = 0; r < m; ++r) {
+      const int64_t visible = larger(0, smaller(n, first + r));
+      T* p = s + r * kScoreLd;
+      denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, top[r]);
+      if (job.dropout) {
+        T factors[kKeyBlock + kPanel<T>];
+        fill_dropout_factors(job,
+                             dropout_index(job, where.sequence, where.head, position + r) + static_cast<uint64_t>(key),
+                             visible, factors);
+        for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
+      }
+      for (int64_t c = visible; c < n; ++c) p[c] = 0;
+      if (shrink[r] != 1)
+        for (int64_t c = 0; c < ld; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
+    }
+    add_weighted_rows(m, n, d, s, kScoreLd, columns_of(job, rows_of<T>(job, job.values, where.slot, key)), sums, ld,
+                      first);
+  }
+  for (int64_t r = 0; r < m; ++r)
+    store_row(sums + r * ld, d, 1 / denominator[r], at<Storage>(job, job.out, row + r, where.head));
+  if (job.lse != nullptr) {
+    T* lse = as<T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
+    for (int64_t r = 0; r < m; ++r)
+      lse[r] = top[r] + static_cast<T>(__builtin_log(static_cast<double>(denominator[r])));
+  }
+}
+
+/// One vector of rows' columns per pass: out[columns 0 … NV vectors) = Σ_j p[j]·v[j].
+template <int NV, typename Storage, typename T>
+[[gnu::always_inline]] inline void weighted_sum(int64_t keys, const T* p, const Storage* v, int64_t ldv,
+                                                int64_t columns, T factor, Storage* out) {
+  Vec<T> sum[NV] = {};
+  const bool whole = columns >= NV * kLanes<T>;
+  for (int64_t j = 0; j < keys; ++j, v += ldv) {
+#pragma GCC unroll 4
+    for (int i = 0; i < NV; ++i)
+      sum[i] = fmadd(splat(p[j]), whole ? load(v + i * kLanes<T>) : load_n(v + i * kLanes<T>, columns), sum[i]);
+  }
+  for (int i = 0; i < NV; ++i) {
+    if (whole) {
+      store(out + i * kLanes<T>, sum[i] * factor);
+    } else {
+      store_n(out, sum[i] * factor, columns);
+    }
+  }
+}
+
+template <typename Storage, typename T>
+void decode(const AttentionJob& job, int64_t task, int worker) {
+  const int64_t sequence = task / job.heads, head = task % job.heads, kv_head = head / job.group, d = job.head_dim;
+  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* s = q + job.row_ld;
+  for (int64_t r = 0; r < job.q_len; ++r) {
+    const int64_t row = sequence * job.q_len + r, visible = job.k_len - job.q_len + r + 1;
+    pack_rows(1, d, at<const Storage>(job, job.q, row, head), job.q.ld, static_cast<T>(job.scale), q, job.row_ld);
+    const Storage* k = at<const Storage>(job, job.k, sequence * job.k_capacity, kv_head);
+    for (int64_t j = 0; j < visible; ++j, k += job.k.ld) {
+      Vec<T> sum{};
+      int64_t c = 0;
+      for (; c + kLanes<T> <= d; c += kLanes<T>) sum = fmadd(load(q + c), load(k + c), sum);
+      if (c < d) sum = fmadd(load(q + c), load_n(k + c, d - c), sum);
+      s[j] = lane_sum<T>(sum);
+    }
+    const T top = vector_max(s, visible, static_cast<T>(-__builtin_inf()));
+    const T denominator = exp_and_sum(s, visible, top);
+    const Storage* v = at<const Storage>(job, job.v, sequence * job.k_capacity, kv_head);
+    Storage* out = at<Storage>(job, job.out, row, head);
+    int64_t c = 0;
+    for (; c + 4 * kLanes<T> <= d; c += 4 * kLanes<T>)
+      weighted_sum<4>(visible, s, v + c, job.v.ld, d - c, 1 / denominator, out + c);
+    for (; c < d; c += kLanes<T>) weighted_sum<1>(visible, s, v + c, job.v.ld, d - c, 1 / denominator, out + c);
+    if (job.lse != nullptr)
+      as<T>(job.lse)[(sequence * job.heads + head) * job.q_len + r] =
+          top + static_cast<T>(__builtin_log(static_cast<double>(denominator)));
+  }
+}
+
+template <typename Storage, typename T>
+void backward(const AttentionJob& job, int64_t task, int worker) {
+  const int64_t chunk = task / job.pairs;  // the first chunk is seen by every query: longest first
+  const Place where = place_of(job, task % job.pairs, job.head_in_group);
+  const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
+  const int64_t d = job.head_dim, ld = job.row_ld;
+
+  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* dout = q + kQueryBlock * ld;
+  T* p = dout + kQueryBlock * ld;
+  T* ds = p + kQueryBlock * kScoreLd;
+  T* delta = ds + kQueryBlock * kScoreLd;
+
+  T* dk = rows_of<T>(job, job.dk_sum, where.slot, begin);
+  T* dv = rows_of<T>(job, job.dv_sum, where.slot, begin);
+  if (job.head_in_group == 0) {
+    std::memset(dk, 0, static_cast<size_t>((end - begin) * ld) * sizeof(T));
+    std::memset(dv, 0, static_cast<size_t>((end - begin) * ld) * sizeof(T));
+  }
+  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < job.q_len; query += kQueryBlock) {
+    const int64_t m = smaller(kQueryBlock, job.q_len - query), row = where.sequence * job.q_len + query;
+    pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
+    pack_rows(m, d, at<const Storage>(job, job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
+    for (int64_t r = 0; r < m; ++r) {
+      const Storage* out_row = at<const Storage>(job, job.out, row + r, where.head);
+      delta[r] = sum_of<T>(d, [&](int64_t c, auto tag) { return get(out_row + c, tag) * load(dout + r * ld + c); });
+    }
+    const T* lse = as<const T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
+    T* dq = part_of<T>(job, where.slot, chunk, query);
+    std::memset(dq, 0, static_cast<size_t>(m * ld) * sizeof(T));
+
+    for (int64_t key = begin; key < smaller(end, query + m); key += kKeyBlock) {
+      const int64_t n = smaller(kKeyBlock, end - key), first = query + 1 - key;
+      multiply_scores(m, n, d, q, ld, panels_of<T>(job, job.keys_t, where.slot, key), p, kScoreLd, first);
+      multiply_scores(m, n, d, dout, ld, panels_of<T>(job, job.values_t, where.slot, key), ds, kScoreLd, first);
+      for (int64_t r = 0; r < m; ++r) {
+        const int64_t visible = larger(0, smaller(n, first + r));
+        T *pr = p + r * kScoreLd, *dsr = ds + r * kScoreLd;
+        if (job.dropout) {
+          T factors[kKeyBlock + kPanel<T>];
+          fill_dropout_factors(job,
+                               dropout_index(job, where.sequence, where.head, query + r) + static_cast<uint64_t>(key),
+                               visible, factors);
+          for (int64_t c = 0; c < visible; c += kLanes<T>) {
+            const Vec<T> probability = vexp(load(pr + c) - lse[r]), factor = load(factors + c);
+            store(dsr + c, probability * (load(dsr + c) * factor - delta[r]));
+            store(pr + c, probability * factor);
+          }
+        } else {
+          for (int64_t c = 0; c < visible; c += kLanes<T>) {
+            const Vec<T> probability = vexp(load(pr + c) - lse[r]);
+            store(dsr + c, probability * (load(dsr + c) - delta[r]));
+            store(pr + c, probability);
+          }
+        }
+        for (int64_t c = visible; c < n; ++c) pr[c] = dsr[c] = 0;
+      }
+      T* dk_rows = dk + (key - begin) * ld;
+      T* dv_rows = dv + (key - begin) * ld;
+      add_transposed(m, n, d, p, kScoreLd, columns_of<T>(job, dout), dv_rows, ld, first);
+      add_transposed(m, n, d, ds, kScoreLd, columns_of<T>(job, q), dk_rows, ld, first);
+      add_weighted_rows(m, n, d, ds, kScoreLd, columns_of(job, rows_of<T>(job, job.keys, where.slot, key)), dq, ld,
+                        first);
+    }
+  }
+  if (job.head_in_group + 1 == job.group) {
+    const int64_t row = where.sequence * job.k_capacity + begin;
+    for (int64_t r = 0; r < end - begin; ++r) {
+      store_row(dk + r * ld, d, T{1}, at<Storage>(job, job.dk, row + r, where.kv_head));
+      store_row(dv + r * ld, d, T{1}, at<Storage>(job, job.dv, row + r, where.kv_head));
+    }
+  }
+}
+
+template <typename Storage, typename T>
+void sum_dq(const AttentionJob& job, int64_t task) {
+  const Place where = place_of(job, task / job.query_blocks, job.head_in_group);
+  const int64_t query = task % job.query_blocks * kQueryBlock, m = smaller(kQueryBlock, job.q_len - query);
+  for (int64_t r = 0; r < m; ++r) {
+    T* sum = part_of<T>(job, where.slot, 0, query + r);
+    for (int64_t chunk = 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+      const T* part = part_of<T>(job, where.slot, chunk, query + r);
+      for (int64_t c = 0; c < job.head_dim; c += kLanes<T>) store(sum + c, load(sum + c) + load(part + c));
+    }
+    store_row(sum, job.head_dim, static_cast<T>(job.scale),
+              at<Storage>(job, job.dq, where.sequence * job.q_len + query + r, where.head));
+  }
+}
+
+template <typename Storage, typename T>
+inline constexpr AttentionKernels kKernels = {pack<Storage, T>, forward<Storage, T>, decode<Storage, T>,
+                                              backward<Storage, T>, sum_dq<Storage, T>};
+
+}  // namespace
+
+const AttentionKernels& attention_kernels(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return kKernels<double, double>;
+    case DType::f32:
+      return kKernels<float, float>;
+    default:
+      return kKernels<bf16, float>;
+  }
+}
+
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,215 @@
+#pragma once
+// Block products inside attention: operands packed, in L1 and L2, one thread. A register block is kRegisterRows rows by
+// two vectors; every k step loads two vectors of B and broadcasts one element of A per row.
+// Row r of a block sees the keys below first + r (of this block): what causality removes is skipped by register block.
+#include "ops/cpu/lanes.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+#if defined(__AVX512F__)
+inline constexpr int kRegisterRows = 12;
+#else
+inline constexpr int kRegisterRows = 6;
+#endif
+/// Columns of a register block.
+template <typename T>
+inline constexpr int64_t kPanel = 2 * kLanes<T>;
+
+[[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline int64_t round_up_to(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+/// B of a product: row k of panel p starts at data + p·panel_stride + k·row_stride.
+template <typename T>
+struct Panels {
+  const T* data;
+  int64_t panel_stride, row_stride;
+};
+
+/// c[R, NV vectors] (+)= a·b over k steps. kTransposed: a[k, R], else a[R, k].
+template <int R, int NV, bool kTransposed, bool kAdd, typename T>
+[[gnu::noinline]] void register_block(int64_t k, const T* a, int64_t lda, const T* b, int64_t ldb, T* c, int64_t ldc) {
+  constexpr int64_t kWidth = kLanes<T>;
+  Vec<T> acc[R][NV];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) acc[r][v] = kAdd ? load(c + r * ldc + v * kWidth) : Vec<T>{};
+  }
+#pragma GCC unroll 2
+  for (int64_t step = 0; step < k; ++step) {
+    Vec<T> columns[NV];
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) columns[v] = load(b + v * kWidth);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Vec<T> row = splat(kTransposed ? a[r] : a[r * lda]);
+#pragma GCC unroll 2
+      for (int v = 0; v < NV; ++v) acc[r][v] = fmadd(row, columns[v], acc[r][v]);
+    }
+    a += kTransposed ? lda : 1;
+    b += ldb;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+    for (int v = 0; v < NV; ++v) store(c + r * ldc + v * kWidth, acc[r][v]);
+  }
+}
+
+template <int NV, bool kTransposed, bool kAdd, int R = kRegisterRows, typename T>
+[[gnu::always_inline]] inline void register_rows(int64_t rows, int64_t k, const T* a, int64_t lda, const T* b,
+                                                 int64_t ldb, T* c, int64_t ldc) {
+  if constexpr (R > 1) {
+    if (rows < R) return register_rows<NV, kTransposed, kAdd, R - 1>(rows, k, a, lda, b, ldb, c, ldc);
+  }
+  register_block<R, NV, kTransposed, kAdd>(k, a, lda, b, ldb, c, ldc);
+}
+
+/// One or two vectors of columns.
+template <bool kTransposed, bool kAdd, typename T>
+[[gnu::always_inline]] inline void register_product(int64_t rows, int64_t columns, int64_t k, const T* a, int64_t lda,
+                                                    const T* b, int64_t ldb, T* c, int64_t ldc) {
+  if (columns > kLanes<T>) {
+    register_rows<2, kTransposed, kAdd>(rows, k, a, lda, b, ldb, c, ldc);
+  } else {
+    register_rows<1, kTransposed, kAdd>(rows, k, a, lda, b, ldb, c, ldc);
+  }
+}
+
+/// Rows of the next register block when `left` remain: a short rest is shared by the last two.
+[[gnu::always_inline]] inline int64_t next_rows(int64_t left) {
+  if (left <= kRegisterRows) return left;
+  return left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
+}
+
+/// s[m, n] = a[m, k]·b for the visible columns (others: left or overwritten).
+template <typename T>
+void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, Panels<T> b, T* s, int64_t lds,
+                     int64_t first) {
+  for (int64_t column = 0; column < n; column += kPanel<T>) {
+    const T* panel = b.data + column / kPanel<T> * b.panel_stride;
+    for (int64_t row = 0; row < m;) {
+      const int64_t rows = next_rows(m - row);
+      const int64_t visible = smaller(n, first + row + rows - 1);
+      if (column < visible)
+        register_product<false, false>(rows, visible - column, k, a + row * lda, lda, panel, b.row_stride,
+                                       s + row * lds + column, lds);
+      row += rows;
+    }
+  }
+}
+
+/// c[m, columns] += p[m, n]·b: each row over its visible keys; p is zero between those and the end of its register
+/// block.
+template <typename T>
+void add_weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
+                       int64_t first) {
+  for (int64_t column = 0; column < columns; column += kPanel<T>) {
+    const T* panel = b.data + column / kPanel<T> * b.panel_stride;
+    for (int64_t row = 0; row < m;) {
+      const int64_t rows = next_rows(m - row);
+      const int64_t visible = smaller(n, first + row + rows - 1);
+      if (visible > 0)
+        register_product<false, true>(rows, columns - column, visible, p + row * ldp, ldp, panel, b.row_stride,
+                                      c + row * ldc + column, ldc);
+      row += rows;
+    }
+  }
+}
+
+/// c[n, columns] += p[m, n]ᵀ·b[m, columns]: each key over the rows that see it.
+template <typename T>
+void add_transposed(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
+                    int64_t first) {
+  for (int64_t column = 0; column < columns; column += kPanel<T>) {
+    const T* panel = b.data + column / kPanel<T> * b.panel_stride;
+    for (int64_t key = 0; key < n;) {
+      const int64_t rows = next_rows(n - key);
+      const int64_t start = larger(0, key - first + 1);
+      if (start < m)
+        register_product<true, true>(rows, columns - column, m - start, p + start * ldp + key, ldp,
+                                     panel + start * b.row_stride, b.row_stride, c + key * ldc + column, ldc);
+      key += rows;
+    }
+  }
+}
+
+// Packing.
+
+template <typename T>
+[[gnu::always_inline]] inline void interleave(Vec<T> a, Vec<T> b, Vec<T>& low, Vec<T>& high) {
+  if constexpr (kLanes<T> == 2) {
+    low = __builtin_shufflevector(a, b, 0, 2);
+    high = __builtin_shufflevector(a, b, 1, 3);
+  } else if constexpr (kLanes<T> == 4) {
+    low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  } else if constexpr (kLanes<T> == 8) {
+    low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+  } else {
+    low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  }
+}
+
+/// A square of vectors, transposed by log2(lanes) perfect shuffles.
+template <typename T>
+[[gnu::always_inline]] inline void transpose(Vec<T> (&square)[kLanes<T>]) {
+#pragma GCC unroll 4
+  for (int round = 1; round < kLanes<T>; round *= 2) {
+    Vec<T> next[kLanes<T>];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes<T> / 2; ++i)
+      interleave<T>(square[i], square[i + kLanes<T> / 2], next[2 * i], next[2 * i + 1]);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes<T>; ++i) square[i] = next[i];
+  }
+}
+
+/// panels[n / panel][columns][panel] <- x[n, columns] transposed; rows beyond n are zero in the last panel.
+template <typename T, typename Storage>
+void pack_transposed(int64_t n, int64_t columns, const Storage* x, int64_t ldx, T* panels) {
+  constexpr int64_t kWidth = kLanes<T>;
+  for (int64_t row = 0; row < n; row += kPanel<T>, panels += columns * kPanel<T>) {
+    for (int64_t half = 0; half < 2; ++half) {
+      const int64_t begin = row + half * kWidth;
+      for (int64_t column = 0; column < columns; column += kWidth) {
+        const int64_t valid = smaller(kWidth, columns - column);
+        Vec<T> square[kWidth];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kWidth; ++i) {
+          const Storage* from = x + (begin + i) * ldx + column;
+          square[i] = begin + i >= n ? Vec<T>{} : valid == kWidth ? load(from) : load_n(from, valid);
+        }
+        transpose<T>(square);
+        T* to = panels + column * kPanel<T> + half * kWidth;
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kWidth; ++i)
+          if (i < valid) store(to + i * kPanel<T>, square[i]);
+      }
+    }
+  }
+}
+
+/// rows[n, ld] <- factor·x[n, columns], zero beyond `columns`.
+template <typename T, typename Storage>
+void pack_rows(int64_t n, int64_t columns, const Storage* x, int64_t ldx, T factor, T* rows, int64_t ld) {
+  for (int64_t row = 0; row < n; ++row, x += ldx, rows += ld) {
+    each_vector<T>(columns, [&](int64_t c, auto tag) { store(rows + c, get(x + c, tag) * factor); });
+    for (int64_t c = round_up_to(columns, kLanes<T>); c < ld; c += kLanes<T>) store(rows + c, Vec<T>{});
+  }
+}
+
+/// out[columns] <- factor·row, rounded to the storage type. Reads whole vectors of row.
+template <typename T, typename Storage>
+[[gnu::always_inline]] inline void store_row(const T* row, int64_t columns, T factor, Storage* out) {
+  each_vector<T>(columns, [&](int64_t c, auto tag) { put(out + c, load(row + c) * factor, tag); });
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,78 @@
+#pragma once
+// What attention.cpp asks of the kernels of an instruction set. A job describes one wave: some (sequence, key/value
+// head) pairs whose keys and values are packed together and then read by many tasks. Plain data only: this header is
+// compiled once per instruction set.
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/philox.h"
+
+namespace trainer::ops {
+
+/// Rows of queries and keys a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
+inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
+inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row distance of a block of scores: no power of two
+
+/// A [rows, heads·D] operand; row distance in elements.
+struct AttentionRows {
+  std::byte* data;
+  int64_t ld;
+};
+
+struct AttentionJob {
+  int64_t q_len, k_len, k_capacity, heads, kv_heads, head_dim;
+  int64_t group;  // query heads per key/value head
+  double scale;
+  AttentionRows q, k, v, out, dout, dq, dk, dv;
+  std::byte* lse;  // [batch·heads, q_len] accumulator dtype; null: not kept
+
+  bool dropout;
+  uint32_t threshold, step;  // kept iff draw >= threshold
+  double keep_scale;
+  PhiloxKey key;
+  int64_t first_sample, first_head, heads_global;
+
+  // The wave: pairs first_pair … first_pair + pairs − 1, pair = sequence·kv_heads + key/value head.
+  int64_t first_pair, pairs;
+  int64_t query_blocks, key_blocks;
+  int64_t head_in_group;       // backward: the query head of each group whose turn it is
+  int64_t chunks, chunk_keys;  // backward: keys of a task; dq is summed over chunks in order
+  bool backward;
+
+  // Scratch in accumulator elements. row_ld: distance of packed rows, an odd number of cache lines.
+  int64_t row_ld;
+  std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]
+  std::byte *keys, *values;      // [pair][k_pad][row_ld]
+  std::byte *dk_sum, *dv_sum;    // [pair][k_pad][row_ld]
+  std::byte* dq_parts;           // [pair][chunk][q_len][row_ld]
+  int64_t k_pad;                 // keys rounded up to whole panels
+  std::byte* workers;            // private blocks and rows of a worker
+  int64_t worker_elements;
+};
+
+/// Kernels of one element type. Tasks of a kind are independent of each other.
+struct AttentionKernels {
+  /// task = pair·key_blocks + key block: packs keys and values.
+  void (*pack)(const AttentionJob& job, int64_t task);
+  /// task of query_blocks · pairs · group.
+  void (*forward)(const AttentionJob& job, int64_t task, int worker);
+  /// task = sequence·heads + head: few queries, keys and values read where they are.
+  void (*decode)(const AttentionJob& job, int64_t task, int worker);
+  /// task = chunk·pairs + pair: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
+  void (*backward)(const AttentionJob& job, int64_t task, int worker);
+  /// task = pair·query_blocks + query block: dq from its parts.
+  void (*sum_dq)(const AttentionJob& job, int64_t task);
+};
+
+namespace plain {
+const AttentionKernels& attention_kernels(DType dtype);
+}
+namespace avx2 {
+const AttentionKernels& attention_kernels(DType dtype);
+}
+namespace avx512 {
+const AttentionKernels& attention_kernels(DType dtype);
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,35 @@
+#pragma once
+// Kernels of the rotary position embedding, one table per instruction set. Plain data only: this header is compiled
+// once per instruction set.
+#include <cstddef>
+#include <cstdint>
+
+namespace trainer::ops {
+
+struct RopeRows {
+  std::byte* x;      // first row
+  int64_t ld, rows;  // row distance in elements
+  int64_t heads, head_dim;
+  const std::byte* table;  // [positions, head_dim] accumulator dtype
+  int64_t table_ld;
+  int64_t first_row, rows_per_sequence,
+      first_position;  // row r has position first_position + (first_row + r) % rows_per_sequence
+  bool inverse;
+};
+
+/// By kernel_index of the element type: f64, f32, bf16.
+struct RopeKernels {
+  void (*rotate[3])(const RopeRows& rows);
+};
+
+namespace plain {
+extern const RopeKernels rope_kernels;
+}
+namespace avx2 {
+extern const RopeKernels rope_kernels;
+}
+namespace avx512 {
+extern const RopeKernels rope_kernels;
+}
+
+}  // namespace trainer::ops

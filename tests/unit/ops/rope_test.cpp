@@ -1,0 +1,183 @@
+#include "ops/rope.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "tensor/buffer.h"
+
+using namespace trainer;
+
+namespace {
+
+template <typename T>
+class RopeOf : public ::testing::Test {};
+using Types = ::testing::Types<double, float, bf16>;
+TYPED_TEST_SUITE(RopeOf, Types);
+
+template <typename T>
+double unit_roundoff() {
+  return std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<AccumulatorOf<T>>::epsilon() / 2;
+}
+
+struct Cpu {
+  explicit Cpu(int threads, device::Isa isa = device::detect_isa()) : device(threads, isa) {}
+  device::CpuDevice device;
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+};
+
+template <typename T>
+std::vector<T> draw(size_t n, unsigned seed) {
+  std::mt19937 rng(seed);
+  std::normal_distribution<double> normal;
+  std::vector<T> x(n);
+  for (T& value : x) value = T(static_cast<AccumulatorOf<T>>(normal(rng)));
+  return x;
+}
+template <typename T>
+Tensor view(std::vector<T>& x, int64_t rows, int64_t cols) {
+  return {reinterpret_cast<std::byte*>(x.data()), {rows, cols}, DTypeOf<T>::value};
+}
+template <typename T>
+std::vector<AccumulatorOf<T>> table_of(int64_t positions, int64_t head_dim, double theta = 10000) {
+  std::vector<AccumulatorOf<T>> table(static_cast<size_t>(positions * head_dim));
+  ops::fill_rope_table(view(table, positions, head_dim), theta);
+  return table;
+}
+
+TEST(RopeTable, IsAccurateToADoublesLastPlacesAtLargePositions) {
+  for (const double theta : {1.0, 10000.0, 500000.0, 1e7}) {
+    for (const int64_t head_dim : {2, 6, 64, 128}) {
+      const int64_t positions = 5000, half = head_dim / 2;
+      const std::vector<double> table = table_of<double>(positions, head_dim, theta);
+      double worst = 0;
+      for (int64_t p = 0; p < positions; p += 13) {
+        for (int64_t i = 0; i < half; ++i) {
+          const long double angle = static_cast<long double>(p) *
+                                    powl(static_cast<long double>(theta),
+                                         -2.0L * static_cast<long double>(i) / static_cast<long double>(head_dim));
+          worst = std::max(worst, std::abs(table[p * head_dim + i] - static_cast<double>(cosl(angle))));
+          worst = std::max(worst, std::abs(table[p * head_dim + half + i] - static_cast<double>(sinl(angle))));
+        }
+      }
+      // The reference's own angle is known to 5000·2^-63.
+      EXPECT_LE(worst, 2e-15) << "theta " << theta << ", head size " << head_dim;
+    }
+  }
+}
+
+TEST(RopeTable, HasTheSameBitsOnEveryMachine) {
+  // A change of these bits changes what a checkpoint computes elsewhere.
+  const std::vector<double> table = table_of<double>(1024, 64);
+  uint64_t hash = 1469598103934665603u;
+  for (const double value : table) {
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    hash = (hash ^ bits) * 1099511628211u;
+  }
+  EXPECT_EQ(hash, 0xcfa32773910b3744u);
+}
+
+TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  for (const auto isa : {device::Isa::plain, device::detect_isa()}) {
+    for (const int64_t head_dim : {2, 6, 16, 34, 64}) {
+      const int64_t sequence = 7, sequences = 3, rows = sequence * sequences, heads = 3, first = 4;
+      const int64_t before = 5, pitch = before + heads * head_dim + 3, half = head_dim / 2;
+      Cpu cpu(2, isa);
+      std::vector<A> table = table_of<T>(first + sequence, head_dim);
+      std::vector<T> x = draw<T>(static_cast<size_t>(rows * pitch), 1);
+      const std::vector<T> original = x;
+      const Tensor range = view(x, rows, pitch).col_range(before, heads * head_dim);
+      run(cpu.ex, ops::Rope{range, view(table, first + sequence, head_dim), head_dim, sequence, first, false});
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < pitch; ++c) {
+          const auto got = static_cast<double>(x[r * pitch + c]);
+          if (c < before || c >= before + heads * head_dim) {
+            ASSERT_EQ(got, static_cast<double>(original[r * pitch + c])) << "outside the range";
+            continue;
+          }
+          const int64_t i = (c - before) % head_dim, low = i % half;
+          const T* head = &original[r * pitch + c - i];
+          const long double angle = static_cast<long double>(first + r % sequence) *
+                                    powl(10000.0L, -2.0L * static_cast<long double>(low) / head_dim);
+          const auto cosine = static_cast<double>(cosl(angle)), sine = static_cast<double>(sinl(angle));
+          const auto a = static_cast<double>(head[low]), b = static_cast<double>(head[low + half]);
+          const double expected = i < half ? a * cosine - b * sine : b * cosine + a * sine;
+          ASSERT_NEAR(got, expected, 4 * unit_roundoff<T>() * std::hypot(a, b)) << "row " << r << " column " << c;
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(RopeOf, KeepsNormsAndInvertsToRounding) {
+  using T = TypeParam;
+  const int64_t rows = 33, head_dim = 48, heads = 2;
+  Cpu cpu(2);
+  std::vector<AccumulatorOf<T>> table = table_of<T>(rows, head_dim);
+  std::vector<T> x = draw<T>(static_cast<size_t>(rows * heads * head_dim), 2);
+  const std::vector<T> original = x;
+  ops::Rope rope{view(x, rows, heads * head_dim), view(table, rows, head_dim), head_dim, rows, 0, false};
+  run(cpu.ex, rope);
+  const auto norm = [&](const std::vector<T>& v, int64_t r) {
+    double sum = 0;
+    for (int64_t c = 0; c < heads * head_dim; ++c) sum += std::pow(static_cast<double>(v[r * heads * head_dim + c]), 2);
+    return std::sqrt(sum);
+  };
+  for (int64_t r = 0; r < rows; ++r)
+    EXPECT_NEAR(norm(x, r), norm(original, r), 4 * unit_roundoff<T>() * norm(original, r));
+  EXPECT_NE(0, std::memcmp(x.data(), original.data(), x.size() * sizeof(T)));
+  rope.inverse = true;
+  run(cpu.ex, rope);
+  for (size_t i = 0; i < x.size(); ++i)
+    ASSERT_NEAR(static_cast<double>(x[i]), static_cast<double>(original[i]), 24 * unit_roundoff<T>()) << i;
+}
+
+TEST(Rope, ScoresDependOnDistanceAlone) {
+  const int64_t positions = 200, head_dim = 32;
+  Cpu cpu(1);
+  std::vector<double> table = table_of<double>(positions, head_dim);
+  const std::vector<double> q = draw<double>(head_dim, 3), k = draw<double>(head_dim, 4);
+  const auto score = [&](int64_t q_position, int64_t k_position) {
+    std::vector<double> a = q, b = k;
+    run(cpu.ex, ops::Rope{view(a, 1, head_dim), view(table, positions, head_dim), head_dim, 1, q_position, false});
+    run(cpu.ex, ops::Rope{view(b, 1, head_dim), view(table, positions, head_dim), head_dim, 1, k_position, false});
+    double sum = 0;
+    for (int64_t i = 0; i < head_dim; ++i) sum += a[i] * b[i];
+    return sum;
+  };
+  for (const int64_t shift : {1, 50, 150}) EXPECT_NEAR(score(20, 13), score(20 + shift, 13 + shift), 1e-13);
+  EXPECT_GT(std::abs(score(20, 13) - score(20, 14)), 1e-3);
+}
+
+TYPED_TEST(RopeOf, DoesNotDependOnTheThreadCount) {
+  using T = TypeParam;
+  const int64_t rows = 700, head_dim = 10, heads = 5;
+  std::vector<AccumulatorOf<T>> table = table_of<T>(rows, head_dim);
+  std::vector<T> first;
+  for (const int threads : {1, 2, 3, 5}) {
+    Cpu cpu(threads);
+    std::vector<T> x = draw<T>(static_cast<size_t>(rows * heads * head_dim), 5);
+    run(cpu.ex, ops::Rope{view(x, rows, heads * head_dim), view(table, rows, head_dim), head_dim, rows, 0, false});
+    if (first.empty()) first = x;
+    EXPECT_EQ(0, std::memcmp(first.data(), x.data(), x.size() * sizeof(T))) << threads << " threads";
+  }
+}
+
+TEST(Rope, RefusesPositionsBeyondItsTable) {
+  Cpu cpu(1);
+  std::vector<float> table = table_of<float>(8, 4), x(12 * 4);
+  EXPECT_THROW(run(cpu.ex, ops::Rope{view(x, 12, 4), view(table, 8, 4), 4, 12, 0, false}), Error);
+  EXPECT_THROW(run(cpu.ex, ops::Rope{view(x, 4, 4), view(table, 8, 4), 4, 4, 5, false}), Error);
+  EXPECT_NO_THROW(run(cpu.ex, ops::Rope{view(x, 12, 4), view(table, 8, 4), 4, 4, 4, false}));
+}
+
+}  // namespace
