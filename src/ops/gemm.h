@@ -8,11 +8,11 @@ enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x�
 
 /// What happens to an element of the product before it is stored. Rounded once, at the store, but for `pre`.
 struct Epilogue {
-  Tensor bias;      // [n] compute dtype, or empty: added to every row
+  Tensor bias;  // [n] compute dtype, or empty: added to every row
   Activation act = Activation::none;
-  Tensor pre;       // [m, n]; forward: receives acc + bias (input of `act`), may be empty; gradient: read
+  Tensor pre;             // [m, n]; forward: receives acc + bias (input of `act`), may be empty; gradient: read
   bool gradient = false;  // c = acc · act'(pre) instead of c = act(acc + bias)
-  Tensor residual;  // [m, n], or empty: added last; may be c itself
+  Tensor residual;        // [m, n], or empty: added last; may be c itself
 };
 
 /// c = op(a)·op(b), through the epilogue; or c += op(a)·op(b) when `accumulate` (then no epilogue).
@@ -20,8 +20,8 @@ struct Epilogue {
 /// a and b share one compute dtype (f64, f32, bf16); c is that dtype or its accumulator (bf16 operands: f32).
 /// Sums are formed in the accumulator type. Their order depends on shapes and instruction set only: never on threads.
 /// `packed_b`: op(b) packed by pack_b for this product, or empty (b is then read as it is).
-/// In bf16, `pre` and `residual` have c's dtype; the activation is taken of the sum as `pre` stores it, whether or not it is
-/// kept, so that it can be rebuilt bit by bit.
+/// In bf16, `pre` and `residual` have c's dtype; the activation is taken of the sum as `pre` stores it, whether or not
+/// it is kept, so that it can be rebuilt bit by bit.
 struct Gemm {
   Tensor a, b, c;
   bool trans_a = false, trans_b = false;

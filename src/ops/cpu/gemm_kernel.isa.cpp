@@ -21,8 +21,7 @@ constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // 
 template <typename P>
 constexpr int kCols = 2 * kLanes<P>;
 
-// --- packing
-// -----------------------------------------------------------------------------------------------------------
+// --- packing ---
 
 template <typename P>
 using LaneIndex = Vec<std::conditional_t<sizeof(P) == 8, int64_t, int32_t>>;
@@ -123,19 +122,16 @@ void pack_b(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D
   pack<kCols<AccumulatorOf<T>>>(src, ld, along_k, extent, k, dst, stride);
 }
 
-// --- epilogue
-// ----------------------------------------------------------------------------------------------------------
+// --- epilogue ---
 
-/// v as it reads back after a store to C: the activation of a kept `pre` can then be had again bit by bit.
-template <typename C, typename V>
-[[gnu::always_inline]] inline V as_stored(V v) {
-  if constexpr (sizeof(C) == sizeof(v[0])) {
-    return v;
+/// v as it reads back after a store to C: the activation of a kept `pre` can then be rebuilt bit by bit.
+template <typename C, typename P>
+[[gnu::always_inline]] inline Vec<P> as_stored(Vec<P> v) {
+  if constexpr (std::is_same_v<C, bf16>) {
+    const Vec<uint32_t> u = (Vec<uint32_t>)v;
+    return v == v ? (Vec<float>)((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u) : v;
   } else {
-    C stored[sizeof(V) / sizeof(v[0])];
-    C* const at = stored;
-    store(at, v);
-    return load(static_cast<const C*>(at));
+    return v;
   }
 }
 
@@ -164,7 +160,7 @@ template <bool Whole, typename T, typename C>
   } else {
     if (s.bias != nullptr) v += get(s.bias + col);
     if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
-    if (s.gelu) v = vgelu(as_stored<C>(v));
+    if (s.gelu) v = vgelu(as_stored<C, AccumulatorOf<T>>(v));
   }
   if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   put(c, v);
@@ -182,8 +178,7 @@ void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, 
   }
 }
 
-// --- products of panels
-// ------------------------------------------------------------------------------------------------
+// --- products of panels ---
 
 /// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]
 template <int R, typename P>
@@ -231,8 +226,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   }
 }
 
-// --- few rows: B is read once, as it lies
-// --------------------------------------------------------------------------------
+// --- few rows: B is read once, as it lies ---
 
 /// Sums of M rows stay in L1 while eight rows of B at a time stream by.
 template <int M, typename T, typename C>

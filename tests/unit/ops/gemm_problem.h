@@ -168,6 +168,9 @@ struct Problem {
         bound[at] = sum_eps * (static_cast<double>(c.k) * size * std::abs(slope) +
                                16 * (size + std::abs(sum) + std::abs(added) + 1)) +
                     1.01 * round_eps * std::abs(value[at]);
+        // The activation is taken of the sum as `pre` stores it.
+        if (op.epilogue.act == Activation::gelu && !op.epilogue.gradient)
+          bound[at] += 1.2 * (pre_bound[at] + round_eps * std::abs(pre_value[at]));
       }
   }
 
@@ -179,6 +182,13 @@ struct Problem {
         ASSERT_NEAR(out.at(i, j), value[at], tolerance) << text(c) << " at " << i << ", " << j;
         if (!op.epilogue.pre || op.epilogue.gradient) continue;
         ASSERT_NEAR(pre.at(i, j), pre_value[at], pre_bound[at]) << "pre: " << text(c) << " at " << i << ", " << j;
+        // The result rebuilt from what `pre` holds: one rounding and the activation's own error apart.
+        const double rebuilt = gelu(pre.at(i, j)) + (op.epilogue.residual ? residual.at(i, j) : 0);
+        const double eps = c.out == DType::f64 ? 0x1p-53 : c.out == DType::f32 ? 0x1p-24 : 0x1p-8;
+        const double sum_eps = c.out == DType::f64 ? 0x1p-53 : 0x1p-24;
+        ASSERT_NEAR(out.at(i, j), rebuilt,
+                    1.01 * eps * std::abs(rebuilt) + 16 * sum_eps * (1 + std::abs(pre.at(i, j)) + std::abs(rebuilt)))
+            << "rebuilt: " << text(c) << " at " << i << ", " << j;
       }
     EXPECT_TRUE(out.gaps_intact()) << text(c);
     EXPECT_TRUE(!op.epilogue.pre || pre.gaps_intact()) << text(c);
