@@ -438,10 +438,10 @@ TEST(Attention, CountsWhatCausalityLeaves) {
 
 TEST(Attention, BenchReportsRatesOfBothPasses) {
   Cpu cpu(2);
-  const ops::AttentionRate training = bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
+  const ops::AttentionRate training = ops::bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
   EXPECT_GT(training.forward_gflops, 0);
   EXPECT_GT(training.backward_gflops, 0);
-  const ops::AttentionRate decoding = bench_attention(cpu.ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
+  const ops::AttentionRate decoding = ops::bench_attention(cpu.ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
   EXPECT_GT(decoding.forward_gflops, 0);
   EXPECT_EQ(decoding.backward_seconds, 0);
 }
