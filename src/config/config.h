@@ -1,13 +1,11 @@
 #pragma once
-// The run's configuration as typed structs. Every key is declared once, in config/keys.cpp (default, range, unit, help);
-// parsing, --set, validation, `config reference|show|check` and --help are driven by those declarations.
+// The run's configuration as typed structs. Every key is declared once, in config/keys.cpp (default, range, unit,
+// help); parsing, --set, validation, `config reference|show|check` and --help are driven by those declarations.
 #include <cstdint>
-#include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "base/dtype.h"
 
 namespace trainer::config {
 
@@ -38,8 +36,8 @@ struct Model {
 
 struct Data {
   std::vector<std::string> train, val;
-  double val_fraction = 0;
-  std::string tokenizer;  // "train", a path to a .model, or empty
+  double val_fraction = 0;  // resolve() turns a negative number into 0.05, or 0 beside `val`
+  std::string tokenizer;    // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
   std::string text_key;
   Document document = Document::file;
@@ -47,7 +45,7 @@ struct Data {
 };
 
 struct Train {
-  int64_t steps = 0, tokens = 0;  // one of them; tokens > 0 wins when steps is 0
+  int64_t steps = 0, tokens = 0;  // one of them; total_steps() turns either into steps
   int64_t global_batch = 0, micro_batch = 0;
   Recompute recompute = Recompute::none;
   int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
@@ -57,10 +55,10 @@ struct Train {
 };
 
 struct Optim {
-  double lr = 0, min_lr = 0;
-  int64_t warmup_steps = 0;
+  double lr = 0, min_lr = 0;  // resolve() turns a negative min_lr into lr / 10
+  int64_t warmup_steps = 0;   // resolve() turns a negative number into a share of the steps
   Schedule schedule = Schedule::cosine;
-  double decay_fraction = 0;  // wsd: share of the steps in the final decay
+  double decay_fraction = 0;                                              // wsd: share of the steps in the final decay
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
 };
 
@@ -79,7 +77,7 @@ struct Checkpoint {
   std::string dir;  // empty: RUN_DIR/checkpoints
   int64_t interval = 0, keep = 0, keep_every = 0;
   bool keep_best = false;
-  std::string resume;  // auto | must | never | PATH
+  std::string resume;             // auto | must | never | PATH
   bool allow_other_data = false;  // resume although tokenizer or data hashes differ
 };
 
@@ -90,8 +88,15 @@ struct Log {
 };
 
 struct Hardware {
-  double peak_tflops = 0;    // 0: measured
-  double memory_limit = 0;   // GiB, 0: what the machine has
+  double peak_tflops = 0;   // 0: measured
+  double memory_limit = 0;  // GiB, 0: what the machine has
+};
+
+/// Where a value was given: in a file, or by `--set` (then `set` is its whole text and the rest is empty).
+struct Origin {
+  std::string file;
+  int64_t line = 0, column = 0;
+  std::string set;
 };
 
 struct Config {
@@ -105,6 +110,12 @@ struct Config {
   Checkpoint checkpoint;
   Log log;
   Hardware hardware;
+
+  std::string path;                       // the file it was loaded from, empty when built in memory
+  std::map<std::string, Origin> origins;  // "section.key" of every value that was given; others are defaults
 };
+
+/// Optimizer steps of the whole run: train.steps, or as many as train.tokens fill, the last one rounded up.
+int64_t total_steps(const Config& config);
 
 }  // namespace trainer::config

@@ -1,0 +1,106 @@
+#pragma once
+// Helpers with which keys.cpp declares keys: each call binds one key to one struct member.
+#include <initializer_list>
+#include <type_traits>
+#include <utility>
+
+#include "config/keys.h"
+
+namespace trainer::config {
+
+/// The parts of a declaration that most keys do without.
+struct Extra {
+  Range range = {};
+  std::string unit = {};
+  std::string derived = {};
+  Value example = {};
+};
+
+/// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config. Without `part`
+/// the section has keys to come only.
+template <typename Struct>
+class Declare {
+ public:
+  Declare(std::vector<Key>& keys, std::string section, Struct Config::*part = nullptr)
+      : keys_(keys), section_(std::move(section)), part_(part) {}
+
+  void boolean(const char* name, bool Struct::*member, bool initial, const char* help) {
+    bind<bool>(add(name, Type::boolean, initial, help), member);
+  }
+  void boolean(const char* name, std::optional<bool> Struct::*member, const char* derived, const char* help) {
+    Key& key = add(name, Type::boolean, {}, help);
+    key.derived = derived;
+    key.get = [part = part_, member](const Config& c) {
+      return (c.*part.*member).has_value() ? Value(*(c.*part.*member)) : Value();
+    };
+    key.set = [part = part_, member](Config& c, const Value& value) {
+      if (std::holds_alternative<bool>(value)) c.*part.*member = std::get<bool>(value);
+    };
+  }
+  void integer(const char* name, int64_t Struct::*member, int64_t initial, Extra extra, const char* help) {
+    bind<int64_t>(add(name, Type::integer, initial, help, std::move(extra)), member);
+  }
+  void number(const char* name, double Struct::*member, double initial, Extra extra, const char* help) {
+    bind<double>(add(name, Type::number, initial, help, std::move(extra)), member);
+  }
+  void string(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
+    bind<std::string>(add(name, Type::string, std::string(initial), help, std::move(extra)), member);
+  }
+  void list(const char* name, StringList Struct::*member, Extra extra, const char* help) {
+    bind<StringList>(add(name, Type::list, StringList{}, help, std::move(extra)), member);
+  }
+  /// A string that must be one of `names`.
+  void choice(const char* name, std::string Struct::*member, StringList names, StringList later, const char* help) {
+    Key& key = add(name, Type::choice, names.front(), help);
+    bind<std::string>(key, member);
+    key.names = std::move(names);
+    key.later_names = std::move(later);
+  }
+  /// An enum whose enumerators, counted from 0, are called `names`.
+  template <typename Enum>
+  void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, StringList later,
+              const char* help) {
+    static_assert(std::is_enum_v<Enum>);
+    Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], help);
+    key.names = names;
+    key.later_names = std::move(later);
+    key.get = [part = part_, member, names](const Config& c) {
+      return Value(names.at(static_cast<size_t>(c.*part.*member)));
+    };
+    key.set = [part = part_, member, names](Config& c, const Value& value) {
+      for (size_t i = 0; i < names.size(); ++i) {
+        if (names[i] == std::get<std::string>(value)) c.*part.*member = static_cast<Enum>(i);
+      }
+    };
+  }
+  /// A key of a system that is not built yet; nothing but `accepted` is taken (monostate: anything of that type).
+  void later(const char* name, Type type, Value accepted, const char* help, const char* belongs_to = "") {
+    add(name, type, std::move(accepted), help).belongs_to = belongs_to;
+  }
+
+ private:
+  Key& add(const char* name, Type type, Value initial, const char* help, Extra extra = {}) {
+    Key& key = keys_.emplace_back();
+    key.section = section_;
+    key.name = name;
+    key.type = type;
+    key.initial = std::move(initial);
+    key.help = help;
+    key.range = extra.range;
+    key.unit = std::move(extra.unit);
+    key.derived = std::move(extra.derived);
+    key.example = std::move(extra.example);
+    return key;
+  }
+  template <typename T>
+  void bind(Key& key, T Struct::*member) {
+    key.get = [part = part_, member](const Config& c) { return Value(c.*part.*member); };
+    key.set = [part = part_, member](Config& c, const Value& value) { c.*part.*member = std::get<T>(value); };
+  }
+
+  std::vector<Key>& keys_;
+  std::string section_;
+  Struct Config::*part_;
+};
+
+}  // namespace trainer::config

@@ -1,0 +1,306 @@
+#include "config/keys.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/format.h"
+#include "config/declare.h"
+
+namespace trainer::config {
+namespace {
+
+constexpr Range at_least(double min) { return {.min = min}; }
+constexpr Range between(double min, double max) { return {.min = min, .max = max}; }
+constexpr Range above(double min) { return {.min = min, .open_min = true}; }
+constexpr Range fraction() { return {.min = 0, .max = 1, .open_max = true}; }
+
+void declare_run(std::vector<Key>& keys) {
+  Declare<Run> run(keys, "run", &Config::run);
+  run.string("name", &Run::name, "", {.derived = "the configuration file's name without .toml"},
+             "Name of the run, part of its folder.");
+  run.string("dir", &Run::dir, "runs/{name}", {},
+             "Folder for everything the run writes; {name} stands for run.name. Relative to where the program starts.");
+  run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
+              "Seed of the initial weights, the order of the data and dropout.");
+  run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {"cuda"},
+             "Where to compute; auto takes the best there is.");
+  run.integer("threads", &Run::threads, 0, {.range = between(0, 4096), .unit = "threads per rank"},
+              "CPU threads; 0 takes all cores this process may use. Results do not depend on it.");
+}
+
+void declare_model(std::vector<Key>& keys) {
+  Declare<Model> model(keys, "model", &Config::model);
+  model.choice("arch", &Model::arch, Arch::gpt2, {"gpt2", "llama"}, {},
+               "gpt2: learned positions, layer norm, GELU. llama: rotary positions, RMS norm, SwiGLU.");
+  model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
+  model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
+                "Query heads; must divide d_model.");
+  model.integer("n_kv_head", &Model::n_kv_head, 0, {.range = between(1, 65'536), .unit = "heads", .derived = "n_head"},
+                "Key and value heads; fewer than n_head is grouped-query attention. Must divide n_head.");
+  model.integer("d_model", &Model::d_model, 768, {.range = between(1, 1'048'576), .unit = "features"},
+                "Width of the residual stream.");
+  model.integer("d_ff", &Model::d_ff, 0,
+                {.range = between(1, 16'777'216),
+                 .unit = "features",
+                 .derived = "gpt2: 4 d_model; llama: 8/3 d_model, rounded up to a multiple of 64"},
+                "Width of the feed-forward layer.");
+  model.integer("seq_len", &Model::seq_len, 1024, {.range = between(2, 16'777'216), .unit = "tokens"},
+                "Length of a training sequence and of the context.");
+  model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; llama: false",
+                "The output head shares the token embedding's weights.");
+  model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Biases in linear layers and in layer norms.");
+  model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
+  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = above(0)}, "Base of the rotary frequencies (llama).");
+  model.number("dropout", &Model::dropout, 0, {.range = fraction()},
+               "Probability of dropping an element, after the embedding, in attention and at the end of each branch.");
+  model.number(
+      "init_std", &Model::init_std, 0.02, {.range = above(0)},
+      "Standard deviation of initial weights; projections back into the residual stream get it over sqrt(2 n_layer).");
+  model.integer(
+      "vocab_multiple", &Model::vocab_multiple, 0,
+      {.range = between(1, 65'536), .derived = "128 for each part the vocabulary is split into"},
+      "In memory the vocabulary is padded to a multiple of this; padding has probability 0 and is never stored.");
+  model.string(
+      "init_from", &Model::init_from, "", {},
+      "Checkpoint whose weights a fresh run starts from (a step, checkpoints or run folder); empty: random weights.");
+}
+
+void declare_data(std::vector<Key>& keys) {
+  Declare<Data> data(keys, "data", &Config::data);
+  data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
+            "Training files, paths or globs, relative to where the program starts: .txt, .jsonl, or token files .bin. "
+            "Required.");
+  data.list("val", &Data::val, {}, "Validation files, of the same kinds; empty: val_fraction of the training tokens.");
+  data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
+              "Share of the training tokens, at their end, kept for validation; 0: no validation.");
+  data.string(
+      "tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
+      "\"train\": train one on the training files; else a SentencePiece .model file. Empty: the data are token files.");
+  data.integer("vocab_size", &Data::vocab_size, 0,
+               {.range = between(1, 16'777'216),
+                .unit = "pieces",
+                .derived = "the tokenizer's; required when one is trained, and by token files that do not imply it",
+                .example = int64_t{4096}},
+               "Size of the vocabulary.");
+  data.string("text_key", &Data::text_key, "text", {}, "Member of each .jsonl line that holds its text.");
+  data.choice("document", &Data::document, Document::file, {"file", "line", "block"}, {},
+              "What a document of a .txt file is: the file, each line, or each block between blank lines.");
+  data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; otherwise it is replaced and counted.");
+}
+
+void declare_train(std::vector<Key>& keys) {
+  Declare<Train> train(keys, "train", &Config::train);
+  train.integer(
+      "steps", &Train::steps, 0,
+      {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or what train.tokens asks for"},
+      "Length of the run; give either steps or tokens.");
+  train.integer("tokens", &Train::tokens, 0,
+                {.range = at_least(1), .unit = "tokens", .derived = "unset: train.steps"},
+                "Length of the run in training tokens, rounded up to whole steps.");
+  train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
+                "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
+  train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
+                "Sequences per data replica and micro-step; memory grows with it.");
+  train.choice(
+      "recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"}, {},
+      "What backward computes again to save memory: nothing, norms and activation functions, or whole blocks.");
+  train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
+                "Steps between evaluations; 0: only after the last step.");
+  train.integer("eval_batches", &Train::eval_batches, 16,
+                {.range = at_least(0), .unit = "groups of global_batch windows"},
+                "How much of the validation data an evaluation covers, from its start; 0: all of it.");
+  train.integer("sample_interval", &Train::sample_interval, 0, {.range = at_least(0), .unit = "steps"},
+                "Steps between generated samples; 0: none.");
+  train.string("sample_prompt", &Train::sample_prompt, "\n", {}, "What a sample continues.");
+  train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
+                "Length of a sample.");
+  train.integer(
+      "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
+      "Steps in a row with a non-finite loss or gradient that are skipped before the run ends with status 6.");
+  train.later("cuda_graph", Type::boolean, false, "Replay each step as a CUDA graph.");
+}
+
+void declare_optim(std::vector<Key>& keys) {
+  Declare<Optim> optim(keys, "optim", &Config::optim);
+  optim.number("lr", &Optim::lr, 6e-4, {.range = above(0)}, "Peak learning rate, reached after the warm-up.");
+  optim.number("min_lr", &Optim::min_lr, -1, {.range = at_least(0), .derived = "lr / 10"},
+               "Learning rate at the end of the run.");
+  optim.integer("warmup_steps", &Optim::warmup_steps, -1,
+                {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
+                "Steps over which the learning rate rises linearly.");
+  optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"}, {},
+               "Shape of the decay to min_lr; wsd stays at lr and decays linearly at the end.");
+  optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
+               "Share of the run in which wsd decays.");
+  optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay of the first moment.");
+  optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay of the second moment.");
+  optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the root of the second moment.");
+  optim.number("weight_decay", &Optim::weight_decay, 0.1, {.range = at_least(0)},
+               "AdamW: decay of tensors with two or more dimensions, embeddings included.");
+  optim.number("grad_clip", &Optim::grad_clip, 1, {.range = at_least(0)},
+               "Gradients are scaled down to this global norm; 0: never.");
+}
+
+void declare_precision(std::vector<Key>& keys) {
+  Declare<Precision> precision(keys, "precision", &Config::precision);
+  precision.choice(
+      "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"}, {},
+      "Type of weights and activations in products; fp64 is the reference. auto: bf16 where it is fast, else fp32.");
+  precision.boolean("deterministic", &Precision::deterministic, true,
+                    "Two runs give the same bits; false lets kernels be chosen by timing.");
+  precision.later("grad_reduce", Type::choice, std::string("fp32"), "Type in which gradients are summed over ranks.");
+}
+
+void declare_parallel(std::vector<Key>& keys) {
+  Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
+  parallel.choice("strategy", &Parallel::strategy, {"megatron-1d"}, {"optimus-2d", "axonn-4d", "autoddl", "auto"},
+                  "How a model is split over ranks.");
+  parallel.integer("tensor", &Parallel::tensor, 1, {.range = between(1, 65'536), .unit = "ranks"},
+                   "Ranks that share one replica of the model.");
+  parallel.integer("data", &Parallel::data, 0,
+                   {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / tensor"},
+                   "Replicas of the model, each with its own sequences.");
+  parallel.later("sequence_parallel", Type::boolean, {}, "Split norms and dropout over the tensor ranks' token rows.",
+                 "megatron-1d");
+  parallel.later("zero_stage", Type::integer, int64_t{0}, "1: split the optimizer state over the replicas.");
+  parallel.later("transport", Type::choice, std::string("auto"), "What carries messages between ranks.");
+  parallel.later("lanes", Type::integer, int64_t{1}, "Communication streams.");
+  parallel.later("timeout", Type::number, {}, "Seconds after which a rank that does not answer is lost.");
+  parallel.later("mesh", Type::any, {}, "Shape of the mesh, [q, q] or [q, q, d].", "optimus-2d");
+  parallel.later("stationary", Type::any, {}, "Which matrix of a product stays in place.", "optimus-2d");
+  parallel.later("panels", Type::any, {}, "How panels travel.", "optimus-2d");
+  parallel.later("node_tile", Type::any, {}, "Part of the mesh in one node.", "optimus-2d");
+  parallel.later("grid", Type::any, {}, "Shape of the grid, [x, y, z].", "axonn-4d");
+  parallel.later("order", Type::any, {}, "Order of the axes over ranks.", "axonn-4d");
+  parallel.later("overlap", Type::any, {}, "Which collectives run under products.", "axonn-4d");
+  parallel.later("cache_layers", Type::any, {}, "Layers whose gathered weights are kept for backward.", "axonn-4d");
+}
+
+void declare_offload(std::vector<Key>& keys) {
+  Declare<Config> offload(keys, "offload");
+  offload.later("optimizer", Type::choice, std::string("none"), "Keep the optimizer state in host memory.");
+  for (const char* name : {"gpu_fraction", "subgroup", "slots", "resident", "grad_transport", "pinned"}) {
+    offload.later(name, Type::any, {}, "A setting of optimizer offload.", "offload");
+  }
+}
+
+void declare_checkpoint(std::vector<Key>& keys) {
+  Declare<Checkpoint> checkpoint(keys, "checkpoint", &Config::checkpoint);
+  checkpoint.string("dir", &Checkpoint::dir, "", {}, "Folder of the step folders; empty: checkpoints in run.dir.");
+  checkpoint.integer("interval", &Checkpoint::interval, 500, {.range = at_least(0), .unit = "steps"},
+                     "Steps between checkpoints; 0: only after the last step.");
+  checkpoint.integer("keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
+                     "Newest checkpoints that are kept; 0: all.");
+  checkpoint.integer("keep_every", &Checkpoint::keep_every, 0, {.range = at_least(0), .unit = "steps"},
+                     "Checkpoints at multiples of this stay for good; 0: none do.");
+  checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
+                     "The checkpoint with the lowest validation loss stays too.");
+  checkpoint.string("resume", &Checkpoint::resume, "auto", {},
+                    "auto: go on from the latest checkpoint if there is one; must: or fail; never: start anew; or a "
+                    "checkpoint's path.");
+  checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
+                     "Resume although the tokenizer or the data changed since the checkpoint was written.");
+  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training goes on.");
+}
+
+void declare_log(std::vector<Key>& keys) {
+  Declare<Log> log(keys, "log", &Config::log);
+  log.integer("interval", &Log::interval, 10, {.range = at_least(1), .unit = "steps"},
+              "Steps between progress lines; metrics.jsonl has every step.");
+  log.boolean("jsonl", &Log::jsonl, true, "Write metrics.jsonl.");
+  log.boolean("report", &Log::report, true, "Write report.html and report.json at the end.");
+  log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
+             "Progress bar; auto: when standard error is a terminal.");
+  log.later("tensorboard", Type::boolean, false, "Write TensorBoard event files.");
+  log.later("trace", Type::boolean, false, "Write trace.json.");
+}
+
+void declare_hardware(std::vector<Key>& keys) {
+  Declare<Hardware> hardware(keys, "hardware", &Config::hardware);
+  hardware.number("peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
+                  "Dense peak of one device in the compute type, for MFU; 0: measured at start.");
+  hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = at_least(0), .unit = "GiB per rank"},
+                  "Memory the run may plan with; 0: what the machine has.");
+}
+
+void declare_debug(std::vector<Key>& keys) {
+  Declare<Config> debug(keys, "debug");
+  debug.later("check_replicas_every", Type::integer, int64_t{0}, "Steps between comparisons of replicas.");
+  debug.later("emulate_device", Type::boolean, false, "Emulate a device's streams and memory on the CPU.");
+  debug.later("shadow", Type::boolean, false, "Repeat each operator on the CPU and compare.");
+  debug.later("inject", Type::list, StringList{}, "Faults to inject.");
+}
+
+}  // namespace
+
+bool Range::contains(double value) const {
+  return (open_min ? value > min : value >= min) && (open_max ? value < max : value <= max);
+}
+
+std::string Range::text() const {
+  std::string out;
+  if (min != Range().min) out = format("{} {}", open_min ? ">" : ">=", min);
+  if (max != Range().max) out += format("{}{} {}", out.empty() ? "" : " and ", open_max ? "<" : "<=", max);
+  return out;
+}
+
+const std::vector<Section>& sections() {
+  static const std::vector<Section> all = {
+      {"run", "The run: its name, folder, seed and device."},
+      {"model", "The model. The defaults are GPT-2 124M."},
+      {"data", "The text, and how it becomes tokens."},
+      {"train", "Length of the run, batches, evaluation."},
+      {"optim", "AdamW and the learning rate."},
+      {"precision", "Number types."},
+      {"parallel", "Splitting the work over ranks. World size = tensor x data."},
+      {"offload", "Optimizer state in host memory."},
+      {"checkpoint", "Saving and resuming."},
+      {"log", "What is reported, and where."},
+      {"hardware", "What the machine can do."},
+      {"debug", "Help in finding mistakes of the program itself."},
+  };
+  return all;
+}
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> all = [] {
+    std::vector<Key> list;
+    declare_run(list);
+    declare_model(list);
+    declare_data(list);
+    declare_train(list);
+    declare_optim(list);
+    declare_precision(list);
+    declare_parallel(list);
+    declare_offload(list);
+    declare_checkpoint(list);
+    declare_log(list);
+    declare_hardware(list);
+    declare_debug(list);
+    return list;
+  }();
+  return all;
+}
+
+const Key* find_key(std::string_view section, std::string_view name) {
+  const auto found =
+      std::ranges::find_if(keys(), [&](const Key& key) { return key.section == section && key.name == name; });
+  return found == keys().end() ? nullptr : &*found;
+}
+
+StringList Key::taken_names() const {
+  StringList taken;
+  std::ranges::copy_if(names, std::back_inserter(taken),
+                       [&](const std::string& each) { return std::ranges::count(later_names, each) == 0; });
+  return taken;
+}
+
+Config defaults() {
+  Config config;
+  for (const Key& key : keys()) {
+    if (key.built()) key.set(config, key.initial);
+  }
+  return config;
+}
+
+}  // namespace trainer::config

@@ -1,0 +1,63 @@
+#pragma once
+// The declarations of all keys. Each key is declared once, in keys.cpp; this list drives reading of files and of
+// `--set`, type and range checks, the reference, `config show` and the TOML of the values in force.
+#include <functional>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "config/config.h"
+
+namespace trainer::config {
+
+using StringList = std::vector<std::string>;
+/// A value as TOML has it; monostate: none.
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList>;
+
+enum class Type { boolean, integer, number, string, choice, list, any };
+
+/// Which numbers a key takes; the bounds belong to the range unless open.
+struct Range {
+  double min = -std::numeric_limits<double>::infinity();
+  double max = std::numeric_limits<double>::infinity();
+  bool open_min = false, open_max = false;
+
+  bool contains(double value) const;
+  /// ">= 1", "> 0 and < 1"; empty when every number is taken.
+  std::string text() const;
+};
+
+struct Key {
+  std::string section, name;
+  Type type = Type::any;
+  Value initial;        // what a configuration starts with
+  std::string derived;  // how the value follows from others when absent (`initial` then only marks absence)
+  Value example;        // shown by the reference in place of a default that could not run
+  Range range;
+  StringList names;        // of a choice
+  StringList later_names;  // known names of things not built yet
+  std::string unit, help;
+  std::string belongs_to;  // keys of other strategies and of offload, which are set aside with one warning
+  std::function<Value(const Config&)> get;         // both empty: nothing built reads this key yet, and only
+  std::function<void(Config&, const Value&)> set;  // `initial` is taken (monostate: any value)
+
+  bool built() const { return static_cast<bool>(set); }
+  StringList taken_names() const;
+  std::string path() const { return section + "." + name; }
+};
+
+struct Section {
+  std::string name, help;
+};
+
+const std::vector<Section>& sections();
+/// In the order of sections() and of the reference.
+const std::vector<Key>& keys();
+/// nullptr when there is none.
+const Key* find_key(std::string_view section, std::string_view name);
+/// Every key at its initial value; resolve() fills in what follows from others.
+Config defaults();
+
+}  // namespace trainer::config

@@ -1,0 +1,341 @@
+#include "config/load.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <sstream>
+
+#include "base/format.h"
+#include "base/log.h"
+#include "config/keys.h"
+#include "config/mistakes.h"
+#include "config/resolve.h"
+#include "config/suggest.h"
+#include "config/text.h"
+#include "config/toml_reader.h"
+#include "config/validate.h"
+
+namespace trainer::config {
+namespace {
+
+/// What other trainers call our keys.
+const std::map<std::string, std::string, std::less<>>& foreign_names() {
+  static const std::map<std::string, std::string, std::less<>> names = {
+      {"learning_rate", "optim.lr"},
+      {"max_lr", "optim.lr"},
+      {"warmup_iters", "optim.warmup_steps"},
+      {"warmup", "optim.warmup_steps"},
+      {"clip_grad", "optim.grad_clip"},
+      {"max_norm", "optim.grad_clip"},
+      {"max_iters", "train.steps"},
+      {"train_iters", "train.steps"},
+      {"num_iterations", "train.steps"},
+      {"batch_size", "train.micro_batch"},
+      {"micro_batch_size", "train.micro_batch"},
+      {"local_batch_size", "train.micro_batch"},
+      {"global_batch_size", "train.global_batch"},
+      {"gradient_accumulation_steps", "train.global_batch"},
+      {"activation_checkpointing", "train.recompute"},
+      {"block_size", "model.seq_len"},
+      {"context_length", "model.seq_len"},
+      {"seq_length", "model.seq_len"},
+      {"n_embd", "model.d_model"},
+      {"hidden_size", "model.d_model"},
+      {"dim", "model.d_model"},
+      {"intermediate_size", "model.d_ff"},
+      {"ffn_hidden_size", "model.d_ff"},
+      {"num_layers", "model.n_layer"},
+      {"num_hidden_layers", "model.n_layer"},
+      {"num_attention_heads", "model.n_head"},
+      {"num_key_value_heads", "model.n_kv_head"},
+      {"n_kv_heads", "model.n_kv_head"},
+      {"dtype", "precision.compute"},
+      {"out_dir", "run.dir"},
+      {"save_interval", "checkpoint.interval"},
+      {"tensor_model_parallel_size", "parallel.tensor"},
+      {"tp", "parallel.tensor"},
+      {"dp", "parallel.data"},
+  };
+  return names;
+}
+
+class Loader {
+ public:
+  Loader(const std::string& path, const LoadOptions& options)
+      : options_(options), mistakes_(path), config_(defaults()) {
+    config_.path = path;
+  }
+
+  void read(std::string_view text);
+  void set(const std::string& text);
+  Config finish();
+
+ private:
+  const Key* find(const TomlNode& node, const Origin& at);
+  void apply(const Key& key, const TomlNode& node, const Origin& at);
+  void apply_later(const Key& key, const TomlNode& node, const Origin& at);
+  void warn_of_idle_keys() const;
+
+  LoadOptions options_;
+  Mistakes mistakes_;
+  Config config_;
+  bool readable_ = true;
+  StringList idle_;
+};
+
+/// The value as the key's type holds it, or nothing: an integer for a number, a whole number for an integer, one string
+/// for a list of one.
+Value fitted(Type type, const Value& value) {
+  constexpr double kExact = 9007199254740992.0;  // 2^53
+  const auto* integer = std::get_if<int64_t>(&value);
+  const auto* number = std::get_if<double>(&value);
+  const auto* text = std::get_if<std::string>(&value);
+  switch (type) {
+    case Type::boolean:
+      return std::holds_alternative<bool>(value) ? value : Value();
+    case Type::integer:
+      if (number && std::abs(*number) <= kExact && *number == std::floor(*number)) return static_cast<int64_t>(*number);
+      return integer ? value : Value();
+    case Type::number:
+      if (integer) return static_cast<double>(*integer);
+      return number && std::isfinite(*number) ? value : Value();
+    case Type::string:
+    case Type::choice:
+      return text ? value : Value();
+    case Type::list:
+      if (text) return StringList{*text};
+      return std::holds_alternative<StringList>(value) ? value : Value();
+    case Type::any:
+      return value;
+  }
+  return {};
+}
+
+std::string expected(const Key& key) {
+  const std::string range = key.range.text().empty() ? "" : " " + key.range.text();
+  switch (key.type) {
+    case Type::boolean:
+      return "true or false";
+    case Type::integer:
+      return "an integer" + range;
+    case Type::number:
+      return "a number" + range;
+    case Type::string:
+      return "a string in quotes";
+    case Type::list:
+      return "a list of strings";
+    case Type::choice:
+      return "one of " + format("{}", fmt::join(key.taken_names(), ", "));
+    case Type::any:
+      break;
+  }
+  return "a value";
+}
+
+bool in_range(const Key& key, const Value& value) {
+  if (const auto* integer = std::get_if<int64_t>(&value)) return key.range.contains(static_cast<double>(*integer));
+  if (const auto* number = std::get_if<double>(&value)) return key.range.contains(*number);
+  return true;
+}
+
+/// Why a choice's value is not taken; empty when it is.
+std::string refusal(const Key& key, const std::string& value) {
+  const StringList taken = key.taken_names();
+  if (std::ranges::count(taken, value) > 0) return "";
+  if (std::ranges::count(key.later_names, value) > 0) {
+    return format("\"{}\" is not built yet in this version; there is: {}", value, fmt::join(taken, ", "));
+  }
+  return format("expected {}, found \"{}\"{}", expected(key), value, did_you_mean(value, taken));
+}
+
+const Key* Loader::find(const TomlNode& node, const Origin& at) {
+  if (const Key* key = find_key(node.section, node.name)) return key;
+  StringList names;
+  std::string elsewhere;
+  for (const Key& key : keys()) {
+    if (key.section == node.section) names.push_back(key.name);
+    if (key.name == node.name && elsewhere.empty()) elsewhere = key.path();
+  }
+  const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
+  if (elsewhere.empty()) {
+    const auto foreign = foreign_names().find(node.name);
+    if (foreign != foreign_names().end()) elsewhere = foreign->second;
+  }
+  if (const auto guess = nearest(node.name, names)) {
+    mistakes_.add(at, path, format("unknown key; did you mean \"{}\"?", *guess));
+    mistakes_.involve(node.section + "." + *guess);
+  } else if (!elsewhere.empty()) {
+    mistakes_.add(at, path, format("unknown key; did you mean {}?", elsewhere));
+    mistakes_.involve(elsewhere);
+  } else {
+    mistakes_.add(at, path, format("unknown key; [{}] has {}", node.section, fmt::join(names, ", ")));
+  }
+  return nullptr;
+}
+
+void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
+  if (!key.built()) return apply_later(key, node, at);
+  const Value value = fitted(key.type, node.value);
+  if (value == Value() || !in_range(key, value)) {
+    mistakes_.add(at, key.path(), format("expected {}, found {}", expected(key), node.shown));
+    return;
+  }
+  if (key.type == Type::choice) {
+    if (const std::string why = refusal(key, std::get<std::string>(value)); !why.empty()) {
+      mistakes_.add(at, key.path(), why);
+      return;
+    }
+  }
+  key.set(config_, value);
+  config_.origins[key.path()] = at;
+}
+
+void Loader::apply_later(const Key& key, const TomlNode& node, const Origin& at) {
+  const Value value = fitted(key.type, node.value);
+  if (key.type != Type::any && value == Value()) {
+    mistakes_.add(at, key.path(), format("expected {}, found {}", to_toml(key.initial), node.shown));
+  } else if (key.initial != Value() && value != key.initial) {
+    mistakes_.add(at, key.path(),
+                  format("{} is not built yet in this version; there is: {}", to_toml(value), to_toml(key.initial)));
+  } else if (!key.belongs_to.empty()) {
+    idle_.push_back(key.path());
+  }
+}
+
+void Loader::read(std::string_view text) try {
+  for (const TomlNode& node : read_toml(text)) {
+    const Origin name_at{config_.path, node.line, node.column, {}};
+    const Origin value_at{config_.path, node.value_line, node.value_column, {}};
+    const bool known = std::ranges::any_of(sections(), [&](const Section& s) { return s.name == node.section; });
+    if (!node.name.empty()) {
+      if (!known) continue;  // said once, at its header
+      if (const Key* key = find(node, name_at)) apply(*key, node, value_at);
+    } else if (known && !node.is_section) {
+      mistakes_.add(name_at, node.section, format("expected a section [{}], found {}", node.section, node.shown));
+    } else if (!known && node.is_section) {
+      StringList names;
+      for (const Section& section : sections()) names.push_back(section.name);
+      const std::string guess = did_you_mean(node.section, names);
+      mistakes_.add(name_at, node.section,
+                    "unknown section" + (guess.empty() ? format("; there are {}", fmt::join(names, ", ")) : guess));
+      if (const auto meant = nearest(node.section, names)) mistakes_.involve(*meant);
+    } else if (!known) {
+      const auto home = std::ranges::find_if(keys(), [&](const Key& key) { return key.name == node.section; });
+      const auto foreign = foreign_names().find(node.section);
+      std::string guess;
+      if (home != keys().end()) guess = home->path();
+      if (guess.empty() && foreign != foreign_names().end()) guess = foreign->second;
+      mistakes_.add(name_at, node.section,
+                    "a key outside any section" + (guess.empty() ? "" : format("; did you mean {}?", guess)));
+      mistakes_.involve(guess);
+    }
+  }
+} catch (const TomlMistake& mistake) {
+  readable_ = false;
+  mistakes_.add({config_.path, mistake.line, mistake.column, {}}, "", mistake.text);
+}
+
+void Loader::set(const std::string& text) {
+  const Origin at{{}, 0, 0, text};
+  const size_t equals = text.find('=');
+  const size_t dot = text.substr(0, equals).find('.');
+  if (equals == std::string::npos || dot == std::string::npos) {
+    mistakes_.add(at, "", "expected section.key=value");
+    return;
+  }
+  const auto trimmed = [](std::string part) {
+    const size_t first = part.find_first_not_of(" \t"), last = part.find_last_not_of(" \t");
+    return first == std::string::npos ? std::string() : part.substr(first, last - first + 1);
+  };
+  const std::string section = trimmed(text.substr(0, dot)), name = trimmed(text.substr(dot + 1, equals - dot - 1));
+  const std::string word = trimmed(text.substr(equals + 1));
+  StringList names;
+  for (const Section& each : sections()) names.push_back(each.name);
+  if (std::ranges::count(names, section) == 0) {
+    mistakes_.add(at, section, format("unknown section \"{}\"{}", section, did_you_mean(section, names)));
+    return;
+  }
+  TomlNode asked;
+  asked.section = section;
+  asked.name = name;
+  const Key* key = find(asked, at);
+  if (key == nullptr) return;
+
+  // A word that is no TOML value is a string; so is a number where the key takes strings (run.name=2024).
+  TomlNode node;
+  const auto as_string = [&] {
+    try {
+      return read_toml_value(to_toml(Value(word)));
+    } catch (const TomlMistake&) {
+      return TomlNode{};  // not UTF-8
+    }
+  };
+  try {
+    node = read_toml_value(word);
+    const bool wants_text = key->type == Type::string || key->type == Type::choice || key->type == Type::list;
+    if (wants_text && fitted(key->type, node.value) == Value()) node = as_string();
+  } catch (const TomlMistake&) {
+    node = as_string();
+  }
+  if (word.empty()) {
+    mistakes_.add(at, key->path(), format("expected {} after =", expected(*key)));
+  } else if (node.value == Value() && key->type != Type::any) {
+    mistakes_.add(
+        at, key->path(),
+        format("expected {}, found {}", expected(*key), node.shown.empty() ? "bytes that are not UTF-8" : node.shown));
+  } else {
+    apply(*key, node, at);
+  }
+}
+
+void Loader::warn_of_idle_keys() const {
+  // sequence_parallel is a key of the strategy in use, so that its absence of effect on one rank is not worth a line.
+  StringList named;
+  for (const std::string& path : idle_) {
+    const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
+    if (key->belongs_to != config_.parallel.strategy) named.push_back(format("{} ({})", path, key->belongs_to));
+  }
+  if (named.empty()) return;
+  log::warning("{}: no effect with parallel.strategy = \"{}\" and without offload: {}", config_.path,
+               config_.parallel.strategy, fmt::join(named, ", "));
+}
+
+Config Loader::finish() {
+  if (readable_) {
+    resolve(config_);
+    validate(config_, options_.world, options_.files, mistakes_);
+  }
+  mistakes_.throw_if_any();
+  warn_of_idle_keys();
+  return std::move(config_);
+}
+
+}  // namespace
+
+Config load_text(std::string_view text, const std::string& origin, const std::vector<std::string>& sets,
+                 const LoadOptions& options) {
+  Loader loader(origin, options);
+  loader.read(text);
+  for (const std::string& set : sets) loader.set(set);
+  return loader.finish();
+}
+
+Config load(const std::string& path, const std::vector<std::string>& sets, const LoadOptions& options) {
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored)) {
+    throw Error(Code::config, format("{}: a folder; expected a configuration file", path));
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) {
+    throw Error(Code::config,
+                format("{}: cannot be read: {}; `trainer config reference` prints a configuration to start from", path,
+                       std::generic_category().message(errno)));
+  }
+  return load_text(text, path, sets, options);
+}
+
+}  // namespace trainer::config

@@ -1,0 +1,29 @@
+#pragma once
+// From a file and `--set section.key=value` texts to a checked configuration.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+
+namespace trainer::config {
+
+struct LoadOptions {
+  /// Ranks that will run it; nothing: not checked against a world.
+  std::optional<int64_t> world = {};
+  /// Demands data.train and that every file named exists. Off where only the model matters (a checkpoint's own copy).
+  bool files = true;
+};
+
+/// Reads, resolves and validates. Throws one Error whose message has a line for every mistake,
+/// `FILE:LINE:COL: section.key: what is wrong`: Code::config, or Code::data / Code::checkpoint when nothing is wrong
+/// but missing files of that kind. Keys that have no effect here (of another strategy) get one warning together.
+Config load(const std::string& path, const std::vector<std::string>& sets = {}, const LoadOptions& options = {});
+
+/// The same from text; `origin` names it in messages and gives the run its default name.
+Config load_text(std::string_view text, const std::string& origin, const std::vector<std::string>& sets = {},
+                 const LoadOptions& options = {});
+
+}  // namespace trainer::config

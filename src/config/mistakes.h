@@ -1,0 +1,39 @@
+#pragma once
+// Mistakes of a configuration, collected so that all are reported together.
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "config/config.h"
+
+namespace trainer::config {
+
+class Mistakes {
+ public:
+  explicit Mistakes(std::string file) : file_(std::move(file)) {}
+
+  /// `key`: "section.key", counted as involved from now on. Without an origin the line names the file only.
+  void add(const Origin& origin, const std::string& key, const std::string& text, Code code = Code::config);
+  /// A mistake of `key` or of its section is known, so that what follows from its value is not worth saying.
+  bool involves(const std::string& key) const {
+    return involved_.contains(key) || involved_.contains(key.substr(0, key.find('.')));
+  }
+  void involve(const std::string& key) { involved_.insert(key); }
+
+  /// One line per mistake, by position, those of --set last. The code is that of the mistakes when all agree, else
+  /// config.
+  void throw_if_any() const;
+
+ private:
+  struct Mistake {
+    Origin origin;
+    std::string line;
+    Code code;
+  };
+  std::string file_;
+  std::vector<Mistake> all_;
+  std::set<std::string> involved_;
+};
+
+}  // namespace trainer::config

@@ -1,0 +1,51 @@
+#include "config/resolve.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "base/shape.h"
+
+namespace trainer::config {
+namespace {
+
+constexpr int64_t kDefaultSteps = 1000;
+constexpr double kDefaultValFraction = 0.05;
+constexpr int64_t kWarmupShare = 20, kLongestDefaultWarmup = 2000;
+
+void resolve_run(Config& config) {
+  Run& run = config.run;
+  if (run.name.empty()) run.name = std::filesystem::path(config.path).stem().string();
+  if (run.name.empty()) run.name = "run";
+  constexpr std::string_view kPlace = "{name}";
+  for (size_t at = run.dir.find(kPlace); at != std::string::npos; at = run.dir.find(kPlace, at + run.name.size())) {
+    run.dir.replace(at, kPlace.size(), run.name);
+  }
+}
+
+void resolve_model(Model& model) {
+  const bool gpt2 = model.arch == Arch::gpt2;
+  if (model.n_kv_head == 0) model.n_kv_head = model.n_head;
+  if (model.d_ff == 0) model.d_ff = gpt2 ? 4 * model.d_model : round_up(divide_up(8 * model.d_model, 3), 64);
+  if (!model.tie_embeddings) model.tie_embeddings = gpt2;
+  if (!model.bias) model.bias = gpt2;
+}
+
+}  // namespace
+
+int64_t total_steps(const Config& config) {
+  const Train& train = config.train;
+  if (train.steps > 0) return train.steps;
+  return divide_up(train.tokens, std::max<int64_t>(1, train.global_batch * config.model.seq_len));
+}
+
+void resolve(Config& config) {
+  resolve_run(config);
+  resolve_model(config.model);
+  if (config.data.val_fraction < 0) config.data.val_fraction = config.data.val.empty() ? kDefaultValFraction : 0;
+  if (config.train.steps == 0 && config.train.tokens == 0) config.train.steps = kDefaultSteps;
+  Optim& optim = config.optim;
+  if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
+  if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
+}
+
+}  // namespace trainer::config

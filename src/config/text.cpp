@@ -1,0 +1,173 @@
+#include "config/text.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "base/format.h"
+
+namespace trainer::config {
+namespace {
+
+template <typename... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <typename... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+std::string quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    switch (c) {
+      case '"':
+        out += "\\\"";
+        break;
+      case '\\':
+        out += "\\\\";
+        break;
+      case '\n':
+        out += "\\n";
+        break;
+      case '\t':
+        out += "\\t";
+        break;
+      case '\r':
+        out += "\\r";
+        break;
+      default:
+        if (const auto byte = static_cast<unsigned char>(c); byte < 0x20 || byte == 0x7f) {
+          out += format("\\u{:04X}", byte);
+        } else {
+          out += c;
+        }
+    }
+  }
+  return out + '"';
+}
+
+std::string number(double value) {
+  std::string out = format("{}", value);
+  if (out.find_first_of(".en") == std::string::npos) out += ".0";  // n: inf, nan
+  return out;
+}
+
+/// Calls line(key, text of its value) for all keys of a section that have a value now.
+void each_value(const Config& config, const std::string& section,
+                const std::function<void(const Key&, const std::string&)>& line) {
+  for (const Key& key : keys()) {
+    if (key.section != section || !key.built()) continue;
+    const Value value = key.get(config);
+    const bool absent = !key.derived.empty() && value == key.initial;
+    if (!absent) line(key, to_toml(value));
+  }
+}
+
+std::string origin_of(const Config& config, const Key& key) {
+  if (const auto found = config.origins.find(key.path()); found != config.origins.end()) {
+    const Origin& origin = found->second;
+    return origin.set.empty() ? format("{}:{}", origin.file, origin.line) : "--set";
+  }
+  return key.derived.empty() ? "default" : "derived: " + key.derived;
+}
+
+/// Breaks text into comment lines of at most 110 characters.
+std::string comment(std::string_view text) {
+  constexpr size_t kWidth = 108;
+  std::string out;
+  while (!text.empty()) {
+    size_t end = text.size();
+    if (end > kWidth) end = text.rfind(' ', kWidth);
+    if (end == std::string_view::npos) end = text.size();
+    out += format("# {}\n", text.substr(0, end));
+    text.remove_prefix(std::min(text.size(), end + 1));
+  }
+  return out;
+}
+
+std::string facts(const Key& key) {
+  StringList facts;
+  if (!key.names.empty()) facts.push_back(format("{}", fmt::join(key.taken_names(), " | ")));
+  if (!key.range.text().empty()) facts.push_back(key.range.text());
+  if (!key.unit.empty()) facts.push_back("in " + key.unit);
+  if (!key.derived.empty()) facts.push_back("default: " + key.derived);
+  if (key.example != Value()) {
+    if (key.derived.empty()) facts.push_back("default: " + to_toml(key.initial));
+  }
+  return facts.empty() ? "" : format(" ({})", fmt::join(facts, "; "));
+}
+
+std::string reference_of(const Key& key) {
+  std::string out = comment(key.help + facts(key));
+  if (key.example != Value()) return out + format("{} = {}\n", key.name, to_toml(key.example));
+  if (!key.derived.empty()) return out + format("# {} = ...\n", key.name);
+  return out + format("{} = {}\n", key.name, to_toml(key.initial));
+}
+
+}  // namespace
+
+std::string to_toml(const Value& value) {
+  return std::visit(Overloaded{
+                        [](std::monostate) { return std::string(); },
+                        [](bool flag) { return std::string(flag ? "true" : "false"); },
+                        [](int64_t integer) { return format("{}", integer); },
+                        [](double x) { return number(x); },
+                        [](const std::string& text) { return quoted(text); },
+                        [](const StringList& list) {
+                          std::string out;
+                          for (const std::string& text : list) out += (out.empty() ? "" : ", ") + quoted(text);
+                          return "[" + out + "]";
+                        },
+                    },
+                    value);
+}
+
+std::string to_toml(const Config& config) {
+  std::string out;
+  for (const Section& section : sections()) {
+    std::string lines;
+    each_value(config, section.name,
+               [&](const Key& key, const std::string& value) { lines += format("{} = {}\n", key.name, value); });
+    if (!lines.empty()) out += format("{}[{}]\n{}", out.empty() ? "" : "\n", section.name, lines);
+  }
+  return out;
+}
+
+std::string show(const Config& config) {
+  std::string out;
+  for (const Section& section : sections()) {
+    size_t name_width = 0, value_width = 0;
+    each_value(config, section.name, [&](const Key& key, const std::string& value) {
+      name_width = std::max(name_width, key.name.size());
+      value_width = std::max(value_width, value.size());
+    });
+    if (name_width == 0) continue;
+    out += format("{}[{}]\n", out.empty() ? "" : "\n", section.name);
+    each_value(config, section.name, [&](const Key& key, const std::string& value) {
+      out += format("{:<{}} = {:<{}}  # {}\n", key.name, name_width, value, value_width, origin_of(config, key));
+    });
+  }
+  return out;
+}
+
+std::string reference() {
+  std::string out =
+      "# Every key of a configuration with its meaning, choices, range, unit and default. Written by\n"
+      "# `trainer config reference`. It runs as it stands; a run of your own needs only the keys it changes.\n"
+      "# Keys whose default follows from others are commented out.\n";
+  for (const Section& section : sections()) {
+    out += format("\n# {}\n[{}]\n", section.help, section.name);
+    StringList later;
+    for (const Key& key : keys()) {
+      if (key.section != section.name) continue;
+      if (key.built()) {
+        out += reference_of(key);
+      } else {
+        later.push_back(key.name);
+      }
+    }
+    if (!later.empty()) out += comment(format("Not built yet in this version: {}.", fmt::join(later, ", ")));
+  }
+  return out;
+}
+
+}  // namespace trainer::config

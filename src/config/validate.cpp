@@ -1,0 +1,197 @@
+#include "config/validate.h"
+
+#include <glob.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <initializer_list>
+
+#include "base/format.h"
+#include "config/suggest.h"
+
+namespace trainer::config {
+namespace {
+
+class Checker {
+ public:
+  Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
+
+  /// A mistake unless `ok`. `keys`: all that the condition depends on, the one to blame first; the mistake is placed at
+  /// the first of them that was given, and not made at all where one of them has a mistake already.
+  template <typename... Args>
+  void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
+    require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  void require_as(Code code, bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text,
+                  Args&&... args) {
+    if (ok || std::ranges::any_of(keys, [&](const char* key) { return mistakes_.involves(key); })) return;
+    const auto given = std::ranges::find_if(keys, [&](const char* key) { return config_.origins.contains(key); });
+    const std::string key = given == keys.end() ? *keys.begin() : *given;
+    mistakes_.add(given == keys.end() ? Origin() : config_.origins.at(key), key,
+                  fmt::format(text, std::forward<Args>(args)...), code);
+  }
+
+ private:
+  const Config& config_;
+  Mistakes& mistakes_;
+};
+
+void check_run(const Run& run, Checker& checker) {
+  checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
+                  "\"{}\" cannot be part of a folder's name; use run.dir to choose another folder", run.name);
+  checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
+}
+
+void check_model(const Model& m, Checker& checker) {
+  const bool heads_fit = m.d_model % m.n_head == 0;
+  checker.require(heads_fit, {"model.n_head", "model.d_model"},
+                  "d_model = {} does not divide into n_head = {} heads; d_model = {} or {} does", m.d_model, m.n_head,
+                  std::max<int64_t>(1, m.d_model / m.n_head) * m.n_head, (m.d_model / m.n_head + 1) * m.n_head);
+  checker.require(
+      !heads_fit || m.arch != Arch::llama || (m.d_model / m.n_head) % 2 == 0,
+      {"model.n_head", "model.d_model", "model.arch"},
+      "head size d_model / n_head = {} / {} = {} is odd; rotary positions turn pairs of features, so that it "
+      "must be even",
+      m.d_model, m.n_head, m.d_model / m.n_head);
+  checker.require(
+      m.n_head % m.n_kv_head == 0, {"model.n_kv_head", "model.n_head"},
+      "n_head = {} query heads cannot share n_kv_head = {} key and value heads evenly; n_kv_head must divide "
+      "n_head",
+      m.n_head, m.n_kv_head);
+}
+
+void check_batches(const Config& config, Checker& checker) {
+  const Train& train = config.train;
+  checker.require(train.steps == 0 || train.tokens == 0, {"train.tokens", "train.steps"},
+                  "steps = {} and tokens = {} both give the length of the run; keep one", train.steps, train.tokens);
+  checker.require(train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
+                  "global_batch = {} is not a multiple of micro_batch = {}; {} is", train.global_batch,
+                  train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
+}
+
+void check_schedule(const Config& config, Checker& checker) {
+  const Optim& optim = config.optim;
+  checker.require(optim.min_lr <= optim.lr, {"optim.min_lr", "optim.lr"}, "min_lr = {} is above lr = {}", optim.min_lr,
+                  optim.lr);
+  const int64_t steps = total_steps(config);
+  checker.require(optim.warmup_steps <= steps,
+                  {"optim.warmup_steps", "train.steps", "train.tokens", "train.global_batch", "model.seq_len"},
+                  "a warm-up of {} steps does not end within a run of {} steps", optim.warmup_steps, steps);
+  const auto decay = static_cast<int64_t>(std::round(optim.decay_fraction * static_cast<double>(steps)));
+  checker.require(
+      optim.schedule != Schedule::wsd || optim.warmup_steps > steps || optim.warmup_steps + decay <= steps,
+      {"optim.decay_fraction", "optim.warmup_steps", "optim.schedule", "train.steps", "train.tokens",
+       "train.global_batch", "model.seq_len"},
+      "{} steps of warm-up and a final decay over {} of {} steps (decay_fraction = {}) overlap; lower one of them",
+      optim.warmup_steps, decay, steps, optim.decay_fraction);
+}
+
+bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
+
+bool is_token_file(const std::string& path) { return path.ends_with(".bin") || path.ends_with(".idx"); }
+
+bool matches_a_file(const std::string& pattern) {
+  glob_t found{};
+  const bool any = glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
+  globfree(&found);
+  return any;
+}
+
+void check_paths(const char* key, const std::vector<std::string>& paths, Checker& checker) {
+  std::vector<std::string> lost;
+  for (const std::string& path : paths) {
+    const bool there = is_pattern(path) ? matches_a_file(path) : std::filesystem::exists(path);
+    if (!there) lost.push_back(format("\"{}\"", path));
+  }
+  std::error_code ignored;
+  const std::string here = std::filesystem::current_path(ignored).string();
+  checker.require_as(Code::data, lost.empty(), {key}, "no such file: {} (relative paths start at {})",
+                     fmt::join(lost, ", "), here);
+}
+
+void check_data(const Config& config, bool files, Checker& checker) {
+  const Data& data = config.data;
+  const bool trained = data.tokenizer == "train";
+  checker.require(data.val.empty() || data.val_fraction == 0, {"data.val_fraction", "data.val"},
+                  "val_fraction = {} beside data.val: validation data come from one of them; remove the other",
+                  data.val_fraction);
+  checker.require(!trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
+                  "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
+  checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
+  if (!files) return;
+  checker.require(!data.train.empty(), {"data.train"},
+                  "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
+  check_paths("data.train", data.train, checker);
+  check_paths("data.val", data.val, checker);
+  if (data.train.empty()) return;
+  const auto text = std::ranges::find_if_not(data.train, is_token_file);
+  if (data.tokenizer.empty()) {
+    checker.require(
+        text == data.train.end(), {"data.tokenizer", "data.train"},
+        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\" or to a SentencePiece .model file",
+        text == data.train.end() ? "" : *text);
+  } else if (trained) {
+    checker.require(
+        text != data.train.end(), {"data.tokenizer", "data.train"},
+        "\"train\" finds no text: data.train lists token files only; give the .model they were made with, or \"\"");
+  } else {
+    checker.require_as(Code::data, std::filesystem::is_regular_file(data.tokenizer), {"data.tokenizer"},
+                       "no such file: \"{}\"; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
+                       did_you_mean(data.tokenizer, {"train"}));
+  }
+}
+
+void check_checkpoints(const Config& config, bool files, Checker& checker) {
+  const std::string& resume = config.checkpoint.resume;
+  checker.require(!resume.empty(), {"checkpoint.resume"},
+                  "expected auto, must, never or a path, found an empty string");
+  if (!files) return;
+  const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
+  checker.require_as(Code::checkpoint, word || std::filesystem::exists(resume), {"checkpoint.resume"},
+                     "no such checkpoint: \"{}\"; expected auto, must, never or a path{}", resume,
+                     did_you_mean(resume, {"auto", "must", "never"}));
+  checker.require_as(Code::checkpoint,
+                     config.model.init_from.empty() || std::filesystem::exists(config.model.init_from),
+                     {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
+}
+
+void check_world(const Config& config, std::optional<int64_t> world, Checker& checker) {
+  const Parallel& parallel = config.parallel;
+  const Model& m = config.model;
+  checker.require(m.n_head % parallel.tensor == 0, {"parallel.tensor", "model.n_head"},
+                  "n_head = {} heads do not divide over tensor = {} ranks", m.n_head, parallel.tensor);
+  checker.require(m.d_ff % parallel.tensor == 0, {"parallel.tensor", "model.d_ff"},
+                  "d_ff = {} does not divide over tensor = {} ranks", m.d_ff, parallel.tensor);
+  int64_t data = parallel.data;
+  if (world) {
+    const int64_t needed = parallel.tensor * std::max<int64_t>(1, data);
+    const bool fits = data == 0 ? *world % parallel.tensor == 0 : *world == needed;
+    checker.require(fits, {"parallel.tensor", "parallel.data"},
+                    "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
+                    parallel.tensor, data == 0 ? "any" : format("{}", data), *world, *world == 1 ? "" : "s", needed);
+    if (data == 0 && fits) data = *world / parallel.tensor;
+  }
+  const Train& train = config.train;
+  const int64_t round = train.micro_batch * data;
+  checker.require(data <= 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
+                  {"train.global_batch", "train.micro_batch", "parallel.data", "parallel.tensor"},
+                  "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}", train.global_batch,
+                  train.micro_batch, data, round);
+}
+
+}  // namespace
+
+void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
+  Checker checker(config, mistakes);
+  check_run(config.run, checker);
+  check_model(config.model, checker);
+  check_data(config, files, checker);
+  check_batches(config, checker);
+  check_schedule(config, checker);
+  check_world(config, world, checker);
+  check_checkpoints(config, files, checker);
+}
+
+}  // namespace trainer::config

@@ -1,0 +1,89 @@
+#include "config/keys.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace trainer::config {
+namespace {
+
+TEST(Keys, AreDeclaredOnceInAKnownSectionAndExplained) {
+  std::set<std::string> names, paths;
+  for (const Section& section : sections()) EXPECT_TRUE(names.insert(section.name).second) << section.name;
+  for (const Key& key : keys()) {
+    EXPECT_TRUE(paths.insert(key.path()).second) << key.path() << " is declared twice";
+    EXPECT_TRUE(names.contains(key.section)) << key.path();
+    EXPECT_FALSE(key.help.empty()) << key.path();
+    EXPECT_EQ(find_key(key.section, key.name), &key);
+    EXPECT_EQ(static_cast<bool>(key.get), key.built()) << key.path();
+  }
+  EXPECT_EQ(find_key("model", "heads"), nullptr);
+}
+
+TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
+  // Setting one key must change what exactly that key reads back.
+  for (const Key& key : keys()) {
+    if (!key.built()) continue;
+    Config config = defaults();
+    Value other;
+    switch (key.type) {
+      case Type::boolean:
+        other = key.initial == Value(true) ? false : true;
+        break;
+      case Type::integer:
+        other = int64_t{77};
+        break;
+      case Type::number:
+        other = 0.375;
+        break;
+      case Type::string:
+        other = std::string("elsewhere");
+        break;
+      case Type::list:
+        other = StringList{"a", "b"};
+        break;
+      case Type::choice:
+        other = key.taken_names().back();
+        break;
+      case Type::any:
+        FAIL() << key.path();
+    }
+    key.set(config, other);
+    EXPECT_EQ(key.get(config), other) << key.path();
+    const Config untouched = defaults();
+    for (const Key& rest : keys()) {
+      if (rest.built() && &rest != &key) {
+        EXPECT_EQ(rest.get(config), rest.get(untouched)) << key.path() << " also sets " << rest.path();
+      }
+    }
+  }
+}
+
+TEST(Keys, HaveDefaultsInTheirOwnRange) {
+  for (const Key& key : keys()) {
+    if (!key.built() || !key.derived.empty()) continue;
+    if (const auto* integer = std::get_if<int64_t>(&key.initial)) {
+      EXPECT_TRUE(key.range.contains(static_cast<double>(*integer))) << key.path();
+    }
+    if (const auto* number = std::get_if<double>(&key.initial)) {
+      EXPECT_TRUE(key.range.contains(*number)) << key.path();
+    }
+  }
+}
+
+TEST(Range, KnowsOpenAndClosedBoundsAndNamesThem) {
+  const Range open{.min = 0, .max = 1, .open_min = true, .open_max = true};
+  EXPECT_FALSE(open.contains(0));
+  EXPECT_FALSE(open.contains(1));
+  EXPECT_TRUE(open.contains(0.5));
+  EXPECT_EQ(open.text(), "> 0 and < 1");
+  const Range closed{.min = 0, .max = 1};
+  EXPECT_TRUE(closed.contains(0));
+  EXPECT_TRUE(closed.contains(1));
+  EXPECT_EQ(closed.text(), ">= 0 and <= 1");
+  EXPECT_EQ(Range{}.text(), "");
+  EXPECT_EQ((Range{.max = 3}.text()), "<= 3");
+}
+
+}  // namespace
+}  // namespace trainer::config

@@ -1,0 +1,242 @@
+#include "config/load.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "config/keys.h"
+#include "config/text.h"
+
+namespace trainer::config {
+namespace {
+
+constexpr LoadOptions kNoFiles{.files = false};
+
+/// Warnings given while it lives.
+class Warnings {
+ public:
+  Warnings() {
+    previous_ = log::set_sink([this](log::Level level, const std::string& line) {
+      if (level == log::Level::warning) lines.push_back(line);
+    });
+  }
+  ~Warnings() { log::set_sink(previous_); }
+  std::vector<std::string> lines;
+
+ private:
+  log::Sink previous_;
+};
+
+TEST(Load, ReadsEveryTypeFromAFileAndRemembersWhere) {
+  const Config config = load_text(
+      "[model]\narch = \"llama\"\nn_layer = 3\ndropout = 0.25\nbias = true\n\n[data]\ntrain = [\"a.txt\", \"b.txt\"]\n"
+      "[train]\ntokens = 1_000_000\n",
+      "dir/x.toml", {}, kNoFiles);
+  EXPECT_EQ(config.model.arch, Arch::llama);
+  EXPECT_EQ(config.model.n_layer, 3);
+  EXPECT_EQ(config.model.dropout, 0.25);
+  EXPECT_EQ(config.model.bias, true);
+  EXPECT_EQ(config.data.train, (StringList{"a.txt", "b.txt"}));
+  EXPECT_EQ(config.train.tokens, 1'000'000);
+  EXPECT_EQ(config.run.name, "x");
+  ASSERT_TRUE(config.origins.contains("model.dropout"));
+  EXPECT_EQ(config.origins.at("model.dropout").line, 4);
+  EXPECT_EQ(config.origins.at("model.dropout").column, 11);
+  EXPECT_FALSE(config.origins.contains("model.d_model"));
+}
+
+TEST(Load, TakesWholeNumbersForIntegersIntegersForNumbersAndAStringForAList) {
+  const Config config =
+      load_text("[train]\ntokens = 1e9\n[optim]\nlr = 1\nmin_lr = 0\n[data]\ntrain = \"a.txt\"\n", "x", {}, kNoFiles);
+  EXPECT_EQ(config.train.tokens, 1'000'000'000);
+  EXPECT_EQ(config.optim.lr, 1.0);
+  EXPECT_EQ(config.data.train, StringList{"a.txt"});
+}
+
+TEST(Load, LetsSetOverrideTheFileTheLastOneWinning) {
+  const Config config =
+      load_text("[model]\nn_layer = 3\n", "x.toml", {"model.n_layer=4", "model.n_layer = 5"}, kNoFiles);
+  EXPECT_EQ(config.model.n_layer, 5);
+  EXPECT_EQ(config.origins.at("model.n_layer").set, "model.n_layer = 5");
+}
+
+TEST(Load, ReadsSetValuesAsTomlAndBareWordsAsStrings) {
+  const Config config = load_text("", "x",
+                                  {"model.arch=llama", "data.train=[\"a b.txt\", 'c.txt']", "run.name=2024",
+                                   "run.dir=\"a = b\"", "data.val=data/v=1.txt", "train.sample_prompt=Once upon",
+                                   "optim.lr=1e-3", "log.jsonl=false", "model.rope_theta=5"},
+                                  kNoFiles);
+  EXPECT_EQ(config.model.arch, Arch::llama);
+  EXPECT_EQ(config.data.train, (StringList{"a b.txt", "c.txt"}));
+  EXPECT_EQ(config.run.name, "2024");
+  EXPECT_EQ(config.run.dir, "a = b");
+  EXPECT_EQ(config.data.val, StringList{"data/v=1.txt"});
+  EXPECT_EQ(config.train.sample_prompt, "Once upon");
+  EXPECT_EQ(config.optim.lr, 1e-3);
+  EXPECT_FALSE(config.log.jsonl);
+  EXPECT_EQ(config.model.rope_theta, 5.0);
+}
+
+TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
+  Warnings warnings;
+  load_text(
+      "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_reduce = true }\nsequence_parallel = true\n"
+      "timeout = 60\n[offload]\nslots = 3\n",
+      "x.toml", {"parallel.order=yxzd"}, kNoFiles);
+  ASSERT_EQ(warnings.lines.size(), 1u);
+  for (const char* key : {"parallel.grid (axonn-4d)", "parallel.mesh (optimus-2d)", "parallel.overlap",
+                          "offload.slots (offload)", "parallel.order"}) {
+    EXPECT_NE(warnings.lines[0].find(key), std::string::npos) << key << " in " << warnings.lines[0];
+  }
+  EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
+}
+
+TEST(Load, AcceptsNeutralValuesOfThingsNotBuiltYetWithoutAWord) {
+  Warnings warnings;
+  load_text(
+      "[train]\ncuda_graph = false\n[precision]\ngrad_reduce = \"fp32\"\n[parallel]\nzero_stage = 0\nlanes = 1\n"
+      "transport = \"auto\"\n[offload]\noptimizer = \"none\"\n[checkpoint]\nasync = false\n[log]\ntrace = false\n"
+      "tensorboard = false\n[debug]\nshadow = false\ninject = []\ncheck_replicas_every = 0\n",
+      "x.toml", {}, kNoFiles);
+  EXPECT_TRUE(warnings.lines.empty());
+}
+
+TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {
+  try {
+    load_text("[train]\nsteps = 0\n[model]\nn_heads = 4\nd_model = \"x\"\n", "f.toml", {"optim.lr=-1"}, kNoFiles);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::config);
+    EXPECT_STREQ(e.what(),
+                 "f.toml:2:9: train.steps: expected an integer >= 1 and <= 1000000000, found the integer 0\n"
+                 "f.toml:4:1: model.n_heads: unknown key; did you mean \"n_head\"?\n"
+                 "f.toml:5:11: model.d_model: expected an integer >= 1 and <= 1048576, found the string \"x\"\n"
+                 "--set optim.lr=-1: expected a number > 0, found the integer -1");
+  }
+}
+
+TEST(Load, DoesNotBlameCombinationsOnValuesThatAreMistakesThemselves) {
+  try {
+    load_text("[model]\nn_heads = 7\n", "f.toml", {}, kNoFiles);  // 7 heads would not divide d_model either
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "f.toml:2:1: model.n_heads: unknown key; did you mean \"n_head\"?");
+  }
+}
+
+TEST(Load, GivesMissingFilesTheirOwnCodeUnlessOtherThingsAreWrongToo) {
+  const std::string text = "[data]\ntrain = [\"no/such/file.bin\"]\n";
+  const auto code_of = [&](const std::string& more, const std::vector<std::string>& sets) {
+    try {
+      load_text(text + more, "f.toml", sets);
+    } catch (const Error& e) {
+      return e.code();
+    }
+    return Code::internal;
+  };
+  EXPECT_EQ(code_of("", {}), Code::data);
+  EXPECT_EQ(code_of("", {"model.n_layer=0"}), Code::config);
+  EXPECT_EQ(code_of("", {"checkpoint.resume=no/such/run"}), Code::config);
+}
+
+TEST(Load, ChecksTheWorldOnlyWhenThereIsOne) {
+  const std::string text = "[parallel]\ntensor = 2\n[train]\nmicro_batch = 2\nglobal_batch = 12\n";
+  EXPECT_NO_THROW(load_text(text, "f", {}, {.files = false}));
+  EXPECT_NO_THROW(load_text(text, "f", {}, {.world = 2, .files = false}));
+  EXPECT_NO_THROW(load_text(text, "f", {}, {.world = 6, .files = false}));
+  EXPECT_THROW(load_text(text, "f", {}, {.world = 1, .files = false}), Error);
+  EXPECT_THROW(load_text(text, "f", {}, {.world = 8, .files = false}), Error) << "12 sequences on 4 replicas of 2";
+}
+
+TEST(Load, RefusesAMissingFileAFolderAndReadsAnEmptyFile) {
+  EXPECT_THROW(load("no/such.toml"), Error);
+  EXPECT_THROW(load("/tmp"), Error);
+  const auto path = std::filesystem::temp_directory_path() / format("trainer_empty_{}.toml", std::random_device{}());
+  std::ofstream(path).close();
+  const Config config = load(path.string(), {}, kNoFiles);
+  EXPECT_EQ(config.model.n_layer, 12);
+  std::filesystem::remove(path);
+}
+
+TEST(ToToml, ReadsBackToTheSameBits) {
+  const uint64_t seed = 20240611;
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    Config config = load_text("", "name.toml", {}, kNoFiles);
+    for (const Key& key : keys()) {
+      if (!key.built() || key.type != Type::number) continue;
+      double value;
+      do {
+        const uint64_t bits = random();
+        std::memcpy(&value, &bits, sizeof value);
+      } while (!key.range.contains(value) || !std::isfinite(value));
+      key.set(config, value);
+    }
+    config.optim.min_lr = config.optim.lr / 3;
+    config.train.sample_prompt = "tab\t \"quote\" back\\slash\nnewline \x01 \x7f ünïcode";
+    config.data.train = {"a\"b", "", "c\\d"};
+    const std::string text = to_toml(config);
+    const Config again = load_text(text, "name.toml", {}, kNoFiles);
+    for (const Key& key : keys()) {
+      if (!key.built()) continue;
+      EXPECT_EQ(key.get(again), key.get(config)) << key.path() << ", seed " << seed << ", round " << round;
+      if (key.type == Type::number) {
+        EXPECT_EQ(std::bit_cast<uint64_t>(std::get<double>(key.get(again))),
+                  std::bit_cast<uint64_t>(std::get<double>(key.get(config))))
+            << key.path();
+      }
+    }
+    EXPECT_EQ(to_toml(again), text);
+  }
+}
+
+TEST(ToToml, KeepsARunGivenInTokensAsTokens) {
+  const Config config = load_text("[train]\ntokens = 1000000\n", "x.toml", {}, kNoFiles);
+  const std::string text = to_toml(config);
+  EXPECT_EQ(text.find("\nsteps"), std::string::npos);
+  EXPECT_EQ(load_text(text, "x.toml", {}, kNoFiles).train.tokens, 1'000'000);
+}
+
+TEST(Show, SaysWhereEachValueCameFrom) {
+  const Config config =
+      load_text("[model]\nn_layer = 3\n\n[optim]\nlr = 1e-3\n", "x.toml", {"train.steps=40"}, kNoFiles);
+  const std::string text = show(config);
+  const auto has_line = [&](const std::string& start, const std::string& end) {
+    const size_t at = text.find("\n" + start);
+    if (at == std::string::npos) return false;
+    const std::string line = text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+    return line.ends_with("  # " + end);
+  };
+  EXPECT_TRUE(has_line("n_layer ", "x.toml:2")) << text;
+  EXPECT_TRUE(has_line("lr ", "x.toml:5")) << text;
+  EXPECT_TRUE(has_line("steps ", "--set")) << text;
+  EXPECT_TRUE(has_line("n_head ", "default")) << text;
+  EXPECT_TRUE(has_line("min_lr ", "derived: lr / 10")) << text;
+  EXPECT_EQ(to_toml(load_text(text, "x.toml", {}, kNoFiles)), to_toml(config)) << "what show prints is a configuration";
+}
+
+TEST(Reference, IsTheFileInConfigs) {
+  std::ifstream file(std::string(TRAINER_SOURCE_DIR) + "/configs/reference.toml");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(text, reference()) << "renew it: trainer config reference > configs/reference.toml";
+}
+
+TEST(Reference, HoldsTheDefaultsAndNamesEveryKey) {
+  const std::string text = reference();
+  Config expected = load_text("", "reference.toml", {}, kNoFiles);
+  const Config config = load_text(text, "reference.toml", {}, kNoFiles);
+  for (const Key& key : keys()) {
+    EXPECT_NE(text.find(key.name), std::string::npos) << key.path();
+    if (!key.built()) continue;
+    EXPECT_EQ(key.get(config), key.example == Value() ? key.get(expected) : key.example) << key.path();
+  }
+}
+
+}  // namespace
+}  // namespace trainer::config
