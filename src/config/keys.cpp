@@ -90,12 +90,10 @@ void declare_data(std::vector<Key>& keys) {
 
 void declare_train(std::vector<Key>& keys) {
   Declare<Train> train(keys, "train", &Config::train);
-  train.integer(
-      "steps", &Train::steps, 0,
-      {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or what train.tokens asks for"},
-      "Length of the run; give either steps or tokens.");
-  train.integer("tokens", &Train::tokens, 0,
-                {.range = at_least(1), .unit = "tokens", .derived = "unset: train.steps"},
+  train.integer("steps", &Train::steps, 0,
+                {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or what train.tokens asks for"},
+                "Length of the run; give either steps or tokens.");
+  train.integer("tokens", &Train::tokens, 0, {.range = at_least(1), .unit = "tokens", .derived = "unset: train.steps"},
                 "Length of the run in training tokens, rounded up to whole steps.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");

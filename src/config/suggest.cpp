@@ -40,6 +40,11 @@ std::optional<std::string> nearest(std::string_view word, const std::vector<std:
       best_distance = distance;
     }
   }
+  constexpr size_t kShortestPrefix = 3;
+  if (best || word.size() < kShortestPrefix) return best;
+  for (const std::string& candidate : candidates) {
+    if (candidate.starts_with(word)) return candidate;
+  }
   return best;
 }
 

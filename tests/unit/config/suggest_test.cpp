@@ -17,6 +17,13 @@ TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwapsOnceEach) {
   EXPECT_EQ(edit_distance("LR", "lr"), 0);
 }
 
+TEST(Nearest, TakesTheFirstThatBeginsWithTheWordWhereNoneIsNear) {
+  const std::vector<std::string> names = {"n_layer", "warmup_steps", "warmup_share", "warms"};
+  EXPECT_EQ(nearest("warmup", names), "warms");
+  EXPECT_EQ(nearest("warmup_", names), "warmup_steps");
+  EXPECT_EQ(nearest("wa", names), std::nullopt);
+}
+
 TEST(Nearest, TakesTheNearestWithinAThirdOfTheWord) {
   const std::vector<std::string> names = {"tensor", "data", "strategy"};
   EXPECT_EQ(nearest("tenser", names), "tensor");
