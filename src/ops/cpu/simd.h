@@ -25,6 +25,10 @@ template <typename T, int Bytes>
 struct VectorType {
   typedef T type __attribute__((vector_size(Bytes)));
 };
+template <int Bytes>
+struct VectorType<bf16, Bytes> {  // there are none; a name for overload resolution on bf16* to discard
+  struct type {};
+};
 /// Vec<float>, Vec<double>, Vec<int32_t>, …: operators + − * / < are elementwise.
 template <typename T>
 using Vec = typename VectorType<T, kVectorBytes>::type;
