@@ -2,36 +2,42 @@
 // TokenDataset: token files, memory-mapped, cut into training windows by a permutation that is a pure function of
 // (seed, samples seen); resuming needs no state. Sees only base and config.
 #include <cstdint>
-#include <filesystem>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
-namespace trainer::data {
+#include "data/token_file.h"
 
-/// Read-only view of consecutive tokens of one or more token files as one stream; 16- or 32-bit on disk.
-class TokenStream;
+namespace trainer::data {
 
 /// One micro-batch in host memory: [sequences · seq_len] token rows, batch-major.
 struct TokenBatch {
   std::vector<int32_t> ids, targets;  // targets[r] = the token after ids[r]
   std::vector<float> weights;         // 1, or 0 where a row is masked
   int64_t sequences = 0, seq_len = 0;
-  int64_t first_sample = 0;           // index of the first sequence in the step's batch
+  int64_t first_sample = 0;  // index of the first sequence in the step's batch; set by the caller
   double weight_sum = 0;
 };
 
 class TokenDataset {
  public:
-  /// `files` in the formats of the data readers; `begin`/`end` bound the tokens used (end < 0: to the end).
+  /// `stream` in the formats of token_file.h; `begin`/`end` bound the tokens used (end < 0: to the end).
   /// Throws Code::data naming the file when fewer than one window (seq_len + 1 tokens) is left.
-  TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0, int64_t end = -1);
+  TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0,
+               int64_t end = -1);
   ~TokenDataset();
+  TokenDataset(const TokenDataset&) = default;
+  TokenDataset& operator=(const TokenDataset&) = default;
 
-  int64_t tokens() const;
-  /// Windows of one epoch: floor((tokens − 1) / seq_len).
-  int64_t windows() const;
+  int64_t tokens() const { return end_ - begin_; }
+  int64_t seq_len() const { return seq_len_; }
+  /// The stream and the part of it in use.
+  const TokenStream& stream() const { return *stream_; }
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
+
+  /// Windows of one epoch: floor((tokens − 1) / seq_len). Window w holds tokens [w·seq_len, w·seq_len + seq_len].
+  int64_t windows() const { return (tokens() - 1) / seq_len_; }
   /// Training sequence number n (samples seen before it): window permutation(seed, n / windows)(n % windows).
   int64_t window_of(int64_t sample) const;
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity.
@@ -42,6 +48,9 @@ class TokenDataset {
   void prefetch(int64_t sample, int64_t sequences) const;
 
  private:
+  void prepare(int64_t sequences, TokenBatch& out) const;
+  void fill(int64_t window, int64_t row, TokenBatch& out) const;
+
   std::shared_ptr<const TokenStream> stream_;
   int64_t seq_len_, begin_, end_;
   uint64_t seed_;
@@ -51,12 +60,14 @@ class TokenDataset {
 class FeistelPermutation {
  public:
   FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch);
+  /// index < n.
   uint64_t operator()(uint64_t index) const;
 
  private:
+  static constexpr int kRounds = 6;
   uint64_t n_;
   int half_bits_;
-  uint32_t keys_[6];
+  uint32_t keys_[kRounds];
 };
 
 }  // namespace trainer::data

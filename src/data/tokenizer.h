@@ -1,11 +1,22 @@
 #pragma once
 // The tokenizer: a SentencePiece model. Trained models are lossless (BPE with byte fallback, identity normalisation,
 // no dummy prefix, spaces kept); "\n" is a user-defined symbol, EOS ends a document.
+//
+// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Where the model
+// cannot join symbols across a space (BPE whose pieces hold a space at the front only, as all models trained here),
+// lines are encoded word by word with a cache: the same tokens, many times faster than whole lines.
+// Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens; so with byte
+// fallback any byte string comes back from decode(encode(x)).
+#include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
+
+#include "data/text.h"
 
 namespace trainer::data {
 
@@ -14,36 +25,74 @@ class Tokenizer {
   /// From a .model file; throws Code::data naming the file when it is missing or not a SentencePiece model.
   static Tokenizer load(const std::string& path);
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
-  /// Trains on the texts of `files` (a sample of at most `max_bytes` spread over them). Deterministic.
-  static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, int threads, int64_t max_bytes = int64_t{64} << 20);
+  /// Trains on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure function of the texts
+  /// and of `vocab_size`. Throws Code::data when the text allows no vocabulary of this size, naming the limit.
+  static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
+                         int64_t max_bytes = int64_t{64} << 20);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
   std::vector<int32_t> encode(std::string_view text) const;
-  std::string decode(const std::vector<int32_t>& ids) const;
+  std::string decode(std::span<const int32_t> ids) const;
+  std::string decode(const std::vector<int32_t>& ids) const { return decode(std::span(ids)); }
   int64_t vocab_size() const;  // pieces it really has
   int32_t eos() const;
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
 
+  /// What the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
+  /// vocabulary.
+  std::string_view piece(int32_t id) const;
+  /// Bytes of text that `ids` stand for: the denominator of bits per byte.
+  int64_t text_bytes(std::span<const int32_t> ids) const;
+  /// Whether lines are cut into words (see above).
+  bool splits_words() const;
+  /// Whether the model puts a space before each text (and decode takes it off again).
+  bool dummy_prefix() const;
+
  private:
+  friend class Encoder;
   Tokenizer();
   struct State;
   std::unique_ptr<State> state_;
 };
 
-/// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character.
+/// Encodes many texts in one thread, remembering the tokens of words seen. Keeps a reference to the tokenizer.
+class Encoder {
+ public:
+  explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  /// Appends the tokens of `text`, a part of a document that ends after a newline or at the end of the document (or, in
+  /// a line too long to hold, before a space). `starts_document`: false for later parts.
+  void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
+
+ private:
+  void append_words(std::string_view line, std::vector<int32_t>& ids);
+  void append_cached(std::string_view word, std::vector<int32_t>& ids);
+  void append_plain(std::string_view text, std::vector<int32_t>& ids);
+
+  struct Hash {
+    using is_transparent = void;
+    size_t operator()(std::string_view word) const { return std::hash<std::string_view>{}(word); }
+  };
+  const Tokenizer& tokenizer_;
+  std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> words_;
+  std::vector<int> scratch_;
+};
+
+/// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. What all
+/// calls return, joined, is decode() of all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   std::string push(int32_t id);
+  /// The bytes held back, if any. The decoder is then as new.
   std::string finish();
 
  private:
   const Tokenizer& tokenizer_;
-  std::vector<int32_t> ids_;
-  size_t printed_ = 0;
+  std::string pending_;
+  bool at_start_ = true;
 };
 
 }  // namespace trainer::data

@@ -1,0 +1,25 @@
+#pragma once
+// The few facts about a SentencePiece model that its library does not tell: read from the protocol buffer itself.
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace trainer::data {
+
+struct ModelTraits {
+  bool bpe = false;
+  bool normalises = false;   // a character map, so text may change
+  bool dummy_prefix = true;  // a space is put before the text
+  bool trims_spaces = true;
+  bool escapes_spaces = true;  // spaces are stored as U+2581
+};
+
+/// Reads ModelProto (sentencepiece_model.proto: trainer_spec = 2 with model_type = 3; normalizer_spec = 3 with
+/// precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5).
+/// Nothing when the bytes are no well-formed message.
+std::optional<ModelTraits> read_traits(std::string_view serialized);
+
+/// Appended to a serialized model, this switches its dummy prefix off: a repeated sub-message overrides field by field.
+inline constexpr std::string_view kNoDummyPrefix{"\x1a\x02\x18\x00", 4};
+
+}  // namespace trainer::data

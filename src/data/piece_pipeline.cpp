@@ -1,0 +1,89 @@
+#include "data/piece_pipeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+namespace trainer::data {
+
+PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokenizer& tokenizer,
+                             const TextOptions& options, int64_t piece_bytes, TextPosition start, int threads)
+    : files_(files),
+      tokenizer_(tokenizer),
+      options_(options),
+      reader_(files, options, piece_bytes, start),
+      most_in_flight_(4 * int64_t{std::max(threads, 1)}) {
+  for (int i = 0; i < std::max(threads, 1); ++i) workers_.emplace_back([this] { work(); });
+}
+
+PiecePipeline::~PiecePipeline() {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  room_.notify_all();
+}
+
+PiecePipeline::State PiecePipeline::next(EncodedPiece& piece) {
+  std::unique_lock lock(mutex_);
+  const auto here = [&] { return done_.contains(delivered_) || (all_read_ && delivered_ == claimed_); };
+  if (!ready_.wait_for(lock, std::chrono::milliseconds(100), here)) return State::waiting;
+  auto found = done_.find(delivered_);
+  if (found == done_.end()) return State::finished;
+  if (found->second.error) std::rethrow_exception(found->second.error);
+  piece = std::move(found->second.piece);
+  done_.erase(found);
+  ++delivered_;
+  lock.unlock();
+  room_.notify_one();
+  return State::piece;
+}
+
+std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
+  std::unique_lock lock(mutex_);
+  room_.wait(lock, [&] { return closing_ || all_read_ || claimed_ - delivered_ < most_in_flight_; });
+  if (closing_ || all_read_) return std::nullopt;
+  try {
+    if (auto raw = reader_.next()) return Claim{claimed_++, std::move(*raw), reader_.position()};
+  } catch (...) {  // the error takes the piece's place, and nothing follows
+    done_.emplace(claimed_++, Outcome{{}, std::current_exception()});
+  }
+  all_read_ = true;
+  lock.unlock();
+  ready_.notify_one();
+  room_.notify_all();
+  return std::nullopt;
+}
+
+void PiecePipeline::work() {
+  Encoder encoder(tokenizer_);
+  while (auto mine = claim()) {
+    Outcome outcome;
+    try {
+      outcome.piece = encode(std::move(mine->raw), encoder);
+      outcome.piece.next = mine->next;
+    } catch (...) {
+      outcome.error = std::current_exception();
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      done_.emplace(mine->number, std::move(outcome));
+    }
+    ready_.notify_one();
+  }
+}
+
+EncodedPiece PiecePipeline::encode(TextPiece&& raw, Encoder& encoder) const {
+  EncodedPiece piece{.at = raw.at, .raw_bytes = static_cast<int64_t>(raw.text.size())};
+  const std::string& file = files_[static_cast<size_t>(raw.at.file)];
+  piece.repaired = split_documents(file, std::move(raw), options_, [&](std::string_view text, bool starts, bool ends) {
+    encoder.append(text, piece.ids, starts);
+    piece.text_bytes += static_cast<int64_t>(text.size());
+    if (!ends) return;
+    piece.ids.push_back(tokenizer_.eos());
+    piece.document_ends.push_back(static_cast<int64_t>(piece.ids.size()));
+  });
+  return piece;
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,233 @@
+#include "data/source.h"
+
+#include <glob.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "data/input_key.h"
+#include "data/statistics.h"
+
+namespace trainer::data {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked as they are read
+
+bool is_token_file(const std::string& file) { return file.ends_with(".bin"); }
+bool all_token_files(const std::vector<std::string>& files) { return std::ranges::all_of(files, is_token_file); }
+
+TextOptions text_options(const config::Data& data) {
+  return {.text_key = data.text_key.empty() ? "text" : data.text_key, .document = data.document, .strict = data.strict};
+}
+
+fs::path cache_folder(const config::Config& config, const OpenOptions& options) {
+  return options.cache.empty() ? fs::path(config.run.dir) / "tokens" : options.cache;
+}
+
+/// A folder of its own that is gone at the end; files mapped from it stay readable.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "trainer-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw Error(Code::io, fmt::format("{}: cannot create a temporary folder", name));
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+/// The tokenizer trained on these files, from the cache when files and settings are the same.
+Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
+  const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
+  const json known = read_json_or_null(manifest);
+  const json inputs = describe_inputs(files, known.is_object() ? known.value("inputs", json()) : json());
+  const std::string key = input_key(inputs, text_options(data), fmt::format("tokenizer-1 {}", data.vocab_size));
+  if (known.is_object() && known.value("key", "") == key && fs::exists(model)) return Tokenizer::load(model.string());
+  const double start = now_seconds();
+  Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
+  log::info("tokenizer: {} pieces trained in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
+  std::error_code failed;
+  fs::create_directories(cache, failed);
+  if (failed) throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", cache.string(), failed.message()));
+  write_file_atomically(model, tokenizer.bytes());
+  write_file_atomically(manifest, json{{"key", key}, {"inputs", inputs}}.dump(2) + "\n");
+  return tokenizer;
+}
+
+/// The files as one stream; text is tokenized into `output` first. Null: stopped.
+std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
+                                         const Tokenizer* tokenizer, const fs::path& output,
+                                         const OpenOptions& options) {
+  if (all_token_files(files)) return std::make_shared<TokenStream>(files);
+  if (std::ranges::any_of(files, is_token_file)) {
+    throw Error(
+        Code::data,
+        fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
+                    "first with `trainer tokenize`",
+                    *std::ranges::find_if(files, is_token_file), *std::ranges::find_if_not(files, is_token_file)));
+  }
+  if (tokenizer == nullptr) {
+    throw Error(
+        Code::config,
+        fmt::format("data.tokenizer: {} is text and needs a tokenizer: \"train\" or a .model file", files.front()));
+  }
+  TokenizeOptions how{
+      .text = text_options(data), .threads = options.threads, .stop = options.stop, .progress = options.progress};
+  const double start = now_seconds();
+  const TokenizeResult result = tokenize_files(files, *tokenizer, output, how);
+  if (!result.finished) return nullptr;
+  if (!result.reused) {
+    log::info("{}: {} tokens in {} documents, {:.2f} bytes a token, {:.1f} s", output.string(), result.tokens,
+              result.documents, static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens),
+              now_seconds() - start);
+  }
+  if (result.replaced > 0) {
+    log::warning("{} bytes of the text are not valid UTF-8 and were replaced by U+FFFD, the first at {}",
+                 result.replaced, result.first_replaced);
+  }
+  return std::make_shared<TokenStream>(std::vector{output.string()});
+}
+
+/// Refuses tokens of another tokenizer, and tokens outside the vocabulary: at once where the stream is short, later in
+/// copy() where it is long.
+void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
+  const TokenFileInfo& info = stream.info();
+  if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
+    throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}",
+                                        stream.name(), info.tokenizer_hash, tokenizer->hash()));
+  }
+  stream.limit_vocabulary(vocab);
+  if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
+}
+
+/// Token files without a tokenizer.
+int64_t vocabulary_of(const TokenFileInfo& info, const config::Data& data, const std::string& name) {
+  if (info.vocab_size > 0) return info.vocab_size;
+  if (data.vocab_size > 0) return data.vocab_size;
+  throw Error(Code::config,
+              fmt::format("data.vocab_size: {} does not say how large its vocabulary is; set data.vocab_size "
+                          "(50257 for GPT-2's tokens)",
+                          name));
+}
+
+std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
+  std::vector<int32_t> bytes(static_cast<size_t>(tokenizer.vocab_size()));
+  for (size_t id = 0; id < bytes.size(); ++id) {
+    bytes[id] = static_cast<int32_t>(tokenizer.piece(static_cast<int32_t>(id)).size());
+  }
+  return bytes;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    if (pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern)) {
+      files.push_back(pattern);
+      continue;
+    }
+    glob_t found{};
+    const bool any = ::glob(pattern.c_str(), 0, nullptr, &found) == 0;
+    if (any) files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    ::globfree(&found);
+    if (!any) throw Error(Code::data, fmt::format("{}: no file matches", pattern));
+  }
+  return files;
+}
+
+int64_t validation_begin(const TokenStream& stream, double fraction) {
+  const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
+  const int64_t cut = stream.tokens() - wanted;
+  return stream.document_end_near(cut, wanted / 2).value_or(cut);
+}
+
+Datasets open_data(const config::Config& config, const OpenOptions& options) {
+  const config::Data& data = config.data;
+  const std::vector<std::string> files = expand_files(data.train);
+  if (files.empty()) throw Error(Code::config, "data.train: no training files");
+  const fs::path cache = cache_folder(config, options);
+  Datasets result;
+  if (data.tokenizer == "train") {
+    if (all_token_files(files)) {
+      throw Error(Code::config,
+                  fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
+    }
+    result.tokenizer = trained_tokenizer(data, files, cache);
+  } else if (!data.tokenizer.empty()) {
+    result.tokenizer = Tokenizer::load(data.tokenizer);
+  }
+  const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
+  const auto train = open_stream(files, data, tokenizer, cache / "train.bin", options);
+  if (!train) return result;
+  result.vocab = tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info(), data, train->name());
+  require_vocabulary(*train, tokenizer, result.vocab, options.threads);
+
+  const int64_t seq_len = config.model.seq_len;
+  const auto seed = static_cast<uint64_t>(config.run.seed);
+  int64_t train_end = train->tokens();
+  if (!data.val.empty()) {
+    const auto val = open_stream(expand_files(data.val), data, tokenizer, cache / "val.bin", options);
+    if (!val) return result;
+    require_vocabulary(*val, tokenizer, result.vocab, options.threads);
+    result.val.emplace(val, seq_len, seed);
+  } else if (data.val_fraction > 0) {
+    train_end = validation_begin(*train, data.val_fraction);
+    result.val.emplace(train, seq_len, seed, train_end);
+  }
+  result.train.emplace(train, seq_len, seed, 0, train_end);
+  result.data_hash = hash_bytes(fmt::format("{} {}", train->fingerprint(), train_end));
+  if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
+  if (result.val) result.unigram_entropy = unigram_entropy(*result.train, *result.val, result.vocab, options.threads);
+  return result;
+}
+
+EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
+                        int64_t vocab, const OpenOptions& options) {
+  const config::Data& data = config.data;
+  const bool tail = files.empty() && data.val.empty();
+  if (tail && data.val_fraction <= 0) {
+    throw Error(Code::config, "the model was trained without validation data; name the files to evaluate on");
+  }
+  const fs::path cache = cache_folder(config, options);
+  std::optional<TemporaryFolder> temporary;  // for text that the run has no tokens of
+  const auto place = [&](const char* name) {
+    if (files.empty() && fs::exists(cache / name)) return cache / name;
+    return temporary.emplace().path() / name;
+  };
+  const auto list = expand_files(!files.empty() ? files : tail ? data.train : data.val);
+  const auto stream = open_stream(list, data, tokenizer, place(tail ? "train.bin" : "val.bin"), options);
+  EvalData result;
+  if (!stream) return result;
+  require_vocabulary(*stream, tokenizer, vocab, options.threads);
+  result.dataset.emplace(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
+                         tail ? validation_begin(*stream, data.val_fraction) : 0);
+  if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
+  return result;
+}
+
+int64_t planned_vocab(const config::Data& data) {
+  if (data.tokenizer == "train") return data.vocab_size;
+  if (!data.tokenizer.empty()) return Tokenizer::load(data.tokenizer).vocab_size();
+  const TokenStream stream(expand_files(data.train));
+  return vocabulary_of(stream.info(), data, stream.name());
+}
+
+}  // namespace trainer::data

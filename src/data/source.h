@@ -1,0 +1,60 @@
+#pragma once
+// From the [data] section to data sets: finds the files, trains or loads the tokenizer, tokenizes text (once: the
+// result is kept), opens token files, splits off validation.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "data/dataset.h"
+#include "data/tokenize.h"
+#include "data/tokenizer.h"
+
+namespace trainer::data {
+
+struct OpenOptions {
+  int threads = 1;
+  std::filesystem::path cache;                            // tokens of text files; empty: RUN_DIR/tokens
+  std::function<bool()> stop;                             // polled while tokenizing; work done is kept
+  std::function<void(const TokenizeProgress&)> progress;  // while tokenizing
+};
+
+struct Datasets {
+  std::optional<Tokenizer> tokenizer;
+  int64_t vocab = 0;
+  std::vector<int32_t> piece_bytes;        // bytes of text each token stands for; empty without a tokenizer
+  std::optional<TokenDataset> train, val;  // no train: stopped
+  std::string data_hash;                   // of the training tokens and where they end
+  double unigram_entropy =
+      std::numeric_limits<double>::quiet_NaN();  // nats per token, see statistics.h; NaN without val
+};
+
+/// Opens the training and validation data of a resolved configuration. Training windows are permuted by run.seed.
+/// Throws Code::data naming file and offset for anything wrong with the files, Code::config for combinations that make
+/// no sense (text without a tokenizer, a tokenizer to train without text, an unknown vocabulary).
+Datasets open_data(const config::Config& config, const OpenOptions& options);
+
+struct EvalData {
+  std::optional<TokenDataset> dataset;  // none: stopped
+  std::vector<int32_t> piece_bytes;
+};
+/// Data to evaluate a trained model on: `files` (paths or globs), or when there are none the validation data of the
+/// configuration it was trained with. Text needs `tokenizer` (may be null otherwise); tokens must be < vocab.
+EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
+                        int64_t vocab, const OpenOptions& options);
+
+/// The vocabulary that open_data would find, without training a tokenizer or reading text.
+int64_t planned_vocab(const config::Data& data);
+
+/// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing.
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns);
+
+/// Where training ends and validation begins: the document end nearest to (1 − fraction)·tokens that changes the
+/// validation share by no more than half of it, else that place itself.
+int64_t validation_begin(const TokenStream& stream, double fraction);
+
+}  // namespace trainer::data

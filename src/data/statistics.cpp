@@ -1,0 +1,87 @@
+#include "data/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+
+namespace trainer::data {
+namespace {
+
+constexpr int64_t kMostCounted = int64_t{1} << 28, kBlock = int64_t{1} << 20;  // tokens
+
+/// Counts of tokens [begin, end) of the stream: all of them, or blocks of 2^20 at equal distances.
+std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int64_t end, int64_t vocab_size,
+                                  int threads) {
+  const int64_t total = end - begin, blocks = (std::min(total, kMostCounted) + kBlock - 1) / kBlock;
+  const double distance = static_cast<double>(total) / static_cast<double>(blocks);
+  const auto workers = static_cast<size_t>(std::max(threads, 1));
+  std::vector<std::vector<int64_t>> counts(workers, std::vector<int64_t>(static_cast<size_t>(vocab_size)));
+  std::vector<std::exception_ptr> errors(workers);
+  const auto work = [&](size_t worker) {
+    try {
+      for (auto block = static_cast<int64_t>(worker); block < blocks; block += static_cast<int64_t>(workers)) {
+        const int64_t from = begin + (total > kMostCounted ? static_cast<int64_t>(distance * static_cast<double>(block))
+                                                           : block * kBlock);
+        stream.count(from, std::min(from + kBlock, end), counts[worker]);
+      }
+    } catch (...) {
+      errors[worker] = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (size_t worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
+    work(0);
+  }
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+  for (size_t worker = 1; worker < workers; ++worker) {
+    std::ranges::transform(counts[0], counts[worker], counts[0].begin(), std::plus());
+  }
+  return counts[0];
+}
+
+}  // namespace
+
+double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads) {
+  const auto seen = token_counts(train.stream(), train.begin(), train.end(), vocab_size, threads);
+  const int64_t first = val.begin() + 1;  // the first token is never predicted
+  const auto asked = token_counts(val.stream(), first, first + val.windows() * val.seq_len(), vocab_size, threads);
+  double seen_total = static_cast<double>(vocab_size), asked_total = 0, nats = 0;
+  for (const int64_t count : seen) seen_total += static_cast<double>(count);
+  for (size_t token = 0; token < asked.size(); ++token) {
+    const auto weight = static_cast<double>(asked[token]);
+    nats += weight * (std::log(seen_total) - std::log(static_cast<double>(seen[token] + 1)));
+    asked_total += weight;
+  }
+  return nats / asked_total;
+}
+
+int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int64_t windows) {
+  if (windows <= 0 || windows > val.windows()) windows = val.windows();
+  const int64_t end = val.begin() + 1 + windows * val.seq_len();
+  std::vector<int32_t> ids;
+  int64_t bytes = 0;
+  for (int64_t at = val.begin() + 1; at < end; at += static_cast<int64_t>(ids.size())) {
+    ids.resize(static_cast<size_t>(std::min(kBlock, end - at)));
+    val.stream().copy(at, ids);
+    bytes += tokenizer.text_bytes(ids);
+  }
+  return bytes;
+}
+
+int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
+  int64_t bytes = 0;
+  for (size_t row = 0; row < batch.targets.size(); ++row) {
+    if (batch.weights[row] > 0) bytes += static_cast<int64_t>(tokenizer.piece(batch.targets[row]).size());
+  }
+  return bytes;
+}
+
+}  // namespace trainer::data

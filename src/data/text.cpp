@@ -1,0 +1,247 @@
+#include "data/text.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/error.h"
+#include "data/utf8.h"
+
+namespace trainer::data {
+namespace {
+
+using config::Document;
+constexpr int64_t kLongestJsonLine = int64_t{1} << 30;
+constexpr size_t npos = std::string_view::npos;
+
+bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == npos; }
+
+struct Cut {
+  size_t at;
+  bool ends_document;
+};
+
+/// Inside a line too long for a piece: before the last space, else at a character's end.
+Cut cut_inside_line(std::string_view text) {
+  const size_t space = text.rfind(' ');
+  if (space != npos && space > 0) return {space, false};
+  size_t at = text.size() - utf8_unfinished(text);
+  if (at > 1 && text[at - 1] == '\r') --at;  // keeps "\r\n" together
+  return {at, false};
+}
+
+Cut cut_block(std::string_view text) {
+  for (size_t end = text.rfind('\n'); end != npos && end > 0;) {  // after the last blank line
+    const size_t before = text.rfind('\n', end - 1);
+    if (before == npos) break;
+    if (is_blank(text.substr(before + 1, end - before - 1))) return {end + 1, true};
+    end = before;
+  }
+  for (size_t end = text.rfind('\n'); end != npos; end = end == 0 ? npos : text.rfind('\n', end - 1)) {
+    // Inside a block, where the next line is certainly not blank.
+    if (end + 1 < text.size() && !is_blank(text.substr(end + 1, 1)) && text[end + 1] != '\n') return {end + 1, false};
+  }
+  return cut_inside_line(text);
+}
+
+/// Where to end a piece whose window does not reach the end of the file. Nothing: the window is too small.
+std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document) {
+  const size_t newline = text.rfind('\n');
+  if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});
+  if (document == Document::block) return cut_block(text);
+  if (newline == npos) return cut_inside_line(text);
+  return Cut{newline + 1, document == Document::line};
+}
+
+/// Calls fn(line, offset of the line in `text`) for each line, without "\n".
+template <typename F>
+void for_each_line(std::string_view text, F&& fn) {
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    fn(text.substr(begin, end - begin), begin);
+    begin = end + 1;
+  }
+}
+
+void split_lines(std::string_view text, bool inside, bool ends_document, const DocumentSink& sink) {
+  for_each_line(text, [&](std::string_view line, size_t offset) {
+    const bool starts = offset > 0 || !inside;
+    const bool ends = offset + line.size() < text.size() || ends_document;
+    if (starts && is_blank(line) && ends) return;
+    if (ends && line.ends_with('\r')) line.remove_suffix(1);
+    sink(line, starts, ends);
+  });
+}
+
+void split_blocks(std::string_view text, bool inside, bool ends_document, const DocumentSink& sink) {
+  size_t begin = inside ? 0 : npos, end = 0;  // the block gathered so far: [begin, end), without its last line end
+  bool starts = !inside;
+  const auto emit = [&] {
+    if (begin == npos) return;
+    std::string_view block = text.substr(begin, end - begin);
+    if (block.ends_with('\r')) block.remove_suffix(1);
+    sink(block, starts, true);
+    begin = npos;
+    starts = true;
+  };
+  for_each_line(text, [&](std::string_view line, size_t offset) {
+    const bool rest_of_line = inside && offset == 0;
+    if (is_blank(line) && !rest_of_line) return emit();
+    if (begin == npos) begin = offset;
+    end = offset + line.size();
+  });
+  if (ends_document) return emit();
+  if (begin != npos) sink(text.substr(begin), starts, false);
+}
+
+void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, RepairCount& count,
+                      const DocumentSink& sink) {
+  for_each_line(piece.text, [&](std::string_view line, size_t start) {
+    if (is_blank(line)) return;
+    const int64_t offset = piece.at.offset + static_cast<int64_t>(start);
+    std::string valid(line);
+    const Utf8Repair repair = utf8_repair(valid);
+    if (repair.replaced > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(repair.first);
+    count.replaced += repair.replaced;
+    const auto refuse = [&](const std::string& reason) {
+      throw Error(Code::data, fmt::format("{}: offset {}: {}", file, offset, reason));
+    };
+    const auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) refuse("expected a JSON object on each line");
+    const auto text = object.find(options.text_key);
+    if (text == object.end()) {
+      refuse(fmt::format("the object has no member \"{}\"; name the one with the text in data.text_key",
+                         options.text_key));
+    }
+    if (!text->is_string())
+      refuse(fmt::format("\"{}\" is a {}, expected a string", options.text_key, text->type_name()));
+    const auto& value = text->get_ref<const std::string&>();
+    if (!value.empty()) sink(value, true, true);
+  });
+}
+
+}  // namespace
+
+bool is_json_lines(const std::string& file) { return file.ends_with(".jsonl"); }
+
+PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start)
+    : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), next_(start) {}
+
+void PieceReader::read_window(int64_t bytes, std::string& text) {
+  text.resize(static_cast<size_t>(bytes));
+  if (file_->read_at(next_.offset, text.data(), text.size()) != text.size()) {
+    throw Error(Code::data, fmt::format("{}: became shorter while it was read (expected {} bytes)",
+                                        file_->path().string(), file_bytes_));
+  }
+}
+
+std::optional<TextPiece> PieceReader::next() {
+  if (next_.file == static_cast<int64_t>(files_.size())) return std::nullopt;
+  const std::string& name = files_[static_cast<size_t>(next_.file)];
+  if (!file_) {
+    file_ = File::open_to_read(name);
+    file_bytes_ = file_->size();
+    if (file_bytes_ == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", name));
+  }
+  TextPiece piece{.at = next_, .text = {}};
+  const bool json_lines = is_json_lines(name);
+  const int64_t rest = file_bytes_ - next_.offset;
+  for (int64_t window = piece_bytes_;; window *= 2) {
+    read_window(std::min(window, rest), piece.text);
+    if (window >= rest) {
+      next_ = {.file = next_.file + 1};
+      file_.reset();
+      return piece;
+    }
+    if (const auto cut = find_cut(piece.text, json_lines, options_.document)) {
+      piece.text.resize(cut->at);
+      piece.ends_document = cut->ends_document;
+      next_.offset += static_cast<int64_t>(cut->at);
+      next_.inside_document = !cut->ends_document;
+      return piece;
+    }
+    if (window > kLongestJsonLine) {
+      throw Error(Code::data, fmt::format("{}: offset {}: a line of more than {} bytes; is this JSON lines?", name,
+                                          next_.offset, kLongestJsonLine));
+    }
+  }
+}
+
+RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                            const DocumentSink& sink) {
+  RepairCount count;
+  if (options.strict) {
+    const size_t bad = utf8_first_invalid(piece.text);
+    if (bad < piece.text.size()) {
+      throw Error(Code::data,
+                  fmt::format("{}: offset {}: byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)", file,
+                              piece.at.offset + static_cast<int64_t>(bad), static_cast<uint8_t>(piece.text[bad])));
+    }
+  }
+  if (is_json_lines(file)) {
+    split_json_lines(file, piece, options, count, sink);
+    return count;
+  }
+  const Utf8Repair repair = utf8_repair(piece.text);
+  if (repair.replaced > 0) count = {repair.replaced, piece.at.offset + static_cast<int64_t>(repair.first)};
+  const bool inside = piece.at.inside_document;
+  switch (options.document) {
+    case Document::file:
+      sink(piece.text, !inside, piece.ends_document);
+      break;
+    case Document::line:
+      split_lines(piece.text, inside, piece.ends_document, sink);
+      break;
+    case Document::block:
+      split_blocks(piece.text, inside, piece.ends_document, sink);
+      break;
+  }
+  return count;
+}
+
+std::vector<std::string> sample_lines(const std::vector<std::string>& files, const TextOptions& options,
+                                      int64_t max_bytes, size_t max_line) {
+  std::vector<std::string> lines;
+  const auto take = [&](std::string_view text, bool, bool) {
+    for_each_line(text, [&](std::string_view line, size_t) {
+      while (line.size() > max_line) {
+        const size_t cut = cut_inside_line(line.substr(0, max_line)).at;
+        lines.emplace_back(line.substr(0, cut));
+        line.remove_prefix(cut);
+      }
+      if (!line.empty()) lines.emplace_back(line);
+    });
+  };
+  std::vector<int64_t> sizes;
+  int64_t total = 0;
+  for (const std::string& file : files) total += sizes.emplace_back(File::open_to_read(file).size());
+  if (total <= max_bytes) {
+    PieceReader reader(files, options);
+    while (auto piece = reader.next()) {
+      const std::string& file = files[static_cast<size_t>(piece->at.file)];
+      split_documents(file, std::move(*piece), options, take);
+    }
+    return lines;
+  }
+  const int64_t pieces = std::max<int64_t>(1, max_bytes / kPieceBytes);
+  for (size_t i = 0; i < files.size(); ++i) {  // a share of the pieces by size, at equal distances
+    const auto share = std::max<int64_t>(
+        1,
+        static_cast<int64_t>(static_cast<double>(pieces) * static_cast<double>(sizes[i]) / static_cast<double>(total)));
+    for (int64_t k = 0; k < share; ++k) {
+      const int64_t offset = sizes[i] / share * k;
+      PieceReader reader({files[i]}, options, kPieceBytes, {.file = 0, .offset = offset});
+      auto piece = reader.next();
+      if (offset > 0) {  // begins somewhere inside a line
+        const size_t newline = piece->text.find('\n');
+        const size_t drop = newline == npos ? piece->text.size() : newline + 1;
+        piece->text.erase(0, drop);
+        piece->at.offset += static_cast<int64_t>(drop);
+      }
+      if (!piece->text.empty()) split_documents(files[i], std::move(*piece), options, take);
+    }
+  }
+  return lines;
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,84 @@
+#pragma once
+// Text files as pieces of bounded size, and pieces as documents. A piece is cut where neither documents nor tokens
+// notice: at the end of a document, else after a newline, else (a line longer than a piece) before a space. Where the
+// next piece begins depends on the file's content alone, so reading can be resumed at any piece.
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/config.h"
+#include "data/files.h"
+
+namespace trainer::data {
+
+struct TextOptions {
+  std::string text_key = "text";                       // .jsonl: the member that holds the text
+  config::Document document = config::Document::file;  // plain text: what a document is
+  bool strict = false;                                 // bad UTF-8 is an error instead of being replaced
+};
+
+/// JSON lines when the name ends in ".jsonl", else plain text.
+bool is_json_lines(const std::string& file);
+
+struct TextPosition {
+  int64_t file = 0, offset = 0;
+  bool inside_document = false;  // a document began before this place
+};
+
+struct TextPiece {
+  TextPosition at;
+  std::string text;           // raw bytes
+  bool ends_document = true;  // false: the last document goes on in the next piece
+};
+
+constexpr int64_t kPieceBytes = int64_t{1} << 20;
+
+/// Reads `files` one after the other in pieces of about `piece_bytes`, from `start` on.
+/// Throws Code::data when a file is missing, empty, or shrinks meanwhile.
+class PieceReader {
+ public:
+  PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
+              TextPosition start = {});
+  /// The next piece; nothing after the last.
+  std::optional<TextPiece> next();
+  /// Where the next piece begins.
+  TextPosition position() const { return next_; }
+
+ private:
+  void read_window(int64_t bytes, std::string& text);
+
+  std::vector<std::string> files_;
+  TextOptions options_;
+  int64_t piece_bytes_;
+  TextPosition next_;
+  std::optional<File> file_;
+  int64_t file_bytes_ = 0;
+};
+
+struct RepairCount {
+  int64_t replaced = 0;       // invalid UTF-8 bytes replaced by U+FFFD
+  int64_t first_offset = -1;  // in the file, of the first of them
+};
+
+/// A part of a document; starts/ends say whether it is the first and the last part. Views die with the call.
+using DocumentSink = std::function<void(std::string_view text, bool starts, bool ends)>;
+
+/// Calls `sink` for each document part of the piece, in order. Empty documents are left out.
+///   file:  the whole file is one document, kept to the byte;
+///   line:  each line that is not blank, without its line end;
+///   block: lines between blank lines, without the last line end;
+///   .jsonl: the text of each line's object.
+/// Throws Code::data naming `file` and the byte offset: bad UTF-8 when strict, a line that is no JSON object, or one
+/// without the text.
+RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
+                            const DocumentSink& sink);
+
+/// Text of about `max_bytes` spread evenly over the files (all of it when they are smaller), given in lines of at most
+/// `max_line` bytes without their "\n"; valid UTF-8. A pure function of its arguments and the files' content.
+std::vector<std::string> sample_lines(const std::vector<std::string>& files, const TextOptions& options,
+                                      int64_t max_bytes, size_t max_line);
+
+}  // namespace trainer::data

@@ -1,0 +1,218 @@
+#include "data/token_file.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <thread>
+
+#include "base/error.h"
+#include "data/token_format.h"
+
+namespace trainer::data {
+namespace {
+
+constexpr int64_t kScanBlock = int64_t{1} << 20;  // tokens
+
+/// Calls fn with the tokens at `data` as a span of their own type.
+template <typename F>
+void with_type(const std::byte* data, int64_t count, int width, F&& fn) {
+  if (width == 2) {
+    fn(std::span(reinterpret_cast<const uint16_t*>(data), static_cast<size_t>(count)));
+  } else {
+    fn(std::span(reinterpret_cast<const uint32_t*>(data), static_cast<size_t>(count)));
+  }
+}
+
+/// A plain loop over a local maximum: the compiler vectorises it.
+template <typename T>
+T largest(std::span<const T> tokens) {
+  T most = 0;
+  for (const T token : tokens) most = std::max(most, token);
+  return most;
+}
+
+}  // namespace
+
+struct TokenStream::Segment {
+  std::string path;
+  TokenFileLayout layout;
+  int64_t begin = 0;  // position of its first token in the stream
+
+  int64_t count() const { return layout.info.tokens; }
+  int64_t end() const { return begin + count(); }
+  int64_t byte_of(int64_t position) const { return layout.offset + (position - begin) * layout.width; }
+  const std::byte* at(int64_t position) const { return layout.file->data() + byte_of(position); }
+
+  /// Throws for the first token of the span (which starts at `position`) that is not below `limit`.
+  template <typename T>
+  void check(std::span<const T> tokens, int64_t position, int64_t limit) const {
+    if (static_cast<int64_t>(largest(tokens)) < limit) return;
+    const auto bad = std::ranges::find_if(tokens, [&](T token) { return static_cast<int64_t>(token) >= limit; });
+    const int64_t index = position - begin + (bad - tokens.begin());
+    throw Error(Code::data,
+                fmt::format("{}: offset {}: token {} (number {} of the file) is outside the vocabulary of {}; "
+                            "these tokens belong to another tokenizer, or the file is damaged",
+                            path, layout.offset + index * layout.width, *bad, index, limit));
+  }
+};
+
+TokenStream::TokenStream(const std::vector<std::string>& files) {
+  TRAINER_CHECK(!files.empty(), "a token stream needs at least one file");
+  for (const std::string& path : files) {
+    auto segment = std::make_unique<Segment>();
+    segment->path = path;
+    segment->layout = open_token_file(path);
+    segment->begin = tokens_;
+    tokens_ += segment->count();
+    TokenFileInfo found = segment->layout.info;
+    found.tokens = 0;
+    if (segments_.empty()) info_ = found;
+    if (found.vocab_size != info_.vocab_size || found.tokenizer_hash != info_.tokenizer_hash) {
+      throw Error(Code::data,
+                  fmt::format("{}: offset 16: its vocabulary ({}) or tokenizer ({}) is not that of {} ({}, {}); "
+                              "files of different tokenizers cannot be joined",
+                              path, found.vocab_size, found.tokenizer_hash, files.front(), info_.vocab_size,
+                              info_.tokenizer_hash));
+    }
+    segments_.push_back(std::move(segment));
+  }
+  info_.tokens = tokens_;
+}
+
+TokenStream::~TokenStream() = default;
+
+std::string TokenStream::name() const {
+  const std::string& first = segments_.front()->path;
+  return segments_.size() == 1 ? first : fmt::format("{} and {} more", first, segments_.size() - 1);
+}
+
+const TokenStream::Segment& TokenStream::segment_at(int64_t position) const {
+  const auto after =
+      std::ranges::upper_bound(segments_, position, {}, [](const auto& segment) { return segment->begin; });
+  return **std::prev(after);
+}
+
+/// Calls fn(segment, begin, end) for the parts of [begin, end) that lie in one file each.
+template <typename F>
+void TokenStream::for_each_span(int64_t begin, int64_t end, F&& fn) const {
+  TRAINER_CHECK(0 <= begin && end <= tokens_, "tokens [{}, {}) of {}", begin, end, tokens_);
+  while (begin < end) {
+    const Segment& segment = segment_at(begin);
+    const int64_t stop = std::min(end, segment.end());
+    fn(segment, begin, stop);
+    begin = stop;
+  }
+}
+
+void TokenStream::copy(int64_t begin, std::span<int32_t> out) const {
+  int32_t* to = out.data();
+  for_each_span(begin, begin + static_cast<int64_t>(out.size()),
+                [&](const Segment& segment, int64_t from, int64_t stop) {
+                  with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+                    if (vocab_limit_ > 0) segment.check(tokens, from, vocab_limit_);
+                    to = std::ranges::transform(tokens, to, [](auto token) { return static_cast<int32_t>(token); }).out;
+                  });
+                });
+}
+
+void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
+  const int64_t blocks = (tokens_ + kScanBlock - 1) / kScanBlock;
+  std::atomic<int64_t> next{0}, first_bad{blocks};
+  const auto scan = [&](int64_t block) {
+    const int64_t begin = block * kScanBlock;
+    for_each_span(begin, std::min(begin + kScanBlock, tokens_),
+                  [&](const Segment& segment, int64_t from, int64_t stop) {
+                    with_type(segment.at(from), stop - from, segment.layout.width,
+                              [&](auto tokens) { segment.check(tokens, from, vocab_size); });
+                  });
+  };
+  const auto work = [&] {
+    for (int64_t block = next++; block < first_bad.load(); block = next++) {
+      try {
+        scan(block);
+      } catch (const Error&) {
+        for (int64_t known = first_bad; block < known && !first_bad.compare_exchange_weak(known, block);) {
+        }
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> helpers;
+    for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
+    work();
+  }
+  if (first_bad < blocks) scan(first_bad);  // throws: the first bad token, whichever thread met one first
+}
+
+void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {
+  const auto limit = static_cast<int64_t>(counts.size());
+  for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
+    with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+      segment.check(tokens, from, limit);
+      for (const auto token : tokens) ++counts[token];
+    });
+  });
+}
+
+void TokenStream::prefetch(int64_t begin, int64_t end) const {
+  for_each_span(begin, end, [](const Segment& segment, int64_t from, int64_t stop) {
+    segment.layout.file->will_need(segment.byte_of(from), (stop - from) * segment.layout.width);
+  });
+}
+
+std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t distance) const {
+  const int64_t low = std::max<int64_t>(position - distance, 1), high = std::min(position + distance, tokens_ - 1);
+  std::optional<int64_t> best;
+  const auto offer = [&](int64_t end) {
+    const auto away = [&](int64_t p) { return p < position ? position - p : p - position; };
+    if (end >= low && end <= high && (!best || away(end) < away(*best))) best = end;
+  };
+  for (const auto& owner : segments_) {
+    const Segment& segment = *owner;
+    if (segment.end() < low || segment.begin > high) continue;
+    offer(segment.end());
+    if (const DocumentIndex* index = segment.layout.documents.get()) {
+      int64_t first = 0, last = index->documents();  // the first document that ends at or after `position`
+      while (first < last) {
+        const int64_t middle = first + (last - first) / 2;
+        if (segment.begin + index->end_of(middle) < position)
+          first = middle + 1;
+        else
+          last = middle;
+      }
+      if (first < index->documents()) offer(segment.begin + index->end_of(first));
+      if (first > 0) offer(segment.begin + index->end_of(first - 1));
+    } else if (info_.eos >= 0) {
+      const int64_t from = std::max(low - 1, segment.begin), stop = std::min(high, segment.end());
+      with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+        for (size_t i = 0; i < tokens.size(); ++i) {
+          if (static_cast<int64_t>(tokens[i]) == info_.eos) offer(from + static_cast<int64_t>(i) + 1);
+        }
+      });
+    }
+  }
+  return best;
+}
+
+std::string TokenStream::fingerprint() const {
+  constexpr int64_t kBlocks = 256, kBlockBytes = 4096;
+  std::string facts = fmt::format("{} {} {};", info_.vocab_size, info_.eos, info_.tokenizer_hash);
+  for (const auto& segment : segments_) {
+    const MappedFile& file = *segment->layout.file;
+    facts += fmt::format("{} {} ", segment->count(), segment->layout.width);
+    const int64_t begin = segment->layout.offset, bytes = file.size() - begin;
+    const int64_t last = std::max<int64_t>(bytes - kBlockBytes, 0);  // start of the last block
+    for (int64_t block = 0; block < kBlocks; ++block) {
+      const int64_t start = last / (kBlocks - 1) * block + last % (kBlocks - 1) * block / (kBlocks - 1);
+      const auto* data = file.data() + begin + start;
+      facts += fmt::format("{:016x}", XXH3_64bits(data, static_cast<size_t>(std::min(kBlockBytes, bytes - start))));
+      if (start == last && last == 0) break;
+    }
+  }
+  return hash_bytes(facts);
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,93 @@
+#pragma once
+// Token files, memory-mapped: several files as one stream of tokens.
+//
+// Read (told apart by what is in them):
+//   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7,
+//   uint32),
+//              then the token count;
+//   Megatron   X.bin without header beside X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
+//   nanoGPT    .bin without header: uint16.
+// Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
+// (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash.
+// Beside X.bin lies the document index X.docs: "trndocs1", the number n of documents (uint64), then n + 1 token
+// positions (uint64), from 0 to the token count. All little-endian.
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "data/files.h"
+
+namespace trainer::data {
+
+constexpr int64_t kTokenHeaderBytes = 1024;
+constexpr int64_t kGpt2Vocabulary = 50257;
+
+/// What the header of a written token file says besides the tokens.
+struct TokenFileInfo {
+  int64_t tokens = 0;
+  int64_t vocab_size = 0;      // 0: not known
+  int32_t eos = -1;            // −1: not known
+  std::string tokenizer_hash;  // empty: not known
+};
+
+/// Bytes of one token on disk for a vocabulary: 2 or 4.
+int token_width(int64_t vocab_size);
+/// The 1024-byte header.
+std::string token_header(const TokenFileInfo& info);
+/// The start of a document index for `documents` documents; the positions follow.
+std::string document_index_header(int64_t documents);
+std::filesystem::path document_index_path(const std::filesystem::path& token_file);
+
+/// Read-only view of consecutive tokens of one or more token files as one stream; 16- or 32-bit on disk.
+class TokenStream {
+ public:
+  /// Throws Code::data naming file and offset when a file is missing, empty, truncated, or does not fit its index, and
+  /// when files of different vocabularies or tokenizers are joined.
+  explicit TokenStream(const std::vector<std::string>& files);
+  ~TokenStream();
+  TokenStream(const TokenStream&) = delete;
+  TokenStream& operator=(const TokenStream&) = delete;
+
+  int64_t tokens() const { return tokens_; }
+  /// For messages: "train.bin", "a.bin and 3 more".
+  std::string name() const;
+  /// From the headers: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and tokenizer, where known.
+  const TokenFileInfo& info() const { return info_; }
+
+  /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
+  /// token outside the vocabulary limit, when one is set.
+  void copy(int64_t begin, std::span<int32_t> out) const;
+  /// From now on copy() refuses tokens >= vocab_size.
+  void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
+  /// Reads everything once and throws Code::data naming file and offset of the first token >= vocab_size.
+  void check_vocabulary(int64_t vocab_size, int threads) const;
+  /// Adds the occurrences of each token of [begin, end) to counts; tokens must be < counts.size().
+  void count(int64_t begin, int64_t end, std::span<int64_t> counts) const;
+  /// Asks the system to read [begin, end) ahead.
+  void prefetch(int64_t begin, int64_t end) const;
+
+  /// The position nearest to `position` and at most `distance` away where a document ends: by the document index where
+  /// there is one, else after an end-of-text token, else at the end of a file.
+  std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
+
+  /// XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file, and both
+  /// ends): tells files apart in constant time; a change between the blocks goes unnoticed.
+  std::string fingerprint() const;
+
+ private:
+  struct Segment;
+  const Segment& segment_at(int64_t position) const;
+  template <typename F>
+  void for_each_span(int64_t begin, int64_t end, F&& fn) const;
+
+  std::vector<std::unique_ptr<Segment>> segments_;
+  int64_t tokens_ = 0;
+  TokenFileInfo info_;
+  int64_t vocab_limit_ = 0;
+};
+
+}  // namespace trainer::data

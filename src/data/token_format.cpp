@@ -1,0 +1,206 @@
+#include "data/token_format.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/error.h"
+
+namespace trainer::data {
+namespace {
+
+namespace fs = std::filesystem;
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;
+constexpr int32_t kVersion16 = 1, kVersion32 = 7;
+constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9}, kDocumentsMagic{"trndocs1", 8};
+constexpr int64_t kDocumentsHeader = 16, kMegatronHeader = 9 + 8 + 1 + 8 + 8;
+constexpr int32_t kGpt2EndOfText = 50256;
+
+template <typename T>
+T load(const MappedFile& file, int64_t offset) {
+  T value;
+  std::memcpy(&value, file.data() + offset, sizeof value);
+  return value;
+}
+
+[[noreturn]] void refuse(const MappedFile& file, int64_t offset, const std::string& reason) {
+  throw Error(Code::data, fmt::format("{}: offset {}: {}", file.path().string(), offset, reason));
+}
+
+bool starts_with(const MappedFile& file, std::string_view magic) {
+  return file.size() >= static_cast<int64_t>(magic.size()) && std::memcmp(file.data(), magic.data(), magic.size()) == 0;
+}
+
+/// Our own index: n + 1 positions after the header.
+class OwnIndex : public DocumentIndex {
+ public:
+  OwnIndex(const fs::path& path, int64_t tokens) : file_(path) {
+    if (!starts_with(file_, kDocumentsMagic) || file_.size() < kDocumentsHeader + 8) {
+      refuse(file_, 0, "not a document index (expected it to start with \"trndocs1\"); delete it to go without");
+    }
+    documents_ = load<int64_t>(file_, 8);
+    const int64_t whole = (file_.size() - kDocumentsHeader) / 8 - 1;
+    if (documents_ != whole || file_.size() % 8 != 0) {
+      refuse(file_, file_.size(), fmt::format("truncated: {} documents announced, room for {}", documents_, whole));
+    }
+    if (position(documents_) != tokens) {
+      refuse(file_, file_.size() - 8,
+             fmt::format("the last document ends at token {}, the token file has {}", position(documents_), tokens));
+    }
+  }
+  int64_t documents() const override { return documents_; }
+  int64_t end_of(int64_t document) const override { return position(document + 1); }
+
+ private:
+  int64_t position(int64_t n) const { return load<int64_t>(file_, kDocumentsHeader + 8 * n); }
+  MappedFile file_;
+  int64_t documents_ = 0;
+};
+
+/// Megatron's .idx: header, lengths (int32) and byte pointers (int64) of the sequences, and for each document the
+/// number of its first sequence (int64; the first is 0, one more stands at the end).
+class MegatronIndex : public DocumentIndex {
+ public:
+  explicit MegatronIndex(const fs::path& path) : file_(path) {
+    if (file_.size() < kMegatronHeader)
+      refuse(file_, file_.size(), "truncated: the header of a Megatron index has 34 bytes");
+    if (const auto version = load<uint64_t>(file_, 9); version != 1) {
+      refuse(file_, 9, fmt::format("version {} of a Megatron index, expected 1", version));
+    }
+    const int code = load<uint8_t>(file_, 17);
+    if (code != 3 && code != 4 && code != 8) {
+      refuse(file_, 17,
+             fmt::format("token type {} of a Megatron index, expected 3 (int16), 4 (int32) or 8 (uint16)", code));
+    }
+    width_ = code == 4 ? 4 : 2;
+    sequences_ = load<int64_t>(file_, 18);
+    marks_ = load<int64_t>(file_, 26);
+    const int64_t most = file_.size() / 8;
+    if (sequences_ <= 0 || marks_ <= 0 || sequences_ > most || marks_ > most || document_mark(marks_) > file_.size()) {
+      refuse(file_, file_.size(),
+             fmt::format("truncated: {} sequences and {} document marks announced", sequences_, marks_));
+    }
+    tokens_ = start_of(sequences_ - 1) + load<int32_t>(file_, kMegatronHeader + 4 * (sequences_ - 1));
+  }
+  int width() const { return width_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t documents() const override { return marks_ - 1; }
+  int64_t end_of(int64_t document) const override {
+    const auto sequence = load<int64_t>(file_, document_mark(document + 1));
+    if (sequence < 0 || sequence > sequences_) {
+      refuse(file_, document_mark(document + 1),
+             fmt::format("document mark {}, expected at most {}", sequence, sequences_));
+    }
+    return sequence == sequences_ ? tokens_ : start_of(sequence);
+  }
+
+ private:
+  int64_t document_mark(int64_t n) const { return kMegatronHeader + 12 * sequences_ + 8 * n; }
+  int64_t start_of(int64_t sequence) const {
+    return load<int64_t>(file_, kMegatronHeader + 4 * sequences_ + 8 * sequence) / width_;
+  }
+  MappedFile file_;
+  int width_ = 2;
+  int64_t sequences_ = 0, marks_ = 0, tokens_ = 0;
+};
+
+/// What [6]–[9] hold: the 32 hexadecimal digits as four words.
+std::array<uint32_t, 4> hash_words(const std::string& hash) {
+  std::array<uint32_t, 4> words{};
+  for (size_t i = 0; i < 4 && hash.size() == 32; ++i) {
+    words[i] = static_cast<uint32_t>(std::stoul(hash.substr(8 * i, 8), nullptr, 16));
+  }
+  return words;
+}
+
+void read_header(TokenFileLayout& layout) {
+  const MappedFile& file = *layout.file;
+  if (file.size() < kTokenHeaderBytes) {
+    refuse(file, file.size(), fmt::format("truncated: the header has {} bytes", kTokenHeaderBytes));
+  }
+  const auto word = [&](int64_t n) { return load<uint32_t>(file, 4 * n); };
+  const bool wide = word(0) == static_cast<uint32_t>(kMagic32);
+  const int32_t version = wide ? kVersion32 : kVersion16;
+  if (word(1) != static_cast<uint32_t>(version)) {
+    refuse(file, 4, fmt::format("version {} of an llm.c token file, expected {}", word(1), version));
+  }
+  layout.width = wide ? 4 : 2;
+  layout.offset = kTokenHeaderBytes;
+  TokenFileInfo& info = layout.info;
+  info.tokens = static_cast<int64_t>(uint64_t{word(3)} << 32 | word(2));
+  const bool gpt2 = !wide && word(4) == 0;
+  info.vocab_size = gpt2 ? kGpt2Vocabulary : word(4);
+  info.eos = gpt2 ? kGpt2EndOfText : static_cast<int32_t>(word(5)) - 1;
+  if ((word(6) | word(7) | word(8) | word(9)) != 0) {
+    info.tokenizer_hash = fmt::format("{:08x}{:08x}{:08x}{:08x}", word(6), word(7), word(8), word(9));
+  }
+}
+
+}  // namespace
+
+int token_width(int64_t vocab_size) { return vocab_size <= 65536 ? 2 : 4; }
+
+std::string token_header(const TokenFileInfo& info) {
+  const bool wide = token_width(info.vocab_size) == 4;
+  std::array<uint32_t, 256> words{};
+  words[0] = static_cast<uint32_t>(wide ? kMagic32 : kMagic16);
+  words[1] = static_cast<uint32_t>(wide ? kVersion32 : kVersion16);
+  words[2] = static_cast<uint32_t>(info.tokens);
+  words[3] = static_cast<uint32_t>(info.tokens >> 32);
+  words[4] = static_cast<uint32_t>(info.vocab_size);
+  words[5] = static_cast<uint32_t>(info.eos + 1);
+  std::ranges::copy(hash_words(info.tokenizer_hash), words.begin() + 6);
+  std::string bytes(kTokenHeaderBytes, '\0');
+  std::memcpy(bytes.data(), words.data(), bytes.size());
+  return bytes;
+}
+
+std::string document_index_header(int64_t documents) {
+  std::string bytes(kDocumentsMagic);
+  bytes.append(reinterpret_cast<const char*>(&documents), sizeof documents);
+  return bytes;
+}
+
+fs::path document_index_path(const fs::path& token_file) { return fs::path(token_file).replace_extension(".docs"); }
+
+TokenFileLayout open_token_file(const std::string& path) {
+  TokenFileLayout layout;
+  layout.file = std::make_unique<MappedFile>(path);
+  const MappedFile& file = *layout.file;
+  if (file.size() == 0) refuse(file, 0, "the file is empty, expected tokens");
+  const fs::path megatron = fs::path(path).replace_extension(".idx");
+  const int32_t magic = file.size() >= 4 ? load<int32_t>(file, 0) : 0;
+  if (std::error_code none; fs::exists(megatron, none) && starts_with(MappedFile(megatron), kMegatronMagic)) {
+    auto index = std::make_unique<MegatronIndex>(megatron);
+    layout.width = index->width();
+    layout.info.tokens = index->tokens();
+    layout.documents = std::move(index);
+  } else if (magic == kMagic16 || magic == kMagic32) {
+    read_header(layout);
+  } else {
+    layout.info.tokens = file.size() / 2;
+    if (file.size() % 2 != 0) {
+      refuse(file, file.size() - 1,
+             fmt::format("truncated: {} bytes are no whole number of 16-bit tokens (no header was "
+                         "recognised, so the nanoGPT layout is assumed)",
+                         file.size()));
+    }
+  }
+  const int64_t expected = layout.offset + layout.info.tokens * layout.width;
+  if (layout.info.tokens <= 0)
+    refuse(file, layout.offset, fmt::format("{} tokens announced, expected some", layout.info.tokens));
+  if (file.size() != expected) {
+    refuse(file, file.size(),
+           fmt::format("{}: {} tokens announced, which end at byte {}; the file has {}",
+                       file.size() < expected ? "truncated" : "too long", layout.info.tokens, expected, file.size()));
+  }
+  if (std::error_code none; !layout.documents && fs::exists(document_index_path(path), none)) {
+    layout.documents = std::make_unique<OwnIndex>(document_index_path(path), layout.info.tokens);
+  }
+  return layout;
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,202 @@
+#include "data/tokenize.h"
+
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <utility>
+
+#include "base/error.h"
+#include "data/input_key.h"
+#include "data/piece_pipeline.h"
+#include "data/token_file.h"
+
+namespace trainer::data {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+constexpr const char* kFormat = "tokens-1";  // part of the key: raise it when the output of the same input changes
+
+/// How far the work is; what an interrupted call leaves behind.
+struct Progress {
+  TextPosition position;
+  int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;
+  std::string first_replaced;
+};
+
+json to_json(const Progress& p) {
+  return {{"file", p.position.file},    {"offset", p.position.offset}, {"inside_document", p.position.inside_document},
+          {"raw_bytes", p.raw_bytes},   {"tokens", p.tokens},          {"documents", p.documents},
+          {"text_bytes", p.text_bytes}, {"replaced", p.replaced},      {"first_replaced", p.first_replaced}};
+}
+
+Progress progress_from(const json& j) {
+  Progress p;
+  p.position = {j.at("file"), j.at("offset"), j.at("inside_document")};
+  p.raw_bytes = j.at("raw_bytes");
+  p.tokens = j.at("tokens");
+  p.documents = j.at("documents");
+  p.text_bytes = j.at("text_bytes");
+  p.replaced = j.at("replaced");
+  p.first_replaced = j.at("first_replaced");
+  return p;
+}
+
+/// The folder of unfinished work: tokens and document index as they will be (headers left blank), and the progress they
+/// were last synced at.
+class WorkFolder {
+ public:
+  WorkFolder(const fs::path& folder, std::string key, int width)
+      : folder_(create(folder)),
+        key_(std::move(key)),
+        width_(width),
+        lock_(File::open_to_write(folder / "lock")),
+        tokens_(File::open_to_write(folder / "tokens")),
+        documents_(File::open_to_write(folder / "documents")) {
+    if (!lock_.try_lock()) {
+      throw Error(Code::io, fmt::format("{}: another process is tokenizing here; wait for it or choose another folder",
+                                        folder.string()));
+    }
+    try {
+      const json saved = read_json_or_null(folder_ / "progress.json");
+      if (saved.is_object() && saved.at("key") == key_) done_ = progress_from(saved.at("done"));
+    } catch (const json::exception&) {
+      done_ = {};
+    }
+    if (tokens_.size() < token_bytes() || documents_.size() < document_bytes()) done_ = {};
+    tokens_.truncate(token_bytes());
+    documents_.truncate(document_bytes());
+  }
+
+  const Progress& done() const { return done_; }
+
+  void append(const EncodedPiece& piece, const std::string& file) {
+    std::string bytes(piece.ids.size() * static_cast<size_t>(width_), '\0');
+    if (width_ == 2) {
+      std::ranges::transform(piece.ids, reinterpret_cast<uint16_t*>(bytes.data()),
+                             [](int32_t id) { return static_cast<uint16_t>(id); });
+    } else {
+      std::ranges::transform(piece.ids, reinterpret_cast<uint32_t*>(bytes.data()),
+                             [](int32_t id) { return static_cast<uint32_t>(id); });
+    }
+    tokens_.write_at(token_bytes(), bytes);
+    std::vector<int64_t> ends = piece.document_ends;
+    for (int64_t& end : ends) end += done_.tokens;
+    documents_.write_at(document_bytes(), {reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof(int64_t)});
+    if (piece.repaired.replaced > 0 && done_.replaced == 0) {
+      done_.first_replaced = fmt::format("{}: offset {}", file, piece.repaired.first_offset);
+    }
+    done_.position = piece.next;
+    done_.raw_bytes += piece.raw_bytes;
+    done_.text_bytes += piece.text_bytes;
+    done_.tokens += static_cast<int64_t>(piece.ids.size());
+    done_.documents += static_cast<int64_t>(ends.size());
+    done_.replaced += piece.repaired.replaced;
+  }
+
+  void save() {
+    tokens_.sync();
+    documents_.sync();
+    write_file_atomically(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
+  }
+
+  /// Completes both files and moves them to their places; the folder is gone afterwards.
+  void finish(const TokenFileInfo& info, const fs::path& output) {
+    tokens_.write_at(0, token_header(info));
+    tokens_.sync();
+    documents_.write_at(0, document_index_header(done_.documents) + std::string(sizeof(int64_t), '\0'));
+    documents_.sync();
+    publish(folder_ / "documents", document_index_path(output));
+    publish(folder_ / "tokens", output);
+  }
+  void remove() { fs::remove_all(folder_); }
+
+ private:
+  static fs::path create(const fs::path& folder) {
+    std::error_code failed;
+    fs::create_directories(folder, failed);
+    if (failed)
+      throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", folder.string(), failed.message()));
+    return folder;
+  }
+  int64_t token_bytes() const { return kTokenHeaderBytes + done_.tokens * width_; }
+  int64_t document_bytes() const {  // after the header comes position 0
+    return static_cast<int64_t>(document_index_header(0).size() + sizeof(int64_t)) +
+           done_.documents * static_cast<int64_t>(sizeof(int64_t));
+  }
+
+  fs::path folder_;
+  std::string key_;
+  int width_;
+  File lock_, tokens_, documents_;
+  Progress done_;
+};
+
+fs::path beside(const fs::path& output, const char* extension) { return fs::path(output).replace_extension(extension); }
+
+std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const std::string& key) {
+  if (!manifest.is_object() || manifest.value("key", "") != key) return std::nullopt;
+  try {
+    const Progress done = progress_from(manifest.at("done"));
+    const TokenStream stream({output.string()});
+    if (stream.tokens() != done.tokens) return std::nullopt;
+    return TokenizeResult{
+        output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
+  } catch (const json::exception&) {
+    return std::nullopt;
+  } catch (const Error&) {  // lost or damaged since: made anew
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer, const fs::path& output,
+                              const TokenizeOptions& options) {
+  TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
+  const fs::path manifest_path = beside(output, ".json");
+  const json manifest = read_json_or_null(manifest_path);
+  const json inputs = describe_inputs(files, manifest.is_object() ? manifest.value("inputs", json()) : json());
+  const std::string key = input_key(inputs, options.text, std::string(kFormat) + tokenizer.hash());
+  if (auto result = finished_before(output, manifest, key)) return *result;
+
+  const int64_t total = std::accumulate(inputs.begin(), inputs.end(), int64_t{0}, [](int64_t sum, const json& input) {
+    return sum + input["size"].get<int64_t>();
+  });
+  WorkFolder work(beside(output, ".work"), key, token_width(tokenizer.vocab_size()));
+  const auto result = [&](bool finished) {
+    const Progress& done = work.done();
+    return TokenizeResult{output,         finished,        false,         done.tokens,
+                          done.documents, done.text_bytes, done.replaced, done.first_replaced};
+  };
+  {
+    PiecePipeline pipeline(files, tokenizer, options.text, options.piece_bytes, work.done().position, options.threads);
+    EncodedPiece piece;
+    int64_t saved_at = work.done().raw_bytes;
+    for (;;) {
+      if (options.stop && options.stop()) {
+        work.save();
+        return result(false);
+      }
+      const auto state = pipeline.next(piece);
+      if (state == PiecePipeline::State::finished) break;
+      if (state == PiecePipeline::State::waiting) continue;
+      work.append(piece, files[static_cast<size_t>(piece.at.file)]);
+      if (work.done().raw_bytes - saved_at >= options.sync_bytes) {
+        work.save();
+        saved_at = work.done().raw_bytes;
+      }
+      if (options.progress) options.progress({work.done().raw_bytes, total, work.done().tokens});
+    }
+  }
+  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: holds no text", files.front()));
+  const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash()};
+  work.finish(info, output);
+  const json written = {
+      {"key", key}, {"inputs", inputs}, {"tokenizer", tokenizer.hash()}, {"done", to_json(work.done())}};
+  write_file_atomically(manifest_path, written.dump(2) + "\n");
+  work.remove();
+  return result(true);
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,49 @@
+#pragma once
+// Text files to a token file: in parallel, in bounded memory, resumable. The output is a pure function of the texts,
+// the tokenizer and the options: thread count, interruptions and piece size leave no trace in it.
+//
+// NAME.bin, NAME.docs and NAME.json (the manifest, written last) appear whole or not at all. Until then NAME.work/
+// holds what is done so far; the next call goes on from there.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "data/text.h"
+#include "data/tokenizer.h"
+
+namespace trainer::data {
+
+struct TokenizeProgress {
+  int64_t bytes = 0, total_bytes = 0;  // of text files
+  int64_t tokens = 0;
+};
+
+struct TokenizeOptions {
+  TextOptions text;
+  int threads = 1;
+  int64_t piece_bytes = kPieceBytes;
+  int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
+  std::function<bool()> stop;                             // polled; true: save what is done and return
+  std::function<void(const TokenizeProgress&)> progress;  // called after each piece
+};
+
+struct TokenizeResult {
+  std::filesystem::path tokens_file;
+  bool finished = true;  // false: stopped; call again to go on
+  bool reused = false;   // the finished output was there already
+  int64_t tokens = 0, documents = 0;
+  int64_t text_bytes = 0;      // of the documents, after repair
+  int64_t replaced = 0;        // invalid UTF-8 bytes
+  std::string first_replaced;  // "file: offset n" of the first of them
+};
+
+/// Writes `output` (a path that ends in ".bin") from the text files. Reused at once when its manifest names the same
+/// texts (size and content; unchanged modification times are trusted), tokenizer and options. Throws Code::data for bad
+/// input (see text.h) or when there is no text at all, Code::io when writing fails or another process works on the same
+/// output.
+TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
+                              const std::filesystem::path& output, const TokenizeOptions& options);
+
+}  // namespace trainer::data

@@ -1,0 +1,89 @@
+#include <sentencepiece_trainer.h>
+
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/error.h"
+#include "data/text.h"
+#include "data/tokenizer.h"
+#include "data/utf8.h"
+
+namespace trainer::data {
+namespace {
+
+constexpr size_t kLongestSentence = 4000;  // the library leaves out sentences of more than 4192 bytes
+constexpr int64_t kFixedPieces = 260;      // <unk>, <s>, </s>, "\n" and the 256 bytes
+
+class Sentences : public sentencepiece::SentenceIterator {
+ public:
+  explicit Sentences(const std::vector<std::string>& lines) : lines_(lines) {}
+  bool done() const override { return at_ == lines_.size(); }
+  void Next() override { ++at_; }
+  const std::string& value() const override { return lines_[at_]; }
+  sentencepiece::util::Status status() const override { return {}; }
+
+ private:
+  const std::vector<std::string>& lines_;
+  size_t at_ = 0;
+};
+
+/// Distinct characters that become pieces: all but the tab, which stays a byte.
+int64_t distinct_characters(const std::vector<std::string>& lines) {
+  std::unordered_set<std::string_view> characters;
+  for (const std::string& line : lines) {
+    for (std::string_view rest = line; !rest.empty();) {
+      const size_t length = utf8_character(rest);
+      if (rest[0] != '\t') characters.insert(rest.substr(0, length));
+      rest.remove_prefix(length);
+    }
+  }
+  return static_cast<int64_t>(characters.size());
+}
+
+}  // namespace
+
+Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options,
+                           int64_t max_bytes) {
+  const std::vector<std::string> lines = sample_lines(files, options, max_bytes, kLongestSentence);
+  const std::string first = files.empty() ? "no file given" : files.front();
+  if (lines.empty()) throw Error(Code::data, fmt::format("{}: no text to train a tokenizer on", first));
+  const int64_t least = kFixedPieces + distinct_characters(lines);
+  if (vocab_size < least) {
+    throw Error(Code::data,
+                fmt::format("{}: data.vocab_size = {} is too small for a tokenizer of this text: its {} different "
+                            "characters, 256 bytes and 4 symbols need at least {}",
+                            first, vocab_size, least - kFixedPieces, least));
+  }
+  Sentences sentences(lines);
+  std::string model;
+  // One thread: the library writes its number into the model, which would then differ between machines.
+  const std::unordered_map<std::string, std::string> settings = {
+      {"vocab_size", std::to_string(vocab_size)},
+      {"model_type", "bpe"},
+      {"byte_fallback", "true"},
+      {"character_coverage", "1.0"},
+      {"split_digits", "true"},
+      {"normalization_rule_name", "identity"},
+      {"remove_extra_whitespaces", "false"},
+      {"add_dummy_prefix", "false"},
+      {"user_defined_symbols", "\n"},
+      {"hard_vocab_limit", "false"},
+      {"num_threads", "1"},
+      {"minloglevel", "2"},
+  };
+  const auto status = sentencepiece::SentencePieceTrainer::Train(settings, &sentences, &model);
+  if (!status.ok())
+    throw Error(Code::data, fmt::format("{}: training the tokenizer failed: {}", first, status.ToString()));
+  Tokenizer tokenizer = from_bytes(std::move(model), "the trained tokenizer");
+  if (tokenizer.vocab_size() < vocab_size) {
+    throw Error(Code::data,
+                fmt::format("{}: data.vocab_size = {} is too large: this text yields at most {} different pieces; "
+                            "set at most {} or add text",
+                            first, vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
+  }
+  return tokenizer;
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,25 @@
+#pragma once
+// UTF-8 (RFC 3629: no surrogates, no overlong forms, at most U+10FFFF).
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace trainer::data {
+
+/// Length in bytes of the character that starts `text`, or 0 when its first byte starts no valid character.
+size_t utf8_character(std::string_view text);
+
+/// Bytes at the end of `text` that begin a character but do not finish it (0 to 3).
+size_t utf8_unfinished(std::string_view text);
+
+/// Position of the first byte at or after `from` that is not part of a valid character; text.size() when there is none.
+size_t utf8_first_invalid(std::string_view text, size_t from = 0);
+
+struct Utf8Repair {
+  int64_t replaced = 0;  // invalid bytes, each replaced by U+FFFD
+  size_t first = 0;      // position of the first of them
+};
+/// Replaces every invalid byte of `text` by U+FFFD; untouched (and not copied) when the text is valid.
+Utf8Repair utf8_repair(std::string& text);
+
+}  // namespace trainer::data
