@@ -1,0 +1,155 @@
+// A save that is killed or refused by the system at each of its calls in turn.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+using Fault = FaultyCalls::Fault;
+
+struct Scene {
+  const char* name;
+  std::vector<int64_t> before;  // steps saved before
+  int64_t step;                 // the one that is disturbed
+  Retention retention;
+  bool without_exchange = false;
+};
+
+const Scene kScenes[] = {
+    {"first", {}, 100, {}},
+    {"second", {100}, 200, {}},
+    {"same step", {50, 100}, 100, {}},
+    {"same step, no exchange", {50, 100}, 100, {}, true},
+    {"only step again, no exchange", {100}, 100, {}, true},
+    {"retention", {50, 100, 150}, 200, {.keep = 1}},
+};
+
+void save(const fs::path& folder, int64_t step, Retention retention, SystemCalls& calls) {
+  Tensors tensors(small_model());
+  tensors.fill(static_cast<uint64_t>(step));
+  CheckpointStore store(folder, retention, calls);
+  store.save(snapshot_of(tensors, step));
+}
+
+/// The folder before the save, made once and copied for each attempt.
+class Stage {
+ public:
+  explicit Stage(const Scene& scene) {
+    fs::create_directory(folder());
+    for (const int64_t step : scene.before) save(folder(), step, {}, fast_calls());
+  }
+  void copy_to(const fs::path& target) const { fs::copy(folder(), target, fs::copy_options::recursive); }
+
+ private:
+  fs::path folder() const { return parent_.path() / "c"; }
+  TempFolder parent_;
+};
+
+/// A usable checkpoint is there: the last one before the save, or the new one, bit by bit.
+void expect_usable(const fs::path& folder, const Scene& scene) {
+  Warnings warnings;
+  if (scene.before.empty()) {
+    if (newest_checkpoint(folder)) {
+      EXPECT_EQ(load_newest(folder, small_model()), scene.step);
+    }
+    return;
+  }
+  const int64_t step = load_newest(folder, small_model());
+  EXPECT_TRUE(step == scene.step || step == scene.before.back()) << step;
+}
+
+void expect_next_save_succeeds(const fs::path& folder, const Scene& scene) {
+  Warnings warnings;
+  save(folder, scene.step, scene.retention, fast_calls());
+  EXPECT_EQ(load_newest(folder, small_model()), scene.step);
+  EXPECT_TRUE(hidden_names(folder).empty());
+  EXPECT_TRUE(warnings.lines.empty()) << warnings.lines.front();
+}
+
+TEST(Crash, AKillAtAnyCallLeavesAUsableCheckpoint) {
+  for (const Scene& scene : kScenes) {
+    const Stage stage(scene);
+    for (const Fault fault : {Fault::kill, Fault::torn_kill}) {
+      int64_t kills = 0;
+      for (bool killed = true; killed; ++kills) {
+        SCOPED_TRACE(format("{}: kill at call {}", scene.name, kills));
+        TempFolder folder;
+        stage.copy_to(folder.path() / "c");
+        const pid_t child = ::fork();
+        ASSERT_GE(child, 0);
+        if (child == 0) {
+          log::set_sink([](log::Level, const std::string&) {});
+          FaultyCalls calls(fault, kills);
+          calls.without_exchange = scene.without_exchange;
+          try {
+            save(folder.path() / "c", scene.step, scene.retention, calls);
+          } catch (...) {
+            ::_exit(2);
+          }
+          ::_exit(1);
+        }
+        int status = 0;
+        ASSERT_EQ(::waitpid(child, &status, 0), child);
+        ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 2) << status;
+        killed = WEXITSTATUS(status) == 0;
+        expect_usable(folder.path() / "c", scene);
+        expect_next_save_succeeds(folder.path() / "c", scene);
+        if (HasFailure()) return;
+      }
+      EXPECT_GT(kills, 20) << scene.name;
+    }
+  }
+}
+
+TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
+  struct Kind {
+    Fault fault;
+    int error;
+    const char* says;  // nothing: the save must succeed
+  };
+  const Kind kinds[] = {{Fault::error, EIO, "dmesg"},
+                        {Fault::error, ENOSPC, "the disk is full"},
+                        {Fault::error_from_here, ENOSPC, "the disk is full"},
+                        {Fault::error, EINTR, nullptr},
+                        {Fault::short_write, 0, nullptr}};
+  for (const Scene& scene : kScenes) {
+    const Stage stage(scene);
+    for (const Kind& kind : kinds) {
+      int64_t at = 0, errors = 0;
+      for (bool reached = true; reached; ++at) {
+        SCOPED_TRACE(format("{}: errno {} at call {}", scene.name, kind.error, at));
+        TempFolder folder;
+        stage.copy_to(folder.path() / "c");
+        FaultyCalls calls(kind.fault, at, kind.error);
+        calls.without_exchange = scene.without_exchange;
+        {
+          Warnings warnings;
+          try {
+            save(folder.path() / "c", scene.step, scene.retention, calls);
+          } catch (const Error& error) {
+            ++errors;
+            const std::string message = error.what();
+            EXPECT_NE(kind.says, nullptr) << message;
+            EXPECT_EQ(error.code(), Code::io) << message;
+            EXPECT_NE(message.find(folder.path().string()), std::string::npos) << message;
+            EXPECT_NE(message.find(kind.says != nullptr ? kind.says : "?"), std::string::npos) << message;
+          }
+          EXPECT_TRUE(kind.says != nullptr || warnings.lines.empty()) << warnings.lines.front();
+        }
+        reached = calls.calls() > at;
+        // What could not be removed by retention is a warning and waits for the next start.
+        EXPECT_TRUE(scene.retention.keep > 0 || hidden_names(folder.path() / "c").empty()) << calls.victim();
+        expect_usable(folder.path() / "c", scene);
+        expect_next_save_succeeds(folder.path() / "c", scene);
+        if (HasFailure()) return;
+      }
+      EXPECT_GT(at, 20) << scene.name;
+      EXPECT_TRUE(kind.says == nullptr || errors > 5) << scene.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint

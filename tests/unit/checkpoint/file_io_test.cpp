@@ -1,0 +1,97 @@
+#include "checkpoint/file_io.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/checksum.h"
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+/// Interrupts each call once and never transfers more than three bytes.
+class SlowCalls : public SystemCalls {
+ public:
+  ssize_t write(int fd, const void* data, size_t bytes) override {
+    return interrupted() ? -1 : SystemCalls::write(fd, data, std::min<size_t>(bytes, 3));
+  }
+  ssize_t pread(int fd, void* data, size_t bytes, int64_t offset) override {
+    return interrupted() ? -1 : SystemCalls::pread(fd, data, std::min<size_t>(bytes, 3), offset);
+  }
+  int fsync(int fd) override { return interrupted() ? -1 : SystemCalls::fsync(fd); }
+
+ private:
+  bool interrupted() {
+    errno = EINTR;
+    return odd_ = !odd_;
+  }
+  bool odd_ = false;
+};
+
+TEST(FileIo, ContinuesInterruptedAndShortTransfers) {
+  TempFolder folder;
+  SlowCalls calls;
+  const std::string text = "sixteen bytes ok";
+  write_file(calls, folder.path() / "f", text);
+  EXPECT_EQ(content_of(folder.path() / "f"), text);
+  EXPECT_EQ(read_file(calls, folder.path() / "f", 100), text);
+}
+
+TEST(FileIo, SaysPathOperationReasonAndRemedy) {
+  TempFolder folder;
+  FaultyCalls calls(FaultyCalls::Fault::error, 1, ENOSPC);
+  try {
+    write_file(calls, folder.path() / "f", "text");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::io);
+    EXPECT_EQ(std::string(error.what()), (folder.path() / "f").string() +
+                                             ": cannot write: No space left on device; the disk is full: free space "
+                                             "there or set checkpoint.dir to another disk");
+  }
+}
+
+TEST(FileIo, RefusesToOverwriteAndToReadTooMuchOrTooLittle) {
+  TempFolder folder;
+  const fs::path path = folder.path() / "f";
+  write_file(system_calls(), path, "1234");
+  EXPECT_THROW(write_file(system_calls(), path, "5"), Error);
+  EXPECT_THROW(read_file(system_calls(), path, 3), Error);
+  const File file = File::open(system_calls(), path);
+  std::byte bytes[4];
+  EXPECT_THROW(file.read(1, bytes), Error);
+  EXPECT_THROW(File::open(system_calls(), folder.path() / "absent"), Error);
+}
+
+TEST(FileIo, RemovesTreesButNotWhatLinksPointTo) {
+  TempFolder folder;
+  fs::create_directories(folder.path() / "keep");
+  overwrite(folder.path() / "keep/file", "x");
+  make_folders(system_calls(), folder.path() / "go/a/b");
+  overwrite(folder.path() / "go/a/file", "x");
+  fs::create_directory_symlink(folder.path() / "keep", folder.path() / "go/a/link");
+  remove_tree(system_calls(), folder.path() / "go");
+  remove_tree(system_calls(), folder.path() / "absent");
+  EXPECT_EQ(names_in(folder), (std::vector<std::string>{"keep"}));
+  EXPECT_TRUE(fs::exists(folder.path() / "keep/file"));
+}
+
+TEST(FileIo, SaysThatAFolderIsInTheWay) {
+  TempFolder folder;
+  overwrite(folder.path() / "file", "x");
+  EXPECT_THROW(make_folders(system_calls(), folder.path() / "file"), Error);
+  EXPECT_THROW(make_folders(system_calls(), folder.path() / "file/below"), Error);
+}
+
+TEST(Checksum, ReadsItsOwnTextOnly) {
+  const Checksum checksum = checksum_of("");
+  EXPECT_EQ(to_string(checksum),
+            "99aa06d3014798d86001c324468d497f");  // XXH3-128 of nothing, seed 0 (xxHash's own value)
+  EXPECT_EQ(parse_checksum(to_string(checksum)), checksum);
+  for (const char* text : {"", "99aa06d3014798d86001c324468d497", "99aa06d3014798d86001c324468d497f0",
+                           "99AA06d3014798d86001c324468d497f", "g9aa06d3014798d86001c324468d497f"}) {
+    EXPECT_FALSE(parse_checksum(text).has_value()) << text;
+  }
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint

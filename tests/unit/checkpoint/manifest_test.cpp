@@ -1,0 +1,248 @@
+#include "checkpoint/manifest.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+using nlohmann::json;
+
+fs::path save_example(const fs::path& folder) {
+  Tensors tensors(small_model());
+  tensors.fill(1);
+  CheckpointStore store(folder, {}, fast_calls());
+  return store.save(snapshot_of(tensors, 1));
+}
+
+TEST(GroupRuns, SortsJoinsAndGroups) {
+  const std::vector<RunGroup> groups =
+      group_runs({{40, 0, 2}, {0, 9, 5}, {30, 3, 2}, {5, 20, 5}, {20, 30, 2}, {50, 1, 3}, {60, 50, 1}});
+  ASSERT_EQ(groups.size(), 4u);
+  const auto expect = [](const RunGroup& group, int64_t global, int64_t length, int64_t stride, int64_t count) {
+    EXPECT_EQ(group.global, global);
+    EXPECT_EQ(group.length, length);
+    EXPECT_EQ(group.count, count);
+    EXPECT_TRUE(count == 1 || group.stride == stride) << group.stride;
+  };
+  expect(groups[0], 0, 10, 0, 1);
+  expect(groups[1], 20, 2, 10, 3);
+  expect(groups[2], 50, 3, 0, 1);
+  expect(groups[3], 60, 1, 0, 1);
+}
+
+TEST(GroupRuns, NamesTheSameElements) {
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Random random(seed);
+    std::vector<mesh::Run> runs;
+    std::vector<int64_t> elements;
+    int64_t at = 0;
+    for (int64_t i = 0, n = pick(random, 1, 30); i < n; ++i) {
+      at += pick(random, 0, 2);
+      runs.push_back({at, 0, pick(random, 1, 2)});
+      for (int64_t e = 0; e < runs.back().length; ++e) elements.push_back(at++);
+    }
+    std::shuffle(runs.begin(), runs.end(), random);
+    std::vector<int64_t> named;
+    for (const RunGroup& group : group_runs(runs)) {
+      for (int64_t run = 0; run < group.count; ++run) {
+        for (int64_t e = 0; e < group.length; ++e) named.push_back(group.global + run * group.stride + e);
+      }
+    }
+    ASSERT_EQ(named, elements) << "seed " << seed;
+  }
+}
+
+TEST(Manifest, OfAColumnBlockIsShort) {
+  const std::vector<RunGroup> groups = group_runs([] {
+    std::vector<mesh::Run> runs;
+    for (int64_t row = 0; row < 50257; ++row) runs.push_back({row * 768 + 96, row * 96, 96});
+    return runs;
+  }());
+  ASSERT_EQ(groups.size(), 1u);
+  EXPECT_EQ(groups[0].elements(), 50257 * 96);
+}
+
+/// One value of a sound manifest, replaced by one that is not.
+struct Mistake {
+  const char* pointer;
+  json value;
+  const char* says;
+};
+
+TEST(Manifest, NamesThePlaceOfEachMistake) {
+  TempFolder folder;
+  const json sound = json::parse(content_of(save_example(folder) / kManifestFile));
+  const int64_t most = std::numeric_limits<int64_t>::max();
+  const Mistake mistakes[] = {
+      {"/format", 2, "format 2, this program reads format 1"},
+      {"/format", "1", "m: format: expected an integer"},
+      {"/sequence", -1, "m: sequence: -1 is outside"},
+      {"/sequence", 18446744073709551615u, "m: sequence: 18446744073709551615 is outside"},
+      {"/state", json::array(), "m: state: expected an object"},
+      {"/state/step", 1.5, "m: state: step: expected an integer"},
+      {"/state/best_val_loss", "low", "expected a number or null"},
+      {"/tied", 1, "m: tied: expected true or false"},
+      {"/model/n_layer", 2, "m: model: n_layer: expected a string"},
+      {"/chunk_bytes", 0, "chunk_bytes: 0 is outside"},
+      {"/chunk_bytes", 100, "no multiple of 64"},
+      {"/chunk_bytes", most, "is outside"},
+      {"/files", json::array(), "config.toml is missing"},
+      {"/files/0/name", "../config.toml", "plain name"},
+      {"/files/0/xxh3", "12", "expected 32 hexadecimal digits"},
+      {"/shards/0/name", "manifest.json", "the name occurs twice"},
+      {"/shards/0/bytes", -5, "outside"},
+      {"/shards/0/bytes", 4000, "pieces end at"},
+      {"/tensors/0/name", "wte#m", "m: tensors[1]: the tensor occurs twice"},
+      {"/tensors/0/dtype", "fp31", "m: tensors[0]: dtype: unknown element type \"fp31\""},
+      {"/tensors/0/dtype", "fp64", "pieces overlap"},
+      {"/tensors/0/shape", json::array(), "expected 1 to 4 sizes"},
+      {"/tensors/0/shape", json{1, 1, 1, 1, 78}, "expected 1 to 4 sizes"},
+      {"/tensors/0/shape/0", 0, "outside"},
+      {"/tensors/0/shape/0", 14, "element 78 is stored nowhere"},
+      {"/tensors/0/shape", json{int64_t{1} << 40, int64_t{1} << 40}, "more than"},
+      {"/tensors/0/pieces", json::array(), "element 0 is stored nowhere"},
+      {"/tensors/0/pieces/0/shard", 1, "outside"},
+      {"/tensors/0/pieces/0/offset", 8, "no multiple of 64"},
+      {"/tensors/0/pieces/0/offset", 1 << 20, "outside"},
+      {"/tensors/0/pieces/0/offset", 320, "bytes 0 to 320 belong to no piece"},
+      {"/tensors/6/pieces/0/offset", 1344, "do not fit"},
+      {"/tensors/0/pieces/0/runs", json::array(), "has no runs"},
+      {"/tensors/0/pieces/0/runs/0", json{0}, "expected [offset, length]"},
+      {"/tensors/0/pieces/0/runs/0", json{1, 77}, "element 0 is stored nowhere"},
+      {"/tensors/0/pieces/0/runs/0", json{0, 79}, "outside"},
+      {"/tensors/0/pieces/0/runs/0", json{0, 1, 1, most}, "outside"},
+      {"/tensors/0/pieces/0/runs/0", json{0, 3, 2, 26}, "outside"},
+      {"/tensors/0/pieces/0/runs", json{{0, 40}, {39, 39}}, "not in ascending order"},
+      {"/tensors/0/pieces/0/xxh3", json::array(), "0 checksums, expected 1"},
+  };
+  parse_manifest(sound.dump(), "m");
+  for (const Mistake& mistake : mistakes) {
+    json document = sound;
+    document[json::json_pointer(mistake.pointer)] = mistake.value;
+    try {
+      parse_manifest(document.dump(), "m");
+      ADD_FAILURE() << mistake.pointer << " " << mistake.value;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::checkpoint);
+      EXPECT_NE(std::string(error.what()).find(mistake.says), std::string::npos)
+          << mistake.pointer << ": " << error.what();
+    }
+  }
+}
+
+TEST(Manifest, RefusesWhatIsNotJson) {
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("null"), std::string("[1e999]"),
+        std::string("{\"format\": \"\xff\"}"), std::string(300000, '['), std::string(1 << 20, '\0')}) {
+    EXPECT_THROW(parse_manifest(text, "m"), Error);
+  }
+}
+
+/// All values of a document, as pointers.
+std::vector<json::json_pointer> places_in(const json& document) {
+  std::vector<json::json_pointer> places;
+  const json flat = document.flatten();
+  for (const auto& [pointer, value] : flat.items()) {
+    for (json::json_pointer place(pointer); !place.empty(); place.pop_back()) places.push_back(place);
+  }
+  return places;
+}
+
+/// Any manifest that parses must load or be refused; a random change of values and bytes never does more.
+TEST(Manifest, SurvivesRandomChanges) {
+  TempFolder folder;
+  const fs::path step = save_example(folder);
+  const std::string text = content_of(step / kManifestFile);
+  const json sound = json::parse(text);
+  const std::vector<json::json_pointer> places = places_in(sound);
+  const json values[] = {-1,
+                         0,
+                         1,
+                         2,
+                         63,
+                         64,
+                         77,
+                         78,
+                         79,
+                         4096,
+                         int64_t{1} << 32,
+                         int64_t{1} << 62,
+                         std::numeric_limits<int64_t>::max(),
+                         std::numeric_limits<int64_t>::min(),
+                         1e300,
+                         0.5,
+                         "",
+                         "fp64",
+                         "bf16",
+                         "rank-00000.shard",
+                         "COMPLETE",
+                         json::array(),
+                         json::object(),
+                         json{0, 1},
+                         json{0, 1, 2, 39},
+                         nullptr,
+                         true};
+  int parsed = 0, loaded = 0;
+  for (uint64_t seed = 1; seed <= 6000; ++seed) {
+    SCOPED_TRACE(format("seed {}", seed));
+    Random random(seed);
+    std::string changed = text;
+    if (seed % 2 == 0) {
+      json document = sound;
+      for (int64_t i = 0, n = pick(random, 1, 3); i < n; ++i) {
+        const auto& place = places[static_cast<size_t>(pick(random, 0, static_cast<int64_t>(places.size()) - 1))];
+        try {
+          json& target = document.at(place);
+          if (pick(random, 0, 5) == 0) {
+            target = sound.at(places[static_cast<size_t>(pick(random, 0, static_cast<int64_t>(places.size()) - 1))]);
+          } else if (target.is_number_integer() && pick(random, 0, 1) == 0) {
+            target = target.get<int64_t>() + pick(random, -2, 2);
+          } else {
+            target = values[pick(random, 0, std::ssize(values) - 1)];
+          }
+        } catch (const json::exception&) {  // an earlier change took the place away
+        }
+      }
+      changed = document.dump();
+    } else {
+      for (int64_t i = 0, n = pick(random, 1, 4); i < n; ++i) {
+        const size_t at = static_cast<size_t>(pick(random, 0, static_cast<int64_t>(changed.size()) - 1));
+        switch (pick(random, 0, 3)) {
+          case 0:
+            changed[at] = static_cast<char>(random());
+            break;
+          case 1:
+            changed.erase(at, static_cast<size_t>(pick(random, 1, 20)));
+            break;
+          case 2:
+            changed.insert(at, changed.substr(static_cast<size_t>(pick(random, 0, static_cast<int64_t>(at))), 15));
+            break;
+          default:
+            changed[at] = static_cast<char>('0' + pick(random, 0, 9));
+        }
+      }
+    }
+    try {
+      parse_manifest(changed, "m");
+      ++parsed;
+      overwrite(step / kManifestFile, changed);
+      overwrite(step / kCompleteFile, completion_mark(changed));
+      const Reader reader(step);
+      Tensors tensors(small_model());
+      reader.load(tensors.slices, {});
+      ++loaded;
+      EXPECT_EQ(tensors.difference(1), "");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::checkpoint) << error.what();
+    }
+  }
+  EXPECT_GT(parsed, 100);  // changes of state, hashes and names
+  EXPECT_GT(loaded, 20);
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint

@@ -1,0 +1,248 @@
+#include "checkpoint/reader.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/shard.h"
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+std::string message_of(const std::function<void()>& action, Code code = Code::checkpoint) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+#define EXPECT_MENTIONS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+fs::path save_model(const fs::path& folder, const std::vector<Spec>& specs, bool tied = false, int64_t step = 1) {
+  CheckpointStore store(folder, {});
+  Tensors tensors(specs);
+  tensors.fill(static_cast<uint64_t>(step));
+  Snapshot snapshot = snapshot_of(tensors, step);
+  snapshot.tied = tied;
+  return store.save(snapshot);
+}
+
+std::vector<Spec> random_model(Random& random) {
+  std::vector<Spec> specs;
+  const DType types[] = {DType::f64, DType::f32, DType::bf16, DType::u8};
+  for (int64_t i = 0, n = pick(random, 1, 8); i < n; ++i) {
+    Spec spec{format("tensor.{}", i), {}, types[pick(random, 0, 3)]};
+    switch (pick(random, 1, 4)) {
+      case 1:
+        spec.shape = {pick(random, 1, 4000)};
+        break;
+      case 2:
+        spec.shape = {pick(random, 1, 60), pick(random, 1, 60)};
+        break;
+      case 3:
+        spec.shape = {pick(random, 1, 12), pick(random, 1, 12), pick(random, 1, 12)};
+        break;
+      default:
+        spec.shape = {pick(random, 1, 5), pick(random, 1, 5), pick(random, 1, 5), pick(random, 1, 5)};
+    }
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+TEST(Reader, GivesEqualBitsUnderEveryLayout) {
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    SCOPED_TRACE(format("seed {}", seed));
+    Random random(seed);
+    TempFolder folder;
+    const std::vector<Spec> specs = random_model(random);
+    Tensors saved(specs, random);
+    saved.fill(seed);
+    CheckpointStore store(folder, {});
+    const Reader reader(store.save(snapshot_of(saved, 5)));
+    const int64_t ranks = pick(random, 1, 4);
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Tensors loaded(specs, random, rank, ranks);
+      reader.load(loaded.slices, {});
+      ASSERT_EQ(loaded.difference(seed), "");
+    }
+  }
+}
+
+TEST(Reader, StreamsTensorsOfManyChunksAndColumnsOfThem) {
+  TempFolder folder;
+  const std::vector<Spec> specs{{"large", {1111, 2222}}, {"behind", {5}}};  // 9.9 MB: three chunks
+  const Reader reader(save_model(folder, specs));
+  ASSERT_EQ(reader.manifest().tensors[0].pieces[0].chunks.size(), 3u);
+  EXPECT_EQ(load_newest(folder, specs), 1);
+
+  std::vector<float> memory(1111 * 7);
+  TensorSlice columns{"large", {1111, 2222}, {reinterpret_cast<std::byte*>(memory.data()), {1111, 7}, DType::f32}, {}};
+  for (int64_t row = 0; row < 1111; ++row) columns.runs.push_back({row * 2222 + 1000, row * 7, 7});
+  std::vector<float> rest(5);
+  TensorSlice behind{"behind", {5}, {reinterpret_cast<std::byte*>(rest.data()), {5}, DType::f32}, {{0, 0, 5}}};
+  reader.load(std::vector{columns, behind}, {});
+  for (int64_t i = 0; i < 1111 * 7; ++i) {
+    for (int64_t b = 0; b < 4; ++b) {
+      ASSERT_EQ(columns.local.data[4 * i + b], expected_byte("large", 1, i / 7 * 2222 + 1000 + i % 7, b)) << i;
+    }
+  }
+}
+
+TEST(Reader, VerifiesOnlyTheChunksThatItUses) {
+  TempFolder folder;
+  const std::vector<Spec> specs{{"large", {3 << 20}}};
+  const Reader reader(save_model(folder, specs));
+  const fs::path shard = reader.folder() / "rank-00000.shard";
+  std::string bytes = content_of(shard);
+  bytes[(8 << 20) + 12345] ^= 4;
+  overwrite(shard, bytes);
+  std::vector<float> memory(1000);
+  TensorSlice part{
+      "large", {3 << 20}, {reinterpret_cast<std::byte*>(memory.data()), {1000}, DType::f32}, {{500, 0, 1000}}};
+  reader.load(std::span(&part, 1), {});
+  part.runs = {{2 << 20, 0, 1}};
+  const std::string message = message_of([&] { reader.load(std::span(&part, 1), {}); });
+  EXPECT_MENTIONS(message, shard.string());
+  EXPECT_MENTIONS(message, "tensor large");
+  EXPECT_MENTIONS(message, "bytes 8388608 to 12582912");
+}
+
+TEST(Reader, JoinsThePiecesOfSeveralWriters) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(format("seed {}", seed));
+    Random random(seed);
+    TempFolder folder;
+    const std::vector<Spec> specs{{"a", {40, 30}}, {"b", {500}, DType::bf16}};
+    const int64_t ranks = pick(random, 2, 4);
+    Manifest manifest;
+    manifest.header = snapshot_of(Tensors(specs), 9);
+    std::map<std::string, StoredTensor> tensors;
+    for (int64_t rank = 0; rank < ranks; ++rank) {
+      Random same_cuts(seed + 1000);  // the ranks' shares of one layout
+      Tensors part(specs, same_cuts, rank, ranks);
+      part.fill(9);
+      WrittenShard shard =
+          write_shard(system_calls(), folder.path() / format("rank-{:05}.shard", rank), rank, part.slices);
+      manifest.shards.push_back(shard.file);
+      for (StoredTensor& tensor : shard.tensors) {
+        StoredTensor& joined =
+            tensors.try_emplace(tensor.name, StoredTensor{tensor.name, tensor.dtype, tensor.shape, {}}).first->second;
+        joined.pieces.push_back(tensor.pieces[0]);
+      }
+    }
+    for (const auto& [name, tensor] : tensors) manifest.tensors.push_back(tensor);
+    manifest.files.push_back({"config.toml", 0, checksum_of("")});
+    overwrite(folder.path() / "config.toml", "");
+    overwrite(folder.path() / "manifest.json", to_json(manifest));
+    overwrite(folder.path() / "COMPLETE", completion_mark(to_json(manifest)));
+    const Reader reader(folder);
+    Tensors loaded(specs, random);
+    reader.load(loaded.slices, {});
+    ASSERT_EQ(loaded.difference(9), "");
+  }
+}
+
+TEST(Reader, FindsTheCheckpointInAStepACheckpointsAndARunFolder) {
+  TempFolder run;
+  const fs::path step = save_model(run.path() / "checkpoints", small_model(), false, 100);
+  for (const fs::path& path :
+       {step, step / "", run.path() / "checkpoints", run.path(), run.path() / "checkpoints/latest"}) {
+    EXPECT_EQ(Reader(path).header().state.step, 100) << path;
+  }
+  fs::rename(step, run.path() / "moved elsewhere");
+  EXPECT_EQ(Reader(run.path() / "moved elsewhere").header().state.step, 100);
+  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "absent"); }), "does not exist");
+  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "checkpoints"); }), "no checkpoint here");
+}
+
+TEST(Reader, TakesTheNewestCompleteOneWhenLatestIsMissingOrWrong) {
+  TempFolder folder;
+  for (const int64_t step : {100, 300, 200}) save_model(folder, small_model(), false, step);  // 200 was saved last
+  for (const char* latest : {"", "step-00000900\n", "step-00000100\n", "\xff\n/../..", "../../etc/passwd"}) {
+    Warnings warnings;
+    overwrite(folder.path() / "latest", latest);
+    EXPECT_EQ(load_newest(folder, small_model()), 200);
+    EXPECT_EQ(warnings.lines.size(), 1u);
+  }
+  Warnings warnings;
+  fs::remove(folder.path() / "latest");
+  fs::remove(folder.path() / "step-00000200" / "COMPLETE");
+  fs::resize_file(folder.path() / "step-00000300" / "rank-00000.shard", 10);
+  EXPECT_EQ(load_newest(folder, small_model()), 100);
+  EXPECT_EQ(warnings.lines.size(), 3u);
+  fs::remove(folder.path() / "step-00000100" / "manifest.json");
+  EXPECT_MENTIONS(message_of([&] { newest_checkpoint(folder); }), "no complete checkpoint among 3");
+  EXPECT_FALSE(newest_checkpoint(folder.path() / "absent").has_value());
+}
+
+TEST(Reader, ListsEveryDifferenceOfTheTensors) {
+  TempFolder folder;
+  const Reader reader(save_model(folder, {{"same", {4}}, {"shape", {4, 2}}, {"type", {3}}, {"left over", {2}}}));
+  Tensors run({{"same", {4}}, {"shape", {2, 4}}, {"type", {3}, DType::f64}, {"new", {2}}});
+  const std::string message = message_of([&] { reader.load(run.slices, {}); });
+  for (const char* part :
+       {"shape: [4, 2] in the checkpoint, the run has [2, 4]", "type: fp32 in the checkpoint, the run keeps fp64",
+        "new: not in the checkpoint", "left over: not in the run's model"}) {
+    EXPECT_MENTIONS(message, part);
+  }
+}
+
+TEST(Reader, LoadsWeightsWithoutMoments) {
+  TempFolder folder;
+  const Reader reader(save_model(folder, {{"w", {4}}, {"w#m", {4}}, {"w#v", {4}}}));
+  Tensors weights({{"w", {4}}});
+  reader.load(weights.slices, {.weights_only = true});
+  EXPECT_EQ(weights.difference(1), "");
+  EXPECT_MENTIONS(message_of([&] { reader.load(weights.slices, {}); }), "w#m: not in the run's model");
+}
+
+TEST(Reader, CopiesATiedHeadAndRefusesToTieTwoTensors) {
+  TempFolder folder;
+  const std::vector<Spec> tied{{"wte", {5, 3}}, {"wte#m", {5, 3}}},
+      untied{{"wte", {5, 3}}, {"wte#m", {5, 3}}, {"head.weight", {5, 3}}, {"head.weight#m", {5, 3}}};
+  const Reader reader(save_model(folder.path() / "tied", tied, true));
+  Tensors run(untied);
+  reader.load(run.slices, {.tied = false});
+  for (const size_t i : {0, 1}) {
+    EXPECT_EQ(std::memcmp(run.slices[i].local.data, run.slices[i + 2].local.data, 60), 0);
+    for (int64_t e = 0; e < 15; ++e)
+      EXPECT_EQ(run.slices[i + 2].local.data[4 * e], expected_byte(tied[i].name, 1, e, 0));
+  }
+  const Reader other(save_model(folder.path() / "untied", untied, false));
+  Tensors tied_run(tied);
+  EXPECT_MENTIONS(message_of([&] { other.load(tied_run.slices, {.tied = true}); }), "model.tie_embeddings = false");
+}
+
+TEST(Compatible, ListsModelKeysThatDiffer) {
+  Snapshot stored, run;
+  stored.model_keys = {{"n_layer", "6"}, {"d_model", "384"}, {"bias", "true"}};
+  run.model_keys = {{"n_layer", "12"}, {"d_model", "384"}, {"rope_theta", "10000"}};
+  const std::string message = message_of([&] { require_compatible(stored, run, true); });
+  EXPECT_MENTIONS(message, "n_layer: 6 in the checkpoint, the run has 12");
+  EXPECT_MENTIONS(message, "bias: true in the checkpoint, not in the run");
+  EXPECT_MENTIONS(message, "rope_theta: not in the checkpoint, the run has 10000");
+  EXPECT_EQ(message.find("d_model"), std::string::npos);
+  require_compatible(stored, stored, false);
+}
+
+TEST(Compatible, RefusesOtherDataUnlessAllowed) {
+  Snapshot stored, run;
+  stored.tokenizer_hash = run.tokenizer_hash = "t";
+  stored.data_hash = "old";
+  run.data_hash = "new";
+  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, false); }), "checkpoint.allow_other_data = true");
+  Warnings warnings;
+  require_compatible(stored, run, true);
+  EXPECT_EQ(warnings.lines.size(), 1u);
+  run.data_hash = "";
+  require_compatible(stored, run, false);
+  run.tokenizer_hash = "u";
+  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, false); }), "tokenizer");
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint

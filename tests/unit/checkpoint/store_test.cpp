@@ -1,0 +1,174 @@
+#include "checkpoint/store.h"
+
+#include <gtest/gtest.h>
+
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+void save_step(CheckpointStore& store, int64_t step, int64_t best_step = -1) {
+  Tensors tensors(small_model());
+  tensors.fill(static_cast<uint64_t>(step));
+  Snapshot snapshot = snapshot_of(tensors, step);
+  snapshot.state.best_step = best_step;
+  store.save(snapshot);
+}
+
+std::vector<std::string> steps_in(const fs::path& folder) {
+  std::vector<std::string> names = names_in(folder);
+  std::erase(names, "latest");
+  return names;
+}
+
+TEST(CheckpointStore, SavesTheFilesOfTheContractAndPointsLatestToThem) {
+  TempFolder run;
+  CheckpointStore store(run.path() / "checkpoints", {});
+  save_step(store, 100);
+  EXPECT_EQ(names_in(run.path() / "checkpoints"), (std::vector<std::string>{"latest", "step-00000100"}));
+  EXPECT_EQ(
+      names_in(run.path() / "checkpoints/step-00000100"),
+      (std::vector<std::string>{"COMPLETE", "config.toml", "manifest.json", "rank-00000.shard", "tokenizer.model"}));
+  EXPECT_EQ(content_of(run.path() / "checkpoints/latest"), "step-00000100\n");
+}
+
+TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
+  TempFolder run;
+  CheckpointStore store(run.path() / "checkpoints", {});
+  Tensors tensors(small_model());
+  tensors.fill(7);
+  Snapshot saved = snapshot_of(tensors, 7);
+  saved.state.best_val_loss = 1.0 / 3;
+  saved.tied = true;
+  const Reader reader(store.save(saved));
+  const Snapshot& header = reader.header();
+  EXPECT_EQ(header.state.step, 7);
+  EXPECT_EQ(header.state.adam_step, 6);
+  EXPECT_EQ(header.state.samples_seen, 84);
+  EXPECT_EQ(header.state.tokens_seen, 84 * 256);
+  EXPECT_EQ(header.state.best_val_loss, 1.0 / 3);
+  EXPECT_EQ(header.state.best_step, 6);
+  EXPECT_EQ(header.config_toml, saved.config_toml);
+  EXPECT_EQ(header.tokenizer, saved.tokenizer);
+  EXPECT_EQ(header.tokenizer_hash, "abc");
+  EXPECT_EQ(header.data_hash, "def");
+  EXPECT_EQ(header.model_keys, saved.model_keys);
+  EXPECT_EQ(header.compute, "fp32");
+  EXPECT_TRUE(header.tied);
+  EXPECT_EQ(load_newest(run, small_model()), 7);
+}
+
+TEST(CheckpointStore, KeepsAMissingLossAndAnEmptyTokenizer) {
+  TempFolder run;
+  CheckpointStore store(run.path() / "checkpoints", {});
+  Tensors tensors(small_model());
+  Snapshot saved = snapshot_of(tensors, 1);
+  saved.state.best_val_loss = std::numeric_limits<double>::quiet_NaN();
+  saved.tokenizer.clear();
+  const Reader reader(store.save(saved));
+  EXPECT_TRUE(std::isnan(reader.header().state.best_val_loss));
+  EXPECT_EQ(reader.header().tokenizer, "");
+  EXPECT_FALSE(fs::exists(reader.folder() / "tokenizer.model"));
+}
+
+TEST(CheckpointStore, ReplacesAStepSavedBefore) {
+  for (const bool without_exchange : {false, true}) {
+    TempFolder folder;
+    FaultyCalls calls;
+    calls.without_exchange = without_exchange;
+    CheckpointStore store(folder, {}, calls);
+    Tensors tensors(small_model());
+    tensors.fill(1);
+    store.save(snapshot_of(tensors, 100));
+    tensors.fill(100);
+    store.save(snapshot_of(tensors, 100));
+    EXPECT_EQ(load_newest(folder, small_model()), 100);
+    EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000100"}));
+  }
+}
+
+TEST(CheckpointStore, RefusesSlicesThatDoNotCoverTheirTensor) {
+  TempFolder folder;
+  CheckpointStore store(folder, {});
+  Tensors tensors(small_model());
+  Snapshot snapshot = snapshot_of(tensors, 1);
+  snapshot.tensors[0].runs = {{0, 0, 77}};
+  EXPECT_THROW(store.save(snapshot), Error);
+  snapshot.tensors[0].runs = {{0, 0, 40}, {39, 40, 38}};
+  EXPECT_THROW(store.save(snapshot), Error);
+  snapshot.tensors[0].runs = {{0, 0, 40}, {40, 41, 38}};  // beyond the local storage
+  EXPECT_THROW(store.save(snapshot), Error);
+  EXPECT_TRUE(names_in(folder).empty());
+}
+
+TEST(CheckpointStore, RemovesLeftOversAtTheStartAndNothingElse) {
+  TempFolder folder;
+  for (const char* name : {".saving-step-00000200-1.2", ".deleting-step-00000050-1.2", "step-00000200.mine", ".mine"}) {
+    fs::create_directories(folder.path() / name);
+    overwrite(folder.path() / name / "file", "x");
+  }
+  overwrite(folder.path() / ".latest-step-00000200-1.2", "step-00000200\n");
+  CheckpointStore store(folder, {});
+  EXPECT_EQ(names_in(folder), (std::vector<std::string>{".mine", "step-00000200.mine"}));
+}
+
+TEST(CheckpointStore, PutsBackAStepThatWasPushedAside) {
+  TempFolder folder;
+  {
+    CheckpointStore store(folder, {});
+    save_step(store, 100);
+  }
+  fs::rename(folder.path() / "step-00000100", folder.path() / ".replaced-step-00000100-1.2");
+  Warnings warnings;
+  EXPECT_EQ(load_newest(folder, small_model()), 100) << "found even before the next start";
+  CheckpointStore store(folder, {});
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000100"}));
+  EXPECT_EQ(load_newest(folder, small_model()), 100);
+}
+
+TEST(Retention, KeepsTheNewestSoMany) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 2});
+  for (const int64_t step : {10, 20, 30, 40}) save_step(store, step);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000030", "step-00000040"}));
+}
+
+TEST(Retention, KeepsAllWithoutALimit) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 0, .keep_every = 20, .keep_best = true});
+  for (const int64_t step : {10, 20, 30}) save_step(store, step);
+  EXPECT_EQ(steps_in(folder).size(), 3u);
+}
+
+TEST(Retention, KeepsMultiplesAndTheBest) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 1, .keep_every = 100, .keep_best = true});
+  for (const int64_t step : {50, 100, 150, 200, 250, 300, 350}) save_step(store, step, step >= 140 ? 140 : -1);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000100", "step-00000150", "step-00000200",
+                                                        "step-00000300", "step-00000350"}));
+  save_step(store, 400, 390);  // a better one: 150 goes
+  EXPECT_EQ(steps_in(folder),
+            (std::vector<std::string>{"step-00000100", "step-00000200", "step-00000300", "step-00000400"}));
+}
+
+TEST(Retention, GoesByTheOrderOfSavingAfterARunWentBack) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 2});
+  for (const int64_t step : {400, 500, 110, 120}) save_step(store, step);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000110", "step-00000120"}));
+  EXPECT_EQ(load_newest(folder, small_model()), 120);
+}
+
+TEST(Retention, LeavesUnknownAndDamagedFoldersAlone) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 1});
+  save_step(store, 10);
+  fs::copy(folder.path() / "step-00000010", folder.path() / "step-00000010.good");
+  save_step(store, 20);
+  fs::remove(folder.path() / "step-00000020" / "COMPLETE");
+  save_step(store, 30);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000010.good", "step-00000020", "step-00000030"}));
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint
