@@ -55,9 +55,9 @@ json bench_gemm(const Bench& b) {
   for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, shapes, b.options.repeats)) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
     b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
-                 cell(rate.forward_gflops), cell(rate.dx_gflops), cell(rate.dw_gflops)));
-    rates.push_back({{"m", rate.shape.m}, {"k", rate.shape.k}, {"n", rate.shape.n}, {"forward_gflops", rate.forward_gflops},
-                     {"dx_gflops", rate.dx_gflops}, {"dw_gflops", rate.dw_gflops}});
+                 cell(rate.forward), cell(rate.dx), cell(rate.dw)));
+    rates.push_back({{"m", rate.shape.m}, {"k", rate.shape.k}, {"n", rate.shape.n}, {"forward_gflops", rate.forward},
+                     {"dx_gflops", rate.dx}, {"dw_gflops", rate.dw}});
   }
   return {{"compute", name_of(b.machine.compute)}, {"threads", b.machine.threads}, {"peak_gflops", peak * 1e-9},
           {"path", ops::product_path(device, b.machine.compute)}, {"rates", rates}};

@@ -13,6 +13,12 @@
 
 namespace trainer::cli {
 
+namespace {
+
+Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
+
+}  // namespace
+
 int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage, "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
@@ -21,11 +27,13 @@ int eval_command(const EvalOptions& o) {
   const train::SignalGuard signals;
   train::LoadedModel model = train::load_model(path);
   data::EvalData source = data::open_eval_data(model.config, o.data, model.tokenizer ? &*model.tokenizer : nullptr,
-                                               model.trainer->vocab(), model.machine.threads);
+                                               model.trainer->vocab(),
+                                               {.threads = model.machine.threads, .stop = train::stop_requested});
+  if (!source.dataset) throw stopped();
   const train::Evaluation result =
-      train::evaluate(*model.trainer, *source.dataset, o.batches, source.piece_bytes,
+      train::evaluate(*model.trainer, *source.dataset, o.batches, model.tokenizer ? &*model.tokenizer : nullptr,
                       [](int64_t, int64_t) { return !train::stop_requested(); });
-  if (result.interrupted) throw Error(Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal())));
+  if (result.interrupted) throw stopped();
   const train::EvalReport& report = result.report;
   if (o.json) {
     nlohmann::json document{{"checkpoint", model.folder.string()}, {"step", model.step}, {"loss", report.loss},

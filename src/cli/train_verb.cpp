@@ -1,5 +1,6 @@
 #include <cstdio>
 
+#include "base/error.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "train/deadline.h"

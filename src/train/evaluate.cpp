@@ -4,9 +4,11 @@
 #include <cmath>
 #include <numbers>
 
+#include "data/statistics.h"
+
 namespace trainer::train {
 
-Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, std::span<const int32_t> piece_bytes,
+Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t, int64_t)>& progress) {
   const int64_t all = dataset.windows();
   const int64_t windows = groups == 0 ? all : std::min(all, groups * trainer.config().train.global_batch);
@@ -24,12 +26,8 @@ Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t
     const int64_t counted = std::min(trainer.micro_batch(), windows - window) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
     nats += trainer.loss_sum(batch);
-    for (int64_t row = 0; row < counted; ++row) {
-      const auto at = static_cast<size_t>(row);
-      if (batch.weights[at] == 0) continue;
-      ++tokens;
-      if (!piece_bytes.empty()) bytes += piece_bytes[static_cast<size_t>(batch.targets[at])];
-    }
+    for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
+    if (tokenizer != nullptr) bytes += data::evaluated_bytes(*tokenizer, batch);
   }
   result.report.tokens = tokens;
   result.report.loss = nats / static_cast<double>(tokens);

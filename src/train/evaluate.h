@@ -1,8 +1,8 @@
 #pragma once
 // Evaluation: consecutive, non-overlapping windows from the start of the data, each token predicted once.
 #include <functional>
-#include <span>
 
+#include "data/tokenizer.h"
 #include "train/trainer.h"
 
 namespace trainer::train {
@@ -13,9 +13,9 @@ struct Evaluation {
 };
 
 /// `groups` groups of global_batch windows (0: all of the data), so the set of windows does not depend on the layout.
-/// `piece_bytes[id]`: bytes of text that token id stands for; empty without a tokenizer, then bits_per_byte is none.
+/// Without a tokenizer bits_per_byte is none.
 /// `progress(done, windows)` is called between micro-batches and returns false to stop.
-Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, std::span<const int32_t> piece_bytes,
+Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
 
 }  // namespace trainer::train

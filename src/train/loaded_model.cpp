@@ -28,7 +28,7 @@ LoadedModel load_model(const std::filesystem::path& path, int threads) {
   LoadedModel loaded;
   loaded.folder = reader.folder();
   loaded.step = header.state.step;
-  loaded.config = config::from_values(header.config_toml, (reader.folder() / "config.toml").string());
+  loaded.config = config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
   loaded.config.precision.compute = compute_named(header.compute, reader.folder());
   if (threads > 0) loaded.config.run.threads = threads;
   loaded.tokenizer_hash = header.tokenizer_hash;

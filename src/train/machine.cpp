@@ -80,6 +80,8 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
+  // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
+  plan.flops.recomputed = plan.recomputed_flops / static_cast<double>(config.train.micro_batch * config.model.seq_len);
   return plan;
 }
 

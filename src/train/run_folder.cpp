@@ -1,5 +1,6 @@
 #include "train/run_folder.h"
 
+#include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/file_io.h"
 

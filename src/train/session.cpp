@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
-#include "config/load.h"
+#include "config/text.h"
 #include "data/source.h"
 #include "ops/bench_gemm.h"
 #include "optim/schedule.h"
@@ -52,8 +52,7 @@ class Session {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
       return finish("finished");
     }
-    Progress progress(config_.log.progress, state_.step, total_steps_, config_.log.interval);
-    progress_ = &progress;
+    progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
     const Deadline deadline = options_.max_seconds > 0 ? Deadline(options_.max_seconds) : Deadline();
     const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
@@ -69,11 +68,11 @@ class Session {
         break;
       }
     }
-    progress_ = nullptr;
     const bool stopped = stop_requested();
     if (stopped) outcome = format("stopped by {}", signal_name(stop_signal()));
     if (saved_step_ != state_.step && state_.step > 0) save();
     if (state_.step == total_steps_) sample_now();
+    progress_.reset();  // the summary comes after its last line
     const int status = finish(outcome);
     return stopped ? kSavedAfterSignal : status;
   }
@@ -220,9 +219,10 @@ class Session {
 
   void evaluate_now() {
     if (!datasets_.val) return;
-    Evaluation result = evaluate(trainer_, *datasets_.val, config_.train.eval_batches, datasets_.piece_bytes,
+    Evaluation result = evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
+                                 datasets_.tokenizer ? &*datasets_.tokenizer : nullptr,
                                  [&](int64_t done, int64_t windows) {
-                                   progress_->status(format("evaluating {}/{}", done, windows));
+                                   if (progress_) progress_->status(format("evaluating {}/{}", done, windows));
                                    return !stop_requested();
                                  });
     if (result.interrupted) return;
@@ -324,13 +324,27 @@ class Session {
   };
   std::optional<Generator> generator_;
   std::optional<MetricsLog> metrics_;
-  Progress* progress_ = nullptr;
+  std::optional<Progress> progress_;
   checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
   std::vector<Sample> samples_;
   double peak_flops_ = 0, started_ = now_seconds(), step_seconds_ = 0;
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
 };
+
+data::Datasets open_datasets(const config::Config& config, int threads) {
+  double last = now_seconds();
+  data::OpenOptions options;
+  options.threads = threads;
+  options.stop = stop_requested;
+  options.progress = [&](const data::TokenizeProgress& done) {
+    if (now_seconds() - last < 2) return;
+    last = now_seconds();
+    log::info("tokenizing: {} of {}, {} tokens", format_bytes(static_cast<double>(done.bytes)),
+              format_bytes(static_cast<double>(done.total_bytes)), format_count(static_cast<double>(done.tokens)));
+  };
+  return data::open_data(config, options);
+}
 
 }  // namespace
 
@@ -345,8 +359,8 @@ int run_session(const config::Config& config, const SessionOptions& options, std
   }
   const SignalGuard signals;
   const checkpoint::RunLock lock(config.run.dir);
-  data::Datasets datasets = open_data(config, machine.threads);
-  if (stop_requested()) return kSavedAfterSignal;
+  data::Datasets datasets = open_datasets(config, machine.threads);
+  if (!datasets.train) return kSavedAfterSignal;
   return Session(config, options, machine, std::move(datasets)).run();
 }
 

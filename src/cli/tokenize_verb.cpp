@@ -1,0 +1,67 @@
+#include <cstdio>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "checkpoint/file_io.h"
+#include "cli/cli.h"
+#include "data/source.h"
+#include "device/thread_pool.h"
+#include "train/signals.h"
+
+namespace trainer::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+config::Document document_named(const std::string& name) {
+  return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
+}
+
+/// The tokenizer goes beside the tokens; it is written anew only when it is another one.
+void keep(const data::Tokenizer& tokenizer, const fs::path& path) {
+  checkpoint::SystemCalls& calls = checkpoint::system_calls();
+  const fs::path temporary = path.string() + ".new";
+  checkpoint::remove_tree(calls, temporary);
+  checkpoint::write_file(calls, temporary, tokenizer.bytes());
+  checkpoint::rename(calls, temporary, path);
+}
+
+}  // namespace
+
+int tokenize_command(const TokenizeOptions& o) {
+  if (o.tokenizer.empty() == (o.train_vocab == 0))
+    throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
+  const train::SignalGuard signals;
+  const std::vector<std::string> files = data::expand_files(o.input);
+  data::TokenizeOptions options;
+  options.text = {o.text_key, document_named(o.document), o.strict};
+  options.threads = device::default_threads();
+  options.stop = train::stop_requested;
+  const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
+                                                        : data::Tokenizer::load(o.tokenizer);
+  checkpoint::make_folders(checkpoint::system_calls(), o.output);
+  keep(tokenizer, fs::path(o.output) / "tokenizer.model");
+  const data::TokenizeResult result = data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
+  if (!result.finished) {
+    log::info("stopped; the same command goes on from here");
+    return 75;
+  }
+  if (result.replaced > 0)
+    log::warning("{} bytes were not UTF-8 and were replaced, the first at {}", result.replaced, result.first_replaced);
+  if (o.json) {
+    const nlohmann::json document{{"file", result.tokens_file.string()}, {"tokens", result.tokens}, {"documents", result.documents},
+                                  {"text_bytes", result.text_bytes}, {"replaced_bytes", result.replaced},
+                                  {"vocab_size", tokenizer.vocab_size()}, {"reused", result.reused}};
+    std::printf("%s\n", document.dump().c_str());
+  } else {
+    std::fputs(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens, result.documents,
+                      tokenizer.vocab_size(), result.reused ? " (was there already)" : "")
+                   .c_str(),
+               stdout);
+  }
+  return 0;
+}
+
+}  // namespace trainer::cli
