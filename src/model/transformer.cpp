@@ -6,12 +6,19 @@ namespace trainer::model {
 
 using parallel::Batch;
 
+namespace {
+
+constexpr int64_t kVocabMultiple = 128;  // local padding of the vocabulary, unless model.vocab_multiple says otherwise
+
+}  // namespace
+
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
                          const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
     : model_(model), vocab_(vocab), embedding_site_(philox_key(dropout_seed, "dropout.embedding")), store_(store) {
   const bool llama = model.arch == config::Arch::llama, tied = model.tie_embeddings.value();
   const parallel::EmbeddingSpec table{.vocab = vocab, .d_model = model.d_model, .positions = llama ? 0 : model.seq_len,
-                                      .vocab_multiple = model.vocab_multiple, .init_std = model.init_std};
+                                      .vocab_multiple = model.vocab_multiple > 0 ? model.vocab_multiple : kVocabMultiple,
+                                      .init_std = model.init_std};
   embedding_ = strategy.embedding(store.add_group("embedding"), table);
   std::shared_ptr<const Buffer> rope;
   if (llama) {
