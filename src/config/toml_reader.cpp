@@ -58,7 +58,11 @@ toml::table parse(std::string_view text) {
     std::string what(e.description());
     if (what.starts_with("Error while")) what = what.substr(what.find(": ") + 2);
     if (!what.empty()) what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
-    if (what.find("could not determine value type") != std::string::npos) what = "not a value; strings need quotes";
+    // A word without quotes, which the library may take for a mistyped true, false, inf or nan.
+    for (const char* sign : {"could not determine value type", "expected 'true'", "expected 'false'", "expected 'inf'",
+                             "expected 'nan'"}) {
+      if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";
+    }
     throw TomlMistake{what, e.source().begin.line, e.source().begin.column};
   }
 }

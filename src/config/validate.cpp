@@ -102,7 +102,8 @@ bool matches_a_file(const std::string& pattern) {
 void check_paths(const char* key, const std::vector<std::string>& paths, Checker& checker) {
   std::vector<std::string> lost;
   for (const std::string& path : paths) {
-    const bool there = is_pattern(path) ? matches_a_file(path) : std::filesystem::exists(path);
+    std::error_code ignored;
+    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path));
     if (!there) lost.push_back(format("\"{}\"", path));
   }
   std::error_code ignored;
