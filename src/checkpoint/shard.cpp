@@ -112,7 +112,11 @@ class Intersection {
 
 WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard, std::span<const TensorSlice> slices) {
   const std::vector<std::byte> zeros(kAlignment);
-  std::vector<std::byte> buffer(kChunkBytes);
+  int64_t largest = 0;
+  for (const TensorSlice& slice : slices) {
+    largest = std::max(largest, slice.shape.count() * size_of(slice.local.dtype));
+  }
+  std::vector<std::byte> buffer(static_cast<size_t>(std::min(largest, kChunkBytes)));
   WrittenShard written{{path.filename().string(), 0, {}}, {}};
   File file = File::create(calls, path);
   int64_t& end = written.file.bytes;

@@ -78,7 +78,6 @@ void CheckpointStore::write_contents(const Snapshot& snapshot, const fs::path& t
   const std::string json = to_json(manifest);
   parse_manifest(json, kManifestFile);  // also says when the slices do not cover their tensors
   write_file(calls_, temporary / kManifestFile, json);
-  sync_folder(calls_, temporary);
   write_file(calls_, temporary / kCompleteFile, completion_mark(json));
   sync_folder(calls_, temporary);
 }
@@ -87,8 +86,7 @@ void CheckpointStore::publish(const fs::path& temporary, const std::string& name
   const fs::path target = folder_ / name;
   std::error_code error;
   if (!fs::exists(fs::symlink_status(target, error))) {
-    rename(calls_, temporary, target);
-    sync_folder(calls_, folder_);
+    rename(calls_, temporary, target);  // synced together with `latest`
     return;
   }
   fs::path replaced = temporary;
