@@ -32,7 +32,8 @@ struct Tokenizer::State {
   std::vector<std::string> pieces;  // text of each token
   std::array<int32_t, 256> byte_ids{};
   int32_t eos = -1, newline = -1;  // newline: id when "\n" is a symbol of its own, else −1
-  bool has_bytes = false, splits_words = false, dummy_prefix = false;
+  bool has_bytes = false, splits_words = false;
+  bool dummy_prefix = false, own_prefix = false;  // own: put by us, once a document, in place of the library
 
   void read_pieces() {
     bool spaces_in_front_only = true;
@@ -78,7 +79,9 @@ Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origi
                 fmt::format("{}: not a usable SentencePiece model ({} bytes): {}", origin, serialized.size(), reason));
   };
   if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
-  const std::string loaded = traits->dummy_prefix ? serialized + std::string(kNoDummyPrefix) : serialized;
+  // A library that trims spaces would trim ours: then each line keeps the library's prefix.
+  state.own_prefix = traits->dummy_prefix && !traits->trims_spaces;
+  const std::string loaded = state.own_prefix ? serialized + std::string(kNoDummyPrefix) : serialized;
   const auto status = state.processor.LoadFromSerializedProto(loaded);
   if (!status.ok()) refuse(status.ToString());
   state.eos = state.processor.eos_id();
@@ -130,7 +133,7 @@ int64_t Tokenizer::text_bytes(std::span<const int32_t> ids) const {
 void Encoder::append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
   const Tokenizer::State& model = *tokenizer_.state_;
   std::string prefixed;
-  if (starts_document && model.dummy_prefix && !text.empty()) {
+  if (starts_document && model.own_prefix && !text.empty()) {
     prefixed.append(1, ' ').append(text);
     text = prefixed;
   }

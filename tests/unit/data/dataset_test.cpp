@@ -1,0 +1,171 @@
+#include "data/dataset.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+
+TEST(FeistelPermutation, HitsEveryIndexOnce) {
+  for (const uint64_t n : {1,  2,   3,   4,   5,   7,    8,    9,    15,   16,   17,    31,    32,    33,    63,    64,
+                           65, 100, 255, 256, 257, 1000, 1023, 1024, 1025, 4097, 10007, 65535, 65536, 65537, 200003}) {
+    for (const uint64_t epoch : {0, 1, 5}) {
+      const FeistelPermutation permutation(n, 42, epoch);
+      std::vector<bool> hit(n);
+      for (uint64_t i = 0; i < n; ++i) {
+        const uint64_t image = permutation(i);
+        ASSERT_LT(image, n);
+        ASSERT_FALSE(hit[image]) << "n " << n << " epoch " << epoch << " index " << i;
+        hit[image] = true;
+      }
+    }
+  }
+}
+
+TEST(FeistelPermutation, StaysInRangeForHugeSizes) {
+  for (const uint64_t n : {uint64_t{1} << 32, (uint64_t{1} << 40) + 12345, uint64_t{1} << 62}) {
+    const FeistelPermutation permutation(n, 1, 0);
+    std::set<uint64_t> images;
+    for (uint64_t i = 0; i < 1000; ++i) images.insert(permutation(i));
+    EXPECT_EQ(images.size(), 1000u);
+    EXPECT_LT(*images.rbegin(), n);
+  }
+}
+
+TEST(FeistelPermutation, DiffersBetweenEpochsAndSeedsAndFromTheIdentity) {
+  const uint64_t n = 1000;
+  const auto agreements = [&](const FeistelPermutation& a, const FeistelPermutation& b) {
+    int same = 0;
+    for (uint64_t i = 0; i < n; ++i) same += a(i) == b(i);
+    return same;
+  };
+  const FeistelPermutation first(n, 1, 0), next_epoch(n, 1, 1), other_seed(n, 2, 0);
+  EXPECT_LT(agreements(first, next_epoch), 10);  // 1 expected, by Poisson
+  EXPECT_LT(agreements(first, other_seed), 10);
+  int fixed = 0;
+  for (uint64_t i = 0; i < n; ++i) fixed += first(i) == i;
+  EXPECT_LT(fixed, 10);
+}
+
+TEST(FeistelPermutation, GivesTheNumbersOfAnIndependentProgram) {
+  using List = std::vector<uint64_t>;
+  const auto first_eight = [](const FeistelPermutation& permutation) {
+    List images;
+    for (uint64_t i = 0; i < 8; ++i) images.push_back(permutation(i));
+    return images;
+  };
+  EXPECT_EQ(first_eight({10, 0, 0}), (List{7, 9, 5, 2, 4, 0, 1, 8}));
+  EXPECT_EQ(first_eight({10, 0, 1}), (List{6, 4, 7, 5, 1, 0, 3, 8}));
+  EXPECT_EQ(first_eight({1000003, 1234567890123, 2}),
+            (List{119031, 417312, 7094, 568974, 649120, 772487, 959334, 92025}));
+  EXPECT_EQ(first_eight({(uint64_t{1} << 40) + 1, 7, 3}),
+            (List{542140773187, 654831847146, 781696955412, 1094237142043, 938432511839, 763887042912, 24714557985,
+                  257824225291}));
+}
+
+TEST(FeistelPermutation, LooksRandom) {
+  // Mean and serial correlation of n images: both within five standard deviations of those of a random order.
+  const int n = 20000;
+  const FeistelPermutation permutation(n, 3, 0);
+  double lag = 0, half = 0;
+  for (int i = 0; i < n; ++i) {
+    const double x = (static_cast<double>(permutation(i)) + 0.5) / n - 0.5;
+    const double y = (static_cast<double>(permutation((i + 1) % n)) + 0.5) / n - 0.5;
+    lag += 12 * x * y;
+    if (i < n / 2) half += x;
+  }
+  EXPECT_LT(std::abs(lag) / n, 5 / std::sqrt(n));
+  EXPECT_LT(std::abs(half) / (n / 2), 5 * std::sqrt(1.0 / 12 / n));
+}
+
+std::shared_ptr<const TokenStream> counting_stream(const TemporaryFolder& folder, int tokens) {
+  std::vector<int> ids(tokens);
+  for (int i = 0; i < tokens; ++i) ids[i] = i;
+  return std::make_shared<TokenStream>(std::vector{write(folder / "count.bin", packed<uint16_t>(ids))});
+}
+
+TEST(TokenDataset, CutsWindowsThatShareOneToken) {
+  TemporaryFolder folder;
+  const auto stream = counting_stream(folder, 1000);
+  for (const int64_t seq_len : {1, 3, 10, 16, 333, 999}) {
+    const TokenDataset dataset(stream, seq_len, 0);
+    EXPECT_EQ(dataset.windows(), 999 / seq_len);
+    TokenBatch batch;
+    dataset.eval_batch(0, dataset.windows(), batch);
+    EXPECT_EQ(batch.seq_len, seq_len);
+    EXPECT_EQ(batch.weight_sum, static_cast<double>(dataset.windows() * seq_len));
+    for (int64_t row = 0; row < dataset.windows() * seq_len; ++row) {
+      ASSERT_EQ(batch.ids[row], row);
+      ASSERT_EQ(batch.targets[row], row + 1);
+      ASSERT_EQ(batch.weights[row], 1.0f);
+    }
+  }
+}
+
+TEST(TokenDataset, KeepsToItsPartOfTheStream) {
+  TemporaryFolder folder;
+  const auto stream = counting_stream(folder, 1000);
+  const TokenDataset dataset(stream, 10, 0, 500, 545);
+  EXPECT_EQ(dataset.tokens(), 45);
+  EXPECT_EQ(dataset.windows(), 4);
+  TokenBatch batch;
+  dataset.train_batch(0, 4, batch);
+  EXPECT_EQ(*std::ranges::min_element(batch.ids), 500);
+  EXPECT_EQ(*std::ranges::max_element(batch.targets), 540);
+  expect_error(Code::data, {"count.bin", "11", "from number 500"}, [&] { TokenDataset(stream, 10, 0, 500, 510); });
+  EXPECT_EQ(TokenDataset(stream, 10, 0, 500, 511).windows(), 1);
+}
+
+TEST(TokenDataset, TrainsEachWindowOnceAnEpochInAnOrderOfItsOwn) {
+  TemporaryFolder folder;
+  const TokenDataset dataset(counting_stream(folder, 1001), 10, 5);
+  std::vector<int64_t> epochs[2];
+  for (int64_t n = 0; n < 200; ++n) epochs[n / 100].push_back(dataset.window_of(n));
+  EXPECT_NE(epochs[0], epochs[1]);
+  for (auto& epoch : epochs) {
+    std::ranges::sort(epoch);
+    for (int64_t i = 0; i < 100; ++i) ASSERT_EQ(epoch[i], i);
+  }
+}
+
+TEST(TokenDataset, GivesTheSameSequencesHoweverTheyAreGrouped) {
+  TemporaryFolder folder;
+  const TokenDataset dataset(counting_stream(folder, 1001), 7, 5);
+  TokenBatch whole, part;
+  dataset.train_batch(120, 60, whole);  // crosses an epoch
+  for (int64_t n = 0; n < 60; n += 4) {
+    dataset.train_batch(120 + n, 4, part);
+    ASSERT_TRUE(std::equal(part.ids.begin(), part.ids.end(), whole.ids.begin() + n * 7));
+    ASSERT_TRUE(std::equal(part.targets.begin(), part.targets.end(), whole.targets.begin() + n * 7));
+  }
+}
+
+TEST(TokenDataset, MasksWindowsPastTheEnd) {
+  TemporaryFolder folder;
+  const TokenDataset dataset(counting_stream(folder, 41), 10, 0);
+  TokenBatch batch;
+  dataset.eval_batch(3, 4, batch);
+  EXPECT_EQ(batch.weight_sum, 10);
+  EXPECT_EQ(std::count(batch.weights.begin(), batch.weights.end(), 1.0f), 10);
+  EXPECT_EQ(batch.weights[9], 1.0f);
+  EXPECT_EQ(batch.weights[10], 0.0f);
+  EXPECT_EQ(batch.ids[0], 30);
+  dataset.eval_batch(9, 2, batch);
+  EXPECT_EQ(batch.weight_sum, 0);
+}
+
+TEST(TokenDataset, ReadsAheadWithoutHarm) {
+  TemporaryFolder folder;
+  const TokenDataset dataset(counting_stream(folder, 1001), 10, 5);
+  dataset.prefetch(95, 20);
+}
+
+}  // namespace
+}  // namespace trainer::data

@@ -1,0 +1,218 @@
+#include "data/source.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/log.h"
+#include "data/statistics.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+
+class Source : public ::testing::Test {
+ protected:
+  Source() {
+    config_.run.dir = (folder_ / "run").string();
+    config_.run.seed = 3;
+    config_.model.seq_len = 32;
+    config_.data.text_key = "text";
+    config_.data.val_fraction = 0.1;
+    previous_ = log::set_sink([this](log::Level, const std::string& line) { lines_.push_back(line); });
+  }
+  ~Source() override { log::set_sink(previous_); }
+
+  Datasets open(const OpenOptions& options = {.threads = 2}) { return open_data(config_, options); }
+  void use_text(const std::string& text, int64_t vocab) {
+    config_.data.train = {write(folder_ / "train.txt", text)};
+    config_.data.tokenizer = "train";
+    config_.data.vocab_size = vocab;
+  }
+
+  TemporaryFolder folder_;
+  config::Config config_;
+  std::vector<std::string> lines_;
+  log::Sink previous_;
+};
+
+TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
+  use_text(novel().substr(0, 80'000), 500);
+  const Datasets first = open();
+  ASSERT_TRUE(first.train && first.val && first.tokenizer);
+  EXPECT_EQ(first.vocab, 500);
+  EXPECT_EQ(first.train->begin(), 0);
+  EXPECT_EQ(first.train->end(), first.val->begin());
+  EXPECT_EQ(first.val->end(), first.val->stream().tokens());
+  EXPECT_NEAR(static_cast<double>(first.val->tokens()), 0.1 * static_cast<double>(first.val->stream().tokens()), 1);
+  EXPECT_EQ(lines_.size(), 2u);
+  const Datasets second = open();
+  EXPECT_EQ(lines_.size(), 2u) << "nothing is made anew: " << lines_.back();
+  EXPECT_EQ(first.data_hash, second.data_hash);
+  EXPECT_EQ(first.tokenizer->hash(), second.tokenizer->hash());
+  config_.data.val_fraction = 0.2;
+  EXPECT_NE(first.data_hash, open().data_hash);
+}
+
+TEST_F(Source, ValidationStartsAtADocument) {
+  std::string text;
+  for (int i = 0; i < 300; ++i) text += novel().substr(i * 300, 250) + "\n\n";
+  use_text(text, 500);
+  config_.data.document = config::Document::block;
+  const Datasets data = open();
+  std::vector<int32_t> before(1);
+  data.train->stream().copy(data.val->begin() - 1, before);
+  EXPECT_EQ(before[0], data.tokenizer->eos());
+  EXPECT_NEAR(static_cast<double>(data.val->tokens()), 0.1 * static_cast<double>(data.val->stream().tokens()),
+              0.01 * static_cast<double>(data.val->stream().tokens()));
+}
+
+TEST_F(Source, TakesValidationFilesOfTheirOwn) {
+  use_text(novel().substr(0, 80'000), 500);
+  config_.data.val = {write(folder_ / "val.txt", novel().substr(300'000, 20'000))};
+  config_.data.val_fraction = 0;
+  const Datasets data = open();
+  EXPECT_EQ(data.train->end(), data.train->stream().tokens());
+  EXPECT_EQ(data.val->begin(), 0);
+  EXPECT_NE(&data.val->stream(), &data.train->stream());
+  config_.data.val = {write(folder_ / "tiny.txt", "too short")};
+  expect_error(Code::data, {"val.bin", "fewer than one window", "33"}, [&] { open(); });
+}
+
+TEST_F(Source, GoesWithoutValidationWhenTold) {
+  use_text(novel().substr(0, 40'000), 400);
+  config_.data.val_fraction = 0;
+  const Datasets data = open();
+  EXPECT_FALSE(data.val);
+  EXPECT_TRUE(std::isnan(data.unigram_entropy));
+}
+
+TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
+  std::vector<int> ids(5000);
+  for (int i = 0; i < 5000; ++i) ids[i] = i * 7 % 900;
+  const std::string plain = write(folder_ / "plain.bin", packed<uint16_t>(ids));
+  config_.data.train = {plain};
+  expect_error(Code::config, {"data.vocab_size", "plain.bin"}, [&] { open(); });
+  expect_error(Code::config, {"data.vocab_size"}, [&] { planned_vocab(config_.data); });
+  config_.data.vocab_size = 800;
+  expect_error(Code::data, {"plain.bin", "offset 230", "token 805", "vocabulary of 800"}, [&] { open(); });
+  config_.data.vocab_size = 900;
+  const Datasets data = open();
+  EXPECT_EQ(data.vocab, 900);
+  EXPECT_EQ(planned_vocab(config_.data), 900);
+  EXPECT_FALSE(data.tokenizer);
+  EXPECT_TRUE(data.piece_bytes.empty());
+  EXPECT_NEAR(data.unigram_entropy, std::log(900), 0.1);
+
+  std::vector<uint32_t> header(256);
+  header[0] = 20240520;
+  header[1] = 1;
+  header[2] = 5000;
+  config_.data = {.train = {write(folder_ / "gpt2.bin", packed<uint32_t>(header) + packed<uint16_t>(ids))}};
+  EXPECT_EQ(open().vocab, kGpt2Vocabulary);
+}
+
+TEST_F(Source, RefusesTokensOfAnotherTokenizer) {
+  const std::string text = write(folder_ / "a.txt", novel().substr(0, 20'000));
+  tokenize_files({text}, small_tokenizer(), folder_ / "a.bin", {});
+  const Tokenizer other = Tokenizer::train({text}, 500);
+  config_.data.train = {(folder_ / "a.bin").string()};
+  config_.data.tokenizer = write(folder_ / "other.model", other.bytes());
+  expect_error(Code::data, {"a.bin", other.hash(), small_tokenizer().hash()}, [&] { open(); });
+  config_.data.tokenizer = write(folder_ / "right.model", small_tokenizer().bytes());
+  EXPECT_EQ(open().vocab, 600);
+  config_.data.tokenizer = "";  // the file itself knows its vocabulary
+  EXPECT_EQ(open().vocab, 600);
+}
+
+TEST_F(Source, RefusesCombinationsThatMakeNoSense) {
+  const std::string text = write(folder_ / "a.txt", novel().substr(0, 20'000)),
+                    tokens = write(folder_ / "a.bin", "abcdefgh");
+  config_.data.train = {text};
+  expect_error(Code::config, {"data.tokenizer", "a.txt"}, [&] { open(); });
+  config_.data.tokenizer = "train";
+  config_.data.vocab_size = 400;
+  config_.data.train = {tokens};
+  expect_error(Code::config, {"data.tokenizer", "a.bin"}, [&] { open(); });
+  config_.data.train = {text, tokens};
+  expect_error(Code::data, {"cannot be mixed", "a.txt", "a.bin"}, [&] { open(); });
+  config_.data.train = {(folder_ / "*.none").string()};
+  expect_error(Code::data, {"*.none", "no file matches"}, [&] { open(); });
+}
+
+TEST_F(Source, ExpandsGlobsInOrder) {
+  for (const std::string name : {"b.txt", "a.txt", "c.dat", "d[1].txt"}) write(folder_ / name, "x");
+  EXPECT_EQ(expand_files({(folder_ / "c.dat").string(), (folder_ / "?.txt").string()}),
+            (std::vector{(folder_ / "c.dat").string(), (folder_ / "a.txt").string(), (folder_ / "b.txt").string()}));
+  EXPECT_EQ(expand_files({(folder_ / "d[1].txt").string()}).size(), 1u);
+}
+
+TEST_F(Source, StopsWhileTokenizingAndGoesOn) {
+  use_text(novel(), 500);
+  bool stop = true;
+  const Datasets stopped = open({.threads = 1, .stop = [&] { return stop; }});
+  EXPECT_FALSE(stopped.train);
+  stop = false;
+  EXPECT_TRUE(open({.threads = 1, .stop = [&] { return stop; }}).train);
+}
+
+TEST_F(Source, CountsTheBytesThatEvaluationPredicts) {
+  use_text(novel().substr(0, 80'000) + "日本", 500);
+  const Datasets data = open();
+  for (const int64_t windows : {1, 3, 1000000}) {
+    const int64_t counted = std::min(windows, data.val->windows());
+    TokenBatch batch;
+    data.val->eval_batch(0, counted + 2, batch);
+    batch.weights.resize(batch.weights.size());
+    std::vector<int32_t> targets(batch.targets.begin(), batch.targets.begin() + counted * 32);
+    const auto bytes = static_cast<int64_t>(data.tokenizer->decode(targets).size());
+    EXPECT_EQ(evaluated_bytes(*data.tokenizer, *data.val, windows), bytes);
+    if (counted == data.val->windows()) {
+      EXPECT_EQ(evaluated_bytes(*data.tokenizer, batch), bytes);
+    }
+    int64_t by_piece = 0;
+    for (const int32_t id : targets) by_piece += data.piece_bytes[id];
+    EXPECT_EQ(by_piece, bytes);
+  }
+}
+
+TEST_F(Source, UnigramEntropyIsThatOfTheSmoothedCounts) {
+  use_text(novel().substr(0, 80'000), 500);
+  const Datasets data = open();
+  std::map<int32_t, double> counts;
+  std::vector<int32_t> train(data.train->tokens()), val(data.val->windows() * 32);
+  data.train->stream().copy(0, train);
+  data.val->stream().copy(data.val->begin() + 1, val);
+  for (const int32_t id : train) ++counts[id];
+  double nats = 0;
+  for (const int32_t id : val) nats -= std::log((counts[id] + 1) / (static_cast<double>(train.size()) + 500));
+  nats /= static_cast<double>(val.size());
+  EXPECT_NEAR(data.unigram_entropy, nats, 1e-12 * static_cast<double>(val.size()));
+  EXPECT_EQ(unigram_entropy(*data.train, *data.val, 500, 1), unigram_entropy(*data.train, *data.val, 500, 3));
+}
+
+TEST_F(Source, EvaluatesOnTheRunsOwnDataOrOnOtherFiles) {
+  use_text(novel().substr(0, 80'000), 500);
+  const Datasets data = open();
+  const EvalData own = open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {});
+  EXPECT_EQ(own.dataset->begin(), data.val->begin());
+  EXPECT_EQ(own.dataset->windows(), data.val->windows());
+  const std::string other = write(folder_ / "other.txt", novel().substr(500'000, 10'000));
+  const EvalData given = open_eval_data(config_, {other}, &*data.tokenizer, data.vocab, {});
+  EXPECT_EQ(given.dataset->begin(), 0);
+  std::vector<int32_t> ids(given.dataset->tokens());
+  given.dataset->stream().copy(0, ids);
+  EXPECT_EQ(data.tokenizer->decode(ids), read_file(other));
+  EXPECT_EQ(given.piece_bytes, data.piece_bytes);
+  fs::remove_all(config_.run.dir);  // the checkpoint was moved to where the run is not: the text is tokenized again
+  EXPECT_EQ(open_eval_data(config_, {}, &*data.tokenizer, data.vocab, {}).dataset->begin(), data.val->begin());
+  EXPECT_FALSE(fs::exists(config_.run.dir));
+  expect_error(Code::config, {"other.txt", "tokenizer"},
+               [&] { open_eval_data(config_, {other}, nullptr, data.vocab, {}); });
+}
+
+}  // namespace
+}  // namespace trainer::data

@@ -1,0 +1,200 @@
+#include "data/text.h"
+
+#include <gtest/gtest.h>
+
+#include "data/utf8.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+using config::Document;
+
+/// The documents of the files, put together from pieces of this size.
+std::vector<std::string> documents(const std::vector<std::string>& files, const TextOptions& options,
+                                   int64_t piece_bytes) {
+  std::vector<std::string> result;
+  std::string open;
+  bool inside = false;
+  PieceReader reader(files, options, piece_bytes);
+  while (auto piece = reader.next()) {
+    EXPECT_EQ(piece->at.inside_document && inside, inside);
+    split_documents(files[piece->at.file], std::move(*piece), options,
+                    [&](std::string_view part, bool starts, bool ends) {
+                      if (starts) {
+                        EXPECT_FALSE(inside);
+                      }
+                      open += part;
+                      inside = !ends;
+                      if (!ends) return;
+                      result.push_back(open);
+                      open.clear();
+                    });
+  }
+  EXPECT_FALSE(inside);
+  return result;
+}
+
+bool blank(const std::string& line) { return line.find_first_not_of(" \t\r") == std::string::npos; }
+
+/// Documents of a text by the plainest means.
+std::vector<std::string> by_hand(const std::string& text, Document what) {
+  if (what == Document::file) return {text};
+  std::vector<std::string> lines, result;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  std::string block;
+  lines.emplace_back();
+  const auto emit = [&](std::string document) {
+    if (document.ends_with('\r')) document.pop_back();
+    if (!document.empty()) result.push_back(document);
+  };
+  for (const std::string& line : lines) {
+    if (what == Document::line && !blank(line)) emit(line);
+    if (what == Document::line) continue;
+    if (blank(line)) {
+      emit(block);
+      block.clear();
+    } else {
+      block += (block.empty() ? "" : "\n") + line;
+    }
+  }
+  return result;
+}
+
+TEST(Text, ADocumentIsAFileALineOrABlock) {
+  TemporaryFolder folder;
+  const std::string text = "one\ntwo\r\n\n \t\nthree  \n\n\nfour\nfive";
+  const std::string file = write(folder / "a.txt", text);
+  using List = std::vector<std::string>;
+  EXPECT_EQ(documents({file}, {.document = Document::file}, 1 << 20), List{text});
+  EXPECT_EQ(documents({file}, {.document = Document::line}, 1 << 20), (List{"one", "two", "three  ", "four", "five"}));
+  EXPECT_EQ(documents({file}, {.document = Document::block}, 1 << 20), (List{"one\ntwo", "three  ", "four\nfive"}));
+}
+
+TEST(Text, DocumentsDoNotDependOnThePieceSize) {
+  TemporaryFolder folder;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    std::string text;
+    while (static_cast<int64_t>(text.size()) < 3000) {
+      text += random_text(random, pick(random, 80));
+      const int64_t kind = pick(random, 6);
+      text += kind == 0 ? "\n\n" : kind == 1 ? "\n \t\r\n" : kind == 2 ? "\r\n" : "\n";
+    }
+    const std::string file = write(folder / "a.txt", text);
+    for (const Document what : {Document::file, Document::line, Document::block}) {
+      const auto expected = by_hand(text, what);
+      // Pieces hold a line at least: in smaller ones a blank first half of a line may look like a document.
+      for (const int64_t bytes : {400, 700, 1024, 1 << 20}) {
+        ASSERT_EQ(documents({file}, {.document = what}, bytes), expected) << "seed " << seed << " pieces of " << bytes;
+      }
+    }
+  }
+}
+
+TEST(Text, LinesLongerThanAPieceStayWhole) {
+  TemporaryFolder folder;
+  Random random(3);
+  std::string words, solid;
+  for (int i = 0; i < 500; ++i) words += fmt::format("word{} ", i);
+  for (int i = 0; i < 1000; ++i) solid += "日é\U0001F600";
+  const std::string text = words + "\n" + solid + "\r\n" + words + "\n\nend";
+  const std::string file = write(folder / "a.txt", text);
+  for (const Document what : {Document::file, Document::line, Document::block}) {
+    for (const int64_t bytes : {16, 17, 64, 1000}) {
+      ASSERT_EQ(documents({file}, {.document = what}, bytes), by_hand(text, what)) << bytes;
+    }
+  }
+}
+
+TEST(Text, AnyBytesAreReadInAnyPieces) {
+  TemporaryFolder folder;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    Random random(seed);
+    std::string bytes = random_bytes(random, 1 + pick(random, 500)) + std::string(pick(random, 50), ' ') +
+                        std::string(pick(random, 5), '\n') + random_bytes(random, 50);
+    const std::string file = write(folder / "a.txt", bytes);
+    for (const Document what : {Document::file, Document::line, Document::block})
+      documents({file}, {.document = what}, 16);
+    std::string repaired = bytes;
+    utf8_repair(repaired);
+    ASSERT_EQ(documents({file}, {}, 1 << 20), std::vector{repaired});
+  }
+}
+
+TEST(Text, ReadsTheTextOfJsonLines) {
+  TemporaryFolder folder;
+  const std::string file = write(
+      folder / "a.jsonl",
+      "{\"text\": \"one\\n\\ntwo \\u00e9\", \"n\": 1}\n\n  \n{\"text\": \"\"}\n{\"n\": [2], \"text\": \"three\"}");
+  for (const int64_t bytes : {1, 20, 1 << 20}) {
+    EXPECT_EQ(documents({file}, {}, bytes), (std::vector<std::string>{"one\n\ntwo é", "three"}));
+  }
+}
+
+TEST(Text, NamesFileAndOffsetOfBadJsonLines) {
+  TemporaryFolder folder;
+  const auto refused = [&](const std::string& line, std::vector<std::string> parts) {
+    const std::string file = write(folder / "a.jsonl", "{\"text\": \"fine\"}\n" + line);
+    parts.insert(parts.end(), {file, "offset 17"});
+    for (const int64_t bytes : {20, 1 << 20}) {
+      expect_error(Code::data, parts, [&] { documents({file}, {}, bytes); });
+    }
+  };
+  refused("{\"text\": \"open", {"JSON object"});
+  refused("[1, 2]", {"JSON object"});
+  refused("plain words", {"JSON object"});
+  refused("{\"body\": \"x\"}", {"no member \"text\"", "data.text_key"});
+  refused("{\"text\": 5}", {"\"text\" is a number", "expected a string"});
+}
+
+TEST(Text, ReplacesOrRefusesBadUtf8) {
+  TemporaryFolder folder;
+  const std::string plain = write(folder / "a.txt",
+                                  "fine\nb\xFF"
+                                  "d\n"),
+                    lines = write(folder / "a.jsonl", "\n{\"text\": \"b\xC3\"}");
+  for (const auto& [file, offset] : {std::pair{plain, 6}, {lines, 12}}) {
+    PieceReader reader({file}, {});
+    const RepairCount count = split_documents(file, *reader.next(), {}, [](std::string_view, bool, bool) {});
+    EXPECT_EQ(count.replaced, 1);
+    EXPECT_EQ(count.first_offset, offset);
+    expect_error(Code::data, {file, fmt::format("offset {}", offset), "UTF-8"},
+                 [&] { documents({file}, {.strict = true}, 1 << 20); });
+  }
+}
+
+TEST(Text, RefusesMissingAndEmptyFiles) {
+  TemporaryFolder folder;
+  expect_error(Code::data, {"none.txt", "cannot open"}, [&] { documents({(folder / "none.txt").string()}, {}, 100); });
+  const std::string empty = write(folder / "empty.txt", "");
+  expect_error(Code::data, {"empty.txt", "offset 0", "empty"}, [&] { documents({empty}, {}, 100); });
+}
+
+TEST(Text, SamplesAreSpreadOverAllFiles) {
+  TemporaryFolder folder;
+  std::string a, b;
+  for (int i = 0; i < 500'000; ++i) a += fmt::format("a{}\n", i);
+  for (int i = 0; i < 500'000; ++i) b += fmt::format("b{}\n", i);
+  const std::vector<std::string> files = {write(folder / "a.txt", a), write(folder / "b.txt", b)};
+  const auto lines = sample_lines(files, {}, int64_t{4} << 20, 100);
+  int64_t from_a = 0, bytes = 0, late = 0;
+  for (const std::string& line : lines) {
+    from_a += line[0] == 'a';
+    bytes += static_cast<int64_t>(line.size()) + 1;
+    late += std::stoi(line.substr(1)) > 250'000;
+  }
+  EXPECT_NEAR(static_cast<double>(bytes), 4 << 20, 1.1 * (1 << 20));
+  EXPECT_NEAR(static_cast<double>(from_a) / static_cast<double>(lines.size()), 0.5, 0.1);
+  EXPECT_GT(late, static_cast<int64_t>(lines.size()) / 4);
+  EXPECT_EQ(lines, sample_lines(files, {}, int64_t{4} << 20, 100));
+  for (const std::string& line : sample_lines({files[0]}, {}, int64_t{64} << 20, 3)) ASSERT_LE(line.size(), 3u);
+}
+
+}  // namespace
+}  // namespace trainer::data

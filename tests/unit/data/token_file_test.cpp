@@ -1,0 +1,289 @@
+#include "data/token_file.h"
+
+#include <gtest/gtest.h>
+
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+
+std::vector<int32_t> numbers(int count, int limit, uint64_t seed = 1) {
+  Random random(seed);
+  std::vector<int32_t> out(count);
+  for (int32_t& value : out) value = static_cast<int32_t>(pick(random, limit));
+  return out;
+}
+
+/// As llm.c writes it: three header words, the rest 0.
+std::string llm_c_header(uint32_t magic, uint32_t version, uint32_t count) {
+  std::vector<uint32_t> words(256);
+  words[0] = magic;
+  words[1] = version;
+  words[2] = count;
+  return packed<uint32_t>(words);
+}
+
+std::vector<int32_t> all_of(const TokenStream& stream) {
+  std::vector<int32_t> out(stream.tokens());
+  stream.copy(0, out);
+  return out;
+}
+
+std::string open_and_read(const std::string& file) {
+  const TokenStream stream({file});
+  all_of(stream);
+  return stream.fingerprint();
+}
+
+/// Megatron's index of documents that are one sequence each.
+std::string megatron_index(const std::vector<int32_t>& lengths, uint8_t code, int width) {
+  std::string bytes("MMIDIDX\0\0", 9);
+  std::vector<int64_t> pointers, marks{0};
+  int64_t at = 0;
+  for (const int32_t length : lengths) {
+    pointers.push_back(at);
+    at += length * width;
+    marks.push_back(static_cast<int64_t>(pointers.size()));
+  }
+  bytes += packed<uint64_t>(std::vector{1}) + static_cast<char>(code);
+  bytes += packed<uint64_t>(std::vector{lengths.size(), marks.size()});
+  return bytes + packed<int32_t>(lengths) + packed<int64_t>(pointers) + packed<int64_t>(marks);
+}
+
+TEST(TokenFile, ReadsLlmCFilesOfBothWidths) {
+  TemporaryFolder folder;
+  const auto ids = numbers(1000, 50257);
+  const TokenStream narrow({write(folder / "a.bin", llm_c_header(20240520, 1, 1000) + packed<uint16_t>(ids))});
+  EXPECT_EQ(all_of(narrow), ids);
+  EXPECT_EQ(narrow.info().vocab_size, 50257);
+  EXPECT_EQ(narrow.info().eos, 50256);
+  EXPECT_EQ(narrow.info().tokenizer_hash, "");
+  const auto large = numbers(1000, 128256);
+  const TokenStream wide({write(folder / "b.bin", llm_c_header(20240801, 7, 1000) + packed<uint32_t>(large))});
+  EXPECT_EQ(all_of(wide), large);
+  EXPECT_EQ(wide.info().vocab_size, 0);
+  EXPECT_EQ(wide.info().eos, -1);
+}
+
+TEST(TokenFile, ReadsHeaderlessFiles) {
+  TemporaryFolder folder;
+  const auto ids = numbers(1001, 50257);
+  const TokenStream stream({write(folder / "a.bin", packed<uint16_t>(ids))});
+  EXPECT_EQ(all_of(stream), ids);
+  EXPECT_EQ(stream.info().vocab_size, 0);
+  const TokenStream one({write(folder / "one.bin", packed<uint16_t>(std::vector{7}))});
+  EXPECT_EQ(all_of(one), std::vector<int32_t>{7});
+}
+
+TEST(TokenFile, ReadsMegatronFilesAndTheirDocuments) {
+  TemporaryFolder folder;
+  const auto ids = numbers(60, 40000);
+  for (const auto& [code, width] : {std::pair{8, 2}, {4, 4}}) {
+    const std::string name = fmt::format("m{}", code);
+    write(folder / (name + ".idx"), megatron_index({10, 20, 30}, static_cast<uint8_t>(code), width));
+    const TokenStream stream(
+        {write(folder / (name + ".bin"), width == 2 ? packed<uint16_t>(ids) : packed<int32_t>(ids))});
+    EXPECT_EQ(all_of(stream), ids);
+    EXPECT_EQ(stream.document_end_near(26, 10), 30);
+    EXPECT_EQ(stream.document_end_near(14, 10), 10);
+    EXPECT_EQ(stream.document_end_near(20, 5), std::nullopt);
+  }
+}
+
+TEST(TokenFile, ReadsWhatItWrites) {
+  TemporaryFolder folder;
+  const std::string hash = "00112233445566778899aabbccddeeff";
+  for (const int64_t vocab : {300, 65536, 65537, 200000}) {
+    const auto ids = numbers(500, static_cast<int>(vocab));
+    const std::string header = token_header({500, vocab, 2, hash});
+    EXPECT_EQ(static_cast<int64_t>(header.size()), kTokenHeaderBytes);
+    const std::string tokens = token_width(vocab) == 2 ? packed<uint16_t>(ids) : packed<uint32_t>(ids);
+    EXPECT_EQ(token_width(vocab), vocab <= 65536 ? 2 : 4);
+    const TokenStream stream({write(folder / "w.bin", header + tokens)});
+    EXPECT_EQ(all_of(stream), ids);
+    EXPECT_EQ(stream.info().vocab_size, vocab);
+    EXPECT_EQ(stream.info().eos, 2);
+    EXPECT_EQ(stream.info().tokenizer_hash, hash);
+  }
+}
+
+TEST(TokenFile, HoldsMoreTokensThan32BitsCount) {
+  const int64_t count = (int64_t{5} << 32) + 77;
+  const std::string header = token_header({count, 1000, 2, ""});
+  uint32_t words[4];
+  std::memcpy(words, header.data(), sizeof words);
+  EXPECT_EQ(words[2], 77u);
+  EXPECT_EQ(words[3], 5u);
+  TemporaryFolder folder;  // a sparse file: only its size exists
+  const std::string file = write(folder / "huge.bin", token_header({int64_t{3} << 30, 1000, 2, ""}));
+  fs::resize_file(file, static_cast<uintmax_t>(kTokenHeaderBytes + (int64_t{6} << 30)));
+  const TokenStream stream({file});
+  EXPECT_EQ(stream.tokens(), int64_t{3} << 30);
+  std::vector<int32_t> last(3, 1);
+  stream.copy(stream.tokens() - 3, last);
+  EXPECT_EQ(last, std::vector<int32_t>(3, 0));
+}
+
+TEST(TokenFile, JoinsFilesIntoOneStream) {
+  TemporaryFolder folder;
+  std::vector<int32_t> expected;
+  std::vector<std::string> files;
+  for (const int size : {5, 1, 17, 100}) {
+    const auto ids = numbers(size, 60000, static_cast<uint64_t>(size));
+    expected.insert(expected.end(), ids.begin(), ids.end());
+    files.push_back(write(folder / fmt::format("{}.bin", size), packed<uint16_t>(ids)));
+  }
+  const TokenStream stream(files);
+  EXPECT_EQ(all_of(stream), expected);
+  for (int64_t begin = 0; begin < 123; ++begin) {
+    std::vector<int32_t> part(std::min<int64_t>(20, 123 - begin));
+    stream.copy(begin, part);
+    ASSERT_TRUE(std::equal(part.begin(), part.end(), expected.begin() + begin));
+  }
+  EXPECT_EQ(stream.document_end_near(7, 5), 6);  // where files end
+  std::vector<int64_t> counts(60000), again(60000);
+  stream.count(3, 120, counts);
+  for (int64_t i = 3; i < 120; ++i) ++again[expected[i]];
+  EXPECT_EQ(counts, again);
+}
+
+TEST(TokenFile, RefusesToJoinDifferentTokenizers) {
+  TemporaryFolder folder;
+  const std::string a =
+      write(folder / "a.bin", token_header({2, 300, 2, std::string(32, '1')}) + packed<uint16_t>(std::vector{1, 2}));
+  const std::string b =
+      write(folder / "b.bin", token_header({2, 300, 2, std::string(32, '2')}) + packed<uint16_t>(std::vector{1, 2}));
+  expect_error(Code::data, {"b.bin", "a.bin", "different tokenizers"}, [&] { TokenStream({a, b}); });
+}
+
+TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {
+  TemporaryFolder folder;
+  std::vector<int> ids(100, 5);
+  ids[29] = ids[69] = 2;
+  const TokenStream stream({write(folder / "a.bin", token_header({100, 10, 2, ""}) + packed<uint16_t>(ids))});
+  EXPECT_EQ(stream.document_end_near(52, 25), 70);
+  EXPECT_EQ(stream.document_end_near(45, 25), 30);
+  EXPECT_EQ(stream.document_end_near(50, 10), std::nullopt);
+  EXPECT_EQ(stream.document_end_near(99, 5), std::nullopt);  // the end of everything splits nothing
+}
+
+TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
+  TemporaryFolder folder;
+  std::vector<int32_t> ids = numbers(3'000'000, 1000);
+  ids[2'500'000] = 1000;
+  ids[2'500'007] = 60000;
+  TokenStream stream({write(folder / "a.bin", token_header({3'000'000, 1000, 2, ""}) + packed<uint16_t>(ids))});
+  for (const int threads : {1, 2, 5}) {
+    expect_error(Code::data, {"a.bin", "offset 5001024", "token 1000 ", "number 2500000", "vocabulary of 1000"},
+                 [&] { stream.check_vocabulary(1000, threads); });
+    stream.check_vocabulary(60001, threads);
+  }
+  std::vector<int32_t> window(10);
+  stream.copy(2'500'000, window);
+  stream.limit_vocabulary(1000);
+  stream.copy(2'400'000, window);
+  expect_error(Code::data, {"a.bin", "offset 5001024"}, [&] { stream.copy(2'499'995, window); });
+}
+
+TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
+  TemporaryFolder folder;
+  const std::string ids = packed<uint16_t>(numbers(100, 300));
+  const std::string good = token_header({100, 300, 2, ""}) + ids;
+  int number = 0;
+  const auto refused = [&](const std::string& bytes, std::vector<std::string> parts) {
+    const std::string file = write(folder / fmt::format("d{}.bin", number++), bytes);
+    parts.push_back(file);
+    expect_error(Code::data, parts, [&] { open_and_read(file); });
+  };
+  refused("", {"offset 0", "empty"});
+  refused("abc", {"offset 2", "truncated"});
+  refused(good.substr(0, 500), {"offset 500", "truncated"});
+  refused(good.substr(0, 1024), {"offset 1024", "truncated"});
+  refused(good.substr(0, good.size() - 1), {"offset 1223", "truncated", "100 tokens"});
+  refused(good + "xx", {"offset 1226", "too long"});
+  refused(llm_c_header(20240520, 2, 100) + ids, {"offset 4", "version 2", "expected 1"});
+  refused(llm_c_header(20240801, 1, 50) + ids, {"offset 4", "version 1", "expected 7"});
+  refused(llm_c_header(20240520, 1, 0), {"offset 1024", "0 tokens"});
+  refused(llm_c_header(20240520, 1, 0xFFFFFFFF) + ids, {"truncated"});
+  expect_error(Code::data, {"none.bin", "cannot open"}, [&] { TokenStream({(folder / "none.bin").string()}); });
+  expect_error(Code::data, {folder.path().string(), "not a regular file"},
+               [&] { TokenStream({folder.path().string()}); });
+}
+
+TEST(TokenFile, RefusesDamagedIndexes) {
+  TemporaryFolder folder;
+  const std::string ids = packed<uint16_t>(numbers(60, 300));
+  const std::string good = megatron_index({10, 20, 30}, 8, 2);
+  write(folder / "m.bin", ids);
+  const auto refused = [&](const std::string& index, const std::vector<std::string>& parts) {
+    write(folder / "m.idx", index);
+    expect_error(Code::data, parts, [&] { open_and_read((folder / "m.bin").string()); });
+  };
+  std::string other = good;
+  other[9] = 2;
+  refused(other, {"m.idx", "offset 9", "version 2"});
+  other = good;
+  other[17] = 6;
+  refused(other, {"m.idx", "offset 17", "token type 6"});
+  refused(good.substr(0, 20), {"m.idx", "offset 20", "truncated"});
+  refused(good.substr(0, good.size() - 5), {"m.idx", "truncated"});
+  refused(megatron_index({10, 20, 40}, 8, 2), {"m.bin", "offset 120", "truncated"});
+  other = good;
+  other[25] = '\x7f';
+  refused(other, {"m.idx", "truncated"});
+
+  const auto own = [&](const std::string& documents, const std::vector<std::string>& parts) {
+    write(folder / "o.bin", token_header({60, 300, 2, ""}) + ids);
+    write(folder / "o.docs", documents);
+    expect_error(Code::data, parts, [&] { open_and_read((folder / "o.bin").string()); });
+  };
+  own("", {"o.docs", "offset 0"});
+  own("something else", {"o.docs", "offset 0", "not a document index"});
+  own(document_index_header(2) + packed<int64_t>(std::vector{0, 30}), {"o.docs", "offset 32", "truncated"});
+  own(document_index_header(2) + packed<int64_t>(std::vector{0, 30, 61}), {"o.docs", "offset 32", "ends at token 61"});
+}
+
+TEST(TokenFile, SurvivesRandomDamage) {
+  TemporaryFolder folder;
+  const std::string ids = packed<uint16_t>(numbers(60, 300));
+  const std::string index = megatron_index({10, 20, 30}, 8, 2), header = token_header({60, 300, 2, ""}),
+                    documents = document_index_header(2) + packed<int64_t>(std::vector{0, 30, 60});
+  const auto damaged = [](std::string bytes, Random& random, int64_t within) {
+    bytes[pick(random, std::min<int64_t>(within, bytes.size()))] = static_cast<char>(random());
+    if (pick(random, 3) == 0) bytes.resize(pick(random, bytes.size()));
+    return bytes;
+  };
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    write(folder / "m.bin", ids);
+    write(folder / "m.idx", damaged(index, random, 200));
+    write(folder / "o.bin", damaged(header + ids, random, 40));
+    write(folder / "o.docs", damaged(documents, random, 40));
+    for (const std::string name : {"m.bin", "o.bin"}) {
+      try {
+        const TokenStream stream({(folder / name).string()});
+        stream.document_end_near(stream.tokens() / 2, stream.tokens());
+        all_of(stream);
+      } catch (const Error& error) {
+        ASSERT_EQ(static_cast<int>(error.code()), static_cast<int>(Code::data))
+            << "seed " << seed << ": " << error.what();
+      }
+    }
+  }
+}
+
+TEST(TokenFile, FingerprintTellsFilesApart) {
+  TemporaryFolder folder;
+  auto ids = numbers(100'000, 300);
+  const std::string before = open_and_read(write(folder / "a.bin", packed<uint16_t>(ids)));
+  EXPECT_EQ(before, open_and_read(write(folder / "same.bin", packed<uint16_t>(ids))));
+  ids.back() += 1;
+  EXPECT_NE(before, open_and_read(write(folder / "b.bin", packed<uint16_t>(ids))));
+  ids.pop_back();
+  EXPECT_NE(before, open_and_read(write(folder / "c.bin", packed<uint16_t>(ids))));
+}
+
+}  // namespace
+}  // namespace trainer::data

@@ -1,0 +1,230 @@
+#include "data/tokenizer.h"
+
+#include <gtest/gtest.h>
+#include <sentencepiece_processor.h>
+#include <sentencepiece_trainer.h>
+
+#include <unordered_map>
+
+#include "data/utf8.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+
+std::vector<int32_t> by_library(const std::string& model, const std::string& text) {
+  sentencepiece::SentencePieceProcessor processor;
+  EXPECT_TRUE(processor.LoadFromSerializedProto(model).ok());
+  std::vector<int> ids;
+  EXPECT_TRUE(processor.Encode(text, &ids).ok());
+  return ids;
+}
+
+/// A model with other settings than ours.
+std::string foreign_model(std::unordered_map<std::string, std::string> settings) {
+  TemporaryFolder folder;
+  settings.insert({{"input", write(folder / "text.txt", novel().substr(0, 60'000))},
+                   {"model_prefix", (folder / "m").string()},
+                   {"minloglevel", "2"},
+                   {"vocab_size", "500"}});
+  EXPECT_TRUE(sentencepiece::SentencePieceTrainer::Train(settings).ok());
+  return read_file(folder / "m.model");
+}
+
+TEST(Tokenizer, HasTheVocabularyAskedForAndItsSpecialTokens) {
+  const Tokenizer& t = small_tokenizer();
+  EXPECT_EQ(t.vocab_size(), 600);
+  EXPECT_EQ(t.eos(), 2);
+  EXPECT_EQ(t.piece(t.eos()), "");
+  EXPECT_TRUE(t.splits_words());
+  EXPECT_FALSE(t.dummy_prefix());
+  const std::vector<int32_t> ids = t.encode("a\n\nb");
+  ASSERT_EQ(ids.size(), 4u);
+  EXPECT_EQ(ids[1], ids[2]);
+  EXPECT_EQ(t.piece(ids[1]), "\n");
+}
+
+TEST(Tokenizer, GivesTextBackToTheByte) {
+  const Tokenizer& t = small_tokenizer();
+  for (const std::string text : {"", " ", "   ", "\n", "\n\n\n", " a", "a ", "  two  spaces  ", "\t\ttabs\t",
+                                 "line\r\nline\r\n", "日本語 テスト", "😀👨‍👩‍👧", "▁", "a▁b ▁ c",
+                                 "<s></s><unk><0x41>", "\ufeffbom", "e\u0301", "1234567890", "ﬁ ﷺ Å"}) {
+    EXPECT_EQ(t.decode(t.encode(text)), text);
+  }
+  const std::string zero("a\0b\0", 4);
+  EXPECT_EQ(t.decode(t.encode(zero)), zero);
+}
+
+TEST(Tokenizer, GivesRandomTextBackToTheByte) {
+  const Tokenizer& t = small_tokenizer();
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Random random(seed);
+    const std::string text = random_text(random, pick(random, 400));
+    const std::vector<int32_t> ids = t.encode(text);
+    ASSERT_EQ(t.decode(ids), text) << "seed " << seed;
+    ASSERT_EQ(t.text_bytes(ids), static_cast<int64_t>(text.size())) << "seed " << seed;
+  }
+}
+
+TEST(Tokenizer, GivesAnyBytesBack) {
+  const Tokenizer& t = small_tokenizer();
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    const std::string bytes =
+        random_bytes(random, pick(random, 100)) + random_text(random, 30) + random_bytes(random, 5);
+    ASSERT_EQ(t.decode(t.encode(bytes)), bytes) << "seed " << seed;
+  }
+}
+
+TEST(Tokenizer, GivesTheLibrarysTokens) {
+  const Tokenizer& t = small_tokenizer();
+  EXPECT_EQ(t.encode(novel().substr(200'000, 60'000)), by_library(t.bytes(), novel().substr(200'000, 60'000)));
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    std::string text = random_text(random, 300);
+    for (size_t at = text.find("▁"); at != std::string::npos; at = text.find("▁")) text.erase(at, 3);  // lossy there
+    ASSERT_EQ(t.encode(text), by_library(t.bytes(), text)) << "seed " << seed;
+  }
+}
+
+TEST(Tokenizer, TokenizesPiecesCutAfterNewlinesAsTheWhole) {
+  const Tokenizer& t = small_tokenizer();
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    Random random(seed);
+    const std::string text = random_text(random, 600);
+    std::vector<int32_t> ids;
+    Encoder encoder(t);
+    for (size_t begin = 0; begin < text.size();) {
+      size_t end = text.find('\n', begin + static_cast<size_t>(pick(random, 50)));
+      end = end == std::string::npos ? text.size() : end + 1;
+      encoder.append(std::string_view(text).substr(begin, end - begin), ids, begin == 0);
+      begin = end;
+    }
+    ASSERT_EQ(ids, t.encode(text)) << "seed " << seed;
+  }
+}
+
+TEST(Tokenizer, IsTheSameForTheSameText) {
+  TemporaryFolder folder;
+  const std::string file = write(folder / "a.txt", novel().substr(0, 50'000));
+  EXPECT_EQ(Tokenizer::train({file}, 500).hash(), Tokenizer::train({file}, 500).hash());
+  EXPECT_EQ(Tokenizer::train({file}, 500).hash().size(), 32u);
+  EXPECT_NE(Tokenizer::train({file}, 500).hash(), Tokenizer::train({file}, 501).hash());
+}
+
+TEST(Tokenizer, LearnsFromASampleOfLargeText) {
+  TemporaryFolder folder;
+  const std::string large = write(folder / "a.txt", novel() + novel() + novel());
+  const Tokenizer t = Tokenizer::train({large}, 500, {}, int64_t{2} << 20);
+  EXPECT_EQ(t.vocab_size(), 500);
+  EXPECT_LT(static_cast<double>(t.encode(novel()).size()), 0.55 * static_cast<double>(novel().size()));
+}
+
+TEST(Tokenizer, LearnsFromJsonLines) {
+  TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; i < 200; ++i)
+    lines += R"({"body": "the cat sat on the mat é\n", "other": "zzz"})"
+             "\n";
+  const Tokenizer t = Tokenizer::train({write(folder / "a.jsonl", lines)}, 285, {.text_key = "body"});
+  EXPECT_LT(t.encode("the cat sat").size(), 11u);
+}
+
+TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
+  TemporaryFolder folder;
+  const std::string file = write(folder / "a.txt", "abcd abcd abce\n");
+  // 3 control symbols, "\n", 256 bytes; characters a b c d e and the space.
+  expect_error(Code::data, {"a.txt", "data.vocab_size = 265", "at least 266"}, [&] { Tokenizer::train({file}, 265); });
+  EXPECT_EQ(Tokenizer::train({file}, 266).vocab_size(), 266);
+  std::string message;
+  try {
+    Tokenizer::train({file}, 5000);
+    FAIL();
+  } catch (const Error& error) {
+    message = error.what();
+    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(Code::data));
+  }
+  const std::string mark = "set at most ";
+  ASSERT_NE(message.find(mark), std::string::npos) << message;
+  const int64_t most = std::stoll(message.substr(message.find(mark) + mark.size()));
+  EXPECT_EQ(Tokenizer::train({file}, most).vocab_size(), most);
+  expect_error(Code::data, {"at most"}, [&] { Tokenizer::train({file}, most + 1); });
+}
+
+TEST(Tokenizer, RefusesFilesThatAreNoModel) {
+  TemporaryFolder folder;
+  expect_error(Code::data, {"none.model", "cannot open"}, [&] { Tokenizer::load((folder / "none.model").string()); });
+  const std::string model = small_tokenizer().bytes();
+  std::string flipped = model;
+  flipped[3] = '\x7f';
+  int number = 0;
+  for (const std::string& bytes : {std::string(), std::string("garbage"), std::string(1000, '\0'),
+                                   model.substr(0, model.size() / 2), novel().substr(0, 5000), flipped}) {
+    const std::string file = write(folder / fmt::format("bad{}.model", number++), bytes);
+    expect_error(Code::data, {file, "not a usable SentencePiece model"}, [&] { Tokenizer::load(file); });
+  }
+  expect_error(Code::data, {"token 600", "600"},
+               [&] { static_cast<void>(small_tokenizer().decode(std::vector{600})); });
+}
+
+TEST(Tokenizer, LoadedFromItsBytesIsTheSame) {
+  const Tokenizer copy = Tokenizer::from_bytes(small_tokenizer().bytes(), "memory");
+  EXPECT_EQ(copy.hash(), small_tokenizer().hash());
+  EXPECT_EQ(copy.encode("The same."), small_tokenizer().encode("The same."));
+}
+
+TEST(Tokenizer, TakesModelsWithADummyPrefix) {
+  const std::string model = foreign_model({{"model_type", "bpe"},
+                                           {"byte_fallback", "true"},
+                                           {"character_coverage", "1.0"},
+                                           {"normalization_rule_name", "identity"},
+                                           {"remove_extra_whitespaces", "false"}});
+  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  EXPECT_TRUE(t.dummy_prefix());
+  EXPECT_EQ(t.encode("It is a truth"), by_library(model, "It is a truth"));
+  for (const std::string text : {"It is a truth", " spaced", "two\nlines\n", "日本"})
+    EXPECT_EQ(t.decode(t.encode(text)), text);
+}
+
+TEST(Tokenizer, TakesUnigramModelsLineByLine) {
+  const std::string model = foreign_model({{"model_type", "unigram"}});  // normalises, trims, no byte fallback
+  const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
+  EXPECT_FALSE(t.splits_words());
+  EXPECT_EQ(t.encode("a single man in possession"), by_library(model, "a single man in possession"));
+  EXPECT_EQ(t.decode(t.encode("a single man in possession")), "a single man in possession");
+}
+
+TEST(StreamDecoder, HoldsBackUnfinishedCharactersOnly) {
+  const Tokenizer& t = small_tokenizer();
+  StreamDecoder decoder(t);
+  const std::string text = "é日\U0001F600 end";
+  std::string joined;
+  for (const int32_t id : t.encode(text)) {
+    const std::string part = decoder.push(id);
+    EXPECT_EQ(utf8_first_invalid(part), part.size());
+    joined += part;
+  }
+  EXPECT_EQ(joined + decoder.finish(), text);
+}
+
+TEST(StreamDecoder, JoinsToTheDecodedTextForAnyTokens) {
+  const Tokenizer& t = small_tokenizer();
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    Random random(seed);
+    std::vector<int32_t> ids;
+    for (int i = 0; i < 50; ++i) ids.push_back(static_cast<int32_t>(pick(random, 600)));
+    std::string expected, joined;
+    StreamDecoder decoder(t);
+    for (const int32_t id : ids) {
+      expected += t.piece(id);
+      joined += decoder.push(id);
+    }
+    ASSERT_EQ(joined + decoder.finish(), expected) << "seed " << seed;
+    ASSERT_EQ(t.decode(ids), expected) << "seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace trainer::data
