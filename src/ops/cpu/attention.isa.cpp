@@ -17,6 +17,14 @@ template <typename Storage>
 [[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
 }
+/// x in the first n lanes, `other` in the rest.
+template <typename T>
+[[gnu::always_inline]] inline Vec<T> first_lanes(Vec<T> x, int64_t n, T other) {
+  Vec<T> lane{};
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = static_cast<T>(i);
+  return lane < splat(static_cast<T>(n)) ? x : splat(other);
+}
+/// The largest of start and x[0 … n). Reads whole vectors.
 template <typename T>
 [[gnu::always_inline]] inline T vector_max(const T* x, int64_t n, T start) {
   Vec<T> best[4] = {splat(start), splat(start), splat(start), splat(start)};
@@ -25,29 +33,27 @@ template <typename T>
 #pragma GCC unroll 4
     for (int v = 0; v < 4; ++v) best[v] = vmax(best[v], load(x + i + v * kLanes<T>));
   for (; i + kLanes<T> <= n; i += kLanes<T>) best[0] = vmax(best[0], load(x + i));
-  T result = lane_max<T>(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
-  for (; i < n; ++i) result = x[i] > result ? x[i] : result;
-  return result;
+  if (i < n) best[1] = vmax(best[1], first_lanes(load(x + i), n - i, start));
+  return lane_max<T>(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
 }
 /// x[i] <- exp(x[i] − shift); returns the sum. Reads and writes whole vectors: lanes beyond n become 0.
 template <typename T>
 [[gnu::always_inline]] inline T exp_and_sum(T* x, int64_t n, T shift) {
   Vec<T> sum{};
-  int64_t i = 0;
-  for (; i + kLanes<T> <= n; i += kLanes<T>) {
-    const Vec<T> p = vexp(load(x + i) - shift);
+  for (int64_t i = 0; i < n; i += kLanes<T>) {
+    Vec<T> p = vexp(load(x + i) - shift);
+    if (i + kLanes < T >> n) p = first_lanes(p, n - i, T{0});
     store(x + i, p);
     sum += p;
   }
-  if (i < n) {
-    T lanes[kLanes<T>] = {};
-    store(lanes, vexp(load_n(x + i, n - i) - shift));
-    for (int64_t lane = n - i; lane < kLanes<T>; ++lane) lanes[lane] = 0;
-    store(x + i, load(lanes));
-    sum += load(lanes);
-  }
   return lane_sum<T>(sum);
 }
+/// What products read of a row beyond the keys it sees.
+template <typename T>
+[[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
+  for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
+}
+
 /// Global index of (sequence, head, query position, key 0).
 [[gnu::always_inline]] inline uint64_t dropout_index(const AttentionJob& job, int64_t sequence, int64_t head,
                                                      int64_t position) {
@@ -128,7 +134,6 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
 
   const int64_t row = where.sequence * job.q_len + query;
   pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
-  std::memset(sums, 0, static_cast<size_t>(m * ld) * sizeof(T));
   for (int64_t r = 0; r < kQueryBlock; ++r) {
     top[r] = -__builtin_inf();
     denominator[r] = 0;
@@ -150,12 +155,16 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
                              visible, factors);
         for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
       }
-      for (int64_t c = visible; c < n; ++c) p[c] = 0;
-      if (shrink[r] != 1)
-        for (int64_t c = 0; c < ld; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
+      clear_unseen(p, visible, n);
+      if (key > 0 && shrink[r] != 1)
+        for (int64_t c = 0; c < d; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
     }
-    add_weighted_rows(m, n, d, s, kScoreLd, columns_of(job, rows_of<T>(job, job.values, where.slot, key)), sums, ld,
-                      first);
+    const Panels<T> values = columns_of(job, rows_of<T>(job, job.values, where.slot, key));
+    if (key == 0) {
+      weighted_rows<false>(m, n, d, s, kScoreLd, values, sums, ld, first);
+    } else {
+      weighted_rows<true>(m, n, d, s, kScoreLd, values, sums, ld, first);
+    }
   }
   for (int64_t r = 0; r < m; ++r)
     store_row(sums + r * ld, d, 1 / denominator[r], at<Storage>(job, job.out, row + r, where.head));
@@ -231,21 +240,17 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
 
   T* dk = rows_of<T>(job, job.dk_sum, where.slot, begin);
   T* dv = rows_of<T>(job, job.dv_sum, where.slot, begin);
-  if (job.head_in_group == 0) {
-    std::memset(dk, 0, static_cast<size_t>((end - begin) * ld) * sizeof(T));
-    std::memset(dv, 0, static_cast<size_t>((end - begin) * ld) * sizeof(T));
-  }
   for (int64_t query = begin / kQueryBlock * kQueryBlock; query < job.q_len; query += kQueryBlock) {
     const int64_t m = smaller(kQueryBlock, job.q_len - query), row = where.sequence * job.q_len + query;
     pack_rows(m, d, at<const Storage>(job, job.q, row, where.head), job.q.ld, static_cast<T>(job.scale), q, ld);
     pack_rows(m, d, at<const Storage>(job, job.dout, row, where.head), job.dout.ld, T{1}, dout, ld);
     for (int64_t r = 0; r < m; ++r) {
       const Storage* out_row = at<const Storage>(job, job.out, row + r, where.head);
+      if (r + kRowsAhead < m) prefetch_row(out_row + kRowsAhead * job.out.ld, d);
       delta[r] = sum_of<T>(d, [&](int64_t c, auto tag) { return get(out_row + c, tag) * load(dout + r * ld + c); });
     }
     const T* lse = as<const T>(job.lse) + (where.sequence * job.heads + where.head) * job.q_len + query;
     T* dq = part_of<T>(job, where.slot, chunk, query);
-    std::memset(dq, 0, static_cast<size_t>(m * ld) * sizeof(T));
 
     for (int64_t key = begin; key < smaller(end, query + m); key += kKeyBlock) {
       const int64_t n = smaller(kKeyBlock, end - key), first = query + 1 - key;
@@ -271,14 +276,25 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
             store(pr + c, probability);
           }
         }
-        for (int64_t c = visible; c < n; ++c) pr[c] = dsr[c] = 0;
+        clear_unseen(pr, visible, n);
+        clear_unseen(dsr, visible, n);
       }
       T* dk_rows = dk + (key - begin) * ld;
       T* dv_rows = dv + (key - begin) * ld;
-      add_transposed(m, n, d, p, kScoreLd, columns_of<T>(job, dout), dv_rows, ld, first);
-      add_transposed(m, n, d, ds, kScoreLd, columns_of<T>(job, q), dk_rows, ld, first);
-      add_weighted_rows(m, n, d, ds, kScoreLd, columns_of(job, rows_of<T>(job, job.keys, where.slot, key)), dq, ld,
-                        first);
+      const Panels<T> q_panels = columns_of<T>(job, q), dout_panels = columns_of<T>(job, dout);
+      const Panels<T> k_panels = columns_of(job, rows_of<T>(job, job.keys, where.slot, key));
+      if (job.head_in_group == 0 && query == key) {  // the first queries that see these keys
+        transposed_product<false>(m, n, d, p, kScoreLd, dout_panels, dv_rows, ld, first);
+        transposed_product<false>(m, n, d, ds, kScoreLd, q_panels, dk_rows, ld, first);
+      } else {
+        transposed_product<true>(m, n, d, p, kScoreLd, dout_panels, dv_rows, ld, first);
+        transposed_product<true>(m, n, d, ds, kScoreLd, q_panels, dk_rows, ld, first);
+      }
+      if (key == begin) {
+        weighted_rows<false>(m, n, d, ds, kScoreLd, k_panels, dq, ld, first);
+      } else {
+        weighted_rows<true>(m, n, d, ds, kScoreLd, k_panels, dq, ld, first);
+      }
     }
   }
   if (job.head_in_group + 1 == job.group) {

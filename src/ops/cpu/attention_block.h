@@ -103,42 +103,46 @@ void multiply_scores(int64_t m, int64_t n, int64_t k, const T* a, int64_t lda, P
   }
 }
 
-/// c[m, columns] += p[m, n]·b: each row over its visible keys; p is zero between those and the end of its register
+/// c[m, columns] (+)= p[m, n]·b: each row over its visible keys; p is zero between those and the end of its register
 /// block.
-template <typename T>
-void add_weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
-                       int64_t first) {
+template <bool kAdd, typename T>
+void weighted_rows(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
+                   int64_t first) {
   for (int64_t column = 0; column < columns; column += kPanel<T>) {
     const T* panel = b.data + column / kPanel<T> * b.panel_stride;
     for (int64_t row = 0; row < m;) {
       const int64_t rows = next_rows(m - row);
-      const int64_t visible = smaller(n, first + row + rows - 1);
-      if (visible > 0)
-        register_product<false, true>(rows, columns - column, visible, p + row * ldp, ldp, panel, b.row_stride,
-                                      c + row * ldc + column, ldc);
+      const int64_t visible = larger(0, smaller(n, first + row + rows - 1));
+      register_product<false, kAdd>(rows, columns - column, visible, p + row * ldp, ldp, panel, b.row_stride,
+                                    c + row * ldc + column, ldc);
       row += rows;
     }
   }
 }
 
-/// c[n, columns] += p[m, n]ᵀ·b[m, columns]: each key over the rows that see it.
-template <typename T>
-void add_transposed(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
-                    int64_t first) {
+/// c[n, columns] (+)= p[m, n]ᵀ·b[m, columns]: each key over the rows that see it.
+template <bool kAdd, typename T>
+void transposed_product(int64_t m, int64_t n, int64_t columns, const T* p, int64_t ldp, Panels<T> b, T* c, int64_t ldc,
+                        int64_t first) {
   for (int64_t column = 0; column < columns; column += kPanel<T>) {
     const T* panel = b.data + column / kPanel<T> * b.panel_stride;
     for (int64_t key = 0; key < n;) {
       const int64_t rows = next_rows(n - key);
-      const int64_t start = larger(0, key - first + 1);
-      if (start < m)
-        register_product<true, true>(rows, columns - column, m - start, p + start * ldp + key, ldp,
-                                     panel + start * b.row_stride, b.row_stride, c + key * ldc + column, ldc);
+      const int64_t start = smaller(m, larger(0, key - first + 1));
+      register_product<true, kAdd>(rows, columns - column, m - start, p + start * ldp + key, ldp,
+                                   panel + start * b.row_stride, b.row_stride, c + key * ldc + column, ldc);
       key += rows;
     }
   }
 }
 
-// Packing.
+// Packing. Rows of an operand lie far apart, where the hardware does not foresee them.
+
+inline constexpr int64_t kRowsAhead = 8;
+template <typename Storage>
+[[gnu::always_inline]] inline void prefetch_row(const Storage* x, int64_t columns) {
+  for (int64_t c = 0; c < columns; c += 64 / static_cast<int64_t>(sizeof(Storage))) __builtin_prefetch(x + c);
+}
 
 template <typename T>
 [[gnu::always_inline]] inline void interleave(Vec<T> a, Vec<T> b, Vec<T>& low, Vec<T>& high) {
@@ -178,6 +182,7 @@ void pack_transposed(int64_t n, int64_t columns, const Storage* x, int64_t ldx, 
   for (int64_t row = 0; row < n; row += kPanel<T>, panels += columns * kPanel<T>) {
     for (int64_t half = 0; half < 2; ++half) {
       const int64_t begin = row + half * kWidth;
+      for (int64_t i = begin + kWidth; i < smaller(n, begin + 2 * kWidth); ++i) prefetch_row(x + i * ldx, columns);
       for (int64_t column = 0; column < columns; column += kWidth) {
         const int64_t valid = smaller(kWidth, columns - column);
         Vec<T> square[kWidth];
@@ -200,6 +205,7 @@ void pack_transposed(int64_t n, int64_t columns, const Storage* x, int64_t ldx, 
 template <typename T, typename Storage>
 void pack_rows(int64_t n, int64_t columns, const Storage* x, int64_t ldx, T factor, T* rows, int64_t ld) {
   for (int64_t row = 0; row < n; ++row, x += ldx, rows += ld) {
+    if (row + kRowsAhead < n) prefetch_row(x + kRowsAhead * ldx, columns);
     each_vector<T>(columns, [&](int64_t c, auto tag) { store(rows + c, get(x + c, tag) * factor); });
     for (int64_t c = round_up_to(columns, kLanes<T>); c < ld; c += kLanes<T>) store(rows + c, Vec<T>{});
   }

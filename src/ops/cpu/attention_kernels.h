@@ -12,6 +12,7 @@ namespace trainer::ops {
 
 /// Rows of queries and keys a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
 inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
+static_assert(kKeyBlock % kQueryBlock == 0);  // backward: a block of keys is first seen by a whole block of queries
 inline constexpr int64_t kScoreLd = kKeyBlock + 16;  // row distance of a block of scores: no power of two
 
 /// A [rows, heads·D] operand; row distance in elements.
