@@ -71,7 +71,7 @@ void set_packing(AttentionJob& job, DType accumulator, device::Isa isa) {
   int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
   if (lines % 2 == 0) ++lines;  // rows at an even distance of lines meet in few sets of the cache
   job.row_ld = lines * line;
-  job.k_pad = round_up(job.k_len, panel);
+  job.k_pad = round_up(job.k_capacity, panel);
 }
 
 /// Hands out pieces of one scratch block.
@@ -120,7 +120,7 @@ int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) 
 
 void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels) {
   const DType accumulator = accumulator_of(op.q.dtype);
-  job.worker_elements = round_up(job.row_ld + round_up(job.k_len, 16), 16);
+  job.worker_elements = round_up(job.row_ld + round_up(job.k_capacity, 16), 16);
   const Scratch scratch = ex.take("attention.scores", {ex.device.threads(), job.worker_elements}, accumulator);
   if (ex.device.dry()) return;
   job.workers = scratch.tensor().data;
