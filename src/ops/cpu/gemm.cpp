@@ -80,7 +80,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads)
 
   const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
   b_bytes = packed ? 0 : aligned(chunk_cols() * chunk_blocks * sum.length * kSize);
-  a_bytes = aligned(task_rows * chunk_blocks * sum.length * kSize) + 64;  // pack_a may spill one vector
+  a_bytes = aligned(task_rows * chunk_blocks * sum.length * kSize);
   sums_bytes = aligned(sums_count() * (sums_shared ? row_blocks * chunk_tiles : 1) * kSize);
 }
 

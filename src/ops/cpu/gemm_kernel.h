@@ -45,8 +45,7 @@ struct GemmKernels {
   int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (`stride`) apart in dst.
-  /// along_k: the terms of a row lie side by side in src; else the rows of a term do. pack_a may write up to one vector
-  /// past the end of its last panel.
+  /// along_k: the terms of a row lie side by side in src; else the rows of a term do.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
   /// The same, kept in the operands' dtype: packed weights.

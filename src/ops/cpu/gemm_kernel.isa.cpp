@@ -14,7 +14,7 @@ constexpr int kRows = 14;
 constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
 #else
 constexpr int kRows = 6;
-constexpr int64_t kBlockK = 256, kBlockRows = 96, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
+constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
 #endif
 template <typename P>
 constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
@@ -50,24 +50,82 @@ template <typename P, int Step = 1>
 constexpr int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
 constexpr int64_t clamp_lanes(int64_t n, int64_t lanes) { return n < 0 ? 0 : n < lanes ? n : lanes; }
 
-// Both fill whole vectors. Where R is no multiple of the lanes, the last vector of a term spills into the next term,
-// which is written after it; the caller leaves room behind the last panel.
+/// Half of a vector, without a detour over memory.
+template <bool Upper, typename V>
+[[gnu::always_inline]] inline auto half(V v) {
+  constexpr int L = sizeof(V) / sizeof(v[0]), U = Upper ? L / 2 : 0;
+  if constexpr (L == 16) {
+    return __builtin_shufflevector(v, v, U, U + 1, U + 2, U + 3, U + 4, U + 5, U + 6, U + 7);
+  } else if constexpr (L == 8) {
+    return __builtin_shufflevector(v, v, U, U + 1, U + 2, U + 3);
+  } else {
+    static_assert(L == 4);
+    return __builtin_shufflevector(v, v, U, U + 1);
+  }
+}
 
-/// A panel whose terms lie `ld` apart, the rows of a term side by side.
+/// The first N lanes, N even. (Whole vectors whose ends the next ones overwrite are three times as slow on Zen 3.)
+template <int N, typename P, typename V>
+[[gnu::always_inline]] inline void store_first(P* p, V v) {
+  constexpr int L = sizeof(V) / sizeof(v[0]);
+  if constexpr (N == L) {
+    std::memcpy(p, &v, sizeof(v));
+  } else if constexpr (N > L / 2) {
+    store_first<L / 2>(p, half<false>(v));
+    store_first<N - L / 2>(p + L / 2, half<true>(v));
+  } else {
+    store_first<N>(p, half<false>(v));
+  }
+}
+
+/// Lanes of group `Group` of the R elements of a term.
+template <int R, int Group, typename D, typename P>
+[[gnu::always_inline]] inline void store_group(D* term, Vec<P> v) {
+  constexpr int L = kLanes<P>, kLeft = R - Group * L;
+  if constexpr (kLeft >= L) {
+    store(term + Group * L, v);
+  } else if constexpr (kLeft > 0) {
+    store_first<kLeft>(term + Group * L, v);
+  }
+}
+
+/// Calls fn with 0, 1, … Count − 1 as types.
+template <int Count, int I = 0, typename F>
+[[gnu::always_inline]] inline void unrolled(F fn) {
+  if constexpr (I < Count) {
+    fn(std::integral_constant<int, I>());
+    unrolled<Count, I + 1>(fn);
+  }
+}
+
+/// Lanes of group `Group` of the R elements of a panel, from row[at] on; nothing outside row[0, extent) is read.
+template <int R, int Group, typename T>
+[[gnu::always_inline]] inline auto load_within(const T* row, int64_t at, int64_t extent) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kLeft = R - Group * L < L ? R - Group * L : L;
+  if (at + kLeft > extent || at + kLeft < L) return load_n(row + at, clamp_lanes(extent - at, L));
+  LaneIndex<P> shift{};  // the vector that ends with the panel, moved down
+  for (int i = 0; i < L; ++i) shift[i] = i < kLeft ? i + L - kLeft : 0;
+  return __builtin_shuffle(load(row + at + kLeft - L), shift);
+}
+
+/// Panels whose terms lie `ld` apart, the rows of a term side by side: a term's rows are read once, for all panels.
 template <int R, typename T, typename D>
-void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
+void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
-  if (extent >= kGroups * L) {
-    for (int64_t term = 0; term < k; ++term)
-      for (int g = 0; g < kGroups; ++g) store(dst + term * R + g * L, load(src + term * ld + g * L));
-    return;
+  const int64_t panels = (extent + R - 1) / R, whole = extent < kGroups * L ? 0 : (extent - kGroups * L) / R + 1;
+  for (int64_t term = 0; term < k; ++term) {
+    const T* const row = src + term * ld;
+    for (int64_t p = 0; p < whole; ++p)
+      unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+        store_group<R, g, D, P>(dst + p * stride + term * R, load(row + p * R + g * L));
+      });
+    for (int64_t p = whole; p < panels; ++p)
+      unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+        store_group<R, g, D, P>(dst + p * stride + term * R, load_within<R, g>(row, p * R + g * L, extent));
+      });
   }
-  for (int64_t term = 0; term < k; ++term)
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t n = clamp_lanes(extent - g * L, L);
-      store(dst + term * R + g * L, n == L ? load(src + term * ld + g * L) : load_n(src + term * ld + g * L, n));
-    }
 }
 
 /// A panel whose rows lie `ld` apart, the terms of a row side by side.
@@ -77,39 +135,40 @@ void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D*
   constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
   for (int64_t term = 0; term < k; term += L) {
     const int64_t terms = at_most(k - term, L);
-    Vec<P> v[kGroups][L];
-    for (int g = 0; g < kGroups; ++g) {
+    unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+      Vec<P> v[L];
 #pragma GCC unroll 16
       for (int i = 0; i < L; ++i) {
         const int64_t row = g * L + i;
         if (row >= extent || row >= R) {
-          v[g][i] = Vec<P>{};
+          v[i] = Vec<P>{};
         } else {
-          v[g][i] = terms == L ? load(src + row * ld + term) : load_n(src + row * ld + term, terms);
+          v[i] = terms == L ? load(src + row * ld + term) : load_n(src + row * ld + term, terms);
         }
       }
-      transpose<P>(v[g]);
-    }
-    if (terms == L) {
+      transpose<P>(v);
+      if (terms == L) {
 #pragma GCC unroll 16
-      for (int i = 0; i < L; ++i)
-        for (int g = 0; g < kGroups; ++g) store(dst + (term + i) * R + g * L, v[g][i]);
-    } else {
-      for (int64_t i = 0; i < terms; ++i)
-        for (int g = 0; g < kGroups; ++g) store(dst + (term + i) * R + g * L, v[g][i]);
-    }
+        for (int i = 0; i < L; ++i) store_group<R, g, D, P>(dst + (term + i) * R, v[i]);
+      } else {
+        for (int64_t i = 0; i < terms; ++i) store_group<R, g, D, P>(dst + (term + i) * R, v[i]);
+      }
+    });
   }
 }
 
 template <int R, typename T, typename D>
 void pack(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
-  for (int64_t row = 0; row < extent; row += R, dst += stride) {
-    if (along_k) {
-      pack_terms_adjacent<R>(src + row * ld, ld, extent - row, k, dst);
-    } else {
-      pack_rows_adjacent<R>(src + row, ld, extent - row, k, dst);
-    }
+  if (!along_k) {
+    // A few panels at a time: their strides are multiples of large powers of two, so that lines of many panels would
+    // fall into the same few sets of L1.
+    constexpr int64_t kTogether = 8;
+    for (int64_t row = 0; row < extent; row += kTogether * R, dst += kTogether * stride)
+      pack_rows_adjacent<R>(src + row, ld, at_most(extent - row, kTogether * R), k, dst, stride);
+    return;
   }
+  for (int64_t row = 0; row < extent; row += R, dst += stride)
+    pack_terms_adjacent<R>(src + row * ld, ld, extent - row, k, dst);
 }
 
 template <int R, typename T>
@@ -135,7 +194,9 @@ template <typename C, typename P>
   }
 }
 
-template <bool Whole, typename T, typename C>
+enum class Ending { store, accumulate, epilogue };
+
+template <Ending Kind, bool Whole, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
                                                  const GemmStore<T, C>& s) {
   const auto get = [n](const auto* p) __attribute__((always_inline)) {
@@ -151,30 +212,43 @@ template <bool Whole, typename T, typename C>
       store_n(p, value, n);
   };
   C* const c = s.c + row * s.ldc + col;
-  if (s.accumulate) {
-    put(c, get(static_cast<const C*>(c)) + v);
-    return;
+  if constexpr (Kind == Ending::accumulate) {
+    v += get(static_cast<const C*>(c));
+  } else if constexpr (Kind == Ending::epilogue) {
+    if (s.gradient) {
+      v *= vgelu_grad(get(static_cast<const C*>(s.pre) + row * s.ld_pre + col));
+    } else {
+      if (s.bias != nullptr) v += get(s.bias + col);
+      if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
+      if (s.gelu) v = vgelu(as_stored<C, AccumulatorOf<T>>(v));
+    }
+    if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   }
-  if (s.gradient) {
-    v *= vgelu_grad(get(static_cast<const C*>(s.pre) + row * s.ld_pre + col));
-  } else {
-    if (s.bias != nullptr) v += get(s.bias + col);
-    if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
-    if (s.gelu) v = vgelu(as_stored<C, AccumulatorOf<T>>(v));
-  }
-  if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   put(c, v);
+}
+
+template <Ending Kind, typename T, typename C>
+[[gnu::always_inline]] inline void finish_as(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col,
+                                             int64_t rows, int64_t cols, GemmStore<T, C> s) {
+  constexpr int L = kLanes<AccumulatorOf<T>>;
+  const int64_t whole = cols / L * L;
+  for (int64_t i = 0; i < rows; ++i) {
+    const AccumulatorOf<T>* const sum = sums + i * ld;
+    for (int64_t j = 0; j < whole; j += L) finish_vector<Kind, true>(load(sum + j), row + i, col + j, L, s);
+    if (whole < cols)
+      finish_vector<Kind, false>(load_n(sum + whole, cols - whole), row + i, col + whole, cols - whole, s);
+  }
 }
 
 template <typename T, typename C>
 void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
             const GemmStore<T, C>& s) {
-  constexpr int L = kLanes<AccumulatorOf<T>>;
-  const int64_t whole = cols / L * L;
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t j = 0; j < whole; j += L) finish_vector<true>(load(sums + i * ld + j), row + i, col + j, L, s);
-    if (whole < cols)
-      finish_vector<false>(load_n(sums + i * ld + whole, cols - whole), row + i, col + whole, cols - whole, s);
+  if (s.accumulate) {
+    finish_as<Ending::accumulate>(sums, ld, row, col, rows, cols, s);
+  } else if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) {
+    finish_as<Ending::store>(sums, ld, row, col, rows, cols, s);
+  } else {
+    finish_as<Ending::epilogue>(sums, ld, row, col, rows, cols, s);
   }
 }
 
@@ -218,8 +292,12 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       for (int64_t i = 0; i < g.k * kWidth; i += kLanes<P>) store(widened + i, load(kept + i));
       b = widened;
     }
+    // The next panel comes from L3 or memory: asked for in equal parts while the row panels pass by.
+    const char* next = reinterpret_cast<const char*>(kept + g.b_stride);
+    const int64_t lines = (g.k * kWidth * static_cast<int64_t>(sizeof(B)) / 64 * R + g.rows - 1) / g.rows;
     const P* a = g.a;
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth) {
+      for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
       micro_kernel<R>(g.k, a, b, sums, g.first);
       if (g.last) finish(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
     }
