@@ -1,0 +1,106 @@
+"""Checkpoints and run folders: exit status 5 mostly, and what was there stays."""
+import subprocess
+import time
+
+from mistakes import limits
+
+
+def damaged(change):
+    """Prepares a finished run and lets `change` damage its newest step folder."""
+    def prepare(place):
+        step = place.tiny_run()
+        change(step)
+        return {"step": step}
+    return prepare
+
+
+def shard(step):
+    return next(path for path in sorted(step.rglob("*")) if path.suffix == ".shard")
+
+
+def flip_a_byte(step):
+    path = shard(step)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def cut(step):
+    path = shard(step)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def replace_text(name, old, new):
+    def change(step):
+        text = (step / name).read_text()
+        assert old in text, f"{name} lacks {old}"
+        (step / name).write_text(text.replace(old, new, 1))
+    return change
+
+
+def whole(place):
+    """The step before the damaged one still verifies."""
+    steps = sorted((place.folder / "runs/tiny/checkpoints").glob("step-*"))
+    assert steps, "no checkpoint is left"
+    check = place.run(["checkpoint", "verify", "--checkpoint", str(steps[0])])
+    assert check.returncode == 0, check.stdout + check.stderr
+
+
+def while_another_trains(place):
+    """A second process in the folder: it trains until the case is over (its steps are many)."""
+    place.tiny_run()
+    place.other = subprocess.Popen([place.trainer, "--config", "tiny.toml", "--set", "train.steps=100000000", "--resume",
+                                    "never", "--set", "run.dir=runs/busy"], cwd=place.folder, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, preexec_fn=limits(None))
+    metrics = place.folder / "runs/busy/metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and '"step"' in metrics.read_text():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the other run did not start")
+
+
+def other_survives(place):
+    alive = place.other.poll() is None
+    place.other.terminate()
+    place.other.wait(timeout=60)
+    assert alive, "the run that was there first ended"
+    assert place.other.returncode == 75, f"its status is {place.other.returncode}"
+    check = place.run(["checkpoint", "verify", "--checkpoint", "runs/busy"])
+    assert check.returncode == 0, check.stderr
+
+
+def checkpoint(name, args, prepare, *expect, status=5, **more):
+    return {"name": name, "args": args, "status": status, "expect": list(expect), "prepare": prepare, **more}
+
+
+TRAIN = ["--config", "tiny.toml", "--set", "train.steps=6", "--resume", "must"]
+SAMPLE = ["generate", "--checkpoint", "{step}", "--prompt", "the", "--tokens", "4"]
+
+CASES = [
+    checkpoint("path that is not there", ["generate", "--checkpoint", "no/run", "--prompt", "x"], lambda place: None,
+               "no/run: does not exist"),
+    checkpoint("folder without a checkpoint", ["checkpoint", "inspect", "--checkpoint", "."], lambda place: None,
+               "no checkpoint here"),
+    checkpoint("must resume, nothing there", ["--config", "tiny.toml", "--set", "run.dir=runs/new", "--resume", "must"],
+               damaged(lambda step: None), "no complete checkpoint"),
+    checkpoint("flipped byte, training", TRAIN, damaged(flip_a_byte), "checksum", after=whole),
+    checkpoint("flipped byte, verify", ["checkpoint", "verify", "--checkpoint", "{step}"], damaged(flip_a_byte),
+               stdout="checksum", after=whole),
+    checkpoint("truncated shard", SAMPLE, damaged(cut), "expected"),
+    checkpoint("missing shard", SAMPLE, damaged(lambda step: shard(step).unlink()), ".shard"),
+    checkpoint("unfinished save", SAMPLE, damaged(lambda step: (step / "COMPLETE").unlink()), "COMPLETE"),
+    checkpoint("missing manifest", SAMPLE, damaged(lambda step: (step / "manifest.json").unlink()), "manifest.json"),
+    checkpoint("garbage manifest", SAMPLE, damaged(lambda step: (step / "manifest.json").write_text("{]")), "manifest.json"),
+    checkpoint("edited manifest", SAMPLE, damaged(replace_text("manifest.json", "320", "321")), "manifest.json"),
+    checkpoint("other model", [*TRAIN, "--set", "model.n_layer=2"], damaged(lambda step: None), "n_layer", after=whole),
+    checkpoint("other family", [*TRAIN, "--set", "model.arch=llama"], damaged(lambda step: None), "arch", after=whole),
+    checkpoint("run folder inside a file", ["--config", "tiny.toml", "--set", "run.dir=text.txt/run"],
+               damaged(lambda step: None), "text.txt: cannot make folder: Not a directory"),
+    checkpoint("full disk", ["--config", "tiny.toml", "--set", "model.d_model=64", "--set", "run.dir=runs/full"],
+               damaged(lambda step: None), "File too large", file_bytes=100_000, after=whole),
+    checkpoint("two runs in one folder", ["--config", "tiny.toml", "--set", "run.dir=runs/busy"], while_another_trains,
+               "is training in this folder", status=2, after=other_survives),
+    checkpoint("prompt file that is not there", ["generate", "--checkpoint", "{step}", "--prompt-file", "no.txt"],
+               damaged(lambda step: None), "no.txt", status=2),
+]

@@ -1,0 +1,84 @@
+"""Data and tokenizers: exit status 4, naming file and offset."""
+import struct
+
+from mistakes import TINY, tiny_text
+
+TOKENS = "[data]\ntrain = [\"tokens.bin\"]\nvocab_size = 300\n"
+TOKENS_TOML = TINY[:TINY.index("[data]")] + TOKENS + TINY[TINY.index("val_fraction"):]
+
+
+def llmc(tokens, count=None, magic=20240520, version=1):
+    """The llm.c layout: 256 little-endian int32 of header, then uint16 tokens."""
+    header = [magic, version, len(tokens) if count is None else count] + [0] * 253
+    return struct.pack("<256i", *header) + struct.pack(f"<{len(tokens)}H", *tokens)
+
+
+GOOD = [i % 299 for i in range(600)]
+
+
+def data(name, files, *expect, toml=TINY, sets=(), args=None, status=4, **more):
+    args = args or ["--config", "x.toml"] + [part for each in sets for part in ("--set", each)]
+    files = {"x.toml": toml, "text.txt": tiny_text(), **files}
+    return {"name": name, "args": args, "status": status, "expect": list(expect), "files": files, **more}
+
+
+def tokens(name, content, *expect, **more):
+    return data(name, {"tokens.bin": content}, "tokens.bin", *expect, toml=TOKENS_TOML, **more)
+
+
+def own_tokenizer(place, source="text.txt"):
+    """SOURCE/tokenizer.model and SOURCE/tokens.bin, without .txt."""
+    made = place.run(["tokenize", "--input", source, "--output", source[:-4], "--train-vocab", "320"])
+    assert made.returncode == 0, made.stderr
+
+
+def two_tokenizers(place):
+    own_tokenizer(place)
+    place.write("other.txt", tiny_text().upper())
+    own_tokenizer(place, "other.txt")
+
+
+def nothing_tokenized(place):
+    assert not list(place.folder.glob("out/*.bin")), "tokens were published"
+
+
+CASES = [
+    data("missing file", {}, 'x.toml:7:9: data.train: no such file: "nosuch.txt"', toml=TINY.replace("text.txt", "nosuch.txt")),
+    data("glob without a match", {}, 'no such file: "texts/*.txt"', sets=["data.train=texts/*.txt"]),
+    data("missing tokenizer", {}, 'no such file: "my.model"', sets=["data.tokenizer=my.model"]),
+    data("empty text", {"text.txt": ""}, "text.txt: offset 0: the file is empty"),
+    data("folder for a file", {"folder/a.txt": "a"}, "folder", sets=["data.train=folder"]),
+    data("too little text", {"text.txt": "A cat sat.\n"}, "data.vocab_size = 320", status=4),
+    data("text shorter than a window", {"val.txt": "A cat.\n"}, "fewer than one window of seq_len + 1 = 17",
+         sets=["data.val=val.txt", "data.val_fraction=0"]),
+    data("vocabulary too large", {}, "data.vocab_size = 30000 is too large", sets=["data.vocab_size=30000"]),
+    data("vocabulary too small", {}, "data.vocab_size = 100 is too small", sets=["data.vocab_size=100"]),
+    data("bad UTF-8 when strict", {"text.txt": tiny_text().encode() + b"caf\xe9 au lait\n"}, "text.txt: offset",
+         "byte 0xe9 is not valid UTF-8", sets=["data.strict=true"]),
+    data("garbage as a tokenizer", {"my.model": b"\x07garbage" * 99}, "my.model: not a usable SentencePiece model",
+         sets=["data.tokenizer=my.model"]),
+    data("empty tokenizer", {"my.model": b""}, "my.model", sets=["data.tokenizer=my.model"]),
+    data("broken line of JSON", {"a.jsonl": '{"text": "a b c"}\n{"text": \n'}, "a.jsonl: offset 18",
+         sets=["data.train=a.jsonl"]),
+    data("JSON without the text", {"a.jsonl": '{"body": "a b c"}\n'}, "a.jsonl: offset 0", "text", sets=["data.train=a.jsonl"]),
+    data("text and tokens together", {"tokens.bin": llmc(GOOD)}, "token files and text cannot be mixed", prepare=own_tokenizer,
+         sets=['data.train=["text.txt", "tokens.bin"]', "data.tokenizer=text/tokenizer.model"]),
+    tokens("empty token file", b""),
+    tokens("truncated token file", llmc(GOOD, count=5000), "5000"),
+    tokens("half a header", llmc(GOOD)[:600]),
+    tokens("odd number of bytes", llmc(GOOD) + b"\x01"),
+    tokens("unknown version", llmc(GOOD, version=77), "77"),
+    tokens("token outside the vocabulary", llmc(GOOD[:100] + [60000] + GOOD[:100]), "token 60000", "offset 1224",
+           "outside the vocabulary of 50257"),
+    tokens("fewer tokens than a window", llmc(GOOD[:9]), "fewer than one window"),
+    data("tokens of another tokenizer", {}, "tokenizer", prepare=two_tokenizers,
+         args=["--config", "x.toml", "--set", "data.train=text/tokens.bin", "--set", "data.tokenizer=other/tokenizer.model"]),
+    data("tokenize a missing file", {}, "nosuch.txt", after=nothing_tokenized,
+         args=["tokenize", "--input", "nosuch.txt", "--output", "out", "--train-vocab", "300"]),
+    data("tokenize an empty file", {"empty.txt": ""}, "empty.txt: offset 0: the file is empty", after=nothing_tokenized,
+         args=["tokenize", "--input", "empty.txt", "--output", "out", "--train-vocab", "300"]),
+    data("tokenize into a file", {"out": "kept"}, "out", status=5,
+         args=["tokenize", "--input", "text.txt", "--output", "out", "--train-vocab", "320"]),
+    data("tokenize without a tokenizer", {}, "--tokenizer MODEL or --train-vocab N", status=2,
+         args=["tokenize", "--input", "text.txt", "--output", "out"]),
+]

@@ -1,0 +1,38 @@
+"""The command line itself."""
+
+
+def usage(name, args, *expect, status=2, **more):
+    return {"name": name, "args": args, "status": status, "expect": list(expect), **more}
+
+
+CASES = [
+    usage("no arguments", [], "no configuration", "trainer --config FILE"),
+    usage("unknown verb", ["trian"], "trian", "--help"),
+    usage("unknown option", ["train", "--confg", "x.toml"], "--confg", "--help"),
+    usage("option without its value", ["--config"], "--config"),
+    usage("missing config file", ["--config", "no.toml"], "no.toml", "No such file"),
+    usage("config is a folder", ["--config", "."], "a folder; expected a configuration file"),
+    usage("train without a config", ["train"], "no configuration"),
+    usage("max-steps of zero", ["train", "--config", "x.toml", "--max-steps", "0"], "--max-steps"),
+    usage("max-steps of a word", ["train", "--config", "x.toml", "--max-steps", "many"], "--max-steps", "many"),
+    usage("plan", ["plan", "--config", "x.toml", "--cluster", "y"], "`plan` is not built yet in this version", "there are: train"),
+    usage("bench of collectives", ["bench", "collectives"], "not built yet in this version", "gemm"),
+    usage("bench of offload", ["bench", "offload"], "not built yet in this version"),
+    usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
+    usage("bench of nothing", ["bench"], "what"),
+    usage("checkpoint export", ["checkpoint", "export", "--format", "hf", "--checkpoint", "c", "--output", "o"],
+          "`checkpoint export` is not built yet in this version"),
+    usage("checkpoint import", ["checkpoint", "import", "--format", "hf", "--input", "i", "--output", "o"],
+          "`checkpoint import` is not built yet in this version"),
+    usage("checkpoint of nothing known", ["checkpoint", "repair", "--checkpoint", "c"], "repair", "inspect, verify"),
+    usage("checkpoint inspect without a path", ["checkpoint", "inspect"], "needs --checkpoint PATH"),
+    usage("config of nothing known", ["config", "print"], "`config print`: expected one of check, show, reference"),
+    usage("config check without a file", ["config", "check"], "needs --config FILE"),
+    usage("eval of nothing", ["eval"], "--checkpoint PATH", "--config FILE"),
+    usage("generate without a checkpoint", ["generate", "--prompt", "x"], "--checkpoint"),
+    usage("generate of zero tokens", ["generate", "--checkpoint", "c", "--prompt", "x", "--tokens", "0"], "--tokens"),
+    usage("prompt and prompt file", ["generate", "--checkpoint", "c", "--prompt", "x", "--prompt-file", "y"], "--prompt"),
+    usage("tokenize without output", ["tokenize", "--input", "x.txt"], "--output"),
+    usage("tokenizer given and trained", ["tokenize", "--input", "x.txt", "--output", "o", "--tokenizer", "m",
+                                          "--train-vocab", "500"], "--t"),
+]
