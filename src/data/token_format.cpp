@@ -52,7 +52,14 @@ class OwnIndex : public DocumentIndex {
     }
   }
   int64_t documents() const override { return documents_; }
-  int64_t end_of(int64_t document) const override { return position(document + 1); }
+  int64_t end_of(int64_t document) const override {
+    const int64_t end = position(document + 1);
+    if (end < 0 || end > position(documents_)) {
+      refuse(file_, kDocumentsHeader + 8 * (document + 1),
+             fmt::format("a document ends at token {} of {}", end, position(documents_)));
+    }
+    return end;
+  }
 
  private:
   int64_t position(int64_t n) const { return load<int64_t>(file_, kDocumentsHeader + 8 * n); }
@@ -94,7 +101,10 @@ class MegatronIndex : public DocumentIndex {
       refuse(file_, document_mark(document + 1),
              fmt::format("document mark {}, expected at most {}", sequence, sequences_));
     }
-    return sequence == sequences_ ? tokens_ : start_of(sequence);
+    const int64_t end = sequence == sequences_ ? tokens_ : start_of(sequence);
+    if (end < 0 || end > tokens_)
+      refuse(file_, document_mark(document + 1), fmt::format("a document ends at token {}", end));
+    return end;
   }
 
  private:
@@ -133,7 +143,7 @@ void read_header(TokenFileLayout& layout) {
   info.tokens = static_cast<int64_t>(uint64_t{word(3)} << 32 | word(2));
   const bool gpt2 = !wide && word(4) == 0;
   info.vocab_size = gpt2 ? kGpt2Vocabulary : word(4);
-  info.eos = gpt2 ? kGpt2EndOfText : static_cast<int32_t>(word(5)) - 1;
+  info.eos = gpt2 ? kGpt2EndOfText : static_cast<int32_t>(word(5) - 1);
   if ((word(6) | word(7) | word(8) | word(9)) != 0) {
     info.tokenizer_hash = fmt::format("{:08x}{:08x}{:08x}{:08x}", word(6), word(7), word(8), word(9));
   }
@@ -189,13 +199,14 @@ TokenFileLayout open_token_file(const std::string& path) {
                          file.size()));
     }
   }
-  const int64_t expected = layout.offset + layout.info.tokens * layout.width;
-  if (layout.info.tokens <= 0)
-    refuse(file, layout.offset, fmt::format("{} tokens announced, expected some", layout.info.tokens));
-  if (file.size() != expected) {
+  const int64_t tokens = layout.info.tokens, room = (file.size() - layout.offset) / layout.width;
+  if (tokens <= 0) refuse(file, layout.offset, fmt::format("{} tokens announced, expected some", tokens));
+  if (tokens > room) {
     refuse(file, file.size(),
-           fmt::format("{}: {} tokens announced, which end at byte {}; the file has {}",
-                       file.size() < expected ? "truncated" : "too long", layout.info.tokens, expected, file.size()));
+           fmt::format("truncated: {} tokens of {} bytes announced, room for {}", tokens, layout.width, room));
+  }
+  if (const int64_t end = layout.offset + tokens * layout.width; file.size() != end) {
+    refuse(file, file.size(), fmt::format("too long: {} tokens announced, which end at byte {}", tokens, end));
   }
   if (std::error_code none; !layout.documents && fs::exists(document_index_path(path), none)) {
     layout.documents = std::make_unique<OwnIndex>(document_index_path(path), layout.info.tokens);

@@ -207,6 +207,7 @@ TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
   refused(llm_c_header(20240801, 1, 50) + ids, {"offset 4", "version 1", "expected 7"});
   refused(llm_c_header(20240520, 1, 0), {"offset 1024", "0 tokens"});
   refused(llm_c_header(20240520, 1, 0xFFFFFFFF) + ids, {"truncated"});
+  refused(token_header({int64_t{1} << 62, 300, 2, ""}) + ids, {"offset 1224", "truncated", "room for 100"});
   expect_error(Code::data, {"none.bin", "cannot open"}, [&] { TokenStream({(folder / "none.bin").string()}); });
   expect_error(Code::data, {folder.path().string(), "not a regular file"},
                [&] { TokenStream({folder.path().string()}); });
@@ -242,6 +243,11 @@ TEST(TokenFile, RefusesDamagedIndexes) {
   own("", {"o.docs", "offset 0"});
   own("something else", {"o.docs", "offset 0", "not a document index"});
   own(document_index_header(2) + packed<int64_t>(std::vector{0, 30}), {"o.docs", "offset 32", "truncated"});
+  expect_error(Code::data, {"p.docs", "offset 24", "ends at token -9"}, [&] {
+    write(folder / "p.docs", document_index_header(2) + packed<int64_t>(std::vector{0, -9, 60}));
+    const TokenStream stream({write(folder / "p.bin", token_header({60, 300, 2, ""}) + ids)});
+    stream.document_end_near(30, 20);
+  });
   own(document_index_header(2) + packed<int64_t>(std::vector{0, 30, 61}), {"o.docs", "offset 32", "ends at token 61"});
 }
 
