@@ -1,6 +1,7 @@
 // trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <functional>
@@ -29,6 +30,13 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
   app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")->check(CLI::PositiveNumber);
   app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
+}
+
+/// Processes that mpirun or another launcher started together; 1 when none did.
+int launched_ranks() {
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
+    if (const char* size = std::getenv(name)) return std::atoi(size);
+  return 1;
 }
 
 /// Runs `action`; the status of what it throws otherwise.
@@ -138,6 +146,8 @@ int main(int argc, char** argv) {
     return exit_status(Code::usage);
   }
   return guarded([&]() -> int {
+    if (const int ranks = launched_ranks(); ranks > 1)
+      throw Error(Code::usage, format("started as {} ranks: this version runs on one; start it without mpirun or with -np 1", ranks));
     if (train_verb.parsed()) return cli::train_command(train);
     if (eval_verb.parsed()) return cli::eval_command(eval);
     if (generate_verb.parsed()) {
