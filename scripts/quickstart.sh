@@ -37,7 +37,7 @@ build/trainer train --config configs/quickstart.toml "$@"
 
 say "4/4 What it learned"
 build/trainer eval --checkpoint "$run"
-build/trainer generate --checkpoint "$run" --prompt "She had never " --tokens 150 --temperature 0.8 --top-k 50 --seed 1
+build/trainer generate --checkpoint "$run" --prompt "She had never" --tokens 150 --temperature 0.8 --top-k 50 --seed 1
 
 say "Done. Where things are:"
 cat << END
@@ -45,6 +45,6 @@ cat << END
   $run/metrics.jsonl    the same as one JSON object a line
   $run/checkpoints/     weights and optimizer state; $run/tokenizer.model  the vocabulary
   configs/quickstart.toml     what was trained; every value is explained there
-Next: build/trainer generate --checkpoint $run --prompt "My dear " --tokens 200
+Next: build/trainer generate --checkpoint $run --prompt "My dear" --tokens 200
       build/trainer --help
 END
