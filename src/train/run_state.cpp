@@ -5,20 +5,9 @@
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/param_slices.h"
 
 namespace trainer::train {
-
-std::vector<checkpoint::TensorSlice> tensor_slices(const params::ParamStore& store, bool moments) {
-  std::vector<checkpoint::TensorSlice> slices;
-  for (const params::Param& param : store.params()) {
-    const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
-    slices.push_back({param.name, param.shape, group.master, param.runs});
-    if (!moments) continue;
-    slices.push_back({param.name + "#m", param.shape, group.m, param.runs});
-    slices.push_back({param.name + "#v", param.shape, group.v, param.runs});
-  }
-  return slices;
-}
 
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
   return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
@@ -48,14 +37,14 @@ std::optional<std::filesystem::path> find_resume(const config::Checkpoint& check
 
 checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader, const checkpoint::Snapshot& expected) {
   checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
-  const auto slices = tensor_slices(trainer.store(), /*moments=*/true);
+  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/true);
   reader.load(slices, {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
   trainer.store().refresh_compute();
   return reader.header().state;
 }
 
 void load_weights(Trainer& trainer, const checkpoint::Reader& reader) {
-  const auto slices = tensor_slices(trainer.store(), /*moments=*/false);
+  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/false);
   reader.load(slices, {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
   trainer.store().refresh_compute();
 }

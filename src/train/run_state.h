@@ -1,5 +1,5 @@
 #pragma once
-// Between a Trainer and the checkpoint module: which tensors a run saves, and how a run begins from one.
+// Between a Trainer and the checkpoint module: how a run begins from a checkpoint.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -10,9 +10,6 @@
 #include "train/trainer.h"
 
 namespace trainer::train {
-
-/// Weights (master type) of all parameters; with `moments` also "name#m" and "name#v".
-std::vector<checkpoint::TensorSlice> tensor_slices(const params::ParamStore& store, bool moments);
 
 /// What must agree between a run and a checkpoint it resumes from.
 std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);

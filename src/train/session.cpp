@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "base/log.h"
+#include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "config/text.h"
 #include "data/source.h"
@@ -276,7 +277,7 @@ class Session {
     const double start = now_seconds();
     checkpoint::Snapshot snapshot = expected_;
     snapshot.state = state_;
-    snapshot.tensors = tensor_slices(trainer_.store(), /*moments=*/true);
+    snapshot.tensors = checkpoint::param_slices(trainer_.store(), /*moments=*/true);
     CheckpointReport report;
     report.step = state_.step;
     report.path = store_.save(snapshot).string();
