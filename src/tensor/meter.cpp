@@ -9,4 +9,10 @@ std::string_view name_of(OpKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
+std::string_view name_of(CommOp op) {
+  static constexpr std::string_view names[kCommOps] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                                       "reduce",     "all_to_all",     "send_recv"};
+  return names[static_cast<size_t>(op)];
+}
+
 }  // namespace trainer

@@ -1,10 +1,14 @@
 #pragma once
-// Meter: what the operators did, by kind: calls, FLOPs, bytes of memory traffic, seconds. Filled alike by real and dry runs.
+// Meter: what the operators did, by kind: calls, FLOPs, bytes of memory traffic, seconds; and what was communicated, by
+// mesh axis and operation. Filled alike by real and dry runs.
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <string_view>
 
 #include "base/clock.h"
+#include "base/dtype.h"
 
 namespace trainer {
 
@@ -14,6 +18,25 @@ std::string_view name_of(OpKind kind);
 
 struct Cost {
   double flops = 0, bytes = 0;
+};
+
+/// Operations of a communicator (comm/communicator.h).
+enum class CommOp : uint8_t { all_reduce, reduce_scatter, all_gather, broadcast, reduce, all_to_all, send_recv };
+inline constexpr int kCommOps = 7;
+std::string_view name_of(CommOp op);
+
+/// `axes` is the set of mesh axes the group runs along, as bits (mesh/mesh_shape.h).
+struct CommKey {
+  uint32_t axes = 0;
+  CommOp op = CommOp::all_reduce;
+  DType dtype = DType::f32;
+  auto operator<=>(const CommKey&) const = default;
+};
+struct CommCount {
+  int64_t calls = 0;
+  int64_t elements = 0;    // payload: what the tables of the strategies count (comm/bytes.h)
+  int64_t wire_bytes = 0;  // total over the ranks of one group
+  double wait_seconds = 0; // exposed: spent in Ticket::join
 };
 
 class Meter {
@@ -26,7 +49,21 @@ class Meter {
   /// FLOPs of products and attention, and the share of them that recomputation repeated.
   double matmul_flops() const { return of(OpKind::gemm).flops + of(OpKind::attention).flops; }
   double recomputed_flops() const { return recomputed_; }
-  void reset() { *this = Meter(); }
+  const std::map<CommKey, CommCount>& comm() const { return comm_; }
+  /// Zeroes everything; keys of communication stay, so that counting the same operations again allocates nothing.
+  void reset() {
+    entries_ = {};
+    recomputed_ = 0;
+    for (auto& [key, count] : comm_) count = {};
+  }
+
+  void add(const CommKey& key, int64_t elements, int64_t wire_bytes) {
+    CommCount& count = comm_[key];
+    ++count.calls;
+    count.elements += elements;
+    count.wire_bytes += wire_bytes;
+  }
+  void add_wait(const CommKey& key, double seconds) { comm_[key].wait_seconds += seconds; }
 
   void add(OpKind kind, const Cost& cost, double seconds) {
     Entry& entry = entries_[static_cast<size_t>(kind)];
@@ -42,6 +79,7 @@ class Meter {
  private:
   std::array<Entry, kOpKinds> entries_{};
   double recomputed_ = 0;
+  std::map<CommKey, CommCount> comm_;
 };
 
 /// Measures one operator call: construct at its start; adds to the meter when destroyed.

@@ -1,0 +1,35 @@
+#pragma once
+// What collectives cost, as pure functions. The communicators, dry runs and the planner all count with these.
+#include <cstdint>
+
+#include "tensor/meter.h"
+
+namespace trainer::comm {
+
+/// Reductions of at most so many elements gather everything and add in rank order, in f64; above it they go round a ring.
+inline constexpr int64_t kDirectElements = 4096;
+
+/// Elements on the wire, summed over the g ranks of one group, of one operation with payload n:
+///   all_reduce, broadcast, reduce: n elements of the tensor;  all_gather: n elements of the gathered tensor;
+///   reduce_scatter: n elements of each rank's input;  all_to_all, send_recv: n elements that each rank passes in.
+/// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  send_recv g·n;  every other (g−1)·n.  g = 1: nothing.
+constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
+  if (g <= 1) return 0;
+  switch (op) {
+    case CommOp::all_reduce: return (n <= kDirectElements ? g : 2) * int64_t{g - 1} * n;
+    case CommOp::send_recv: return g * n;
+    default: return (g - 1) * n;
+  }
+}
+
+/// Elements [begin, begin + count) of n that belong to member i of g: [⌊n·i/g⌋, ⌊n·(i+1)/g⌋).
+struct Chunk {
+  int64_t begin = 0, count = 0;
+  bool operator==(const Chunk&) const = default;
+};
+constexpr Chunk chunk_of(int64_t n, int g, int i) {
+  const int64_t begin = n * i / g;
+  return {begin, n * (i + 1) / g - begin};
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,113 @@
+#pragma once
+// Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
+//
+// An operation starts at once and runs beside compute; its Ticket is joined before the memory is used again. Operations
+// of one communicator run in the order they were started, which must be the same on all its ranks; operations of
+// different lanes overtake each other freely. Reductions have a fixed order that depends on neither the transport nor
+// timing: the same bits on every run, from threads and from processes.
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/bytes.h"
+#include "tensor/exec.h"
+
+namespace trainer::comm {
+
+enum class Reduce : uint8_t { sum, max };
+
+/// What an operation is for. `critical`: activations on the path of the step; `weights`: gathers ahead of use; `grads`:
+/// gradient reductions; `control`: scalars and agreement, outside of all formulas.
+enum class Lane : uint8_t { critical, weights, grads, control };
+inline constexpr int kLanes = 4;
+std::string_view name_of(Lane lane);
+
+/// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among them.
+struct Group {
+  uint32_t axes = 0;  // for counting and as the channel; groups that share a rank have different axes
+  std::string name;   // "tensor", "data", "control", for messages
+  std::vector<int> members;
+  int index = 0;
+};
+
+/// A started operation, as its transport sees it (engine.h, nccl/).
+class Pending {
+ public:
+  virtual ~Pending() = default;
+  /// Returns when the operation is complete; throws Code::comm naming operation, axis, ranks and who is missing.
+  virtual void wait() = 0;
+  /// Called instead of wait() when an exception unwinds: returns once no memory of the operation is touched any more.
+  virtual void abandon() noexcept = 0;
+};
+
+/// Joined exactly once. Destroying an unjoined ticket is an internal error, except while an exception unwinds.
+class [[nodiscard]] Ticket {
+ public:
+  Ticket() = default;  // nothing to wait for
+  Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
+  Ticket(Ticket&& other) noexcept;
+  Ticket& operator=(Ticket&& other);
+  ~Ticket() noexcept(false);
+
+  /// The ticket owns memory the operation uses until it is joined. At most two.
+  void keep(Scratch&& scratch);
+  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept.
+  void join(Exec& ex);
+  bool open() const { return open_; }
+
+ private:
+  Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
+  CommKey key_;
+  bool open_ = false;
+  std::array<Scratch, 2> kept_;
+};
+
+/// n is a count of elements. Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type
+/// otherwise; bf16 is rounded after each addition. Memory must stay in place until the ticket is joined. Every call is
+/// counted in ex.meter under the group's axes; on a dry device nothing else happens. Shapes are checked (internal error).
+class Communicator {
+ public:
+  explicit Communicator(Group group) : group_(std::move(group)) {}
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int size() const { return static_cast<int>(group_.members.size()); }
+  int rank() const { return group_.index; }  // within the group
+  const Group& group() const { return group_; }
+  Chunk chunk(int64_t n) const { return chunk_of(n, size(), rank()); }
+
+  /// inout [n] ← the reduction over all ranks. Sum of chunk c: ((x_{c+1} + x_{c+2}) + …) + x_c, indices modulo the group;
+  /// for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
+  Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
+  /// in [n] → out [chunk(n).count], the rank's chunk of the same sums as all_reduce (bit-identical). `out` may be that
+  /// chunk of `in`; the rest of `in` is only read.
+  Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
+  /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
+  Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
+  /// inout [n] of `root` reaches every rank.
+  Ticket broadcast(Exec& ex, const Tensor& inout, int root);
+  /// inout [n] of `root` becomes the reduction, started at root + 1; elsewhere inout is only read.
+  Ticket reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce = Reduce::sum);
+  /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. Apart from each other.
+  Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);
+  /// send [n] goes to rank() + shift, recv [n] comes from rank() − shift (modulo the group). Apart from each other.
+  Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
+
+ protected:
+  struct Request {
+    CommOp op;
+    Reduce reduce = Reduce::sum;
+    Tensor in, out;  // in place: the same
+    int root = 0;    // or the shift of send_recv
+  };
+  /// Starts a checked request of a group of two or more on a device that is not dry. The pointer lives until waited for.
+  virtual Pending* start(const Request& request) = 0;
+
+ private:
+  Ticket submit(Exec& ex, const Request& request, int64_t payload);
+  Group group_;
+};
+
+}  // namespace trainer::comm

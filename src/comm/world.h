@@ -1,0 +1,90 @@
+#pragma once
+// World: the ranks of a run and what carries messages between them. A process of mpirun, a thread of this process, or
+// alone. Passed down from main; there are no globals.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+
+namespace trainer::comm {
+
+struct WorldOptions {
+  double timeout_s = 600;  // of one operation, from its start on this rank; then Code::comm
+  int lanes = 3;           // 1: critical, weights and grads share one queue
+  /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.
+  std::function<double(int rank)> delay;
+};
+
+/// Blocking exchange of small host data among all ranks, in host memory (axis `control`). Collective: every rank calls.
+class Control {
+ public:
+  virtual ~Control() = default;
+  virtual void barrier() = 0;
+  /// Bytes of rank `root` on every rank, of any length.
+  virtual void broadcast(std::string& bytes, int root = 0) = 0;
+  /// Every rank's bytes, in rank order, on every rank.
+  virtual std::vector<std::string> gather(const std::string& bytes) = 0;
+  /// values ← Σ over ranks, added in rank order: the same bits everywhere.
+  virtual void sum(std::span<double> values) = 0;
+  /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any did,
+  /// all throw that of the lowest rank ("rank 3: …").
+  void agree(const std::optional<Error>& problem);
+  /// agree() around an action.
+  void together(const std::function<void()>& action);
+};
+
+class World {
+ public:
+  virtual ~World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  /// Ranks on this host, for sharing its cores.
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return local_size_; }
+  bool first() const { return rank_ == 0; }
+  virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "dry"
+
+  virtual Control& control() = 0;
+  /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication".
+  virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
+
+  /// Tells every rank that this one is about to stop: their pending and later operations throw Code::comm with this
+  /// message ("rank 2 stopped: …") instead of waiting for the timeout. Does not throw.
+  virtual void fail(const std::string& why) noexcept = 0;
+  /// All ranks meet before the program ends, for at most `seconds`; false when some did not come.
+  virtual bool meet(double seconds) noexcept = 0;
+
+ protected:
+  World(int rank, int size, int local_rank, int local_size)
+      : rank_(rank), size_(size), local_rank_(local_rank), local_size_(local_size) {}
+
+ private:
+  int rank_, size_, local_rank_, local_size_;
+};
+
+/// One rank.
+std::unique_ptr<World> solo_world();
+/// Stands for rank `rank` of `size` without any other: communicators only count. Control calls return at once with this
+/// rank's data in everybody's place.
+std::unique_ptr<World> dry_world(int size, int rank = 0);
+/// Runs `body` on `ranks` threads of this process, each with its own World; returns when all have ended. An exception of
+/// a body fails the world; the one that came first is rethrown here.
+void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
+
+/// Whether mpirun (or srun with PMI) started this process, and the ranks it says there are.
+std::optional<int> launched_ranks();
+/// Whether MPI is compiled in; its version for --version.
+std::optional<std::string> mpi_version();
+/// MPI_Init and a progress thread. Throws Code::usage when MPI is not compiled in. Once per process; the destructor
+/// finalizes MPI, unless a peer was lost.
+std::unique_ptr<World> mpi_world(const WorldOptions& options);
+
+}  // namespace trainer::comm

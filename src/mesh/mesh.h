@@ -1,0 +1,34 @@
+#pragma once
+// Mesh: a rank's place in the named axes and its communicators along them. Communicators are made on first use (the dry
+// pass that plans a run uses all of them), one for each set of axes and lane.
+#include <map>
+#include <memory>
+
+#include "comm/world.h"
+#include "mesh/mesh_shape.h"
+
+namespace trainer::mesh {
+
+class Mesh {
+ public:
+  /// The product of the axis sizes must be the size of the world (internal error). World and device outlive the mesh.
+  Mesh(comm::World& world, device::Device& device, MeshShape shape);
+
+  const MeshShape& shape() const { return shape_; }
+  comm::World& world() const { return world_; }
+  int rank() const { return world_.rank(); }
+  int size(std::string_view name) const { return shape_.group_size(shape_.set(name)); }
+  int index(std::string_view name) const { return shape_.index(rank(), shape_.set(name)); }
+
+  comm::Communicator& along(AxisSet axes, comm::Lane lane);
+  comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
+  comm::Control& host() const { return world_.control(); }
+
+ private:
+  comm::World& world_;
+  device::Device& device_;
+  MeshShape shape_;
+  std::map<std::pair<AxisSet, comm::Lane>, std::unique_ptr<comm::Communicator>> communicators_;
+};
+
+}  // namespace trainer::mesh

@@ -1,0 +1,51 @@
+#pragma once
+// The mesh as arithmetic: named axes, outermost first; world rank = row-major coordinate. Pure: no communication.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trainer::mesh {
+
+/// A set of mesh axes, bit a = axis a.
+using AxisSet = uint32_t;
+/// Control messages are counted under this key instead of a set of axes.
+inline constexpr AxisSet kControlAxes = ~AxisSet{0};
+
+struct MeshAxis {
+  std::string name;  // "data", "tensor", "x" …
+  int size = 1;
+};
+
+class MeshShape {
+ public:
+  /// `aliases` name products of axes: an axis that some layout cuts in two is declared as its factors ("kv", "rep") with
+  /// the alias "tensor" for both.
+  explicit MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::string, std::vector<std::string>>> aliases = {});
+
+  int axes() const { return static_cast<int>(axes_.size()); }
+  int size(int axis) const { return axes_[static_cast<size_t>(axis)].size; }
+  const std::string& name(int axis) const { return axes_[static_cast<size_t>(axis)].name; }
+  AxisSet all() const { return (AxisSet{1} << axes()) - 1; }
+
+  /// The axis or alias of this name; an internal error when there is none.
+  AxisSet set(std::string_view name) const;
+  /// "tensor", "kv+rep", "control": the alias or axis if there is one, else the names joined.
+  std::string name_of(AxisSet set) const;
+  /// Ranks in a group along `set`.
+  int group_size(AxisSet set) const;
+  int world_size() const { return group_size(all()); }
+
+  int coordinate(int rank, int axis) const;
+  /// Place of `rank` in its group along `set`: row-major over the coordinates of these axes.
+  int index(int rank, AxisSet set) const;
+  /// World ranks of that group, in group order.
+  std::vector<int> members(int rank, AxisSet set) const;
+
+ private:
+  std::vector<MeshAxis> axes_;
+  std::vector<std::pair<std::string, AxisSet>> aliases_;
+};
+
+}  // namespace trainer::mesh
