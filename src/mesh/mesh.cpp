@@ -1,0 +1,22 @@
+#include "mesh/mesh.h"
+
+#include "base/error.h"
+
+namespace trainer::mesh {
+
+Mesh::Mesh(comm::World& world, device::Device& device, MeshShape shape)
+    : world_(world), device_(device), shape_(std::move(shape)) {
+  TRAINER_CHECK(shape_.world_size() == world.size(), "a mesh of {} ranks in a world of {}", shape_.world_size(),
+                world.size());
+}
+
+comm::Communicator& Mesh::along(AxisSet axes, comm::Lane lane) {
+  auto& communicator = communicators_[{axes, lane}];
+  if (communicator == nullptr) {
+    comm::Group group{axes, shape_.name_of(axes), shape_.members(rank(), axes), shape_.index(rank(), axes)};
+    communicator = world_.communicator(device_, std::move(group), lane);
+  }
+  return *communicator;
+}
+
+}  // namespace trainer::mesh
