@@ -4,39 +4,44 @@
 
 namespace trainer::mesh {
 
-MeshShape::MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::string, std::vector<std::string>>> aliases)
-    : axes_(std::move(axes)) {
-  TRAINER_CHECK(axes_.size() < 32, "{} axes, at most 31", axes_.size());
-  const auto unused = [&](const std::string& name, size_t before) {
-    for (size_t a = 0; a < before; ++a) TRAINER_CHECK(axes_[a].name != name, "axis {} is declared twice", name);
-    for (const auto& [alias, set] : aliases_) TRAINER_CHECK(alias != name, "axis {} is declared twice", name);
-  };
-  for (size_t a = 0; a < axes_.size(); ++a) {
-    TRAINER_CHECK(axes_[a].size >= 1, "axis {} of size {}", axes_[a].name, axes_[a].size);
-    unused(axes_[a].name, a);
+MeshShape::MeshShape(std::vector<MeshAxis> axes,
+                     std::vector<std::pair<std::string, std::vector<std::string>>> aliases) {
+  TRAINER_CHECK(axes.size() <= kMaxAxes, "{} axes, at most {}", axes.size(), kMaxAxes);
+  Names names;
+  for (MeshAxis& axis : axes) {
+    TRAINER_CHECK(axis.size >= 1, "axis {} of size {}", axis.name, axis.size);
+    TRAINER_CHECK(names.find(axis.name) == 0, "axis {} is declared twice", axis.name);
+    names.axes.push_back(std::move(axis));
   }
   for (auto& [alias, factors] : aliases) {
-    unused(alias, axes_.size());
+    TRAINER_CHECK(names.find(alias) == 0, "axis {} is declared twice", alias);
     AxisSet joined = 0;
-    for (const std::string& factor : factors) joined |= set(factor);
-    aliases_.emplace_back(std::move(alias), joined);
+    for (const std::string& factor : factors) {
+      TRAINER_CHECK(names.find(factor) != 0, "{} stands for {}, which is no axis", alias, factor);
+      joined |= names.find(factor);
+    }
+    names.aliases.emplace_back(std::move(alias), joined);
   }
+  names_ = std::make_shared<const Names>(std::move(names));
+}
+
+AxisSet MeshShape::Names::find(std::string_view name) const {
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (axes[a].name == name) return AxisSet{1} << a;
+  for (const auto& [alias, joined] : aliases)
+    if (alias == name) return joined;
+  return 0;
 }
 
 AxisSet MeshShape::set(std::string_view name) const {
-  for (size_t a = 0; a < axes_.size(); ++a)
-    if (axes_[a].name == name) return AxisSet{1} << a;
-  for (const auto& [alias, joined] : aliases_)
-    if (alias == name) return joined;
-  std::string known;
-  for (const MeshAxis& axis : axes_) known += (known.empty() ? "" : ", ") + axis.name;
-  TRAINER_CHECK(false, "no axis {} in the mesh of {}", name, known);
-  return 0;
+  const AxisSet found = names_->find(name);
+  TRAINER_CHECK(found != 0, "no axis {} in the mesh of {}", name, name_of(all()));
+  return found;
 }
 
 std::string MeshShape::name_of(AxisSet set) const {
   if (set == kControlAxes) return "control";
-  for (const auto& [alias, joined] : aliases_)
+  for (const auto& [alias, joined] : names_->aliases)
     if (joined == set) return alias;
   std::string joined;
   for (int a = 0; a < axes(); ++a)

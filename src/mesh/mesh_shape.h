@@ -1,6 +1,7 @@
 #pragma once
 // The mesh as arithmetic: named axes, outermost first; world rank = row-major coordinate. Pure: no communication.
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,17 +17,22 @@ inline constexpr AxisSet kControlAxes = ~AxisSet{0};
 struct MeshAxis {
   std::string name;  // "data", "tensor", "x" …
   int size = 1;
+  bool operator==(const MeshAxis&) const = default;
 };
 
+/// A cheap value: copies share one description.
 class MeshShape {
  public:
-  /// `aliases` name products of axes: an axis that some layout cuts in two is declared as its factors ("kv", "rep") with
-  /// the alias "tensor" for both.
-  explicit MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::string, std::vector<std::string>>> aliases = {});
+  static constexpr int kMaxAxes = 8;
 
-  int axes() const { return static_cast<int>(axes_.size()); }
-  int size(int axis) const { return axes_[static_cast<size_t>(axis)].size; }
-  const std::string& name(int axis) const { return axes_[static_cast<size_t>(axis)].name; }
+  /// `aliases` name products of axes: an axis that some layout cuts in two is declared as its factors ("kv", "rep")
+  /// with the alias "tensor" for both.
+  explicit MeshShape(std::vector<MeshAxis> axes = {},
+                     std::vector<std::pair<std::string, std::vector<std::string>>> aliases = {});
+
+  int axes() const { return static_cast<int>(names_->axes.size()); }
+  int size(int axis) const { return names_->axes[static_cast<size_t>(axis)].size; }
+  const std::string& name(int axis) const { return names_->axes[static_cast<size_t>(axis)].name; }
   AxisSet all() const { return (AxisSet{1} << axes()) - 1; }
 
   /// The axis or alias of this name; an internal error when there is none.
@@ -43,9 +49,16 @@ class MeshShape {
   /// World ranks of that group, in group order.
   std::vector<int> members(int rank, AxisSet set) const;
 
+  /// The same axes in the same order.
+  bool operator==(const MeshShape& other) const { return names_ == other.names_ || names_->axes == other.names_->axes; }
+
  private:
-  std::vector<MeshAxis> axes_;
-  std::vector<std::pair<std::string, AxisSet>> aliases_;
+  struct Names {
+    std::vector<MeshAxis> axes;
+    std::vector<std::pair<std::string, AxisSet>> aliases;
+    AxisSet find(std::string_view name) const;  // 0: none
+  };
+  std::shared_ptr<const Names> names_;
 };
 
 }  // namespace trainer::mesh

@@ -1,19 +1,28 @@
 #pragma once
-// Runs: how a rank's local storage of a parameter corresponds to the global tensor. Initialisation, checkpoints and norm
-// ownership all go by runs, so none of them knows how a strategy cuts or places a tensor.
+// Runs: how a rank's local storage of a parameter corresponds to the global tensor. Initialisation, checkpoints and
+// norm ownership all go by runs, so none of them knows how a strategy cuts or places a tensor.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 namespace trainer::mesh {
 
-/// Elements [global, global + length) of the row-major global tensor are stored at [local, local + length).
+/// Elements [global, global + length) of the row-major global tensor are stored at local, local + stride, …; the stride
+/// is 1 but in transposed tables.
 struct Run {
-  int64_t global = 0, local = 0, length = 0;
+  int64_t global = 0, local = 0, length = 0, stride = 1;
   bool operator==(const Run&) const = default;
 };
 
-/// Rows [0, rows) × columns [0, cols) of a global [rows, cols] tensor, stored at local + r·pitch + c. Adjacent rows merge.
+/// Rows [0, rows) × columns [0, cols) of a global [rows, cols] tensor, stored at local + r·pitch + c. Adjacent rows
+/// merge.
 std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t pitch);
+
+/// What is stored at [begin, begin + count) of the local storage, with `begin` as the new origin: a rank's piece of a
+/// block that several ranks share, such as ZeRO's of a group's flat space.
+std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count);
+
+/// Appends `run`, joined to the last one when it continues that in both places.
+void append_run(std::vector<Run>& runs, const Run& run);
 
 }  // namespace trainer::mesh

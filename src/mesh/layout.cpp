@@ -1,0 +1,188 @@
+#include "mesh/layout.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "comm/bytes.h"
+
+namespace trainer::mesh {
+namespace {
+
+Shape with_extent(const Shape& shape, int dim, int64_t extent) {
+  const auto at = [&](int other) { return other == dim ? extent : shape[other]; };
+  switch (shape.dims()) {
+    case 1:
+      return {at(0)};
+    case 2:
+      return {at(0), at(1)};
+    case 3:
+      return {at(0), at(1), at(2)};
+    default:
+      return {at(0), at(1), at(2), at(3)};
+  }
+}
+
+}  // namespace
+
+std::string to_string(Placement placement) {
+  switch (placement.kind) {
+    case Placement::Kind::replicate:
+      return "B";
+    case Placement::Kind::split:
+      return format("S{}", placement.dim);
+    case Placement::Kind::partial:
+      return "P";
+    case Placement::Kind::flat:
+      return "flat";
+    case Placement::Kind::root:
+      return "root";
+  }
+  return "";
+}
+
+Layout Layout::with(AxisSet axes, Placement placement) const {
+  TRAINER_CHECK(placement.kind != Placement::Kind::split || (placement.dim >= 0 && placement.dim < shape_.dims()),
+                "{} of a tensor {}", to_string(placement), trainer::to_string(shape_));
+  Layout next = *this;
+  for (int a = 0; a < mesh_.axes(); ++a)
+    if ((axes >> a & 1) != 0 && mesh_.size(a) > 1) next.placements_[static_cast<size_t>(a)] = placement;
+  next.check_divides();
+  return next;
+}
+
+Layout Layout::padded(int dim, int64_t extent) const {
+  TRAINER_CHECK(dim >= 0 && dim < shape_.dims() && extent >= shape_[dim], "dim {} of {} padded to {}", dim,
+                trainer::to_string(shape_), extent);
+  Layout next = *this;
+  next.padded_ = with_extent(padded_, dim, extent);
+  next.check_divides();
+  return next;
+}
+
+Layout Layout::transposed() const {
+  TRAINER_CHECK(shape_.dims() == 2, "a tensor {} is not transposed", trainer::to_string(shape_));
+  Layout next = *this;
+  next.transposed_ = !transposed_;
+  return next;
+}
+
+void Layout::check_divides() const {
+  for (int dim = 0; dim < shape_.dims(); ++dim) {
+    const AxisSet axes = this->axes(split(dim));
+    const int blocks = mesh_.group_size(axes);
+    if (padded_[dim] % blocks != 0)
+      throw Error(
+          Code::config,
+          format("dim {} of {} does not divide over {} ({} ranks): make {} a multiple of {}, or choose another mesh",
+                 dim, trainer::to_string(padded_), mesh_.name_of(axes), blocks, padded_[dim], blocks));
+  }
+}
+
+AxisSet Layout::axes(Placement placement) const {
+  AxisSet set = 0;
+  for (int a = 0; a < mesh_.axes(); ++a)
+    if (on(a) == placement) set |= AxisSet{1} << a;
+  return set;
+}
+
+AxisSet Layout::split_axes() const {
+  AxisSet set = 0;
+  for (int dim = 0; dim < shape_.dims(); ++dim) set |= axes(split(dim));
+  return set;
+}
+
+Layout::Box Layout::box_of(int rank) const {
+  Box box;
+  for (int dim = 0; dim < shape_.dims(); ++dim) {
+    const AxisSet axes = this->axes(split(dim));
+    const int64_t extent = padded_[dim] / mesh_.group_size(axes);
+    box.extent[static_cast<size_t>(dim)] = extent;
+    box.begin[static_cast<size_t>(dim)] = extent * mesh_.index(rank, axes);
+  }
+  return box;
+}
+
+Shape Layout::box() const {
+  Shape shape = padded_;
+  for (int dim = 0; dim < shape.dims(); ++dim)
+    shape = with_extent(shape, dim, padded_[dim] / mesh_.group_size(axes(split(dim))));
+  return transposed_ ? Shape{shape[1], shape[0]} : shape;
+}
+
+Shape Layout::local(int rank) const {
+  const AxisSet flat = axes(kFlat);
+  const bool stored = mesh_.index(rank, axes(kRoot)) == 0;
+  if (flat == 0) return stored ? box() : with_extent(box(), 0, 0);
+  return {stored ? comm::chunk_of(box().count(), mesh_.group_size(flat), mesh_.index(rank, flat)).count : 0};
+}
+
+std::vector<Run> Layout::runs(int rank, const Place& place) const {
+  if (mesh_.index(rank, axes(kRoot)) != 0) return {};
+  const Box box = box_of(rank);
+  const int dims = shape_.dims();
+  // Distances in memory of neighbours along each global dim, and extents without the padding.
+  std::array<int64_t, Shape::kMaxDims> pitch{}, extent{};
+  const auto at = [](auto& values, int dim) -> int64_t& { return values[static_cast<size_t>(dim)]; };
+  int64_t distance = 1, lines = 1;  // in the end, `distance` is the size of the matrix
+  for (int i = dims - 1; i >= 0; --i) {
+    const int dim = transposed_ ? dims - 1 - i : i;
+    at(pitch, dim) = distance;
+    distance *= i == dims - 1 && place.pitch != 0 ? place.pitch : box.extent[static_cast<size_t>(dim)];
+  }
+  for (int dim = 0; dim < dims; ++dim) {
+    const auto d = static_cast<size_t>(dim);
+    extent[d] = std::clamp<int64_t>(shape_[dim] - box.begin[d], 0, box.extent[d]);
+    if (dim < dims - 1) lines *= extent[d];
+  }
+
+  std::vector<Run> runs;
+  const int64_t length = at(extent, dims - 1), stride = length > 1 ? at(pitch, dims - 1) : 1;
+  for (int64_t line = 0; line < lines; ++line) {
+    int64_t global = 0, local = place.offset, rest = line, weight = shape_[-1];
+    for (int dim = dims - 2; dim >= 0; --dim) {
+      const int64_t index = rest % at(extent, dim);
+      rest /= at(extent, dim);
+      global += (box.begin[static_cast<size_t>(dim)] + index) * weight;
+      local += index * at(pitch, dim);
+      weight *= shape_[dim];
+    }
+    append_run(runs, {global + box.begin[static_cast<size_t>(dims - 1)], local, length, stride});
+  }
+  const AxisSet flat = axes(kFlat);
+  if (flat == 0) return runs;
+  const comm::Chunk piece = comm::chunk_of(distance, mesh_.group_size(flat), mesh_.index(rank, flat));
+  return clip_runs(runs, piece.begin, piece.count);
+}
+
+bool Layout::owner(int rank) const {
+  TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of {}", mesh::to_string(*this));
+  return mesh_.index(rank, axes(kReplicate) | axes(kRoot)) == 0;
+}
+
+Layout Layout::gradient(const Layout& tokens) const {
+  TRAINER_CHECK(tokens.mesh_ == mesh_, "tokens and parameter on different meshes");
+  return with(tokens.split_axes() & ~split_axes(), kPartial);
+}
+
+Layout dual(const Layout& layout) {
+  const AxisSet replicated = layout.axes(kReplicate), partial = layout.axes(kPartial);
+  return layout.with(replicated, kPartial).with(partial, kReplicate);
+}
+
+std::string to_string(const Layout& layout) {
+  std::string text = trainer::to_string(layout.shape());
+  if (layout.extents() != layout.shape()) text += " padded to " + trainer::to_string(layout.extents());
+  if (layout.is_transposed()) text += " transposed";
+  AxisSet done = layout.axes(kReplicate);
+  std::string separator = " ";
+  for (int a = 0; a < layout.mesh().axes(); ++a) {
+    if ((done >> a & 1) != 0) continue;
+    const AxisSet alike = layout.axes(layout.on(a));
+    text += separator + to_string(layout.on(a)) + " over " + layout.mesh().name_of(alike);
+    separator = ", ";
+    done |= alike;
+  }
+  return text;
+}
+
+}  // namespace trainer::mesh

@@ -1,0 +1,105 @@
+#pragma once
+// Layout: where the elements of a global tensor are stored. A pure value: no communication, no memory.
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/shape.h"
+#include "mesh/mesh_shape.h"
+#include "mesh/runs.h"
+
+namespace trainer::mesh {
+
+/// What one mesh axis does to a tensor.
+///   replicate  every coordinate holds the same elements
+///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
+///   partial    every coordinate holds an addend; the tensor is their sum along the axis
+///   flat       the box that the splits leave is flattened and cut into contiguous pieces (comm::chunk_of); several
+///   flat
+///              axes cut it once, over all their ranks
+///   root       stored on coordinate 0 only
+struct Placement {
+  enum class Kind : uint8_t { replicate, split, partial, flat, root };
+  Kind kind = Kind::replicate;
+  int dim = 0;  // of split
+  bool operator==(const Placement&) const = default;
+};
+inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat},
+    kRoot{Placement::Kind::root};
+constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
+/// "B", "P", "S0", "flat", "root"
+std::string to_string(Placement placement);
+
+/// Where a rank's box lies in a local matrix that it shares with others, side by side, so that one product or one
+/// gather serves them. Flat axes cut the whole matrix.
+struct Place {
+  int64_t offset = 0;  // of the box's first element
+  int64_t pitch = 0;   // columns of the matrix; 0: the box alone
+};
+
+/// Built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an axis of size 1
+/// all placements mean the same and read as kReplicate.
+class Layout {
+ public:
+  Layout() = default;
+  /// Replicated on all axes.
+  Layout(MeshShape mesh, Shape shape) : mesh_(std::move(mesh)), shape_(shape), padded_(shape) {}
+
+  /// The layout with `placement` on the axis or alias `axes`. Throws Code::config when a dim does not divide.
+  Layout with(std::string_view axes, Placement placement) const { return with(mesh_.set(axes), placement); }
+  Layout with(AxisSet axes, Placement placement) const;
+  /// Dim `dim` is stored, and cut, as if it had `extent` elements; the rest is padding, in nobody's runs.
+  Layout padded(int dim, int64_t extent) const;
+  /// Stored with its two dims exchanged: the box of [V, H] is [H, V] in memory.
+  Layout transposed() const;
+
+  const MeshShape& mesh() const { return mesh_; }
+  const Shape& shape() const { return shape_; }     // global
+  const Shape& extents() const { return padded_; }  // global, padding included
+  Placement on(int axis) const { return placements_[static_cast<size_t>(axis)]; }
+  bool is_transposed() const { return transposed_; }
+  /// The axes of this placement; of any split.
+  AxisSet axes(Placement placement) const;
+  AxisSet split_axes() const;
+
+  /// What the splits leave, as stored: equal on all ranks.
+  Shape box() const;
+  /// What `rank` stores: the box; with flat axes a piece [n] of it; no elements off the root.
+  Shape local(int rank) const;
+  /// The elements a rank stores, by ascending global offset, with their places in its memory.
+  std::vector<Run> runs(int rank, const Place& place = {}) const;
+
+  /// How many ranks store an element.
+  int replicas() const { return mesh_.group_size(axes(kReplicate)); }
+  /// Of the ranks that store the same elements, the one that writes and counts them: coordinate 0 of replicated axes.
+  /// An internal error for partial layouts.
+  bool owner(int rank) const;
+
+  /// How this parameter's gradient comes out of a backward pass over `tokens`: partial on the axes that split the
+  /// tokens but not the parameter. Those axes are what it must be summed over.
+  Layout gradient(const Layout& tokens) const;
+
+  bool operator==(const Layout&) const = default;
+
+ private:
+  /// First element and extents (as if there were no padding) of the rank's box, by global dim.
+  struct Box {
+    std::array<int64_t, Shape::kMaxDims> begin{}, extent{};
+  };
+  Box box_of(int rank) const;
+  void check_divides() const;
+
+  MeshShape mesh_;
+  Shape shape_, padded_;
+  std::array<Placement, MeshShape::kMaxAxes> placements_{};
+  bool transposed_ = false;
+};
+
+/// Layout of the gradient of an activation: partial and replicate change places, splits stay. The backward pass of a
+/// redistribution from→to is the redistribution dual(to)→dual(from).
+Layout dual(const Layout& layout);
+
+/// "[4096, 768] S0 over data+z, S1 over y"
+std::string to_string(const Layout& layout);
+
+}  // namespace trainer::mesh
