@@ -15,6 +15,10 @@ enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, co
 /// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);
 
+/// Which ranks of a run throw an error. `here`: the others do not know yet and must be told; `all_ranks`: every rank throws
+/// the same, one message is enough; `another_rank`: the echo of an error that another rank reports itself.
+enum class Scope { here, all_ranks, another_rank };
+
 class Error : public std::runtime_error {
  public:
   Error(Code code, std::string message, std::source_location where = std::source_location::current())
@@ -23,6 +27,11 @@ class Error : public std::runtime_error {
   Code code() const { return code_; }
   const char* what() const noexcept override { return message_.c_str(); }
   const std::source_location& where() const { return where_; }
+  Scope scope() const { return scope_; }
+  Error& on(Scope scope) {
+    scope_ = scope;
+    return *this;
+  }
   /// Prefixes "context: " to the message.
   void add_context(const std::string& context) { message_ = context + ": " + message_; }
 
@@ -30,6 +39,7 @@ class Error : public std::runtime_error {
   Code code_;
   std::string message_;
   std::source_location where_;
+  Scope scope_ = Scope::here;
 };
 
 [[noreturn]] void check_failed(const char* condition, const std::string& message, std::source_location where);

@@ -32,7 +32,7 @@ class Control {
   /// values ← Σ over ranks, added in rank order: the same bits everywhere.
   virtual void sum(std::span<double> values) = 0;
   /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any did,
-  /// all throw that of the lowest rank ("rank 3: …").
+  /// all throw that of the lowest rank (Scope::all_ranks; "rank 3: …" unless it is the first).
   void agree(const std::optional<Error>& problem);
   /// agree() around an action.
   void together(const std::function<void()>& action);
@@ -56,9 +56,12 @@ class World {
   /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication".
   virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
 
-  /// Tells every rank that this one is about to stop: their pending and later operations throw Code::comm with this
-  /// message ("rank 2 stopped: …") instead of waiting for the timeout. Does not throw.
-  virtual void fail(const std::string& why) noexcept = 0;
+  /// New time-out, lanes and delay, before any communicator is made; the same on every rank.
+  virtual void configure(const WorldOptions& options) = 0;
+
+  /// Tells every rank that this one is about to stop: their pending and later operations throw this error
+  /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
+  virtual void fail(Code code, const std::string& why) noexcept = 0;
   /// All ranks meet before the program ends, for at most `seconds`; false when some did not come.
   virtual bool meet(double seconds) noexcept = 0;
 
