@@ -1,0 +1,47 @@
+#pragma once
+// Route: the cheapest way from one layout of a tensor to another, as a list of steps. Pure arithmetic: the planner and
+// the runs use the same.
+#include <optional>
+#include <vector>
+
+#include "comm/bytes.h"
+#include "mesh/layout.h"
+
+namespace trainer::mesh {
+
+/// Some axes, all of the same placement, change to another one together: one collective over the group along them, or
+/// something each rank does alone.
+///   S→B, flat→B all_gather;  P→S, P→flat reduce_scatter;  P→B all_reduce;  P→root reduce;  S→S' all_to_all;
+///   root→B broadcast;  B→S, B→flat, B→root keep a part;  B→P, S→P, flat→P, root→P fill up with zeros
+struct Step {
+  AxisSet axes = 0;
+  Placement from, to;
+  std::optional<CommOp> op;  // none: no communication
+  int group = 1;             // ranks along `axes`
+  int64_t payload = 0;       // elements, as comm/bytes.h counts them
+
+  /// Total over the ranks of one group.
+  int64_t wire_elements() const { return op ? comm::wire_elements(*op, group, payload) : 0; }
+  int64_t wire_bytes(DType dtype) const { return wire_elements() * size_of(dtype); }
+};
+
+struct Route {
+  Layout from, to;
+  std::vector<Step> steps;  // none when from == to
+  /// Elements sent by all ranks of the mesh together when every reduction goes round a ring.
+  int64_t ring_elements = 0;
+};
+
+/// The route that sends the fewest elements; among those the fewest collectives, then the fewest steps. Reductions
+/// weigh what a ring would send whatever their size, so a route does not depend on the extents. Both layouts are of the
+/// same tensor on one mesh, with at most six axes larger than 1 (internal error).
+Route find_route(const Layout& from, const Layout& to);
+
+/// "all_gather over tensor, slice over z", for messages and reports.
+std::string to_string(const Route& route);
+
+/// The largest number of elements that a rank must receive when every element travels at most once, straight to where
+/// it is needed: a bound for routes between layouts of splits and replicas.
+int64_t direct_elements(const Layout& from, const Layout& to);
+
+}  // namespace trainer::mesh
