@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 
 namespace trainer::checkpoint {
 
@@ -38,30 +39,9 @@ SystemCalls& system_calls() {
 
 namespace {
 
-const char* remedy(int error) {
-  switch (error) {
-    case ENOSPC:
-      return "; the disk is full: free space there or set checkpoint.dir to another disk";
-    case EDQUOT:
-      return "; the disk quota is used up: free space there or set checkpoint.dir to another disk";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "; give this user the right to it or choose another folder";
-    case EMFILE:
-    case ENFILE:
-      return "; raise the limit of open files (ulimit -n)";
-    case EIO:
-      return "; the disk or the network reports a fault: see the kernel's log (dmesg)";
-    default:
-      return "";
-  }
-}
-
 [[noreturn]] void fail(const fs::path& path, const char* operation, int error) {
   const Code code = error == ENOENT && std::string_view(operation) == "open" ? Code::checkpoint : Code::io;
-  throw Error(code, format("{}: cannot {}: {}{}", path.string(), operation, std::generic_category().message(error),
-                           remedy(error)));
+  throw Error(code, format("{}: cannot {}: {}", path.string(), operation, system_reason(error)));
 }
 
 /// Repeats a call that a signal interrupted.

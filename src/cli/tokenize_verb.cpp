@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "checkpoint/file_io.h"
 #include "cli/cli.h"
@@ -19,15 +20,6 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
-/// The tokenizer goes beside the tokens; it is written anew only when it is another one.
-void keep(const data::Tokenizer& tokenizer, const fs::path& path) {
-  checkpoint::SystemCalls& calls = checkpoint::system_calls();
-  const fs::path temporary = path.string() + ".new";
-  checkpoint::remove_tree(calls, temporary);
-  checkpoint::write_file(calls, temporary, tokenizer.bytes());
-  checkpoint::rename(calls, temporary, path);
-}
-
 }  // namespace
 
 int tokenize_command(const TokenizeOptions& o) {
@@ -42,7 +34,7 @@ int tokenize_command(const TokenizeOptions& o) {
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
   checkpoint::make_folders(checkpoint::system_calls(), o.output);
-  keep(tokenizer, fs::path(o.output) / "tokenizer.model");
+  replace_file(fs::path(o.output) / "tokenizer.model", tokenizer.bytes());
   const data::TokenizeResult result = data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
     log::info("stopped; the same command goes on from here");

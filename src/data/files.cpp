@@ -9,10 +9,10 @@
 #include <xxhash.h>
 
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 
 namespace trainer::data {
 namespace {
@@ -22,15 +22,7 @@ namespace fs = std::filesystem;
 constexpr size_t kHashBlock = size_t{1} << 20;
 
 [[noreturn]] void fail(Code code, const fs::path& path, const char* action) {
-  const int reason = errno;
-  throw Error(code, fmt::format("{}: cannot {}: {}", path.string(), action, std::strerror(reason)));
-}
-
-void sync_folder(const fs::path& folder) {
-  const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;
-  ::fsync(descriptor);  // some file systems refuse it on folders; the rename is still atomic there
-  ::close(descriptor);
+  throw Error(code, fmt::format("{}: cannot {}: {}", path.string(), action, system_reason(errno)));
 }
 
 std::string hex(XXH128_hash_t hash) { return fmt::format("{:016x}{:016x}", hash.high64, hash.low64); }
@@ -137,22 +129,6 @@ std::string read_file(const fs::path& path) {
   std::string bytes(static_cast<size_t>(file.size()), '\0');
   bytes.resize(file.read_at(0, bytes.data(), bytes.size()));
   return bytes;
-}
-
-void write_file_atomically(const fs::path& path, std::string_view bytes) {
-  const fs::path temporary = path.string() + ".tmp";
-  {
-    File file = File::open_to_write(temporary);
-    file.truncate(0);
-    file.write_at(0, bytes);
-    file.sync();
-  }
-  publish(temporary, path);
-}
-
-void publish(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) fail(Code::io, to, "put the finished file in place");
-  sync_folder(to.parent_path());
 }
 
 std::string hash_bytes(std::string_view bytes) { return hex(XXH3_128bits(bytes.data(), bytes.size())); }

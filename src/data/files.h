@@ -1,5 +1,5 @@
 #pragma once
-// Plain files the way a run needs them: mapped, hashed, and published only when whole.
+// Plain files the way data needs them: locked, mapped, hashed.
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -59,10 +59,6 @@ class MappedFile {
 
 /// The whole file. Throws Code::data when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
-/// Writes beside `path`, syncs, renames, syncs the folder: readers see the old content or all of the new.
-void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
-/// Renames within one file system and syncs the folder of `to`.
-void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// XXH3-128 of bytes, of a file's content; 32 lower-case hexadecimal digits.
 std::string hash_bytes(std::string_view bytes);

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "data/input_key.h"
 #include "data/statistics.h"
@@ -66,8 +67,8 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   std::error_code failed;
   fs::create_directories(cache, failed);
   if (failed) throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", cache.string(), failed.message()));
-  write_file_atomically(model, tokenizer.bytes());
-  write_file_atomically(manifest, json{{"key", key}, {"inputs", inputs}}.dump(2) + "\n");
+  replace_file(model, tokenizer.bytes());
+  replace_file(manifest, json{{"key", key}, {"inputs", inputs}}.dump(2) + "\n");
   return tokenizer;
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
 #include "data/token_file.h"
@@ -97,7 +98,7 @@ class WorkFolder {
   void save() {
     tokens_.sync();
     documents_.sync();
-    write_file_atomically(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
+    replace_file(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
   }
 
   /// Completes both files and moves them to their places; the folder is gone afterwards.
@@ -194,7 +195,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   work.finish(info, output);
   const json written = {
       {"key", key}, {"inputs", inputs}, {"tokenizer", tokenizer.hash()}, {"done", to_json(work.done())}};
-  write_file_atomically(manifest_path, written.dump(2) + "\n");
+  replace_file(manifest_path, written.dump(2) + "\n");
   work.remove();
   return result(true);
 }

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "train/events_json.h"
 #include "train/report_style.h"
 #include "train/report_svg.h"
@@ -251,26 +252,11 @@ std::string in_section(const std::string& content) {
   return content.empty() ? "" : "<section>" + content + "</section>\n";
 }
 
-// --- files
-// -------------------------------------------------------------------------------------------------------------
+// --- files ----------------------------------------------------------------------------------------------------------
 
 std::string read_text(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
-
-void replace_file(const std::filesystem::path& file, const std::string& content) {
-  std::filesystem::path temporary = file;
-  temporary += ".tmp";
-  std::ofstream out(temporary, std::ios::binary | std::ios::trunc);
-  out << content;
-  out.close();
-  std::error_code status;
-  if (out) std::filesystem::rename(temporary, file, status);
-  if (!out || status) {
-    std::filesystem::remove(temporary, status);
-    throw Error(Code::io, format("cannot write {}; is the disk full or run.dir read-only?", file.string()));
-  }
 }
 
 Json bytes_json(int64_t bytes) { return bytes > 0 ? Json(bytes) : Json(nullptr); }

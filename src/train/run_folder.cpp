@@ -1,32 +1,20 @@
 #include "train/run_folder.h"
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/log.h"
-#include "checkpoint/file_io.h"
 
 namespace trainer::train {
 
 namespace fs = std::filesystem;
-
-namespace {
-
-void replace_whole(const fs::path& path, const std::string& text) {
-  checkpoint::SystemCalls& calls = checkpoint::system_calls();
-  const fs::path temporary = path.string() + ".new";
-  checkpoint::remove_tree(calls, temporary);
-  checkpoint::write_file(calls, temporary, text);
-  checkpoint::rename(calls, temporary, path);
-}
-
-}  // namespace
 
 fs::path checkpoint_folder(const config::Config& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.run.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
 }
 
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
-  replace_whole(fs::path(config.run.dir) / "config.toml", config_toml);
-  if (!tokenizer.empty()) replace_whole(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  replace_file(fs::path(config.run.dir) / "config.toml", config_toml);
+  if (!tokenizer.empty()) replace_file(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
 }
 
 void write_report_or_warn(const fs::path& run_dir, const Summary& summary, const History& history) {

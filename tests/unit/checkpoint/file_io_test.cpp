@@ -46,7 +46,7 @@ TEST(FileIo, SaysPathOperationReasonAndRemedy) {
     EXPECT_EQ(error.code(), Code::io);
     EXPECT_EQ(std::string(error.what()), (folder.path() / "f").string() +
                                              ": cannot write: No space left on device; the disk is full: free space "
-                                             "there or set checkpoint.dir to another disk");
+                                             "there or choose a folder on another disk");
   }
 }
 

@@ -1,0 +1,90 @@
+#include "base/files.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+
+#include "base/error.h"
+
+namespace trainer {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+const char* remedy(int error) {
+  switch (error) {
+    case ENOSPC:
+      return "; the disk is full: free space there or choose a folder on another disk";
+    case EDQUOT:
+      return "; the disk quota is used up: free space there or choose a folder on another disk";
+    case EFBIG:
+      return "; files may not grow that large here: raise the limit (ulimit -f) or choose another file system";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "; give this user the right to it or choose another folder";
+    case EMFILE:
+    case ENFILE:
+      return "; raise the limit of open files (ulimit -n)";
+    case EIO:
+      return "; the disk or the network reports a fault: see the kernel's log (dmesg)";
+    default:
+      return "";
+  }
+}
+
+[[noreturn]] void fail(const fs::path& path, const char* operation, int error) {
+  throw Error(Code::io, format("{}: cannot {}: {}", path.string(), operation, system_reason(error)));
+}
+
+/// Repeats a call that a signal interrupted.
+template <typename Call>
+auto uninterrupted(Call call) {
+  for (;;) {
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+/// 0, or the errno of the first call that failed.
+int write_and_sync(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = uninterrupted([&] { return ::write(file, bytes.data(), bytes.size()); });
+    if (written < 0) return errno;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return uninterrupted([&] { return ::fsync(file); }) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+std::string system_reason(int error) { return std::generic_category().message(error) + remedy(error); }
+
+void publish(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "put the finished file in place", errno);
+  const fs::path folder = to.has_parent_path() ? to.parent_path() : ".";
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);  // some file systems refuse it on folders; their renames are durable by themselves
+  ::close(descriptor);
+}
+
+void replace_file(const fs::path& path, std::string_view bytes) {
+  const fs::path temporary = format("{}.{}.new", path.string(), ::getpid());
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) fail(path, "create", errno);
+  int error = write_and_sync(file, bytes);
+  if (::close(file) != 0 && error == 0 && errno != EINTR) error = errno;
+  try {
+    if (error != 0) fail(path, "write", error);
+    publish(temporary, path);
+  } catch (const Error&) {
+    ::unlink(temporary.c_str());
+    throw;
+  }
+}
+
+}  // namespace trainer

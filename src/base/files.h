@@ -1,0 +1,20 @@
+#pragma once
+// What all modules that write files share: the system's reasons with their remedies, and files replaced as a whole.
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace trainer {
+
+/// The reason behind an errno and, where there is one, the remedy: "No space left on device; the disk is full: free …".
+std::string system_reason(int error);
+
+/// Renames within one file system; the new name has reached the disk on return. Throws Code::io.
+void publish(const std::filesystem::path& from, const std::filesystem::path& to);
+
+/// Writes a temporary file beside `path`, syncs it and publishes it: whoever reads `path`, even after a loss of power,
+/// finds the old content or all of the new. When something fails the old file stays and the temporary one goes. Throws
+/// Code::io with the path, the reason and the remedy.
+void replace_file(const std::filesystem::path& path, std::string_view bytes);
+
+}  // namespace trainer

@@ -1,0 +1,133 @@
+#include "base/files.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "base/error.h"
+
+namespace trainer {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Files : public testing::Test {
+ protected:
+  Files() {
+    std::string name = (fs::temp_directory_path() / "trainer-files-XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~Files() override {
+    ::chmod(folder_.c_str(), 0700);
+    fs::remove_all(folder_);
+  }
+  fs::path at(const char* name) const { return folder_ / name; }
+  std::set<std::string> names() const {
+    std::set<std::string> names;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) names.insert(entry.path().filename());
+    return names;
+  }
+  static std::string content(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  }
+  /// The message of the Code::io error that replacing throws; empty when it succeeds.
+  static std::string failure(const fs::path& path, const std::string& bytes) {
+    try {
+      replace_file(path, bytes);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::io);
+      return error.what();
+    }
+    return {};
+  }
+
+ private:
+  fs::path folder_;
+};
+
+/// Files cannot grow beyond `bytes`, as on a full disk, for the life of this object.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) : ignored_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit now{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &now);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, ignored_);
+  }
+
+ private:
+  void (*ignored_)(int);
+  rlimit before_{};
+};
+
+TEST_F(Files, AreCreatedAndReplacedWithoutLeftOvers) {
+  replace_file(at("f"), "old");
+  EXPECT_EQ(content(at("f")), "old");
+  replace_file(at("f"), std::string("new\0and longer", 14));
+  EXPECT_EQ(content(at("f")), std::string("new\0and longer", 14));
+  replace_file(at("f"), "");
+  EXPECT_EQ(content(at("f")), "");
+  EXPECT_EQ(names(), std::set<std::string>{"f"});
+}
+
+TEST_F(Files, KeepTheOldContentForThoseWhoHaveThemOpen) {
+  replace_file(at("f"), "old");
+  std::ifstream reader(at("f"));
+  replace_file(at("f"), "new");
+  std::string text;
+  reader >> text;
+  EXPECT_EQ(text, "old");
+}
+
+TEST_F(Files, SurviveAFullDisk) {
+  replace_file(at("f"), "old");
+  {
+    const FullDisk full(1000);
+    EXPECT_EQ(failure(at("f"), std::string(5000, 'x')),
+              at("f").string() +
+                  ": cannot write: File too large; files may not grow that large here: raise the limit (ulimit -f) or "
+                  "choose another file system");
+  }
+  EXPECT_EQ(content(at("f")), "old");
+  EXPECT_EQ(names(), std::set<std::string>{"f"});
+}
+
+TEST_F(Files, SurviveAFolderWithoutTheRightToWrite) {
+  constexpr uid_t kNobody = 65534;
+  replace_file(at("f"), "old");
+  ::chmod(at("").c_str(), 0555);
+  const bool root = ::geteuid() == 0;  // who may write everywhere
+  if (root) ASSERT_EQ(::seteuid(kNobody), 0);
+  const std::string message = failure(at("f"), "new");
+  if (root) ASSERT_EQ(::seteuid(0), 0);
+  EXPECT_EQ(message, at("f").string() +
+                         ": cannot create: Permission denied; give this user the right to it or choose another folder");
+  EXPECT_EQ(content(at("f")), "old");
+}
+
+TEST_F(Files, AreRefusedWhereTheFolderIsMissingOrAFolderHasTheName) {
+  EXPECT_EQ(failure(at("no/f"), "new"), at("no/f").string() + ": cannot create: No such file or directory");
+  fs::create_directories(at("taken/full"));
+  EXPECT_EQ(failure(at("taken"), "new"),
+            at("taken").string() + ": cannot put the finished file in place: Is a directory");
+  EXPECT_EQ(names(), std::set<std::string>{"taken"});
+}
+
+TEST_F(Files, NameTheRemedyOfAFullDisk) {
+  EXPECT_EQ(system_reason(ENOSPC),
+            "No space left on device; the disk is full: free space there or choose a folder on another disk");
+  EXPECT_EQ(system_reason(ENOENT), "No such file or directory");
+}
+
+}  // namespace
+}  // namespace trainer
