@@ -9,8 +9,8 @@
 # printed first; a machine that has everything needs no network.
 set -euo pipefail
 
-packages=(g++ cmake ninja-build pkg-config python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev
-  libsentencepiece-dev libxxhash-dev)
+packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
+  libxxhash-dev)
 # The build goes on without these: faster bf16 products on CPUs with AMX, faster rebuilds.
 optional=(libdnnl-dev ccache)
 

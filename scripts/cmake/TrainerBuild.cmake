@@ -2,22 +2,24 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_SCAN_FOR_MODULES OFF)  # there are none; from CMake 3.28 on each file would be scanned for them
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
 
 find_program(CCACHE_PROGRAM ccache)
-if(CCACHE_PROGRAM)
+if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
 endif()
 
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
-find_package(PkgConfig REQUIRED)
-pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET sentencepiece)
 
-# Header-only libraries get a target each, so that a module says what it uses.
-function(trainer_header_library name header hint)
-  find_path(TRAINER_${name}_INCLUDE "${header}" REQUIRED)
+# Libraries without a usable package description get a target each, so that a module says what it uses.
+function(trainer_header_library name header package)
+  find_path(TRAINER_${name}_INCLUDE "${header}")
+  if(NOT TRAINER_${name}_INCLUDE)
+    message(FATAL_ERROR "${header} was not found (Debian: ${package}); scripts/install_packages.sh installs everything")
+  endif()
   add_library(trainer_${name} INTERFACE)
   target_include_directories(trainer_${name} SYSTEM INTERFACE "${TRAINER_${name}_INCLUDE}")
 endfunction()
@@ -25,8 +27,12 @@ trainer_header_library(tomlplusplus toml++/toml.h libtomlplusplus-dev)
 trainer_header_library(json nlohmann/json.hpp nlohmann-json3-dev)
 trainer_header_library(xxhash xxhash.h libxxhash-dev)
 trainer_header_library(cli11 CLI/CLI.hpp libcli11-dev)
-add_library(trainer_sentencepiece INTERFACE)
-target_link_libraries(trainer_sentencepiece INTERFACE PkgConfig::sentencepiece)
+# No pkg-config: Debian 13's description of SentencePiece asks for protobuf's development files, which nothing uses.
+trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
+foreach(library sentencepiece sentencepiece_train)
+  find_library(TRAINER_${library}_LIBRARY ${library} REQUIRED)
+  target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")
+endforeach()
 
 # Found by hand: Debian's package configuration of oneDNN insists on OpenCL's headers, which we do not use.
 if(NOT TRAINER_ONEDNN STREQUAL "OFF")

@@ -3,6 +3,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <string>
+#include <utility>
+
 namespace trainer {
-using fmt::format;
+
+/// An object, not a function: argument-dependent look-up would find std::format too, for every std:: argument.
+struct Format {
+  template <typename... Args>
+  std::string operator()(fmt::format_string<Args...> text, Args&&... args) const {
+    return fmt::format(text, std::forward<Args>(args)...);
+  }
+};
+inline constexpr Format format{};
+
 }  // namespace trainer

@@ -12,8 +12,9 @@ namespace {
   return (Vec<float>)((Vec<int32_t>)x & (Vec<int32_t>)(draw >= threshold));
 }
 [[gnu::always_inline]] inline Vec<double> kept(Vec<double> x, const uint32_t* draws, uint32_t threshold) {
-  for (int i = 0; i < kLanes<double>; ++i) x[i] = draws[i] >= threshold ? x[i] : 0.0;
-  return x;
+  Vec<int64_t> mask{};
+  for (int i = 0; i < kLanes<double>; ++i) mask[i] = draws[i] >= threshold ? -1 : 0;
+  return (Vec<double>)((Vec<int64_t>)x & mask);
 }
 
 template <typename T>
