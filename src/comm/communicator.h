@@ -23,7 +23,11 @@ enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
 
-/// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among them.
+/// In place of a set of axes: all ranks, for host data (Control). The mesh knows it as kControlAxes.
+inline constexpr uint32_t kControlGroup = ~uint32_t{0};
+
+/// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among
+/// them.
 struct Group {
   uint32_t axes = 0;  // for counting and as the channel; groups that share a rank have different axes
   std::string name;   // "tensor", "data", "control", for messages
@@ -31,7 +35,7 @@ struct Group {
   int index = 0;
 };
 
-/// A started operation, as its transport sees it (engine.h, nccl/).
+/// A started operation, as whatever runs it sees it (engine.h).
 class Pending {
  public:
   virtual ~Pending() = default;
@@ -44,7 +48,7 @@ class Pending {
 /// Joined exactly once. Destroying an unjoined ticket is an internal error, except while an exception unwinds.
 class [[nodiscard]] Ticket {
  public:
-  Ticket() = default;  // nothing to wait for
+  Ticket() = default;  // of nothing: neither open nor to be joined
   Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
@@ -64,8 +68,9 @@ class [[nodiscard]] Ticket {
 };
 
 /// n is a count of elements. Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type
-/// otherwise; bf16 is rounded after each addition. Memory must stay in place until the ticket is joined. Every call is
-/// counted in ex.meter under the group's axes; on a dry device nothing else happens. Shapes are checked (internal error).
+/// otherwise; bf16 is rounded after each addition. Memory must stay in place until the ticket is joined. Every call of
+/// a group of two or more is counted in ex.meter under its axes; on a dry device nothing else happens. A group of one
+/// copies at once and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:
   explicit Communicator(Group group) : group_(std::move(group)) {}
@@ -78,8 +83,8 @@ class Communicator {
   const Group& group() const { return group_; }
   Chunk chunk(int64_t n) const { return chunk_of(n, size(), rank()); }
 
-  /// inout [n] ← the reduction over all ranks. Sum of chunk c: ((x_{c+1} + x_{c+2}) + …) + x_c, indices modulo the group;
-  /// for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
+  /// inout [n] ← the reduction over all ranks. Sum of chunk c: ((x_{c+1} + x_{c+2}) + …) + x_c, indices modulo the
+  /// group; for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
   Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
   /// in [n] → out [chunk(n).count], the rank's chunk of the same sums as all_reduce (bit-identical). `out` may be that
   /// chunk of `in`; the rest of `in` is only read.
@@ -88,11 +93,13 @@ class Communicator {
   Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
   /// inout [n] of `root` reaches every rank.
   Ticket broadcast(Exec& ex, const Tensor& inout, int root);
-  /// inout [n] of `root` becomes the reduction, started at root + 1; elsewhere inout is only read.
+  /// inout [n] of `root` becomes the reduction; elsewhere inout is only read. Sum: ((x_{root+1} + x_{root+2}) + …) +
+  /// x_root, for n ≤ kDirectElements as all_reduce.
   Ticket reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce = Reduce::sum);
   /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. Apart from each other.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);
-  /// send [n] goes to rank() + shift, recv [n] comes from rank() − shift (modulo the group). Apart from each other.
+  /// send [n] goes to rank() + shift, recv [n] comes from rank() − shift (modulo the group). Apart from each other. A
+  /// shift by whole rounds copies and counts nothing.
   Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
 
  protected:
@@ -102,7 +109,8 @@ class Communicator {
     Tensor in, out;  // in place: the same
     int root = 0;    // or the shift of send_recv
   };
-  /// Starts a checked request of a group of two or more on a device that is not dry. The pointer lives until waited for.
+  /// Starts a checked request of at least one element in a group of two or more on a device that is not dry. The
+  /// pointer lives until waited for; null: complete.
   virtual Pending* start(const Request& request) = 0;
 
  private:

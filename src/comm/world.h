@@ -14,8 +14,10 @@
 namespace trainer::comm {
 
 struct WorldOptions {
-  double timeout_s = 600;  // of one operation, from its start on this rank; then Code::comm
-  int lanes = 3;           // 1: critical, weights and grads share one queue
+  /// Of one operation, from its start on this rank or the end of the one before it on the same communicator; then
+  /// Code::comm. Control operations are patient with ranks that are late but alive.
+  double timeout_s = 600;
+  int lanes = 3;  // 1: critical, weights and grads share one queue
   /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.
   std::function<double(int rank)> delay;
 };
@@ -31,8 +33,10 @@ class Control {
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
   /// values ← Σ over ranks, added in rank order: the same bits everywhere.
   virtual void sum(std::span<double> values) = 0;
-  /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any did,
-  /// all throw that of the lowest rank (Scope::all_ranks; "rank 3: …" unless it is the first).
+  /// What all this moved, under kControlGroup: outside of the formulas of the strategies.
+  virtual const Meter& meter() const = 0;
+  /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any
+  /// did, all throw that of the lowest rank (Scope::all_ranks; "rank 3: …" unless it is the first).
   void agree(const std::optional<Error>& problem);
   /// agree() around an action.
   void together(const std::function<void()>& action);
@@ -62,8 +66,11 @@ class World {
   /// Tells every rank that this one is about to stop: their pending and later operations throw this error
   /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
   virtual void fail(Code code, const std::string& why) noexcept = 0;
-  /// All ranks meet before the program ends, for at most `seconds`; false when some did not come.
+  /// All ranks meet before the program ends, for at most `seconds`; false when some have not come by then. Nothing is
+  /// started after it: who waits for a rank that has come here is told so.
   virtual bool meet(double seconds) noexcept = 0;
+  /// Bytes this rank has sent so far in operations of all its communicators.
+  virtual int64_t bytes_sent() const = 0;
 
  protected:
   World(int rank, int size, int local_rank, int local_size)
@@ -78,8 +85,8 @@ std::unique_ptr<World> solo_world();
 /// Stands for rank `rank` of `size` without any other: communicators only count. Control calls return at once with this
 /// rank's data in everybody's place.
 std::unique_ptr<World> dry_world(int size, int rank = 0);
-/// Runs `body` on `ranks` threads of this process, each with its own World; returns when all have ended. An exception of
-/// a body fails the world; the one that came first is rethrown here.
+/// Runs `body` on `ranks` threads of this process, each with its own World; returns when all have ended. An exception
+/// of a body fails the world; the one that came first is rethrown here.
 void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
 
 /// Whether mpirun (or srun with PMI) started this process, and the ranks it says there are.

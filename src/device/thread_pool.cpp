@@ -1,8 +1,6 @@
 #include "device/thread_pool.h"
 
-#include <linux/futex.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,19 +12,13 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/futex.h"
 
 namespace trainer::device {
 namespace {
 
 constexpr double kSpinSeconds = 30e-6;
 thread_local bool inside_task = false;
-
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
-}
-void futex_wake(std::atomic<uint32_t>& word) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
-}
 
 /// Returns once word differs from `old`: spins briefly, then sleeps. `sleepers` lets the other side skip the wake call.
 uint32_t wait_for_change(std::atomic<uint32_t>& word, uint32_t old, std::atomic<uint32_t>& sleepers) {

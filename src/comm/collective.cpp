@@ -1,0 +1,232 @@
+#include "comm/collective.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/shape.h"
+
+namespace trainer::comm {
+namespace {
+
+enum class Path { ring, chain, direct_reduce, exchange };
+
+Path path_of(const Collective& c) {
+  const bool few = c.n <= kDirectElements, little = c.n * size_of(c.dtype) <= kExchangeBytes;
+  switch (c.op) {
+    case CommOp::all_reduce:
+    case CommOp::reduce_scatter:
+      return few ? Path::direct_reduce : Path::ring;
+    case CommOp::reduce:
+      return few ? Path::direct_reduce : Path::chain;
+    case CommOp::all_gather:
+      return little ? Path::exchange : Path::ring;
+    case CommOp::broadcast:
+      return little ? Path::exchange : Path::chain;
+    case CommOp::all_to_all:
+    case CommOp::send_recv:
+      break;
+  }
+  return Path::exchange;
+}
+
+/// A range of elements somewhere in memory.
+template <typename Byte>
+struct Piece {
+  Byte* data;
+  int64_t count;
+};
+
+/// What the steps below have in common: places in the group and the flow's share of a piece.
+struct View {
+  const Flow& flow;
+  const Collective& c;
+  int64_t unit;  // bytes of an element
+
+  explicit View(const Flow& f) : flow(f), c(*f.collective), unit(size_of(c.dtype)) {}
+  int at(int64_t place) const { return static_cast<int>(((place % c.size) + c.size) % c.size); }
+  int right() const { return at(c.rank + 1); }
+  int left() const { return at(c.rank - 1); }
+
+  /// The flow's segment of elements [begin, begin + count) of an array.
+  template <typename Byte>
+  Piece<Byte> cut(Byte* array, Chunk range) const {
+    const int64_t step = kSegmentBytes / unit, skip = std::min(range.count, flow.segment * step);
+    return {array + (range.begin + skip) * unit, std::min(range.count - skip, step)};
+  }
+  Chunk chunk(int place) const { return chunk_of(c.n, c.size, place); }
+  std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kSegmentBytes; }
+
+  void send(Post& post, int to, Piece<const std::byte> piece) const {
+    if (piece.count > 0) post.send(to, piece.data, piece.count * unit);
+  }
+  void receive(Post& post, int from, Piece<std::byte> piece) const {
+    if (piece.count > 0) post.receive(from, piece.data, piece.count * unit);
+  }
+  void combine(const std::byte* a, Piece<const std::byte> b, std::byte* out) const {
+    c.kernels->combine[static_cast<size_t>(c.reduce)][static_cast<size_t>(c.dtype)](a, b.data, out, b.count);
+  }
+  void copy(Piece<const std::byte> from, Piece<std::byte> to) const {
+    if (from.data != to.data && from.count > 0) std::memcpy(to.data, from.data, static_cast<size_t>(from.count * unit));
+  }
+};
+
+/// size − 1 steps in which sums travel: rank r passes on chunk r − 1, r − 2, …, so that the sum of chunk i starts at
+/// rank i + 1 and ends at rank i; then size − 1 steps in which finished chunks travel: r, r − 1, …
+bool ring(Flow& flow, Post& post) {
+  const View v(flow);
+  const Collective& c = v.c;
+  const int turns = c.size - 1;
+  const int sums = c.op == CommOp::all_gather ? 0 : turns, total = sums + (c.op == CommOp::reduce_scatter ? 0 : turns);
+  const auto in = [&](int place) { return v.cut(c.in, v.chunk(place)); };
+  const auto out = [&](int place) { return v.cut(c.out, v.chunk(place)); };
+
+  if (const int last = flow.step - 1; last >= 0 && last < sums) {
+    const Piece<const std::byte> own = in(v.at(c.rank - 2 - last));
+    std::byte* sum = v.staging(last & 1);
+    if (last == sums - 1)
+      sum = c.op == CommOp::reduce_scatter ? v.cut(c.out, Chunk{0, v.chunk(c.rank).count}).data : out(c.rank).data;
+    v.combine(v.staging(last & 1), own, sum);
+  }
+  if (flow.step == total) return false;
+
+  const int step = flow.step++;
+  if (step < sums) {
+    const Piece<const std::byte> own = in(v.at(c.rank - 1 - step));
+    v.receive(post, v.left(), {v.staging(step & 1), in(v.at(c.rank - 2 - step)).count});
+    v.send(post, v.right(), step == 0 ? own : Piece<const std::byte>{v.staging((step - 1) & 1), own.count});
+    return true;
+  }
+  const int turn = step - sums;
+  if (turn == 0 && sums == 0) v.copy(v.cut(c.in, Chunk{0, v.chunk(c.rank).count}), out(c.rank));
+  const Piece<std::byte> passed = out(v.at(c.rank - turn));
+  v.receive(post, v.left(), out(v.at(c.rank - 1 - turn)));
+  v.send(post, v.right(), {passed.data, passed.count});
+  return true;
+}
+
+/// From place to place: a broadcast starts at the root, a reduction at its right and ends at the root.
+bool chain(Flow& flow, Post& post) {
+  const View v(flow);
+  const Collective& c = v.c;
+  const bool sums = c.op == CommOp::reduce;
+  const int place = v.at(c.rank - c.root - (sums ? 1 : 0));
+  const bool first = place == 0, last = place == c.size - 1;
+  const Piece<const std::byte> in = v.cut(c.in, Chunk{0, c.n});
+  const Piece<std::byte> out = v.cut(c.out, Chunk{0, c.n});
+  switch (flow.step++) {
+    case 0:
+      if (!first) v.receive(post, v.left(), sums ? Piece<std::byte>{v.staging(), in.count} : out);
+      return true;
+    case 1: {
+      if (sums && !first) v.combine(v.staging(), in, last ? out.data : v.staging());
+      const std::byte* passed = first || !sums ? in.data : v.staging();
+      if (!last) v.send(post, v.right(), {passed, in.count});
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
+/// Everything to those who need it; they add in rank order. A step for each batch of senders, as many as staging holds.
+bool direct_reduce(Flow& flow, Post& post) {
+  const View v(flow);
+  const Collective& c = v.c;
+  const auto needed = [&](int place) {  // of every rank's `in`, by the rank at that place
+    if (c.op == CommOp::reduce_scatter) return v.chunk(place);
+    return c.op == CommOp::reduce && place != c.root ? Chunk{0, 0} : Chunk{0, c.n};
+  };
+  const Chunk mine = needed(c.rank);
+  const int64_t longest = c.op == CommOp::reduce_scatter ? divide_up(c.n, c.size) : c.n;
+  const int64_t buffer = round_up(longest * v.unit, 64), sums = round_up(longest * 8, 64);
+  const int batch = static_cast<int>((kFlowStaging - sums) / buffer);
+  std::byte* const acc = v.staging();
+  const auto received = [&](int place) { return acc + sums + (place % batch) * buffer; };
+  const size_t type = static_cast<size_t>(c.dtype), kind = static_cast<size_t>(c.reduce);
+
+  const int begin = flow.step++ * batch, end = std::min(c.size, begin + batch);
+  if (mine.count > 0) {
+    for (int place = std::max(0, begin - batch); place < std::min(begin, c.size); ++place) {
+      const std::byte* x = place == c.rank ? c.in + mine.begin * v.unit : received(place);
+      if (place == 0) {
+        c.kernels->load[type](x, acc, mine.count);
+      } else {
+        c.kernels->accumulate[kind][type](x, acc, mine.count);
+      }
+    }
+    if (begin >= c.size) c.kernels->store[type](acc, c.out, mine.count);
+    for (int place = begin; place < end; ++place)
+      if (place != c.rank) v.receive(post, place, {received(place), mine.count});
+  }
+  if (begin <= c.rank && c.rank < end) {
+    for (int distance = 1; distance < c.size; ++distance) {
+      const int to = v.at(c.rank + distance);
+      const Chunk range = needed(to);
+      v.send(post, to, {c.in + range.begin * v.unit, range.count});
+    }
+  }
+  return begin < c.size;
+}
+
+bool exchange(Flow& flow, Post& post) {
+  if (flow.step++ > 0) return false;
+  const View v(flow);
+  const Collective& c = v.c;
+  const int64_t k = c.n / c.size;  // of all_to_all
+  const auto outgoing = [&](int to) -> Piece<const std::byte> {
+    switch (c.op) {
+      case CommOp::all_gather:
+        return v.cut(c.in, Chunk{0, v.chunk(c.rank).count});
+      case CommOp::all_to_all:
+        return v.cut(c.in, Chunk{to * k, k});
+      case CommOp::broadcast:
+        return v.cut(c.in, Chunk{0, c.rank == c.root ? c.n : 0});
+      default:
+        return v.cut(c.in, Chunk{0, to == v.at(c.rank + c.root) ? c.n : 0});
+    }
+  };
+  const auto incoming = [&](int from) -> Piece<std::byte> {
+    switch (c.op) {
+      case CommOp::all_gather:
+        return v.cut(c.out, v.chunk(from));
+      case CommOp::all_to_all:
+        return v.cut(c.out, Chunk{from * k, k});
+      case CommOp::broadcast:
+        return v.cut(c.out, Chunk{0, from == c.root ? c.n : 0});
+      default:
+        return v.cut(c.out, Chunk{0, from == v.at(c.rank - c.root) ? c.n : 0});
+    }
+  };
+  for (int distance = 1; distance < c.size; ++distance)
+    v.receive(post, v.at(c.rank - distance), incoming(v.at(c.rank - distance)));
+  for (int distance = 1; distance < c.size; ++distance)
+    v.send(post, v.at(c.rank + distance), outgoing(v.at(c.rank + distance)));
+  if (c.op == CommOp::all_gather || c.op == CommOp::all_to_all) v.copy(outgoing(c.rank), incoming(c.rank));
+  return true;
+}
+
+}  // namespace
+
+int64_t segments_of(const Collective& c) {
+  const Path path = path_of(c);
+  if (path == Path::direct_reduce) return 1;
+  const bool pieces = path == Path::ring || c.op == CommOp::all_gather || c.op == CommOp::all_to_all;
+  const int64_t longest = pieces ? divide_up(c.n, c.size) : c.n;
+  return divide_up(longest, kSegmentBytes / size_of(c.dtype));
+}
+
+bool advance(Flow& flow, Post& post) {
+  switch (path_of(*flow.collective)) {
+    case Path::ring:
+      return ring(flow, post);
+    case Path::chain:
+      return chain(flow, post);
+    case Path::direct_reduce:
+      return direct_reduce(flow, post);
+    case Path::exchange:
+      break;
+  }
+  return exchange(flow, post);
+}
+
+}  // namespace trainer::comm

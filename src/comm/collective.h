@@ -1,0 +1,62 @@
+#pragma once
+// Collectives as state machines over messages. An operation is cut into segments; each runs as a flow of its own, a few
+// of them at a time, so that while one segment is reduced others are on the wire and memory for staging is constant.
+//   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
+//   chain           broadcast from the root on, reduce from the root's right on, towards the root
+//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: everything is gathered and added in rank
+//   order exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/communicator.h"
+#include "comm/reduce_kernels.h"
+
+namespace trainer::comm {
+
+inline constexpr int kFlows = 4;                              // in flight on one channel
+inline constexpr int64_t kSegmentBytes = int64_t{256} << 10;  // fits a core's L2 together with what is added to it
+inline constexpr int64_t kFlowStaging = 2 * kSegmentBytes;
+inline constexpr int64_t kStagingBytes = kFlows * kFlowStaging;
+/// all_gather and broadcast of at most so much take the short way.
+inline constexpr int64_t kExchangeBytes = int64_t{64} << 10;
+
+/// An operation of a group of two or more, by address. The members mean what they mean in communicator.h.
+struct Collective {
+  CommOp op = CommOp::all_reduce;
+  Reduce reduce = Reduce::sum;
+  DType dtype = DType::f32;
+  int size = 2, rank = 0;  // of the group
+  int64_t n = 0;           // elements, the payload of comm/bytes.h
+  int root = 0;            // send_recv: the shift, in [1, size)
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::byte* staging = nullptr;  // kStagingBytes
+  const ReduceKernels* kernels = nullptr;
+};
+
+/// How many segments it is cut into: the same on all its ranks.
+int64_t segments_of(const Collective& collective);
+
+/// Where a flow puts its messages; ranks are places in the group.
+class Post {
+ public:
+  virtual void send(int to, const std::byte* data, int64_t bytes) = 0;
+  virtual void receive(int from, std::byte* data, int64_t bytes) = 0;
+
+ protected:
+  ~Post() = default;
+};
+
+/// One segment under way. Flows of one slot follow each other and share that part of the staging memory.
+struct Flow {
+  const Collective* collective = nullptr;
+  int64_t segment = 0;
+  int slot = 0;
+  int step = 0;
+};
+
+/// Takes what the messages of the last step brought and posts the next ones (perhaps none, where pieces are empty).
+/// Called when all messages of the flow are done; false when the flow has ended.
+bool advance(Flow& flow, Post& post);
+
+}  // namespace trainer::comm

@@ -1,0 +1,90 @@
+#include "comm/communicator.h"
+
+#include <cstring>
+
+#include "comm/reduce_kernels.h"
+
+namespace trainer::comm {
+namespace {
+
+bool overlap(const Tensor& a, const Tensor& b) {
+  return a.data != nullptr && b.data != nullptr && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
+}
+
+/// `part` is elements [begin, …) of `whole`, or apart from it.
+bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
+  return part.count() == 0 || !overlap(part, whole) || part.data == whole.data + begin * size_of(whole.dtype);
+}
+
+void copy(const Tensor& from, const Tensor& to) {
+  if (from.data != to.data && from.bytes() > 0) std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
+}
+
+}  // namespace
+
+std::string_view name_of(Lane lane) {
+  static constexpr std::string_view names[kLanes] = {"critical", "weights", "grads", "control"};
+  return names[static_cast<size_t>(lane)];
+}
+
+Ticket Communicator::all_reduce(Exec& ex, const Tensor& inout, Reduce reduce) {
+  return submit(ex, {CommOp::all_reduce, reduce, inout, inout}, inout.count());
+}
+
+Ticket Communicator::reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce) {
+  const Chunk mine = chunk(in.count());
+  TRAINER_CHECK(out.count() == mine.count, "reduce_scatter of {} into {}, the chunk of rank {} of {} has {} elements",
+                to_string(in), to_string(out), rank(), size(), mine.count);
+  TRAINER_CHECK(in_place_or_apart(out, in, mine.begin), "reduce_scatter into another place of its input");
+  return submit(ex, {CommOp::reduce_scatter, reduce, in, out}, in.count());
+}
+
+Ticket Communicator::all_gather(Exec& ex, const Tensor& in, const Tensor& out) {
+  const Chunk mine = chunk(out.count());
+  TRAINER_CHECK(in.count() == mine.count, "all_gather of {} into {}, the chunk of rank {} of {} has {} elements",
+                to_string(in), to_string(out), rank(), size(), mine.count);
+  TRAINER_CHECK(in_place_or_apart(in, out, mine.begin), "all_gather from another place of its output");
+  return submit(ex, {CommOp::all_gather, Reduce::sum, in, out}, out.count());
+}
+
+Ticket Communicator::broadcast(Exec& ex, const Tensor& inout, int root) {
+  return submit(ex, {CommOp::broadcast, Reduce::sum, inout, inout, root}, inout.count());
+}
+
+Ticket Communicator::reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce) {
+  return submit(ex, {CommOp::reduce, reduce, inout, inout, root}, inout.count());
+}
+
+Ticket Communicator::all_to_all(Exec& ex, const Tensor& in, const Tensor& out) {
+  TRAINER_CHECK(in.count() == out.count() && in.count() % size() == 0, "all_to_all of {} into {} among {} ranks",
+                to_string(in), to_string(out), size());
+  TRAINER_CHECK(!overlap(in, out), "all_to_all within the same memory");
+  return submit(ex, {CommOp::all_to_all, Reduce::sum, in, out}, in.count());
+}
+
+Ticket Communicator::send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift) {
+  TRAINER_CHECK(send.count() == recv.count(), "send_recv of {} into {}", to_string(send), to_string(recv));
+  TRAINER_CHECK(!overlap(send, recv), "send_recv within the same memory");
+  return submit(ex, {CommOp::send_recv, Reduce::sum, send, recv, ((shift % size()) + size()) % size()}, send.count());
+}
+
+Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
+  const bool reduces = r.op == CommOp::all_reduce || r.op == CommOp::reduce_scatter || r.op == CommOp::reduce;
+  TRAINER_CHECK(r.in && r.out && r.in.dtype == r.out.dtype && r.in.packed() && r.out.packed(),
+                "{} along {} of {} into {}: packed tensors of one type", name_of(r.op), group_.name, to_string(r.in),
+                to_string(r.out));
+  TRAINER_CHECK(!reduces || is_reduced(r.in.dtype), "{} along {} of {}: not a type that is added", name_of(r.op),
+                group_.name, to_string(r.in));
+  TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} among {} ranks",
+                name_of(r.op), r.root, size());
+
+  const CommKey key{group_.axes, r.op, r.in.dtype};
+  if (size() == 1 || (r.op == CommOp::send_recv && r.root == 0)) {
+    if (!ex.device.dry()) copy(r.in, r.out);
+    return Ticket(nullptr, key);
+  }
+  ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
+  return Ticket(ex.device.dry() || payload == 0 ? nullptr : start(r), key);
+}
+
+}  // namespace trainer::comm

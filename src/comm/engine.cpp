@@ -1,0 +1,374 @@
+#include "comm/engine.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/clock.h"
+#include "comm/engine_operation.h"
+
+namespace trainer::comm {
+namespace {
+
+constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
+constexpr double kProgressSpin = 50e-6;  // without news, before the progress thread sleeps
+constexpr double kLongestNap = 200e-6;   // while messages are under way and nobody rings
+constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
+constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
+constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
+
+}  // namespace
+
+/// Posts the messages of one flow.
+class Engine::Poster final : public Post {
+ public:
+  Poster(Engine& engine, Channel& channel, Channel::Running& flow)
+      : engine_(engine), channel_(channel), flow_(flow), tag_(channel.tag + flow.slot) {}
+  void send(int to, const std::byte* data, int64_t bytes) override {
+    ++flow_.open;
+    engine_.send(channel_.group.members[static_cast<size_t>(to)], tag_, data, bytes, &flow_.open);
+  }
+  void receive(int from, std::byte* data, int64_t bytes) override {
+    ++flow_.open;
+    engine_.transport_->receive(channel_.group.members[static_cast<size_t>(from)], tag_, data, bytes, &flow_.open);
+  }
+
+ private:
+  Engine& engine_;
+  Channel& channel_;
+  Channel::Running& flow_;
+  int tag_;
+};
+
+Engine::Engine(std::unique_ptr<Transport> transport, const WorldOptions& options)
+    : transport_(std::move(transport)), options_(options), thread_([this] { run(); }) {
+  std::unique_lock lock(mutex_);
+  answered_.wait(lock, [this] { return opened_; });
+  if (!open_error_) return;
+  lock.unlock();
+  thread_.join();
+  std::rethrow_exception(open_error_);
+}
+
+Engine::~Engine() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  transport_->bell().ring();
+  thread_.join();
+}
+
+void Engine::configure(const WorldOptions& options) {
+  on_progress_thread([&] { options_ = options; });
+}
+
+void Engine::set_names(std::vector<std::string> names) {
+  const std::lock_guard lock(mutex_);
+  names_ = std::move(names);
+}
+
+Engine::Channel& Engine::channel(const Group& group, Lane lane) {
+  const int queue = options_.lanes == 1 && lane != Lane::control ? 0 : static_cast<int>(lane);
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
+  if (!slot) {
+    // Tag 0 is for control messages; the group of all ranks for host data comes first.
+    const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
+    const int64_t tag = 1 + (axes * kLanes + queue) * kFlows;
+    TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} need message tags above {}", group.axes,
+                  transport_->max_tag());
+    slot = std::make_unique<Channel>();
+    slot->group = group;
+    slot->lane = lane;
+    slot->tag = static_cast<int>(tag);
+  }
+  TRAINER_CHECK(slot->group.members == group.members, "two groups along the same axes: {} and {}", slot->group.members,
+                group.members);
+  return *slot;
+}
+
+Pending* Engine::start(Channel& channel, const Collective& collective) {
+  Operation* operation = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_) throw *failure_;
+    if (free_ == nullptr) {
+      pool_.push_back(std::make_unique<Operation>(*this));
+      operation = pool_.back().get();
+    } else {
+      operation = std::exchange(free_, free_->next);
+    }
+    operation->collective = collective;
+    operation->channel = &channel;
+    operation->number = ++channel.submitted;
+    operation->started = now_seconds();
+    operation->segments = segments_of(collective);
+    operation->begun = operation->ended = 0;
+    operation->next = nullptr;
+    operation->state.store(Operation::kRunning, std::memory_order_relaxed);
+    (last_submitted_ == nullptr ? submitted_ : last_submitted_->next) = operation;
+    last_submitted_ = operation;
+  }
+  transport_->bell().ring();
+  return operation;
+}
+
+void Engine::wait(Operation& operation) {
+  uint32_t state = operation.state.load(std::memory_order_acquire);
+  for (const double begin = now_seconds(); state == Operation::kRunning && now_seconds() - begin < kComputeSpin;) {
+    __builtin_ia32_pause();
+    state = operation.state.load(std::memory_order_acquire);
+  }
+  if (state == Operation::kRunning) {
+    operation.state.compare_exchange_strong(state, Operation::kSleeping);
+    while ((state = operation.state.load(std::memory_order_acquire)) == Operation::kSleeping)
+      futex_wait(operation.state, Operation::kSleeping);
+  }
+  recycle(operation);
+  if (state == Operation::kDone) return;
+  const std::lock_guard lock(mutex_);
+  throw *failure_;
+}
+
+void Engine::abandon(Operation& operation) noexcept {
+  const auto running = [&] {
+    const uint32_t state = operation.state.load(std::memory_order_acquire);
+    return state != Operation::kDone && state != Operation::kFailed;
+  };
+  for (const double begin = now_seconds(); running() && now_seconds() - begin < kAbandonSeconds;)
+    futex_wait(operation.state, Operation::kRunning, 1e-3);
+  if (running()) {
+    {
+      const std::lock_guard lock(mutex_);
+      gave_up_ = true;
+    }
+    transport_->bell().ring();
+    while (running()) futex_wait(operation.state, Operation::kRunning, 1e-3);
+  }
+  recycle(operation);
+}
+
+void Engine::recycle(Operation& operation) {
+  const std::lock_guard lock(mutex_);
+  operation.next = std::exchange(free_, &operation);
+}
+
+void Engine::on_progress_thread(const std::function<void()>& job) {
+  std::unique_lock lock(mutex_);
+  job_ = &job;
+  transport_->bell().ring();
+  answered_.wait(lock, [this] { return job_ == nullptr; });
+}
+
+bool Engine::failed() {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+void Engine::fail(Code code, const std::string& why) noexcept try {
+  std::unique_lock lock(mutex_);
+  if (failure_ && !gave_up_) return;  // everybody knows
+  stop_reason_ = Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank);
+  transport_->bell().ring();
+  answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
+} catch (...) {  // out of memory, say: the others find out by the timeout
+}
+
+bool Engine::meet(double seconds) noexcept try {
+  std::unique_lock lock(mutex_);
+  meeting_ = true;
+  transport_->bell().ring();
+  return answered_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return met_; });
+} catch (...) {
+  return false;
+}
+
+void Engine::run() {
+  prctl(PR_SET_NAME, "progress");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds: short naps stay short
+  try {
+    transport_->open();
+    came_.resize(static_cast<size_t>(transport_->size()));
+  } catch (...) {
+    open_error_ = std::current_exception();
+  }
+  bool stop = open_error_ != nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    opened_ = true;
+  }
+  answered_.notify_all();
+  moved_at_ = now_seconds();
+  while (!stop) {
+    const uint32_t seen = transport_->bell().count();
+    bool moved = false;
+    try {
+      moved = turn(seen);
+    } catch (const Error& error) {
+      fail_here(error, true);
+    } catch (const std::exception& error) {
+      fail_here(Error(Code::internal, error.what()), true);
+    }
+    if (moved) {
+      moved_at_ = now_seconds();
+      continue;
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      stop = ending_;
+    }
+    if (!stop) rest(seen);
+  }
+  if (!open_error_) transport_->close(met_);
+}
+
+bool Engine::turn(uint32_t seen) {
+  bool moved = seen != heard_ && take_requests();
+  heard_ = seen;
+  moved |= transport_->progress();
+  moved |= hear();
+  if (!failed_) {
+    moved |= advance_channels();
+    const double now = now_seconds();
+    moved |= send_delayed(now);
+    watch(now);
+  }
+  serve_meeting();
+  return moved;
+}
+
+bool Engine::take_requests() {
+  Operation* taken = nullptr;
+  std::optional<Error> reason;
+  const std::function<void()>* job = nullptr;
+  bool give_up = false;
+  {
+    const std::lock_guard lock(mutex_);
+    taken = std::exchange(submitted_, nullptr);
+    last_submitted_ = nullptr;
+    reason = stop_reason_;
+    give_up = gave_up_;
+    job = job_;
+    if (meeting_ && !came_[static_cast<size_t>(rank())]) {
+      came_[static_cast<size_t>(rank())] = true;
+      tell_everybody({.kind = ControlMessage::Kind::meet});
+    }
+  }
+  const bool any = taken != nullptr || reason || job != nullptr;
+  for (Operation* next = nullptr; taken != nullptr; taken = next) {
+    next = std::exchange(taken->next, nullptr);
+    Channel& channel = *taken->channel;
+    if (!channel.active) {
+      channel.active = true;
+      const auto later = [](const Channel* a, const Channel* b) { return a->lane < b->lane; };
+      active_.insert(std::upper_bound(active_.begin(), active_.end(), &channel, later), &channel);
+    }
+    (channel.first == nullptr ? channel.first : channel.last->next) = taken;
+    channel.last = taken;
+    if (channel.filling == nullptr) channel.filling = taken;
+    ++channel.taken;
+  }
+  if (job != nullptr) {
+    (*job)();
+    const std::lock_guard lock(mutex_);
+    job_ = nullptr;
+  }
+  if (reason) {
+    fail_here(*reason, true);
+    const std::lock_guard lock(mutex_);
+    stop_reason_.reset();
+  }
+  if (give_up) fail_here(Error(Code::comm, "an operation was given up after an error").on(Scope::another_rank), false);
+  if (job != nullptr || reason) answered_.notify_all();
+  return any;
+}
+
+bool Engine::advance_channels() {
+  bool moved = false;
+  for (Channel* channel : active_)
+    if (channel->first != nullptr) moved |= advance_channel(*channel);
+  return moved;
+}
+
+bool Engine::advance_channel(Channel& channel) {
+  bool moved = false;
+  for (bool again = true; std::exchange(again, false);) {
+    for (Channel::Running& flow : channel.flows) {
+      while (flow.operation != nullptr && flow.open == 0) {
+        moved = true;
+        Poster post(*this, channel, flow);
+        if (advance(flow, post)) continue;
+        ++flow.operation->ended;
+        flow.operation = nullptr;
+        again = true;
+      }
+    }
+    while (channel.filling != nullptr) {
+      Operation& operation = *channel.filling;
+      Channel::Running& flow = channel.flows[static_cast<size_t>(channel.next_flow % kFlows)];
+      if (flow.operation != nullptr) break;
+      static_cast<Flow&>(flow) = {&operation.collective, operation.begun, static_cast<int>(channel.next_flow % kFlows),
+                                  0};
+      flow.operation = &operation;
+      ++channel.next_flow;
+      if (++operation.begun == operation.segments) channel.filling = operation.next;
+      again = true;
+    }
+    // In order, so that the first of the queue is the one everybody waits for.
+    while (channel.first != nullptr && channel.first->ended == channel.first->segments) {
+      Operation& done = *std::exchange(channel.first, channel.first->next);
+      channel.finished_at = now_seconds();
+      finish(done, Operation::kDone);
+    }
+  }
+  return moved;
+}
+
+void Engine::finish(Operation& operation, uint32_t state) {
+  if (operation.state.exchange(state) == Operation::kSleeping) futex_wake(operation.state);
+}
+
+void Engine::send(int peer, int tag, const std::byte* data, int64_t bytes, int* open) {
+  bytes_sent_.fetch_add(bytes, std::memory_order_relaxed);
+  const double delay = options_.delay ? options_.delay(rank()) : 0;
+  if (delay > 0) {
+    delayed_.push_back({now_seconds() + delay, peer, tag, data, bytes, open});
+  } else {
+    transport_->send(peer, tag, data, bytes, open);
+  }
+}
+
+bool Engine::send_delayed(double now) {
+  // A slot has one message to each peer at a time, so that any order keeps the order of a tag.
+  return std::erase_if(delayed_, [&](const Delayed& d) {
+           if (d.due > now) return false;
+           transport_->send(d.peer, d.tag, d.data, d.bytes, d.open);
+           return true;
+         }) > 0;
+}
+
+bool Engine::busy() const {
+  return !delayed_.empty() ||
+         std::any_of(active_.begin(), active_.end(), [](const Channel* c) { return c->first != nullptr; });
+}
+
+void Engine::rest(uint32_t seen) {
+  const double now = now_seconds(), waited = now - moved_at_;
+  const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
+  if (!busy() && !meets) {
+    transport_->bell().wait(seen, kIdleNap);
+  } else if (waited < kProgressSpin) {
+    sched_yield();
+  } else {
+    double nap = transport_->peers_ring() ? kRungNap : std::min(waited / 8, kLongestNap);
+    for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
+    if (!failed_ && busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
+    transport_->bell().wait(seen, nap);
+  }
+}
+
+}  // namespace trainer::comm

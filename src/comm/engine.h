@@ -1,0 +1,126 @@
+#pragma once
+// Engine: the progress thread of a rank. It takes operations from the compute thread, runs them as flows of messages
+// (collective.h) over a transport, and watches them: an operation that is not done in time is looked into by asking its
+// group, and ends with an error that says who is missing. While it waits it sleeps.
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/collective.h"
+#include "comm/transport.h"
+#include "comm/world.h"
+
+namespace trainer::comm {
+
+class Engine {
+ public:
+  /// Opens the transport on the new progress thread; throws what that throws.
+  Engine(std::unique_ptr<Transport> transport, const WorldOptions& options);
+  /// Closes the transport cleanly when all ranks have met.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const { return transport_->rank(); }
+  int size() const { return transport_->size(); }
+  /// Before any channel but that of control messages is made.
+  void configure(const WorldOptions& options);
+  /// How messages name ranks: "rank 3 (host a, process 4711)".
+  void set_names(std::vector<std::string> names);
+
+  /// The queue of operations of a group on a lane: members and lane are the same on all its ranks.
+  struct Channel;
+  Channel& channel(const Group& group, Lane lane);
+  /// Throws Code::comm once the world has failed. The memory of the collective stays until waited for.
+  Pending* start(Channel& channel, const Collective& collective);
+
+  bool failed();
+  void fail(Code code, const std::string& why) noexcept;
+  bool meet(double seconds) noexcept;
+  /// Runs the job between messages and waits for it; for what must share the transport's thread.
+  void on_progress_thread(const std::function<void()>& job);
+  /// Bytes of all operations sent so far by this rank.
+  int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Operation;
+  class Poster;
+  struct Delayed {
+    double due;
+    int peer, tag;
+    const std::byte* data;
+    int64_t bytes;
+    int* open;
+  };
+  struct Probe {
+    Channel* channel = nullptr;  // null: nothing is looked into
+    int64_t number = 0;
+    double until = 0;
+    std::vector<int64_t> answers;  // by place in the group: operations started there; -1: no answer
+  };
+
+  // The progress thread.
+  void run();
+  bool turn(uint32_t seen);
+  bool take_requests();
+  bool advance_channels();
+  bool advance_channel(Channel& channel);
+  static void finish(Operation& operation, uint32_t state);
+  void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
+  bool send_delayed(double now);
+  void rest(uint32_t seen);
+  bool busy() const;
+  // The watchdog, on the progress thread too.
+  void watch(double now);
+  void conclude(double now);
+  std::string describe_missing();
+  bool hear();
+  void tell_everybody(const ControlMessage& message) noexcept;
+  /// Ends all operations with this error; `tell`: those of the others, too.
+  void fail_here(const Error& error, bool tell) noexcept;
+  void serve_meeting();
+
+  // The compute thread.
+  void wait(Operation& operation);
+  void abandon(Operation& operation) noexcept;
+  void recycle(Operation& operation);
+
+  std::unique_ptr<Transport> transport_;
+  WorldOptions options_;  // changed by configure() alone, on the progress thread
+  std::atomic<int64_t> bytes_sent_{0};
+
+  std::mutex mutex_;  // guards what follows, up to the mark
+  std::condition_variable answered_;
+  std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
+  std::vector<std::unique_ptr<Operation>> pool_;
+  Operation *free_ = nullptr, *submitted_ = nullptr, *last_submitted_ = nullptr;
+  std::optional<Error> stop_reason_;  // fail() asks for
+  bool gave_up_ = false;              // abandon() asks for
+  const std::function<void()>* job_ = nullptr;
+  bool meeting_ = false, met_ = false, ending_ = false, opened_ = false;
+  std::exception_ptr open_error_;
+  std::optional<Error> failure_;
+  std::vector<std::string> names_;
+  // End of what the mutex guards.
+
+  // Of the progress thread alone.
+  std::vector<Channel*> active_;  // critical lanes first
+  std::vector<Delayed> delayed_;
+  std::vector<bool> came_;  // ranks that came to the meeting
+  bool failed_ = false, told_failure_ = false, told_met_ = false;
+  Probe probe_;
+  uint32_t heard_ = 0;
+  double moved_at_ = 0, next_watch_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace trainer::comm

@@ -1,0 +1,46 @@
+#pragma once
+// What the engine keeps for each operation and each queue; engine.cpp and watchdog.cpp share it.
+#include <array>
+
+#include "comm/engine.h"
+
+namespace trainer::comm {
+
+struct Engine::Operation final : Pending {
+  // Values of `state`; a waiting thread that sleeps adds kSleeping, so that only then a wake-up is paid for.
+  static constexpr uint32_t kRunning = 0, kDone = 1, kFailed = 2, kSleeping = 4;
+
+  explicit Operation(Engine& owner) : engine(owner) {}
+  void wait() override { engine.wait(*this); }
+  void abandon() noexcept override { engine.abandon(*this); }
+
+  Engine& engine;
+  Collective collective;
+  Channel* channel = nullptr;
+  int64_t number = 0;  // on its channel, from 1
+  double started = 0;
+  int64_t segments = 0, begun = 0, ended = 0;
+  Operation* next = nullptr;  // in the pool, among the submitted, or on the channel
+  std::atomic<uint32_t> state{kRunning};
+};
+
+struct Engine::Channel {
+  struct Running : Flow {
+    Operation* operation = nullptr;  // null: the slot is free
+    int open = 0;                    // messages of this step that are not done
+  };
+
+  Group group;
+  Lane lane = Lane::critical;
+  int tag = 0;            // of slot 0
+  int64_t submitted = 0;  // guarded by the engine's mutex; all else is the progress thread's
+  bool active = false;
+  Operation *first = nullptr, *last = nullptr;  // not done yet
+  Operation* filling = nullptr;                 // has segments to begin
+  std::array<Running, kFlows> flows;
+  int64_t next_flow = 0;
+  int64_t taken = 0;       // operations started
+  double finished_at = 0;  // when the last one ended, or the watchdog was told to be patient
+};
+
+}  // namespace trainer::comm

@@ -1,0 +1,61 @@
+#include "comm/engine_world.h"
+
+#include <algorithm>
+
+#include "tensor/buffer.h"
+
+namespace trainer::comm {
+namespace {
+
+constexpr double kFarewellAfterFailure = 2;
+
+class EngineCommunicator final : public Communicator {
+ public:
+  EngineCommunicator(Engine& engine, device::Device& device, Group group, Lane lane)
+      : Communicator(std::move(group)), engine_(engine), kernels_(reduce_kernels(device.isa())) {
+    if (size() == 1) return;
+    channel_ = &engine.channel(this->group(), lane);
+    staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+  }
+
+ private:
+  Pending* start(const Request& r) override {
+    TRAINER_CHECK(staging_.tensor().data != nullptr, "the communicator along {} was made for a dry device",
+                  group().name);
+    const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
+    return engine_.start(*channel_, {r.op, r.reduce, r.in.dtype, size(), rank(), n, r.root, r.in.data, r.out.data,
+                                     staging_.tensor().data, &kernels_});
+  }
+
+  Engine& engine_;
+  const ReduceKernels& kernels_;
+  Engine::Channel* channel_ = nullptr;
+  Buffer staging_;
+};
+
+}  // namespace
+
+std::unique_ptr<Control> EngineWorld::make_control(Engine& engine) {
+  return std::make_unique<HostControl>([&](device::Device& device) {
+    return std::make_unique<EngineCommunicator>(engine, device, control_group(engine.rank(), engine.size()),
+                                                Lane::control);
+  });
+}
+
+EngineWorld::EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control> control, std::string transport,
+                         int local_rank, int local_size, double farewell)
+    : World(engine->rank(), engine->size(), local_rank, local_size),
+      engine_(std::move(engine)),
+      control_(std::move(control)),
+      transport_(std::move(transport)),
+      farewell_(farewell) {}
+
+EngineWorld::~EngineWorld() {
+  if (farewell_ > 0) engine_->meet(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
+}
+
+std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Lane lane) {
+  return std::make_unique<EngineCommunicator>(*engine_, device, std::move(group), lane);
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,34 @@
+#pragma once
+// World over an engine: threads and MPI differ in their transport alone.
+#include "comm/engine.h"
+#include "comm/host_control.h"
+
+namespace trainer::comm {
+
+class EngineWorld final : public World {
+ public:
+  /// Control over the engine, usable before there is a world.
+  static std::unique_ptr<Control> make_control(Engine& engine);
+
+  /// `farewell`: seconds for which the destructor waits to meet the others.
+  EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control> control, std::string transport, int local_rank,
+              int local_size, double farewell);
+  ~EngineWorld() override;
+
+  std::string_view transport() const override { return transport_; }
+  Control& control() override { return *control_; }
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override;
+  void configure(const WorldOptions& options) override { engine_->configure(options); }
+  void fail(Code code, const std::string& why) noexcept override { engine_->fail(code, why); }
+  bool meet(double seconds) noexcept override { return engine_->meet(seconds); }
+  int64_t bytes_sent() const override { return engine_->bytes_sent(); }
+  Engine& engine() { return *engine_; }
+
+ private:
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Control> control_;
+  std::string transport_;
+  double farewell_;
+};
+
+}  // namespace trainer::comm

@@ -1,0 +1,31 @@
+#pragma once
+// Control over a communicator of all ranks.
+#include <memory>
+
+#include "comm/world.h"
+
+namespace trainer::comm {
+
+/// The group of all ranks, for host data.
+Group control_group(int rank, int size);
+
+class HostControl final : public Control {
+ public:
+  /// `make` builds the communicator on this object's device, which holds its staging memory.
+  HostControl(const std::function<std::unique_ptr<Communicator>(device::Device&)>& make);
+
+  void barrier() override;
+  void broadcast(std::string& bytes, int root) override;
+  std::vector<std::string> gather(const std::string& bytes) override;
+  void sum(std::span<double> values) override;
+  const Meter& meter() const override { return meter_; }
+
+ private:
+  device::CpuDevice device_{1};
+  Arena arena_{device_, Arena::Mode::heap};
+  Meter meter_;
+  Exec ex_{device_, arena_, meter_};
+  std::unique_ptr<Communicator> all_;
+};
+
+}  // namespace trainer::comm

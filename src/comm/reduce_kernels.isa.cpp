@@ -1,0 +1,134 @@
+#include "comm/reduce_kernels.h"
+
+// Plain loops: the compiler vectorises them for each instruction set. `ivdep`: out may be a or b, never shifted.
+namespace trainer::comm::TRAINER_ISA {
+namespace {
+
+// What is added and how an element is read and written. Integers go through unsigned types, whose overflow is defined.
+struct F64 {
+  using Stored = double;
+  using Value = double;
+  using Acc = double;
+  static Value get(Stored x) { return x; }
+  static Stored put(Value x) { return x; }
+};
+struct F32 {
+  using Stored = float;
+  using Value = float;
+  using Acc = double;
+  static Value get(Stored x) { return x; }
+  static Stored put(Value x) { return x; }
+};
+struct BF16 {
+  using Stored = uint16_t;
+  using Value = float;
+  using Acc = double;
+  static Value get(Stored x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
+  static Stored put(Value x) {
+    const uint32_t u = __builtin_bit_cast(uint32_t, x);
+    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+  }
+};
+struct I32 {
+  using Stored = int32_t;
+  using Value = uint32_t;
+  using Acc = int64_t;
+  static Value get(Stored x) { return static_cast<Value>(x); }
+  static Stored put(Value x) { return static_cast<Stored>(x); }
+};
+struct I64 {
+  using Stored = int64_t;
+  using Value = uint64_t;
+  using Acc = int64_t;
+  static Value get(Stored x) { return static_cast<Value>(x); }
+  static Stored put(Value x) { return static_cast<Stored>(x); }
+};
+
+template <typename T>
+void add(const void* va, const void* vb, void* vout, int64_t n) {
+  const auto *a = static_cast<const typename T::Stored*>(va), *b = static_cast<const typename T::Stored*>(vb);
+  auto* out = static_cast<typename T::Stored*>(vout);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = T::put(T::get(a[i]) + T::get(b[i]));
+}
+
+/// a where a > b or a is NaN, else b; signed also for integers.
+template <typename A>
+[[gnu::always_inline]] inline A larger(A a, A b) {
+  return a > b || a != a ? a : b;
+}
+
+template <typename T>
+void max(const void* va, const void* vb, void* vout, int64_t n) {
+  const auto *a = static_cast<const typename T::Stored*>(va), *b = static_cast<const typename T::Stored*>(vb);
+  auto* out = static_cast<typename T::Stored*>(vout);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (sizeof(typename T::Stored) == 2) {
+      out[i] = T::put(larger(T::get(a[i]), T::get(b[i])));
+    } else {
+      out[i] = larger(a[i], b[i]);
+    }
+  }
+}
+
+/// Between what is stored and the accumulator: f64 for floating point, i64 for integers.
+template <typename T>
+[[gnu::always_inline]] inline typename T::Acc widen(typename T::Stored x) {
+  if constexpr (sizeof(x) == 2) {
+    return T::get(x);
+  } else {
+    return x;
+  }
+}
+template <typename T>
+[[gnu::always_inline]] inline typename T::Stored narrow(typename T::Acc x) {
+  if constexpr (sizeof(typename T::Stored) == 2) {
+    return T::put(static_cast<float>(x));
+  } else {
+    return static_cast<typename T::Stored>(x);
+  }
+}
+
+template <typename T>
+void load(const void* vx, void* vacc, int64_t n) {
+  const auto* x = static_cast<const typename T::Stored*>(vx);
+  auto* acc = static_cast<typename T::Acc*>(vacc);
+  for (int64_t i = 0; i < n; ++i) acc[i] = widen<T>(x[i]);
+}
+template <typename T>
+void accumulate_sum(const void* vx, void* vacc, int64_t n) {
+  const auto* x = static_cast<const typename T::Stored*>(vx);
+  auto* acc = static_cast<typename T::Acc*>(vacc);
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (__is_same(typename T::Acc, int64_t)) {
+      acc[i] = static_cast<int64_t>(static_cast<uint64_t>(acc[i]) + static_cast<uint64_t>(widen<T>(x[i])));
+    } else {
+      acc[i] += widen<T>(x[i]);
+    }
+  }
+}
+template <typename T>
+void accumulate_max(const void* vx, void* vacc, int64_t n) {
+  const auto* x = static_cast<const typename T::Stored*>(vx);
+  auto* acc = static_cast<typename T::Acc*>(vacc);
+  for (int64_t i = 0; i < n; ++i) acc[i] = larger(acc[i], widen<T>(x[i]));
+}
+template <typename T>
+void store(const void* vacc, void* vout, int64_t n) {
+  const auto* acc = static_cast<const typename T::Acc*>(vacc);
+  auto* out = static_cast<typename T::Stored*>(vout);
+  for (int64_t i = 0; i < n; ++i) out[i] = narrow<T>(acc[i]);
+}
+
+}  // namespace
+
+extern const ReduceKernels reduce_kernels = {
+    {{add<F64>, add<F32>, add<BF16>, add<I32>, add<I64>}, {max<F64>, max<F32>, max<BF16>, max<I32>, max<I64>}},
+    {load<F64>, load<F32>, load<BF16>, load<I32>, load<I64>},
+    {{accumulate_sum<F64>, accumulate_sum<F32>, accumulate_sum<BF16>, accumulate_sum<I32>, accumulate_sum<I64>},
+     {accumulate_max<F64>, accumulate_max<F32>, accumulate_max<BF16>, accumulate_max<I32>, accumulate_max<I64>}},
+    {store<F64>, store<F32>, store<BF16>, store<I32>, store<I64>}};
+
+}  // namespace trainer::comm::TRAINER_ISA

@@ -1,0 +1,174 @@
+#include "comm/threads/threads_transport.h"
+
+#include <sched.h>
+
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+
+namespace trainer::comm {
+namespace {
+
+/// A message as its sender offers it. The receiver claims it, copies, and reports; the sender may withdraw it before.
+struct Offer {
+  enum State : int { free, open, claimed, done, withdrawn };
+  int from = 0, tag = 0;
+  const std::byte* data = nullptr;
+  int64_t bytes = 0;
+  std::atomic<int> state{free};
+};
+
+struct Mailbox {
+  std::mutex mutex;
+  std::vector<Offer*> offers;  // to this rank, in order
+  std::vector<ControlMessage> control;
+  std::deque<Offer> made;  // by this rank; they outlive every receiver that knows of them
+  Bell bell;
+};
+
+}  // namespace
+
+class Exchange {
+ public:
+  explicit Exchange(int ranks) : boxes(static_cast<size_t>(ranks)) {}
+  std::deque<Mailbox> boxes;
+};
+
+namespace {
+
+class ThreadsTransport final : public Transport {
+ public:
+  ThreadsTransport(std::shared_ptr<Exchange> exchange, int rank)
+      : exchange_(std::move(exchange)), rank_(rank), own_(exchange_->boxes[static_cast<size_t>(rank)]) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return static_cast<int>(exchange_->boxes.size()); }
+
+  void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open) override {
+    Offer* offer = nullptr;
+    if (unused_.empty()) {
+      offer = &own_.made.emplace_back();
+    } else {
+      offer = unused_.back();
+      unused_.pop_back();
+    }
+    offer->from = rank_;
+    offer->tag = tag;
+    offer->data = data;
+    offer->bytes = bytes;
+    offer->state.store(Offer::open);
+    sent_.push_back({offer, open});
+    Mailbox& box = exchange_->boxes[static_cast<size_t>(peer)];
+    {
+      const std::lock_guard lock(box.mutex);
+      box.offers.push_back(offer);
+    }
+    box.bell.ring();
+  }
+
+  void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) override {
+    wanted_.push_back({peer, tag, data, bytes, open});
+  }
+
+  bool progress() override {
+    {
+      const std::lock_guard lock(own_.mutex);
+      offered_.insert(offered_.end(), own_.offers.begin(), own_.offers.end());
+      own_.offers.clear();
+    }
+    const size_t before = wanted_.size() + sent_.size();
+    if (!offered_.empty()) std::erase_if(wanted_, [&](const Wanted& wanted) { return fetch(wanted); });
+    std::erase_if(sent_, [&](const Sent& sent) {
+      if (sent.offer->state.load(std::memory_order_acquire) != Offer::done) return false;
+      sent.offer->state.store(Offer::free, std::memory_order_relaxed);
+      unused_.push_back(sent.offer);
+      --*sent.open;
+      return true;
+    });
+    return wanted_.size() + sent_.size() != before;
+  }
+
+  void cancel() noexcept override {
+    wanted_.clear();
+    for (const Sent& sent : sent_) {  // withdrawn offers are never used again
+      int state = Offer::open;
+      if (sent.offer->state.compare_exchange_strong(state, Offer::withdrawn)) continue;
+      while (sent.offer->state.load(std::memory_order_acquire) == Offer::claimed) sched_yield();
+    }
+    sent_.clear();
+  }
+
+  void send_control(int peer, const ControlMessage& message) noexcept override {
+    Mailbox& box = exchange_->boxes[static_cast<size_t>(peer)];
+    {
+      const std::lock_guard lock(box.mutex);
+      box.control.push_back(message);
+    }
+    box.bell.ring();
+  }
+  bool receive_control(ControlMessage& message) override {
+    const std::lock_guard lock(own_.mutex);
+    if (own_.control.empty()) return false;
+    message = own_.control.front();
+    own_.control.erase(own_.control.begin());
+    return true;
+  }
+
+  Bell& bell() override { return own_.bell; }
+  bool peers_ring() const override { return true; }
+
+ private:
+  struct Wanted {
+    int from, tag;
+    std::byte* data;
+    int64_t bytes;
+    int* open;
+  };
+  struct Sent {
+    Offer* offer;
+    int* open;
+  };
+
+  /// Whether the oldest offer that matches was there and is copied.
+  bool fetch(const Wanted& wanted) {
+    for (auto it = offered_.begin(); it != offered_.end(); ++it) {
+      Offer& offer = **it;
+      if (offer.from != wanted.from || offer.tag != wanted.tag) continue;
+      int state = Offer::open;
+      const bool claimed = offer.state.compare_exchange_strong(state, Offer::claimed);
+      offered_.erase(it);
+      if (!claimed) return false;  // withdrawn: its world has failed, as this one is about to hear
+      const int64_t bytes = offer.bytes;
+      if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
+      offer.state.store(Offer::done, std::memory_order_release);
+      exchange_->boxes[static_cast<size_t>(wanted.from)].bell.ring();
+      TRAINER_CHECK(bytes == wanted.bytes,
+                    "rank {} sent {} bytes to rank {}, which expects {}: they run different operations", wanted.from,
+                    bytes, rank_, wanted.bytes);
+      --*wanted.open;
+      return true;
+    }
+    return false;
+  }
+
+  std::shared_ptr<Exchange> exchange_;
+  int rank_;
+  Mailbox& own_;
+  std::vector<Offer*> offered_, unused_;
+  std::vector<Wanted> wanted_;
+  std::vector<Sent> sent_;
+};
+
+}  // namespace
+
+std::shared_ptr<Exchange> make_exchange(int ranks) { return std::make_shared<Exchange>(ranks); }
+
+std::unique_ptr<Transport> threads_transport(std::shared_ptr<Exchange> exchange, int rank) {
+  return std::make_unique<ThreadsTransport>(std::move(exchange), rank);
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,14 @@
+#pragma once
+// Ranks as threads of one process: a receiver copies straight from the sender's memory.
+#include <memory>
+
+#include "comm/transport.h"
+
+namespace trainer::comm {
+
+/// Where the ranks of one world find each other.
+class Exchange;
+std::shared_ptr<Exchange> make_exchange(int ranks);
+std::unique_ptr<Transport> threads_transport(std::shared_ptr<Exchange> exchange, int rank);
+
+}  // namespace trainer::comm

@@ -1,0 +1,56 @@
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "comm/engine_world.h"
+#include "comm/threads/threads_transport.h"
+
+namespace trainer::comm {
+
+void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body) {
+  TRAINER_CHECK(ranks >= 1, "{} ranks", ranks);
+  const std::shared_ptr<Exchange> exchange = make_exchange(ranks);
+  std::vector<std::string> names;
+  for (int rank = 0; rank < ranks; ++rank) names.push_back(format("rank {}", rank));
+
+  // All worlds live until all bodies have ended: their progress threads answer for them.
+  std::vector<std::unique_ptr<EngineWorld>> worlds;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto engine = std::make_unique<Engine>(threads_transport(exchange, rank), options);
+    engine->set_names(names);
+    auto control = EngineWorld::make_control(*engine);
+    worlds.push_back(std::make_unique<EngineWorld>(std::move(engine), std::move(control), "threads", rank, ranks, 0));
+  }
+
+  std::mutex mutex;
+  std::exception_ptr first;
+  bool echo = false;  // `first` only repeats what another rank is about to throw
+  const auto run = [&](World& world) {
+    const auto fail = [&](Code code, const std::string& why, Scope scope) {
+      {
+        const std::lock_guard lock(mutex);
+        if (!first || (echo && scope != Scope::another_rank)) {
+          first = std::current_exception();
+          echo = scope == Scope::another_rank;
+        }
+      }
+      world.fail(code, why);
+    };
+    try {
+      body(world);
+      world.meet(0);  // it has ended: nobody should wait for it
+    } catch (const Error& error) {
+      fail(error.code(), error.what(), error.scope());
+    } catch (const std::exception& error) {
+      fail(Code::internal, error.what(), Scope::here);
+    } catch (...) {
+      fail(Code::internal, "an exception of unknown type", Scope::here);
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const auto& world : worlds) threads.emplace_back([&run, &world] { run(*world); });
+  for (std::thread& thread : threads) thread.join();
+  if (first) std::rethrow_exception(first);
+}
+
+}  // namespace trainer::comm

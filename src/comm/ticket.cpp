@@ -1,0 +1,52 @@
+#include <exception>
+#include <utility>
+
+#include "base/clock.h"
+#include "comm/communicator.h"
+
+namespace trainer::comm {
+
+Ticket::Ticket(Ticket&& other) noexcept
+    : pending_(std::exchange(other.pending_, nullptr)),
+      key_(other.key_),
+      open_(std::exchange(other.open_, false)),
+      kept_(std::move(other.kept_)) {}
+
+Ticket& Ticket::operator=(Ticket&& other) {
+  TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
+  pending_ = std::exchange(other.pending_, nullptr);
+  key_ = other.key_;
+  open_ = std::exchange(other.open_, false);
+  kept_ = std::move(other.kept_);
+  return *this;
+}
+
+Ticket::~Ticket() noexcept(false) {
+  if (!open_) return;
+  if (pending_ != nullptr) pending_->abandon();
+  if (std::uncaught_exceptions() == 0)
+    throw Error(Code::internal, format("the ticket of an {} was never joined", name_of(key_.op)));
+}
+
+void Ticket::keep(Scratch&& scratch) {
+  TRAINER_CHECK(open_, "a ticket that is not open keeps nothing");
+  for (Scratch& place : kept_) {
+    if (place) continue;
+    place = std::move(scratch);
+    return;
+  }
+  TRAINER_CHECK(false, "a ticket keeps at most {} pieces of scratch memory", kept_.size());
+}
+
+void Ticket::join(Exec& ex) {
+  TRAINER_CHECK(open_, "a ticket is joined once, of an operation that was started");
+  open_ = false;
+  if (pending_ != nullptr) {
+    const double start = now_seconds();
+    std::exchange(pending_, nullptr)->wait();
+    ex.meter.add_wait(key_, now_seconds() - start);
+  }
+  for (Scratch& scratch : kept_) scratch.reset();
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,51 @@
+#pragma once
+// Transport: messages between ranks, point to point. All collectives are built on it (collective.h), so threads and
+// processes run the same schedules. Used by one thread only, the progress thread of its rank (engine.h).
+#include <cstddef>
+#include <cstdint>
+
+#include "comm/bell.h"
+
+namespace trainer::comm {
+
+/// Reaches any rank at any time, outside of all operations.
+struct ControlMessage {
+  enum class Kind : int32_t { probe, answer, failed, meet };
+  Kind kind = Kind::probe;
+  int32_t from = 0;
+  int32_t tag = 0;     // probe, answer: the channel asked about
+  int64_t number = 0;  // probe: number of the operation that waits; answer: operations started there; failed: the Code
+  char text[1000] = {};  // failed: the message
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  /// The first call and the last. `clean`: all ranks have met, nobody will send any more.
+  virtual void open() {}
+  virtual void close(bool /*clean*/) noexcept {}
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual int max_tag() const { return INT32_MAX; }
+
+  /// Start a message; *open is decremented inside progress() when the memory may be reused (send) or is filled
+  /// (receive). Messages of one sender, receiver and tag are matched in order; their sizes must agree (internal error).
+  virtual void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open) = 0;
+  virtual void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) = 0;
+  /// Moves messages on; whether any was finished.
+  virtual bool progress() = 0;
+  /// Gives up everything that was started: on return this rank's memory is not written any more.
+  virtual void cancel() noexcept = 0;
+
+  virtual void send_control(int peer, const ControlMessage& message) noexcept = 0;
+  virtual bool receive_control(ControlMessage& message) = 0;
+  /// Whether all control messages have left this rank.
+  virtual bool control_sent() { return true; }
+
+  /// Rung by start() of an operation and, where peers_ring(), whenever progress() has something to do.
+  virtual Bell& bell() = 0;
+  virtual bool peers_ring() const = 0;
+};
+
+}  // namespace trainer::comm

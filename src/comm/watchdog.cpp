@@ -1,0 +1,155 @@
+// The part of the engine that looks after operations which do not end, and speaks with the other ranks about it.
+#include <algorithm>
+#include <cstring>
+
+#include "base/clock.h"
+#include "comm/engine_operation.h"
+
+namespace trainer::comm {
+namespace {
+
+constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
+
+}  // namespace
+
+void Engine::watch(double now) {
+  if (now < next_watch_) return;
+  next_watch_ = now + std::min(20e-3, options_.timeout_s / 20);
+  if (probe_.channel != nullptr) {
+    const Operation* first = probe_.channel->first;
+    if (first == nullptr || first->number != probe_.number) {
+      probe_.channel = nullptr;
+    } else if (now >= probe_.until) {
+      conclude(now);
+    }
+    return;
+  }
+  const double asked_after = options_.timeout_s - std::min(kAnswerSeconds, options_.timeout_s / 2);
+  for (Channel* channel : active_) {
+    const Operation* first = channel->first;
+    if (first == nullptr) continue;
+    const double since = std::max(first->started, channel->finished_at);
+    if (now - since < asked_after) continue;
+    probe_ = {channel, first->number, since + options_.timeout_s,
+              std::vector<int64_t>(channel->group.members.size(), -1)};
+    probe_.answers[static_cast<size_t>(channel->group.index)] = channel->taken;
+    for (int member : channel->group.members)
+      if (member != rank())
+        transport_->send_control(member, {ControlMessage::Kind::probe, rank(), channel->tag, first->number});
+    return;
+  }
+}
+
+void Engine::conclude(double now) {
+  Channel& channel = *probe_.channel;
+  // Host data may wait long for a rank that prepares something, as long as that rank is alive and not at its end.
+  bool lost = false;
+  for (size_t place = 0; place < channel.group.members.size(); ++place)
+    lost |= probe_.answers[place] < 0 ||
+            (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
+  if (channel.lane == Lane::control && !lost) {
+    channel.finished_at = now;
+    probe_.channel = nullptr;
+    return;
+  }
+  const Operation& operation = *channel.first;
+  fail_here(Error(Code::comm, format("rank {}: {} along {} (operation {} there, lane {}) was not done in {:.3g} s: {}",
+                                     rank(), name_of(operation.collective.op), channel.group.name, operation.number,
+                                     name_of(channel.lane), options_.timeout_s, describe_missing())),
+            true);
+}
+
+std::string Engine::describe_missing() {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::string> missing;
+  for (size_t place = 0; place < probe_.answers.size(); ++place) {
+    const size_t member = static_cast<size_t>(probe_.channel->group.members[place]);
+    const std::string name = member < names_.size() ? names_[member] : format("rank {}", member);
+    const int64_t answer = probe_.answers[place];
+    if (answer < 0) {
+      missing.push_back(format("{} does not answer: it is stopped, gone or cut off", name));
+    } else if (answer < probe_.number) {
+      missing.push_back(format("{} has {} before it (it has started {} there)", name,
+                               came_[member] ? "ended" : "not come to it", answer));
+    }
+  }
+  if (missing.empty()) return "all its ranks have started it and answer, yet messages do not get through";
+  return format("{}", fmt::join(missing, "; "));
+}
+
+bool Engine::hear() {
+  bool any = false;
+  for (ControlMessage message; transport_->receive_control(message); any = true) {
+    switch (message.kind) {
+      case ControlMessage::Kind::probe: {
+        const auto asked =
+            std::find_if(active_.begin(), active_.end(), [&](const Channel* c) { return c->tag == message.tag; });
+        const int64_t started = asked == active_.end() ? 0 : (*asked)->taken;
+        transport_->send_control(message.from, {ControlMessage::Kind::answer, rank(), message.tag, started});
+        break;
+      }
+      case ControlMessage::Kind::answer:
+        if (probe_.channel != nullptr && probe_.channel->tag == message.tag) {
+          const std::vector<int>& members = probe_.channel->group.members;
+          const auto place = std::find(members.begin(), members.end(), message.from);
+          if (place != members.end()) probe_.answers[static_cast<size_t>(place - members.begin())] = message.number;
+        }
+        break;
+      case ControlMessage::Kind::failed:
+        fail_here(Error(static_cast<Code>(message.number), message.text).on(Scope::another_rank), false);
+        break;
+      case ControlMessage::Kind::meet:
+        came_[static_cast<size_t>(message.from)] = true;
+        break;
+    }
+  }
+  return any;
+}
+
+void Engine::tell_everybody(const ControlMessage& message) noexcept {
+  ControlMessage signed_message = message;
+  signed_message.from = rank();
+  for (int peer = 0; peer < size(); ++peer)
+    if (peer != rank()) transport_->send_control(peer, signed_message);
+}
+
+void Engine::fail_here(const Error& error, bool tell) noexcept {
+  if (tell && !told_failure_) {
+    told_failure_ = true;
+    ControlMessage message{.kind = ControlMessage::Kind::failed, .number = static_cast<int64_t>(error.code())};
+    std::strncpy(message.text, error.what(), sizeof(message.text) - 1);
+    tell_everybody(message);
+  }
+  if (failed_) return;
+  failed_ = true;
+  probe_.channel = nullptr;
+  delayed_.clear();
+  transport_->cancel();
+  Operation* submitted = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = error;
+    submitted = std::exchange(submitted_, nullptr);
+    last_submitted_ = nullptr;
+  }
+  const auto finish_all = [](Operation* operation) {
+    while (operation != nullptr) finish(*std::exchange(operation, operation->next), Operation::kFailed);
+  };
+  for (Channel* channel : active_) {
+    channel->filling = channel->last = nullptr;
+    finish_all(std::exchange(channel->first, nullptr));
+  }
+  finish_all(submitted);
+}
+
+void Engine::serve_meeting() {
+  if (told_met_ || std::find(came_.begin(), came_.end(), false) != came_.end() || !transport_->control_sent()) return;
+  told_met_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    met_ = true;
+  }
+  answered_.notify_all();
+}
+
+}  // namespace trainer::comm
