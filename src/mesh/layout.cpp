@@ -159,6 +159,20 @@ bool Layout::owner(int rank) const {
   return mesh_.index(rank, axes(kReplicate) | axes(kRoot)) == 0;
 }
 
+Layout::Key Layout::key() const {
+  Key key{};
+  size_t at = 0;
+  key[at++] = transposed_;
+  key[at++] = shape_.dims();
+  for (int dim = 0; dim < shape_.dims(); ++dim) {
+    key[at++] = shape_[dim];
+    key[at++] = padded_[dim];
+  }
+  for (const Placement& placement : placements_)
+    key[at++] = static_cast<int64_t>(placement.kind) * Shape::kMaxDims + placement.dim;
+  return key;
+}
+
 Layout Layout::gradient(const Layout& tokens) const {
   TRAINER_CHECK(tokens.mesh_ == mesh_, "tokens and parameter on different meshes");
   return with(tokens.split_axes() & ~split_axes(), kPartial);

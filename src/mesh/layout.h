@@ -80,8 +80,12 @@ class Layout {
   Layout gradient(const Layout& tokens) const;
 
   bool operator==(const Layout&) const = default;
+  /// Some order of the layouts on one mesh, for maps.
+  bool operator<(const Layout& other) const { return key() < other.key(); }
 
  private:
+  using Key = std::array<int64_t, 2 + 2 * Shape::kMaxDims + MeshShape::kMaxAxes>;
+  Key key() const;
   /// First element and extents (as if there were no padding) of the rank's box, by global dim.
   struct Box {
     std::array<int64_t, Shape::kMaxDims> begin{}, extent{};

@@ -19,4 +19,10 @@ comm::Communicator& Mesh::along(AxisSet axes, comm::Lane lane) {
   return *communicator;
 }
 
+const Route& Mesh::route(const Layout& from, const Layout& to) {
+  const auto found = routes_.find({from, to});
+  return found != routes_.end() ? found->second
+                                : routes_.emplace(std::pair{from, to}, find_route(from, to)).first->second;
+}
+
 }  // namespace trainer::mesh

@@ -6,6 +6,7 @@
 
 #include "comm/world.h"
 #include "mesh/mesh_shape.h"
+#include "mesh/route.h"
 
 namespace trainer::mesh {
 
@@ -23,12 +24,15 @@ class Mesh {
   comm::Communicator& along(AxisSet axes, comm::Lane lane);
   comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
   comm::Control& host() const { return world_.control(); }
+  /// find_route, searched once.
+  const Route& route(const Layout& from, const Layout& to);
 
  private:
   comm::World& world_;
   device::Device& device_;
   MeshShape shape_;
   std::map<std::pair<AxisSet, comm::Lane>, std::unique_ptr<comm::Communicator>> communicators_;
+  std::map<std::pair<Layout, Layout>, Route> routes_;
 };
 
 }  // namespace trainer::mesh
