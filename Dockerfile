@@ -10,7 +10,7 @@ RUN cmake --preset release && cmake --build --preset release && strip build/trai
 
 FROM debian:bookworm-slim AS cpu
 RUN apt-get update \
- && apt-get install -y --no-install-recommends libdnnl2 libfmt9 libsentencepiece0 libstdc++6 \
+ && apt-get install -y --no-install-recommends libdnnl2 libfmt9 libopenmpi3 libsentencepiece0 openmpi-bin libstdc++6 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 trainer \
  && install -d -o trainer -g trainer /home/trainer/runs

@@ -47,11 +47,26 @@ if(NOT TRAINER_ONEDNN STREQUAL "OFF")
   endif()
 endif()
 
+# The C interface alone; the module comm is the only one that sees it.
+if(NOT TRAINER_MPI STREQUAL "OFF")
+  set(MPI_CXX_SKIP_MPICXX ON)
+  find_package(MPI QUIET COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    add_library(trainer_mpi INTERFACE)
+    target_link_libraries(trainer_mpi INTERFACE MPI::MPI_CXX)
+  elseif(TRAINER_MPI STREQUAL "ON")
+    message(FATAL_ERROR "TRAINER_MPI=ON, but MPI was not found (Debian: libopenmpi-dev)")
+  endif()
+endif()
+
 # No -ffast-math anywhere: its start-up object changes MXCSR for the whole process. No contraction: AdamW's arithmetic
 # is canonical, every fma is written out.
 set(TRAINER_FLAGS -ffp-contract=off -fno-math-errno)
 set(TRAINER_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Wno-sign-conversion
     -Wno-missing-field-initializers)  # operators are structs with defaults, filled by name
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  list(APPEND TRAINER_WARNINGS -Wno-restrict)  # GCC 12's false alarms on std::string + "…" at -O3
+endif()
 if(TRAINER_WERROR)
   list(APPEND TRAINER_WARNINGS -Werror)
 endif()
@@ -111,8 +126,13 @@ function(trainer_isa_variants module)
     target_compile_options(trainer_${module}_${isa} PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS} -O3 ${flags_${isa}})
     target_sources(trainer_${module} PRIVATE $<TARGET_OBJECTS:trainer_${module}_${isa}>)
   endforeach()
-  if(TARGET trainer_onednn)
-    target_link_libraries(trainer_${module} PRIVATE trainer_onednn)
-    target_compile_definitions(trainer_${module} PRIVATE TRAINER_HAS_ONEDNN=1)
+endfunction()
+
+# trainer_optional(MODULE LIBRARY): the module uses trainer_LIBRARY where it was found and sees TRAINER_HAS_LIBRARY.
+function(trainer_optional module library)
+  if(TARGET trainer_${library})
+    string(TOUPPER "TRAINER_HAS_${library}" found)
+    target_link_libraries(trainer_${module} PRIVATE trainer_${library})
+    target_compile_definitions(trainer_${module} PRIVATE ${found}=1)
   endif()
 endfunction()

@@ -54,6 +54,11 @@ EngineWorld::~EngineWorld() {
   if (farewell_ > 0) engine_->meet(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
 }
 
+void EngineWorld::configure(const WorldOptions& options) {
+  engine_->configure(options);
+  if (farewell_ > 0) farewell_ = options.timeout_s;
+}
+
 std::unique_ptr<Communicator> EngineWorld::communicator(device::Device& device, Group group, Lane lane) {
   return std::make_unique<EngineCommunicator>(*engine_, device, std::move(group), lane);
 }

@@ -18,7 +18,7 @@ class EngineWorld final : public World {
   std::string_view transport() const override { return transport_; }
   Control& control() override { return *control_; }
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override;
-  void configure(const WorldOptions& options) override { engine_->configure(options); }
+  void configure(const WorldOptions& options) override;
   void fail(Code code, const std::string& why) noexcept override { engine_->fail(code, why); }
   bool meet(double seconds) noexcept override { return engine_->meet(seconds); }
   int64_t bytes_sent() const override { return engine_->bytes_sent(); }

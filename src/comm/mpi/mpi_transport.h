@@ -1,0 +1,16 @@
+#pragma once
+// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone, and only
+// its non-blocking messages are used: they can be given up, and waiting for them need not burn a core.
+#include <memory>
+
+#include "comm/transport.h"
+
+namespace trainer::comm {
+
+/// Once per process. open() throws Code::comm when MPI does not start.
+std::unique_ptr<Transport> mpi_transport();
+
+/// MPI's own sum over all ranks, in place, to compare with; call on the progress thread of an mpi_transport().
+void mpi_library_all_reduce(float* values, int64_t n);
+
+}  // namespace trainer::comm
