@@ -205,6 +205,21 @@ TEST(Redistribute, TheIdentityIsTheHandleItself) {
   });
 }
 
+TEST(Redistribute, SumsOfAnOwnedTensorAreFormedInPlace) {
+  comm::run_on_threads(2, {}, [&](comm::World& world) {
+    const MeshShape shape = mesh_of({2});
+    Rank rank(world, shape);
+    for (const auto& [from, to] : {std::pair{"P", "B"}, std::pair{"B", "P"}}) {
+      Scratch in = rank.ex.take("in", {kRows, kCols}, DType::f32);
+      fill<float>(state(shape, from), rank.mesh.rank(), 61, in);
+      const std::byte* const memory = in.tensor().data;
+      const Scratch out =
+          redistribute(rank.ex, rank.mesh, comm::Lane::critical, state(shape, from), state(shape, to), std::move(in));
+      TRAINER_CHECK(out.tensor().data == memory, "{} to {} moved the tensor", from, to);
+    }
+  });
+}
+
 TEST(Redistribute, AViewIsLeftAsItWas) {
   const MeshShape shape = mesh_of({2, 2});
   const std::vector<Layout> states = all_states(shape, {8, 8});
