@@ -69,8 +69,8 @@ std::string Engine::describe_missing() {
     if (answer < 0) {
       missing.push_back(format("{} does not answer: it is stopped, gone or cut off", name));
     } else if (answer < probe_.number) {
-      missing.push_back(format("{} has {} before it (it has started {} there)", name,
-                               came_[member] ? "ended" : "not come to it", answer));
+      missing.push_back(format("{} has {} (it has started {} there)", name,
+                               came_[member] ? "ended before it" : "not come to it", answer));
     }
   }
   if (missing.empty()) return "all its ranks have started it and answer, yet messages do not get through";

@@ -1,0 +1,150 @@
+// What overtakes what, and that it changes nothing: lanes, groups that cross, long queues, random delays.
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "unit/comm/collective_cases.h"
+
+namespace trainer::comm {
+namespace {
+
+/// Results of all ranks by (rank, name), for comparing runs.
+class Results {
+ public:
+  template <typename T>
+  void keep(int rank, const std::string& name, const std::vector<T>& data) {
+    const std::lock_guard lock(mutex_);
+    all_[{rank, name}].append(reinterpret_cast<const char*>(data.data()), data.size() * sizeof(T));
+  }
+  bool operator==(const Results& other) const { return all_ == other.all_; }
+  bool empty() const { return all_.empty(); }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<int, std::string>, std::string> all_;
+};
+
+/// The rank's row and column in a mesh of two rows.
+std::vector<int> row_of(const World& world) {
+  const int columns = world.size() / 2;
+  std::vector<int> members(static_cast<size_t>(columns));
+  std::iota(members.begin(), members.end(), world.rank() / columns * columns);
+  return members;
+}
+std::vector<int> column_of(const World& world) {
+  const int columns = world.size() / 2, column = world.rank() % columns;
+  return {column, column + columns};
+}
+
+/// Three operations on each of three lanes along rows and columns, all in flight at once.
+void busy_step(World& world, Results& results) {
+  Rig rig;
+  struct Line {
+    std::unique_ptr<Communicator> comm;
+    std::vector<float> reduced, scattered, gathered, sent, received;
+    Ticket tickets[3];
+  };
+  std::vector<Line> lines;
+  for (const Lane lane : {Lane::grads, Lane::critical, Lane::weights}) {
+    lines.push_back({world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), lane)});
+    lines.push_back({world.communicator(rig.device, group_of(world, column_of(world), 2, "column"), lane)});
+  }
+  int number = 0;
+  for (Line& line : lines) {
+    const int64_t n = 7001 + 1000 * number;
+    const Chunk mine = line.comm->chunk(n);
+    line.reduced = values<float>(world.rank(), n, static_cast<uint64_t>(++number));
+    line.gathered.resize(static_cast<size_t>(n));
+    line.scattered = values<float>(world.rank(), mine.count, 99);
+    line.sent = values<float>(world.rank(), 33, 7);
+    line.received.resize(line.sent.size());
+    line.tickets[0] = line.comm->all_reduce(rig.ex, tensor_of(line.reduced));
+    line.tickets[1] = line.comm->all_gather(rig.ex, tensor_of(line.scattered), tensor_of(line.gathered));
+    line.tickets[2] = line.comm->send_recv(rig.ex, tensor_of(line.sent), tensor_of(line.received), 1);
+  }
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)  // joined in another order than started
+    for (Ticket& ticket : line->tickets) ticket.join(rig.ex);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    results.keep(world.rank(), format("{} reduced", i), lines[i].reduced);
+    results.keep(world.rank(), format("{} gathered", i), lines[i].gathered);
+    results.keep(world.rank(), format("{} received", i), lines[i].received);
+  }
+}
+
+TEST(Ordering, RowsAndColumnsOfAMeshReduceTheirOwn) {
+  run_on_threads(6, {}, [](World& world) {
+    Rig rig;
+    const int row = world.rank() / 3, column = world.rank() % 3;
+    const auto along_row = world.communicator(rig.device, group_of(world, row_of(world), 1, "row"), Lane::critical);
+    const auto along_column =
+        world.communicator(rig.device, group_of(world, {column, column + 3}, 2, "column"), Lane::critical);
+    std::vector<int32_t> a(10000, 1 << world.rank()), b = a;
+    Ticket first = along_row->all_reduce(rig.ex, tensor_of(a)), second = along_column->all_reduce(rig.ex, tensor_of(b));
+    second.join(rig.ex);
+    first.join(rig.ex);
+    EXPECT_EQ(a, std::vector<int32_t>(10000, row == 0 ? 0b111 : 0b111000));
+    EXPECT_EQ(b, std::vector<int32_t>(10000, 0b1001 << column));
+    EXPECT_EQ(rig.meter.comm().at({1, CommOp::all_reduce, DType::i32}).wire_bytes, 2 * 2 * 10000 * 4);
+    EXPECT_EQ(rig.meter.comm().at({2, CommOp::all_reduce, DType::i32}).wire_bytes, 2 * 1 * 10000 * 4);
+  });
+}
+
+TEST(Ordering, LanesAndSegmentsInFlightDoNotChangeABit) {
+  Results three, one;
+  run_on_threads(6, {.lanes = 3}, [&](World& world) { busy_step(world, three); });
+  run_on_threads(6, {.lanes = 1}, [&](World& world) { busy_step(world, one); });
+  EXPECT_FALSE(three.empty());
+  EXPECT_TRUE(three == one);
+}
+
+TEST(Ordering, AnOperationOfAnotherLaneIsNotHeldUp) {
+  run_on_threads(2, {}, [](World& world) {
+    Rig rig;
+    const auto grads = world.communicator(rig.device, group_of(world, 2), Lane::grads);
+    const auto critical = world.communicator(rig.device, group_of(world, 2), Lane::critical);
+    std::vector<double> late(5000, 1.0), quick(10, 1.0);
+    Ticket ticket;
+    if (world.rank() == 0) ticket = grads->all_reduce(rig.ex, tensor_of(late));  // rank 1 has yet to come to it
+    critical->all_reduce(rig.ex, tensor_of(quick)).join(rig.ex);
+    EXPECT_EQ(quick[9], 2.0);
+    if (world.rank() == 1) ticket = grads->all_reduce(rig.ex, tensor_of(late));
+    ticket.join(rig.ex);
+    EXPECT_EQ(late[4999], 2.0);
+  });
+}
+
+TEST(Ordering, ThousandsOfOperationsCanWait) {
+  run_on_threads(3, {}, [](World& world) {
+    Rig rig;
+    const auto comm = world.communicator(rig.device, group_of(world, 3), Lane::grads);
+    constexpr int kOperations = 3000;
+    std::vector<std::vector<int64_t>> data;
+    std::vector<Ticket> tickets;
+    for (int i = 0; i < kOperations; ++i) data.emplace_back(static_cast<size_t>(1 + i % 50), world.rank() + i);
+    for (auto& x : data) tickets.push_back(comm->all_reduce(rig.ex, tensor_of(x)));
+    for (Ticket& ticket : tickets) ticket.join(rig.ex);
+    for (int i = 0; i < kOperations; ++i) ASSERT_EQ(data[static_cast<size_t>(i)].back(), 3 + 3 * i);
+  });
+}
+
+TEST(Ordering, AThousandRunsUnderRandomDelaysGiveTheSameBits) {
+  Results calm;
+  run_on_threads(4, {}, [&](World& world) { busy_step(world, calm); });
+  std::atomic<uint64_t> draws{0};
+  const auto delay = [&](int rank) {  // most messages at once, some up to 200 µs late
+    const uint64_t h = (++draws * 0x9e3779b97f4a7c15u) ^ (static_cast<uint64_t>(rank) << 40);
+    return (h >> 60) == 0 ? static_cast<double>((h >> 32) & 0xff) * 0.8e-6 : 0.0;
+  };
+  for (int world_number = 0; world_number < 20; ++world_number) {
+    std::vector<std::unique_ptr<Results>> delayed(50);
+    for (auto& results : delayed) results = std::make_unique<Results>();
+    run_on_threads(4, {.timeout_s = 60, .delay = delay}, [&](World& world) {
+      for (auto& results : delayed) busy_step(world, *results);
+    });
+    for (const auto& results : delayed) ASSERT_TRUE(*results == calm);
+  }
+  EXPECT_GT(draws, 1000u);
+}
+
+}  // namespace
+}  // namespace trainer::comm

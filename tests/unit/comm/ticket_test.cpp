@@ -1,0 +1,139 @@
+#include <atomic>
+#include <thread>
+
+#include "base/clock.h"
+
+#include "unit/comm/rig.h"
+
+namespace trainer::comm {
+namespace {
+
+template <typename Body>
+void between_two(const Body& body) {
+  run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
+    Rig rig;
+    const auto comm = world.communicator(rig.device, group_of(world, 2), Lane::grads);
+    body(world, rig, *comm);
+  });
+}
+
+/// What run_on_threads throws.
+Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(Code::internal, "");
+}
+
+TEST(Ticket, IsAnInternalErrorWhenItIsNeverJoined) {
+  const Error error = error_of([] {
+    between_two([](World&, Rig& rig, Communicator& comm) {
+      std::vector<float> x(10, 1.0f);
+      const Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
+    });
+  });
+  EXPECT_EQ(error.code(), Code::internal);
+  EXPECT_STREQ(error.what(), "the ticket of an all_reduce was never joined");
+}
+
+TEST(Ticket, IsJoinedOnceAndNotOverwritten) {
+  between_two([](World& world, Rig& rig, Communicator& comm) {
+    std::vector<float> x(10, 1.0f);
+    Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
+    EXPECT_TRUE(ticket.open());
+    EXPECT_THROW(ticket = Ticket(), Error);
+    Ticket moved = std::move(ticket);
+    EXPECT_FALSE(ticket.open());
+    moved.join(rig.ex);
+    EXPECT_FALSE(moved.open());
+    EXPECT_THROW(moved.join(rig.ex), Error);
+    EXPECT_THROW(Ticket().join(rig.ex), Error);
+    EXPECT_EQ(x[9], 2.0f);
+    world.control().barrier();
+  });
+}
+
+TEST(Ticket, LetsTheOriginalErrorThroughWhenAnExceptionUnwinds) {
+  const Error error = error_of([] {
+    between_two([](World& world, Rig& rig, Communicator& comm) {
+      std::vector<float> x(100000, 1.0f);
+      if (world.rank() == 1) {
+        world.control().barrier();  // never starts the operation rank 0 has open
+        return;
+      }
+      Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
+      throw Error(Code::data, "a bad file");
+    });
+  });
+  EXPECT_EQ(error.code(), Code::data);
+  EXPECT_STREQ(error.what(), "a bad file");
+}
+
+TEST(Ticket, KeepsScratchUntilItIsJoined) {
+  between_two([](World&, Rig& rig, Communicator& comm) {
+    Scratch a = rig.ex.take("a", {5000}, DType::f32), b = rig.ex.take("b", {5000}, DType::f32);
+    std::fill_n(a.tensor().as<float>(), 5000, 1.5f);
+    const float* memory = a.tensor().as<float>();
+    Ticket ticket = comm.all_reduce(rig.ex, a);
+    ticket.keep(std::move(a));
+    ticket.keep(std::move(b));
+    EXPECT_FALSE(a);
+    EXPECT_THROW(ticket.keep(rig.ex.take("c", {1}, DType::f32)), Error);
+    Ticket moved = std::move(ticket);
+    EXPECT_NE(memory, nullptr);
+    moved.join(rig.ex);
+  });
+}
+
+TEST(Ticket, ChargesWaitingToTheAxis) {
+  std::atomic<bool> go{false};
+  between_two([&](World& world, Rig& rig, Communicator& comm) {
+    std::vector<float> x(10, 1.0f);
+    if (world.rank() == 1) {
+      while (!go) std::this_thread::yield();
+      comm.all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+      return;
+    }
+    const double begin = now_seconds();
+    Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
+    go = true;
+    ticket.join(rig.ex);
+    const double waited = rig.meter.comm().at({1, CommOp::all_reduce, DType::f32}).wait_seconds;
+    EXPECT_GT(waited, 0);
+    EXPECT_LE(waited, now_seconds() - begin);
+  });
+}
+
+TEST(Communicator, RefusesWhatDoesNotFit) {
+  const auto world = solo_world();
+  Rig rig;
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::grads);
+  std::vector<float> x(10), y(9);
+  std::vector<double> z(10);
+  std::vector<uint8_t> bytes(10);
+  EXPECT_THROW(static_cast<void>(comm->all_gather(rig.ex, tensor_of(x), tensor_of(y))), Error);
+  EXPECT_THROW(static_cast<void>(comm->all_to_all(rig.ex, tensor_of(x), tensor_of(z))), Error);
+  EXPECT_THROW(static_cast<void>(comm->all_to_all(rig.ex, tensor_of(x), tensor_of(x))), Error);
+  EXPECT_THROW(static_cast<void>(comm->send_recv(rig.ex, tensor_of(x), tensor_of(x), 1)), Error);
+  EXPECT_THROW(static_cast<void>(comm->all_reduce(rig.ex, tensor_of(bytes))), Error);
+  EXPECT_THROW(static_cast<void>(comm->broadcast(rig.ex, tensor_of(x), 1)), Error);
+  const Tensor apart{reinterpret_cast<std::byte*>(x.data()), {2, 2}, DType::f32, 5};
+  EXPECT_THROW(static_cast<void>(comm->all_reduce(rig.ex, apart)), Error);
+}
+
+TEST(Communicator, TellsThatRanksRunDifferentOperations) {
+  const Error error = error_of([] {
+    between_two([](World& world, Rig& rig, Communicator& comm) {
+      std::vector<float> x(world.rank() == 0 ? 100 : 200);
+      comm.all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+    });
+  });
+  EXPECT_EQ(error.code(), Code::internal);
+  EXPECT_NE(std::string(error.what()).find("they run different operations"), std::string::npos) << error.what();
+}
+
+}  // namespace
+}  // namespace trainer::comm

@@ -1,0 +1,260 @@
+#include <sys/resource.h>
+
+#include <atomic>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/futex.h"
+#include "unit/comm/rig.h"
+
+namespace trainer::comm {
+namespace {
+
+Error error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return Error(Code::internal, "");
+}
+
+bool contains(const Error& error, const std::string& text) {
+  return std::string(error.what()).find(text) != std::string::npos;
+}
+
+TEST(Control, MovesHostDataAmongAllRanks) {
+  for (int ranks : {1, 2, 5}) {
+    run_on_threads(ranks, {}, [&](World& world) {
+      EXPECT_EQ(world.size(), ranks);
+      EXPECT_EQ(world.local_size(), ranks);
+      EXPECT_EQ(world.transport(), "threads");
+      Control& control = world.control();
+      control.barrier();
+      for (const size_t length : {size_t{0}, size_t{1}, size_t{300000}}) {
+        std::string bytes = world.rank() == ranks - 1 ? std::string(length, 'x') : "other";
+        control.broadcast(bytes, ranks - 1);
+        EXPECT_EQ(bytes, std::string(length, 'x'));
+      }
+      const std::vector<std::string> parts = control.gather(std::string(static_cast<size_t>(world.rank() * 1000), 'a'));
+      ASSERT_EQ(parts.size(), static_cast<size_t>(ranks));
+      for (size_t rank = 0; rank < parts.size(); ++rank) EXPECT_EQ(parts[rank], std::string(rank * 1000, 'a'));
+      EXPECT_EQ(control.gather(""), std::vector<std::string>(static_cast<size_t>(ranks)));
+
+      std::vector<double> mine = values<double>(world.rank(), 9001), expected = values<double>(0, 9001);
+      for (int rank = 1; rank < ranks; ++rank)
+        for (size_t i = 0; i < expected.size(); ++i) expected[i] += value<double>(rank, static_cast<int64_t>(i));
+      control.sum(mine);
+      EXPECT_TRUE(same_bits(mine, expected));
+      for (const auto& [key, count] : control.meter().comm()) EXPECT_EQ(key.axes, kControlGroup);
+      EXPECT_EQ(control.meter().comm().empty(), ranks == 1);
+    });
+  }
+}
+
+TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
+  std::atomic<int> thrown{0};
+  run_on_threads(4, {}, [&](World& world) {
+    world.control().agree({});
+    const Error error = error_of([&] {
+      world.control().together([&] {
+        if (world.rank() >= 2) throw Error(Code::data, format("file {} is bad", world.rank()));
+      });
+    });
+    EXPECT_EQ(error.code(), Code::data);
+    EXPECT_EQ(error.scope(), Scope::all_ranks);
+    EXPECT_STREQ(error.what(), "rank 2: file 2 is bad");
+    ++thrown;
+    const Error first = error_of([&] { world.control().agree(Error(Code::config, "no such key")); });
+    EXPECT_STREQ(first.what(), "no such key");
+    world.control().barrier();  // the world goes on
+  });
+  EXPECT_EQ(thrown, 4);
+}
+
+TEST(SoloWorld, CopiesAndCountsNothing) {
+  const auto world = solo_world();
+  EXPECT_EQ(world->transport(), "self");
+  EXPECT_TRUE(world->meet(0));
+  Rig rig;
+  const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::critical);
+  std::vector<float> x = values<float>(0, 10), y(10);
+  comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+  comm->reduce_scatter(rig.ex, tensor_of(x), tensor_of(y)).join(rig.ex);
+  EXPECT_EQ(x, values<float>(0, 10));
+  EXPECT_EQ(y, x);
+  EXPECT_TRUE(rig.meter.comm().empty());
+  EXPECT_EQ(rig.device.memory_total(), 0);
+}
+
+TEST(DryWorld, CountsLikeTheRealOneAndTakesTheSameMemory) {
+  const auto work = [](World& world, Exec& ex, device::Device& device, std::byte* data) {
+    const auto comm = world.communicator(device, group_of(world, 3, 5, "x"), Lane::weights);
+    const int64_t n = 5000, mine = comm->chunk(n).count;
+    const Tensor all{data, {n}, DType::bf16};
+    const Tensor chunk{data == nullptr ? nullptr : data + comm->chunk(n).begin * 2, {mine}, DType::bf16};
+    comm->all_reduce(ex, all).join(ex);
+    comm->all_gather(ex, chunk, all).join(ex);
+    comm->broadcast(ex, all, 1).join(ex);
+    return device.memory();
+  };
+  std::map<CommKey, CommCount> real;
+  std::map<std::string, device::MemoryUse> memory;
+  run_on_threads(3, {}, [&](World& world) {
+    Rig rig;
+    std::vector<bf16> data(5000, bf16(1.0f));
+    const auto used = work(world, rig.ex, rig.device, tensor_of(data).data);
+    if (world.rank() != 1) return;
+    real = rig.meter.comm();
+    memory = used;
+  });
+  const auto world = dry_world(3, 1);
+  device::DryDevice device(1);
+  Arena arena(device);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const auto used = work(*world, ex, device, nullptr);
+  ASSERT_EQ(meter.comm().size(), real.size());
+  for (const auto& [key, count] : meter.comm()) {
+    EXPECT_EQ(count.calls, real.at(key).calls);
+    EXPECT_EQ(count.elements, real.at(key).elements);
+    EXPECT_EQ(count.wire_bytes, real.at(key).wire_bytes);
+  }
+  EXPECT_GT(used.at("communication").peak, 0);
+  EXPECT_EQ(used.at("communication").peak, memory.at("communication").peak);
+  EXPECT_EQ(world->control().gather("a"), std::vector<std::string>({"a", "a", "a"}));
+}
+
+TEST(ThreadsWorld, RethrowsTheErrorThatCameFirst) {
+  std::atomic<int> released{0};
+  const Error error = error_of([&] {
+    run_on_threads(4, {.timeout_s = 60}, [&](World& world) {
+      if (world.rank() == 2) throw Error(Code::checkpoint, "the disk is full");
+      try {
+        world.control().barrier();
+        world.control().barrier();
+      } catch (const Error& echo) {
+        EXPECT_EQ(echo.code(), Code::checkpoint);
+        EXPECT_EQ(echo.scope(), Scope::another_rank);
+        EXPECT_STREQ(echo.what(), "rank 2 stopped: the disk is full");
+        EXPECT_THROW(world.control().barrier(), Error);  // and all that come later
+        ++released;
+        throw;
+      }
+    });
+  });
+  EXPECT_EQ(error.code(), Code::checkpoint);
+  EXPECT_STREQ(error.what(), "the disk is full");
+  EXPECT_EQ(released, 3);
+}
+
+TEST(ThreadsWorld, MeetsWhenAllHaveCome) {
+  std::atomic<bool> tried{false};
+  run_on_threads(3, {}, [&](World& world) {
+    if (world.rank() == 0) {
+      EXPECT_FALSE(world.meet(0.01));  // rank 1 has not come
+      tried = true;
+    }
+    if (world.rank() == 1)
+      while (!tried) std::this_thread::yield();
+    EXPECT_TRUE(world.meet(60));
+  });
+}
+
+TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
+  std::atomic<bool> over{false};
+  std::atomic<int> told{0};
+  const Error error = error_of([&] {
+    run_on_threads(4, {.timeout_s = 0.5}, [&](World& world) {
+      Rig rig;
+      const auto comm = world.communicator(rig.device, group_of(world, 4, 3, "tensor"), Lane::grads);
+      std::vector<float> x(20000, 1.0f);
+      comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+      if (world.rank() == 2) {
+        while (!over) std::this_thread::yield();  // busy with something else
+        return;
+      }
+      try {
+        comm->reduce_scatter(rig.ex, tensor_of(x), tensor_of(x, comm->chunk(20000))).join(rig.ex);
+      } catch (...) {
+        if (++told == 3) over = true;
+        throw;
+      }
+    });
+  });
+  EXPECT_EQ(error.code(), Code::comm);
+  EXPECT_TRUE(
+      contains(error,
+               "reduce_scatter along tensor (operation 2 there, lane grads) was not done in 0.5 s: rank 2 has not "
+               "come to it (it has started 1 there)"))
+      << error.what();
+  EXPECT_FALSE(contains(error, "rank 3 has not")) << error.what();
+}
+
+TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
+  std::atomic<int> waited{0};
+  run_on_threads(2, {.timeout_s = 0.1}, [&](World& world) {
+    const double begin = now_seconds();
+    if (world.rank() == 0)
+      while (now_seconds() - begin < 0.5) std::this_thread::yield();  // tokenizes, say
+    world.control().barrier();
+    if (now_seconds() - begin >= 0.45) ++waited;
+  });
+  EXPECT_EQ(waited, 2);
+}
+
+TEST(Watchdog, NamesARankThatHasEnded) {
+  const Error error = error_of([&] {
+    run_on_threads(3, {.timeout_s = 0.2}, [&](World& world) {
+      if (world.rank() != 1) world.control().barrier();
+    });
+  });
+  EXPECT_EQ(error.code(), Code::comm);
+  EXPECT_TRUE(contains(error, "rank 1 has ended before it")) << error.what();
+}
+
+TEST(Engine, WaitsWithoutUsingACore) {
+  std::atomic<bool> waiting{false};
+  double used = 0, passed = 0;
+  run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
+    Rig rig;
+    const auto comm = world.communicator(rig.device, group_of(world, 2), Lane::critical);
+    std::vector<float> x(10, 1.0f);
+    if (world.rank() == 0) {
+      waiting = true;
+      comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+      return;
+    }
+    while (!waiting) std::this_thread::yield();
+    const auto cpu_seconds = [] {
+      rusage usage{};
+      getrusage(RUSAGE_SELF, &usage);
+      return static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+             1e-6 * static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+    };
+    const double begin = now_seconds(), before = cpu_seconds();
+    std::atomic<uint32_t> nobody{0};
+    while (now_seconds() - begin < 0.4) futex_wait(nobody, 0, 0.4);
+    used = cpu_seconds() - before;
+    passed = now_seconds() - begin;
+    comm->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+  });
+  EXPECT_LT(used, 0.05 * passed) << "all threads together";
+}
+
+TEST(LaunchedRanks, ComeFromTheLaunchersVariables) {
+  const auto with = [](const char* name, const char* value) {
+    setenv(name, value, 1);
+    const auto ranks = launched_ranks();
+    unsetenv(name);
+    return ranks;
+  };
+  EXPECT_EQ(launched_ranks(), std::nullopt);
+  EXPECT_EQ(with("OMPI_COMM_WORLD_SIZE", "3"), 3);
+  EXPECT_EQ(with("PMI_SIZE", "12"), 12);
+  EXPECT_EQ(with("SLURM_NTASKS", "8"), std::nullopt);  // a batch script is not a launched rank
+}
+
+}  // namespace
+}  // namespace trainer::comm
