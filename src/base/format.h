@@ -1,7 +1,7 @@
 #pragma once
-// Text formatting: GCC 12 has no std::format, so {fmt} stands in; this header is the only one to name it.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+// Text formatting: GCC 12 has no std::format, so {fmt} stands in; this header and join.h are the only ones to name it.
+// Nearly every file pays for this one, so it has the core only.
+#include <fmt/core.h>
 
 #include <string>
 #include <utility>

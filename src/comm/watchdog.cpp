@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/join.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {

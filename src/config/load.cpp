@@ -8,7 +8,7 @@
 #include <map>
 #include <sstream>
 
-#include "base/format.h"
+#include "base/join.h"
 #include "base/log.h"
 #include "config/keys.h"
 #include "config/mistakes.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "base/format.h"
+#include "base/join.h"
 
 namespace trainer::config {
 namespace {

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <initializer_list>
 
-#include "base/format.h"
+#include "base/join.h"
 #include "config/suggest.h"
 
 namespace trainer::config {
