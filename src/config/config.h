@@ -64,7 +64,6 @@ struct Optim {
 
 struct Precision {
   Compute compute = Compute::automatic;
-  bool deterministic = true;
 };
 
 struct Parallel {

@@ -144,8 +144,8 @@ void declare_precision(std::vector<Key>& keys) {
   precision.choice(
       "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"}, {},
       "Type of weights and activations in products; fp64 is the reference. auto: bf16 where it is fast, else fp32.");
-  precision.boolean("deterministic", &Precision::deterministic, true,
-                    "Two runs give the same bits; false lets kernels be chosen by timing.");
+  precision.later("deterministic", Type::boolean, true,
+                  "Two runs give the same bits; false lets kernels be chosen by timing.");
   precision.later("grad_reduce", Type::choice, std::string("fp32"), "Type in which gradients are summed over ranks.");
 }
 
@@ -205,8 +205,10 @@ void declare_log(std::vector<Key>& keys) {
   Declare<Log> log(keys, "log", &Config::log);
   log.integer("interval", &Log::interval, 10, {.range = at_least(1), .unit = "steps"},
               "Steps between progress lines; metrics.jsonl has every step.");
-  log.boolean("jsonl", &Log::jsonl, true, "Write metrics.jsonl.");
-  log.boolean("report", &Log::report, true, "Write report.html and report.json at the end.");
+  log.boolean("jsonl", &Log::jsonl, true,
+              "Write metrics.jsonl, which the report and the summary at the end are made from.");
+  log.boolean("report", &Log::report, true,
+              "Write report.html and report.json at the end; without jsonl there are none.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
              "Progress bar; auto: when standard error is a terminal.");
   log.later("tensorboard", Type::boolean, false, "Write TensorBoard event files.");
@@ -249,7 +251,7 @@ const std::vector<Section>& sections() {
       {"data", "The text, and how it becomes tokens."},
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
-      {"precision", "Number types."},
+      {"precision", "Number types. Two runs give the same bits."},
       {"parallel", "Splitting the work over ranks. World size = tensor x data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},

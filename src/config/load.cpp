@@ -78,6 +78,7 @@ class Loader {
   void apply(const Key& key, const TomlNode& node, const Origin& at);
   void apply_later(const Key& key, const TomlNode& node, const Origin& at);
   void warn_of_idle_keys() const;
+  void warn_of_switched_off_keys() const;
 
   LoadOptions options_;
   Mistakes mistakes_;
@@ -303,6 +304,28 @@ void Loader::warn_of_idle_keys() const {
                config_.parallel.strategy, fmt::join(named, ", "));
 }
 
+/// Keys that the value of another one switches off.
+void Loader::warn_of_switched_off_keys() const {
+  const Config& c = config_;
+  const bool validates = !c.data.val.empty() || c.data.val_fraction > 0;
+  const struct {
+    bool off;
+    const char *section, *name, *why;
+  } all[] = {
+      {c.model.arch == Arch::gpt2, "model", "rope_theta", "positions are learned with model.arch = \"gpt2\""},
+      {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" has it"},
+      {!validates, "train", "eval_interval", "there are no validation data (data.val, data.val_fraction)"},
+      {!validates, "train", "eval_batches", "there are no validation data (data.val, data.val_fraction)"},
+      {c.data.tokenizer.empty(), "train", "sample_interval", "without data.tokenizer no text can be generated"},
+  };
+  for (const auto& [off, section, name, why] : all) {
+    const Key& key = *find_key(section, name);
+    const auto given = c.origins.find(key.path());
+    if (!off || given == c.origins.end() || key.get(c) == key.initial) continue;
+    log::warning("{}: no effect: {}", place(given->second, c.path, key.path()), why);
+  }
+}
+
 Config Loader::finish() {
   if (readable_) {
     resolve(config_);
@@ -310,6 +333,7 @@ Config Loader::finish() {
   }
   mistakes_.throw_if_any();
   warn_of_idle_keys();
+  if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy lists all values in force
   return std::move(config_);
 }
 

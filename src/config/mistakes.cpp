@@ -5,15 +5,21 @@
 
 namespace trainer::config {
 
+std::string place(const Origin& origin, const std::string& file, const std::string& key) {
+  if (!origin.set.empty()) return "--set " + origin.set;
+  std::string where = file;
+  if (origin.line > 0) where += format("{}{}:{}", where.empty() ? "" : ":", origin.line, origin.column);
+  if (!key.empty()) where += (where.empty() ? "" : ": ") + key;
+  return where;
+}
+
+std::string place(const Config& config, const std::string& key) {
+  const auto given = config.origins.find(key);
+  return place(given == config.origins.end() ? Origin() : given->second, config.path, key);
+}
+
 void Mistakes::add(const Origin& origin, const std::string& key, const std::string& text, Code code) {
-  std::string where;
-  if (!origin.set.empty()) {
-    where = "--set " + origin.set;
-  } else {
-    where = file_;
-    if (origin.line > 0) where += format("{}{}:{}", where.empty() ? "" : ":", origin.line, origin.column);
-    if (!key.empty()) where += (where.empty() ? "" : ": ") + key;
-  }
+  const std::string where = place(origin, file_, key);
   all_.push_back({origin, format("{}{}{}", where, where.empty() ? "" : ": ", text), code});
   involve(key);
 }

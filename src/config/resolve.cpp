@@ -43,6 +43,7 @@ void resolve(Config& config) {
   resolve_model(config.model);
   if (config.data.val_fraction < 0) config.data.val_fraction = config.data.val.empty() ? kDefaultValFraction : 0;
   if (config.train.steps == 0 && config.train.tokens == 0) config.train.steps = kDefaultSteps;
+  if (!config.log.jsonl && !config.origins.contains("log.report")) config.log.report = false;
   Optim& optim = config.optim;
   if (optim.min_lr < 0) optim.min_lr = optim.lr / 10;
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);

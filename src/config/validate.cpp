@@ -158,6 +158,11 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
 }
 
+void check_log(const Log& log, Checker& checker) {
+  checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
+                  "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
+}
+
 void check_world(const Config& config, std::optional<int64_t> world, Checker& checker) {
   const Parallel& parallel = config.parallel;
   const Model& m = config.model;
@@ -193,6 +198,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_schedule(config, checker);
   check_world(config, world, checker);
   check_checkpoints(config, files, checker);
+  check_log(config.log, checker);
 }
 
 }  // namespace trainer::config

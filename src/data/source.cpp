@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "config/mistakes.h"
 #include "data/input_key.h"
 #include "data/statistics.h"
 
@@ -118,14 +119,21 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
 }
 
-/// Token files without a tokenizer.
-int64_t vocabulary_of(const TokenFileInfo& info, const config::Data& data, const std::string& name) {
-  if (info.vocab_size > 0) return info.vocab_size;
-  if (data.vocab_size > 0) return data.vocab_size;
-  throw Error(Code::config,
-              fmt::format("data.vocab_size: {} does not say how large its vocabulary is; set data.vocab_size "
-                          "(50257 for GPT-2's tokens)",
-                          name));
+/// The vocabulary that `name`, a tokenizer or token files, implies (0: none), which data.vocab_size may not contradict.
+int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
+  const int64_t asked = config.data.vocab_size;
+  if (implied == 0 && asked == 0) {
+    throw Error(Code::config,
+                fmt::format("data.vocab_size: {} does not say how large its vocabulary is; set data.vocab_size "
+                            "(50257 for GPT-2's tokens)",
+                            name));
+  }
+  if (implied > 0 && asked > 0 && asked != implied) {
+    throw Error(Code::config, fmt::format("{}: {}, but {} has a vocabulary of {}: leave data.vocab_size out or set it "
+                                          "to that (a model's padding is model.vocab_multiple)",
+                                          config::place(config, "data.vocab_size"), asked, name, implied));
+  }
+  return implied > 0 ? implied : asked;
 }
 
 std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
@@ -174,11 +182,13 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     result.tokenizer = trained_tokenizer(data, files, cache);
   } else if (!data.tokenizer.empty()) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
+    vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
   const auto train = open_stream(files, data, tokenizer, cache / "train.bin", options);
   if (!train) return result;
-  result.vocab = tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info(), data, train->name());
+  result.vocab =
+      tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info().vocab_size, train->name(), config);
   require_vocabulary(*train, tokenizer, result.vocab, options.threads);
 
   const int64_t seq_len = config.model.seq_len;
@@ -224,11 +234,13 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   return result;
 }
 
-int64_t planned_vocab(const config::Data& data) {
+int64_t planned_vocab(const config::Config& config) {
+  const config::Data& data = config.data;
   if (data.tokenizer == "train") return data.vocab_size;
-  if (!data.tokenizer.empty()) return Tokenizer::load(data.tokenizer).vocab_size();
+  if (!data.tokenizer.empty())
+    return vocabulary_of(Tokenizer::load(data.tokenizer).vocab_size(), data.tokenizer, config);
   const TokenStream stream(expand_files(data.train));
-  return vocabulary_of(stream.info(), data, stream.name());
+  return vocabulary_of(stream.info().vocab_size, stream.name(), config);
 }
 
 }  // namespace trainer::data

@@ -48,7 +48,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                         int64_t vocab, const OpenOptions& options);
 
 /// The vocabulary that open_data would find, without training a tokenizer or reading text.
-int64_t planned_vocab(const config::Data& data);
+int64_t planned_vocab(const config::Config& config);
 
 /// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing.
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns);

@@ -352,7 +352,7 @@ data::Datasets open_datasets(const config::Config& config, int threads) {
 int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text) {
   const Machine machine = choose_machine(config);
   if (options.dry_run) {
-    const int64_t vocab = data::planned_vocab(config.data);
+    const int64_t vocab = data::planned_vocab(config);
     const RunPlan plan = plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine);
     require_memory(plan, config, vocab, machine);

@@ -3,7 +3,7 @@ import struct
 
 from mistakes import TINY, tiny_text
 
-TOKENS = "[data]\ntrain = [\"tokens.bin\"]\nvocab_size = 300\n"
+TOKENS = "[data]\ntrain = [\"tokens.bin\"]\n"
 TOKENS_TOML = TINY[:TINY.index("[data]")] + TOKENS + TINY[TINY.index("val_fraction"):]
 
 
@@ -70,6 +70,13 @@ CASES = [
     tokens("unknown version", llmc(GOOD, version=77), "77"),
     tokens("token outside the vocabulary", llmc(GOOD[:100] + [60000] + GOOD[:100]), "token 60000", "offset 1224",
            "outside the vocabulary of 50257"),
+    tokens("smaller vocabulary than the tokens imply", llmc(GOOD), "--set data.vocab_size=300: 300",
+           "has a vocabulary of 50257: leave data.vocab_size out", sets=["data.vocab_size=300"], status=2),
+    tokens("padded vocabulary, seen by a dry run", llmc(GOOD), "--set data.vocab_size=50304: 50304", "model.vocab_multiple",
+           args=["train", "--config", "x.toml", "--dry-run", "--set", "data.vocab_size=50304"], status=2),
+    data("vocabulary that the tokenizer has not", {}, "x.toml:9:14: data.vocab_size: 300",
+         "tokenizer.model has a vocabulary of 320", prepare=own_tokenizer,
+         toml=TINY.replace("vocab_size = 320", "vocab_size = 300"), sets=["data.tokenizer=text/tokenizer.model"], status=2),
     tokens("fewer tokens than a window", llmc(GOOD[:9]), "fewer than one window"),
     data("tokens of another tokenizer", {}, "tokenizer", prepare=two_tokenizers,
          args=["--config", "x.toml", "--set", "data.train=text/tokens.bin", "--set", "data.tokenizer=other/tokenizer.model"]),

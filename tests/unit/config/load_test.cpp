@@ -107,6 +107,25 @@ TEST(Load, AcceptsNeutralValuesOfThingsNotBuiltYetWithoutAWord) {
   EXPECT_TRUE(warnings.lines.empty());
 }
 
+TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
+  const std::string data =
+      "[data]\ntrain = \"" TRAINER_SOURCE_DIR "/README.md\"\ntokenizer = \"train\"\nvocab_size = 300\n";
+  const std::string text =
+      data + "[model]\nrope_theta = 5e5\n[optim]\ndecay_fraction = 0.1\n[train]\neval_batches = 16\n";
+  Warnings warnings;
+  load_text(text, "x.toml", {"data.val_fraction=0", "train.eval_interval=10"});
+  EXPECT_EQ(warnings.lines,
+            (std::vector<std::string>{
+                "x.toml:6:14: model.rope_theta: no effect: positions are learned with model.arch = \"gpt2\"",
+                "x.toml:8:18: optim.decay_fraction: no effect: only optim.schedule = \"wsd\" has it",
+                "--set train.eval_interval=10: no effect: there are no validation data (data.val, data.val_fraction)"}))
+      << "eval_batches has its default";
+  warnings.lines.clear();
+  load_text(text, "x.toml", {"model.arch=llama", "optim.schedule=wsd"});
+  load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
+  EXPECT_EQ(warnings.lines, std::vector<std::string>{});
+}
+
 TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {
   try {
     load_text("[train]\nsteps = 0\n[model]\nn_heads = 4\nd_model = \"x\"\n", "f.toml", {"optim.lr=-1"}, kNoFiles);

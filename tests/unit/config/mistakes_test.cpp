@@ -257,6 +257,14 @@ const Case kCases[] = {
      "[model]\nd_model = 100\nn_head = 4\n",
      {"model.n_head=12"},
      "--set model.n_head=12: d_model = 100 does not divide into n_head = 12 heads"},
+    {"timed_kernels",
+     "[precision]\ndeterministic = false\n",
+     {},
+     "f.toml:2:17: precision.deterministic: false is not built yet in this version; there is: true"},
+    {"report_without_metrics",
+     "[log]\nreport = true\njsonl = false\n",
+     {},
+     "f.toml:3:9: log.jsonl: the report is made from metrics.jsonl"},
 };
 
 class Mistake : public testing::TestWithParam<Case> {};

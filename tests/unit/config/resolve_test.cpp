@@ -72,6 +72,17 @@ TEST(Resolve, TakesNoValidationShareBesideValidationFiles) {
   EXPECT_EQ(config.data.val_fraction, 0);
 }
 
+TEST(Resolve, TakesNoReportWithoutTheMetricsItIsMadeFrom) {
+  Config config = defaults();
+  config.log.jsonl = false;
+  resolve(config);
+  EXPECT_FALSE(config.log.report);
+  config.log.report = true;
+  config.origins["log.report"] = {};
+  resolve(config);
+  EXPECT_TRUE(config.log.report) << "asked for: validate() refuses it";
+}
+
 TEST(TotalSteps, FillsTheTokensAskedForRoundedUp) {
   Config config = defaults();
   config.train.global_batch = 3, config.model.seq_len = 5, config.train.tokens = 46;

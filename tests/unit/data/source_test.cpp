@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <map>
 
 #include "base/log.h"
@@ -96,13 +97,13 @@ TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
   const std::string plain = write(folder_ / "plain.bin", packed<uint16_t>(ids));
   config_.data.train = {plain};
   expect_error(Code::config, {"data.vocab_size", "plain.bin"}, [&] { open(); });
-  expect_error(Code::config, {"data.vocab_size"}, [&] { planned_vocab(config_.data); });
+  expect_error(Code::config, {"data.vocab_size"}, [&] { planned_vocab(config_); });
   config_.data.vocab_size = 800;
   expect_error(Code::data, {"plain.bin", "offset 230", "token 805", "vocabulary of 800"}, [&] { open(); });
   config_.data.vocab_size = 900;
   const Datasets data = open();
   EXPECT_EQ(data.vocab, 900);
-  EXPECT_EQ(planned_vocab(config_.data), 900);
+  EXPECT_EQ(planned_vocab(config_), 900);
   EXPECT_FALSE(data.tokenizer);
   EXPECT_TRUE(data.piece_bytes.empty());
   EXPECT_NEAR(data.unigram_entropy, std::log(900), 0.1);
@@ -113,6 +114,22 @@ TEST_F(Source, OpensTokenFilesWithoutATokenizer) {
   header[2] = 5000;
   config_.data = {.train = {write(folder_ / "gpt2.bin", packed<uint32_t>(header) + packed<uint16_t>(ids))}};
   EXPECT_EQ(open().vocab, kGpt2Vocabulary);
+  config_.data.vocab_size = 50304;
+  config_.path = "x.toml";
+  config_.origins["data.vocab_size"] = {"x.toml", 3, 14, {}};
+  for (const auto& look : {std::function<void()>([&] { open(); }), {[&] { planned_vocab(config_); }}})
+    expect_error(Code::config, {"x.toml:3:14: data.vocab_size: 50304", "gpt2.bin has a vocabulary of 50257"}, look);
+}
+
+TEST_F(Source, RefusesAVocabularyThatTheGivenTokenizerDoesNotHave) {
+  const std::string model = write(folder_ / "my.model", small_tokenizer().bytes());
+  config_.data.train = {write(folder_ / "a.txt", novel().substr(0, 20'000))};
+  config_.data.tokenizer = model;
+  config_.data.vocab_size = small_tokenizer().vocab_size();
+  EXPECT_EQ(open().vocab, small_tokenizer().vocab_size());
+  config_.data.vocab_size += 1;
+  for (const auto& look : {std::function<void()>([&] { open(); }), {[&] { planned_vocab(config_); }}})
+    expect_error(Code::config, {"data.vocab_size", "my.model has a vocabulary of", "vocab_multiple"}, look);
 }
 
 TEST_F(Source, RefusesTokensOfAnotherTokenizer) {
