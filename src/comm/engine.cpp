@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/join.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
@@ -15,7 +16,8 @@ namespace {
 
 constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
 constexpr double kProgressSpin = 50e-6;  // without news, before the progress thread sleeps
-constexpr double kLongestNap = 200e-6;   // while messages are under way and nobody rings
+constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
+constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
 constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
 constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
 constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
@@ -86,8 +88,8 @@ Engine::Channel& Engine::channel(const Group& group, Lane lane) {
     slot->lane = lane;
     slot->tag = static_cast<int>(tag);
   }
-  TRAINER_CHECK(slot->group.members == group.members, "two groups along the same axes: {} and {}", slot->group.members,
-                group.members);
+  TRAINER_CHECK(slot->group.members == group.members, "two groups along {}: ranks {} and {}", group.name,
+                fmt::join(slot->group.members, " "), fmt::join(group.members, " "));
   return *slot;
 }
 
@@ -364,7 +366,8 @@ void Engine::rest(uint32_t seen) {
   } else if (waited < kProgressSpin) {
     sched_yield();
   } else {
-    double nap = transport_->peers_ring() ? kRungNap : std::min(waited / 8, kLongestNap);
+    double nap =
+        transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
     for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
     if (!failed_ && busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
     transport_->bell().wait(seen, nap);

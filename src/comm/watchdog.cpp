@@ -4,6 +4,8 @@
 
 #include "base/clock.h"
 #include "base/join.h"
+#include "base/join.h"
+#include "base/log.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
@@ -49,6 +51,7 @@ void Engine::conclude(double now) {
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
   if (channel.lane == Lane::control && !lost) {
+    log::warning("rank {} waits for the others since {:.3g} s: {}", rank(), options_.timeout_s, describe_missing());
     channel.finished_at = now;
     probe_.channel = nullptr;
     return;

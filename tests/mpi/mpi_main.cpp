@@ -12,12 +12,16 @@ std::unique_ptr<World> world;
 
 /// Rank 0 prints as ever; of the others only failures are shown, with their rank.
 class FailurePrinter final : public testing::EmptyTestEventListener {
+  void OnTestStart(const testing::TestInfo& test) override {
+    name_ = std::string(test.test_suite_name()) + "." + test.name();
+  }
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
-    std::fprintf(stderr, "rank %d: %s.%s: %s:%d: %s\n", world->rank(), test == nullptr ? "" : test->test_suite_name(),
-                 test == nullptr ? "" : test->name(), result.file_name(), result.line_number(), result.message());
+    std::fprintf(stderr, "rank %d: %s: %s:%d: %s\n", world->rank(), name_.c_str(), result.file_name(),
+                 result.line_number(), result.message());
   }
+
+  std::string name_;
 };
 
 }  // namespace
