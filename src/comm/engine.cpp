@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/join.h"
+#include "base/join.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
