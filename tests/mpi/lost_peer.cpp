@@ -1,0 +1,43 @@
+// A program for lost_peer_test.py: ranks that reduce for ever. Each prints who it is, what ends it, and its status.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <numeric>
+#include <vector>
+
+#include "comm/world.h"
+
+using namespace trainer;
+
+int main(int argc, char** argv) {
+  const double timeout = argc > 1 ? std::atof(argv[1]) : 3;
+  const int64_t elements = argc > 2 ? std::atoll(argv[2]) : 100000;
+  const std::unique_ptr<comm::World> world = comm::mpi_world({.timeout_s = timeout});
+  const int rank = world->rank();
+  int status = 0;
+  try {
+    device::CpuDevice device(1);
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    comm::Group group{
+        .axes = 1, .name = "data", .members = std::vector<int>(static_cast<size_t>(world->size())), .index = rank};
+    std::iota(group.members.begin(), group.members.end(), 0);
+    const auto data = world->communicator(device, group, comm::Lane::grads);
+    Scratch x = ex.take("x", {elements}, DType::f32);
+    for (int64_t step = 0;; ++step) {
+      data->all_reduce(ex, x, comm::Reduce::max).join(ex);
+      if (step == 10) {
+        std::printf("rank %d is process %d\n", rank, getpid());
+        std::fflush(stdout);
+      }
+    }
+  } catch (const Error& error) {
+    status = exit_status(error.code());
+    std::printf("rank %d leaves with %d: %s\n", rank, status, error.what());
+    std::fflush(stdout);
+  }
+  world->meet(2);
+  return status;
+}
