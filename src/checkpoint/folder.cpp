@@ -76,11 +76,11 @@ Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
   return listing;
 }
 
-std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCalls& calls) {
+std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
   const Listing listing = list_checkpoints(checkpoints, calls);
   for (const std::string& problem : listing.damaged) log::warning("checkpoint passed over: {}", problem);
   if (listing.complete.empty()) {
-    if (listing.damaged.empty()) return std::nullopt;
+    if (listing.damaged.empty()) return {};
     throw Error(Code::checkpoint, format("{}: no complete checkpoint among {} ({}); remove the folder to start anew",
                                          checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
   }
@@ -92,7 +92,14 @@ std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCal
                  latest.empty() ? std::string("is missing or unreadable") : format("says {}", latest),
                  newest.filename().string());
   }
-  return newest;
+  std::vector<fs::path> folders;
+  for (const Entry& entry : listing.complete) folders.push_back(entry.folder);
+  return folders;
+}
+
+std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCalls& calls) {
+  const std::vector<fs::path> folders = complete_checkpoints(checkpoints, calls);
+  return folders.empty() ? std::nullopt : std::optional(folders.front());
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) {

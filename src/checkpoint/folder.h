@@ -31,9 +31,12 @@ struct Listing {
 /// only.
 Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& calls = system_calls());
 
-/// The newest complete step folder of a `checkpoints` folder, with a warning for each damaged one and when `latest` is
-/// missing or names another. Nothing when there is no step folder; throws Code::checkpoint when all of them are
-/// damaged.
+/// The complete step folders of a `checkpoints` folder, newest first, with a warning for each damaged one and when
+/// `latest` is missing or names another than the newest. Empty when there is no step folder; throws Code::checkpoint
+/// when all of them are damaged. Shards are checked for their size only: reading them may still find Damage.
+std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
+                                                        SystemCalls& calls = system_calls());
+/// The first of them.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints,
                                                        SystemCalls& calls = system_calls());
 

@@ -41,9 +41,8 @@ Reader::Reader(const fs::path& path, SystemCalls& calls)
     if (file == nullptr) return {};
     std::string bytes = read_file(calls_, folder_ / name, file->bytes);
     if (checksum_of(bytes) != file->checksum) {
-      throw Error(Code::checkpoint, format("{}: its checksum differs from the manifest's: the file is damaged or was "
-                                           "edited",
-                                           (folder_ / name).string()));
+      throw Damage(format("{}: its checksum differs from the manifest's: the file is damaged or was edited",
+                          (folder_ / name).string()));
     }
     return bytes;
   };

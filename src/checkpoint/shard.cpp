@@ -180,7 +180,7 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
       const auto& copies = intersection.next(std::min(manifest_.chunk_bytes, bytes - begin));
       if (copies.empty()) continue;
       const auto data = chunk(piece, bytes, static_cast<int64_t>(index));
-      if (!data) throw Error(Code::checkpoint, damage(stored, piece, static_cast<int64_t>(index)));
+      if (!data) throw Damage(damage(stored, piece, static_cast<int64_t>(index)));
       for (const auto& copy : copies) {
         std::memcpy(slice.local.data + copy.to, data->data() + copy.from, static_cast<size_t>(copy.bytes));
       }

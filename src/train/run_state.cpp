@@ -9,6 +9,34 @@
 
 namespace trainer::train {
 
+namespace fs = std::filesystem;
+
+namespace {
+
+/// The step folders to try, the best first.
+std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder) {
+  if (checkpoint.resume == "never") return {};
+  if (checkpoint.resume == "auto") return checkpoint::complete_checkpoints(folder);
+  if (checkpoint.resume != "must") return {checkpoint::resolve(checkpoint.resume)};
+  const std::optional<fs::path> newest = checkpoint::newest_checkpoint(folder);
+  if (!newest)
+    throw Error(Code::checkpoint, format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to "
+                                         "start a fresh run",
+                                         folder.string()));
+  return {*newest};
+}
+
+checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader,
+                               const checkpoint::Snapshot& expected) {
+  checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
+  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/true);
+  reader.load(slices, {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+  trainer.store().refresh_compute();
+  return reader.header().state;
+}
+
+}  // namespace
+
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
   return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
           {"n_layer", format("{}", m.n_layer)},
@@ -24,23 +52,23 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
           {"vocab_size", format("{}", vocab)}};
 }
 
-std::optional<std::filesystem::path> find_resume(const config::Checkpoint& checkpoint, const std::filesystem::path& folder) {
-  if (checkpoint.resume == "never") return std::nullopt;
-  if (checkpoint.resume != "auto" && checkpoint.resume != "must") return checkpoint::resolve(checkpoint.resume);
-  std::optional<std::filesystem::path> newest = checkpoint::newest_checkpoint(folder);
-  if (!newest && checkpoint.resume == "must")
-    throw Error(Code::checkpoint, format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to start "
-                                         "a fresh run",
-                                         folder.string()));
-  return newest;
-}
-
-checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader, const checkpoint::Snapshot& expected) {
-  checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
-  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/true);
-  reader.load(slices, {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
-  trainer.store().refresh_compute();
-  return reader.header().state;
+std::optional<Resumed> resume(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
+  const std::vector<fs::path> candidates = resume_candidates(trainer.config().checkpoint, folder);
+  for (const fs::path& candidate : candidates) {
+    try {
+      const checkpoint::Reader reader(candidate);
+      return Resumed{candidate, restore(trainer, reader, expected), reader.header().config_toml};
+    } catch (checkpoint::Damage& damage) {
+      if (candidate == candidates.back()) {
+        if (trainer.config().checkpoint.resume == "auto")
+          damage.add_context(format("{}: none of its {} checkpoints is whole; remove the folder to start anew",
+                                    folder.string(), candidates.size()));
+        throw;
+      }
+      log::warning("checkpoint passed over, trying the one before: {}", damage.what());
+    }
+  }
+  return std::nullopt;
 }
 
 void load_weights(Trainer& trainer, const checkpoint::Reader& reader) {

@@ -14,12 +14,18 @@ namespace trainer::train {
 /// What must agree between a run and a checkpoint it resumes from.
 std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
 
-/// Where to resume from by checkpoint.resume: nothing (start fresh), or a step folder. Throws Code::checkpoint when
-/// "must" finds none.
-std::optional<std::filesystem::path> find_resume(const config::Checkpoint& checkpoint, const std::filesystem::path& folder);
-
-/// Loads weights, moments and state; compute weights are refreshed. `expected` holds the run's keys and hashes.
-checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader, const checkpoint::Snapshot& expected);
+/// What a run goes on from.
+struct Resumed {
+  std::filesystem::path folder;
+  checkpoint::TrainState state;
+  std::string config_toml;  // of the run that saved it
+};
+/// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
+/// starts fresh. "auto" passes over checkpoints of `folder` whose bytes are damaged, with a warning for each, and
+/// throws Code::checkpoint when none is whole; "must" and a path mean one checkpoint and throw when it is missing or
+/// damaged. A checkpoint of another run is an error always. `expected` holds the run's keys and hashes.
+std::optional<Resumed> resume(Trainer& trainer, const std::filesystem::path& folder,
+                              const checkpoint::Snapshot& expected);
 
 /// Weights only: model.init_from, evaluation, generation.
 void load_weights(Trainer& trainer, const checkpoint::Reader& reader);

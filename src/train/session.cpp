@@ -34,9 +34,11 @@ constexpr int kSavedAfterSignal = 75;
 
 class Session {
  public:
-  Session(const config::Config& config, const SessionOptions& options, const Machine& machine, data::Datasets datasets)
+  Session(const config::Config& config, const SessionOptions& options, const Deadline& deadline, const Machine& machine,
+          data::Datasets datasets)
       : config_(config),
         options_(options),
+        deadline_(deadline),
         machine_(machine),
         datasets_(std::move(datasets)),
         folder_(config.run.dir),
@@ -49,22 +51,22 @@ class Session {
 
   int run() {
     begin();
+    if (evaluation_missing()) evaluate_now();
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
-      return finish("finished");
+      const int status = finish("finished");
+      return stop_requested() ? kSavedAfterSignal : status;
     }
     progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
-    const Deadline deadline = options_.max_seconds > 0 ? Deadline(options_.max_seconds) : Deadline();
     const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
     while (state_.step < last) {
       if (!step()) break;
-      const bool final_step = state_.step == total_steps_;
-      if (due(config_.train.eval_interval) || final_step) evaluate_now();
-      if (due(config_.train.sample_interval) && !final_step) sample_now();
+      if (evaluation_due()) evaluate_now();
+      if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
       if (stop_requested()) break;
-      if (take_save_request() || due(config_.checkpoint.interval)) save_or_warn();
-      if (deadline.passed()) {
+      if (state_.step < last && (take_save_request() || due(config_.checkpoint.interval))) save_or_warn();
+      if (deadline_.passed()) {
         outcome = "stopped at --max-time";
         break;
       }
@@ -80,18 +82,23 @@ class Session {
 
  private:
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
+  // A signal cut the evaluation of the resumed step short; the step itself was saved.
+  bool evaluation_missing() const {
+    if (state_.step == 0 || !evaluation_due()) return false;
+    const std::vector<EvalReport> evals = read_history(folder_ / "metrics.jsonl").evals;
+    return evals.empty() || evals.back().step != state_.step;
+  }
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
     trainer_.plan();
     expected_ = header();
-    const auto resume = find_resume(config_.checkpoint, checkpoint_folder(config_));
-    if (resume) {
-      const checkpoint::Reader reader(*resume);
-      state_ = restore(trainer_, reader, expected_);
+    if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
+      state_ = resumed->state;
       saved_step_ = state_.step;
-      log::info("resumed step {} from {}", state_.step, resume->string());
-      for (const std::string& change : changed_lines(reader.header().config_toml, expected_.config_toml))
+      log::info("resumed step {} from {}", state_.step, resumed->folder.string());
+      for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);
@@ -310,6 +317,7 @@ class Session {
 
   config::Config config_;
   SessionOptions options_;
+  Deadline deadline_;
   Machine machine_;
   MemoryProbe memory_;
   data::Datasets datasets_;
@@ -333,11 +341,11 @@ class Session {
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
 };
 
-data::Datasets open_datasets(const config::Config& config, int threads) {
+data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {
   double last = now_seconds();
   data::OpenOptions options;
   options.threads = threads;
-  options.stop = stop_requested;
+  options.stop = [&] { return stop_requested() || deadline.passed(); };
   options.progress = [&](const data::TokenizeProgress& done) {
     if (now_seconds() - last < 2) return;
     last = now_seconds();
@@ -358,11 +366,15 @@ int run_session(const config::Config& config, const SessionOptions& options, std
     require_memory(plan, config, vocab, machine);
     return 0;
   }
+  const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   const SignalGuard signals;
   const checkpoint::RunLock lock(config.run.dir);
-  data::Datasets datasets = open_datasets(config, machine.threads);
-  if (!datasets.train) return kSavedAfterSignal;
-  return Session(config, options, machine, std::move(datasets)).run();
+  data::Datasets datasets = open_datasets(config, machine.threads, deadline);
+  if (!datasets.train) {
+    log::info("stopped while tokenizing; the same command goes on from here");
+    return stop_requested() ? kSavedAfterSignal : 0;
+  }
+  return Session(config, options, deadline, machine, std::move(datasets)).run();
 }
 
 }  // namespace trainer::train

@@ -10,7 +10,7 @@ namespace trainer::train {
 
 struct SessionOptions {
   int64_t max_steps = 0;   // stop after this many further steps; 0: no limit
-  double max_seconds = 0;  // 0: no limit
+  double max_seconds = 0;  // stop after this time, preparation of data included; 0: no limit
   bool dry_run = false;
   std::string version, commit;  // for the report
 };
