@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "base/log.h"
+#include "checkpoint/manifest.h"
+#include "train/generate.h"
 #include "train/units.h"
 
 namespace trainer::train {
@@ -20,6 +23,21 @@ int64_t available_memory() {
   if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
     bytes = std::min(bytes, limit - used);
   return bytes;
+}
+
+/// What a run holds beside its tensors, in bytes: tables of runs and of recorded programs, touched stacks, what a save
+/// takes (copies of the runs of weights and both moments, one chunk), and a fixed share for logs and the rest.
+int64_t host_bytes(Trainer& trainer, bool training) {
+  constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
+  int64_t runs = 0, largest = 0, recorded = 0;
+  for (const params::Param& param : trainer.store().params()) {
+    runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));
+    largest = std::max(largest, param.count() * size_of(trainer.store().state_dtype()));
+  }
+  for (const auto& [key, program] : trainer.arena().programs())
+    recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
+  const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
+  return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
 }
 
 std::string change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
@@ -62,12 +80,19 @@ Machine choose_machine(const config::Config& config) {
   return machine;
 }
 
+bool writes_samples(const config::Config& config) {
+  return !config.data.tokenizer.empty() && (config.train.sample_interval > 0 || !config.train.sample_prompt.empty());
+}
+
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
   device::DryDevice device(machine.threads, machine.isa);
   Trainer trainer(device, config, vocab, machine.compute, training);
   trainer.plan();
+  std::optional<Generator> generator;
+  if (writes_samples(config)) generator.emplace(trainer);
   RunPlan plan;
   plan.memory = trainer.memory();
+  plan.memory["host"] = host_bytes(trainer, training);
   for (const auto& [category, bytes] : plan.memory) plan.total += bytes;
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {

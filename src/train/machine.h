@@ -19,9 +19,12 @@ struct Machine {
 /// Logs the choices. Throws Code::config for a device this program does not have.
 Machine choose_machine(const config::Config& config);
 
+/// The run lets the model write: it then holds a key-value cache beside what training needs.
+bool writes_samples(const config::Config& config);
+
 /// The plan of a run without computing or allocating: memory and FLOPs of a micro-step, from the run's own code.
 struct RunPlan {
-  BytesByCategory memory;  // bytes, by category; activations split by tag in `activations`
+  BytesByCategory memory;  // bytes, by category, "host" for what is not on the device; activations by tag below
   BytesByCategory activations;
   int64_t total = 0;
   int64_t parameters = 0;

@@ -1,5 +1,7 @@
 #include "train/memory_probe.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <fstream>
 #include <optional>
@@ -25,8 +27,13 @@ int64_t anonymous_bytes() {
   return kilobyte_field("/proc/self/status", "RssAnon:").value_or(0);
 }
 
+int64_t bytes_in_use() {
+  malloc_trim(0);
+  return anonymous_bytes();
+}
+
 int64_t MemoryProbe::sample() {
-  const int64_t growth = anonymous_bytes() - start_;
+  const int64_t growth = bytes_in_use() - start_;
   peak_ = std::max(peak_, growth);
   return growth;
 }

@@ -8,10 +8,14 @@ namespace trainer::train {
 /// /proc/self/status); 0 when neither can be read. Walks the page tables: milliseconds per GiB, so not for every step.
 int64_t anonymous_bytes();
 
-/// Growth of anonymous memory since construction. One thread.
+/// The same after the allocator has given back what was freed: memory that it keeps for later is not in use, and what
+/// is taken from it afterwards would not show as growth.
+int64_t bytes_in_use();
+
+/// Growth of the memory in use since construction. One thread.
 class MemoryProbe {
  public:
-  MemoryProbe() : start_(anonymous_bytes()) {}
+  MemoryProbe() : start_(bytes_in_use()) {}
   /// Reads the present value; returns its growth in bytes (may be negative) and remembers the largest.
   int64_t sample();
   int64_t start() const { return start_; }

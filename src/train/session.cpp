@@ -107,8 +107,7 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    if (datasets_.tokenizer && (config_.train.sample_interval > 0 || !config_.train.sample_prompt.empty()))
-      generator_.emplace(trainer_);
+    if (writes_samples(config_)) generator_.emplace(trainer_);
     truncate_after_step(folder_ / "metrics.jsonl", state_.step);
     samples_ = read_samples(folder_, state_.step);
     write_run_files(config_, expected_.config_toml, expected_.tokenizer);
