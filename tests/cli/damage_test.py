@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run goes on from the
+newest checkpoint that is whole."""
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+import rig
+
+
+def flip_a_byte(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+class Damage(rig.Runs):
+    def saved_run(self):
+        """run/ with the steps 2, 4 and 6 of 8, and whole/ with all of them."""
+        self.train("run.dir=whole")
+        self.train("checkpoint.interval=2", max_steps=6)
+        self.assertEqual(self.saved_steps(), [2, 4, 6])
+
+    def falls_back(self, damage, to, *expect):
+        self.saved_run()
+        damage()
+        stderr = self.train()
+        self.assertIn(f"resumed step {to} from run/checkpoints/step-{to:08}", stderr)
+        for part in ("checkpoint passed over", *expect):
+            self.assertIn(part, stderr)
+        self.assert_same_run(8, "run", "whole")
+
+    def test_auto_passes_over_a_shard_with_a_flipped_byte(self):
+        self.falls_back(lambda: flip_a_byte(self.step_folder(6) / "rank-00000.shard"), 4,
+                        "step-00000006/rank-00000.shard", "the checksum of bytes")
+
+    def test_auto_passes_over_several(self):
+        def damage():
+            flip_a_byte(self.step_folder(6) / "rank-00000.shard")
+            flip_a_byte(self.step_folder(4) / "tokenizer.model")
+        self.falls_back(damage, 2, "step-00000006/rank-00000.shard", "step-00000004/tokenizer.model")
+
+    def test_auto_passes_over_a_truncated_shard(self):
+        def cut():
+            path = self.step_folder(6) / "rank-00000.shard"
+            path.write_bytes(path.read_bytes()[:-100])
+        self.falls_back(cut, 4, "step-00000006/rank-00000.shard", "expected")
+
+    def test_auto_passes_over_a_folder_without_its_mark(self):
+        self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: no file COMPLETE")
+
+    def test_auto_does_not_start_anew_when_nothing_is_whole(self):
+        self.saved_run()
+        for folder in self.step_folders():
+            flip_a_byte(folder / "rank-00000.shard")
+        stderr = self.train(status=5)
+        self.assertIn("run/checkpoints: none of its 3 checkpoints is whole; remove the folder to start anew", stderr)
+        self.assertEqual(self.saved_steps(), [2, 4, 6])
+
+    def test_must_and_a_path_mean_one_checkpoint(self):
+        self.saved_run()
+        flip_a_byte(self.step_folder(6) / "rank-00000.shard")
+        for resume in ("must", "run", "run/checkpoints/step-00000006"):
+            self.assertIn("the checksum of bytes", self.train(resume=resume, status=5))
+        self.assertEqual(self.saved_steps(), [2, 4, 6])
+
+    def test_another_model_is_no_damage(self):
+        self.saved_run()
+        stderr = self.train("model.d_model=64", status=5)
+        self.assertIn("the checkpoint is of another model", stderr)
+        self.assertNotIn("passed over", stderr)
+
+
+class Kills(rig.Runs):
+    # What a save leaves for a moment, in this order.
+    MOMENTS = [".saving-*", ".saving-*/rank-00000.shard", ".saving-*/manifest.json", ".saving-*/COMPLETE", "step-*9",
+               ".latest-*", ".deleting-*"]
+
+    def test_a_kill_in_a_save_loses_nothing_that_was_complete(self):
+        sets = ["checkpoint.interval=1", "checkpoint.keep=2", "train.steps=100000", "train.eval_interval=0",
+                "checkpoint.keep_best=false"]
+        checkpoints = self.folder / "run/checkpoints"
+        self.train(*sets, max_steps=1)
+        seen = set()
+        for moment in self.MOMENTS * 2:
+            newest = self.saved_steps()[-1]
+            process = self.start_train(*sets)
+            self.wait_until(lambda: self.last_step() > newest, process, "a step")
+            limit = time.monotonic() + 1  # some moments are too short to be met each time
+            while not any(checkpoints.glob(moment)) and time.monotonic() < limit:
+                pass
+            process.kill()
+            self.ended(process, -signal.SIGKILL)
+            seen.update(path.name.rsplit("-", 2)[0] for path in checkpoints.glob(".*"))
+            self.assert_whole(*self.step_folders())
+            published = [event["step"] for event in self.events("checkpoint")]
+            self.assertGreaterEqual(self.saved_steps()[-1], max(published, default=0), moment)
+        self.assertIn(".saving-step", seen, "no kill met a save")
+        newest = self.saved_steps()[-1]
+        self.assertIn(f"resumed step {newest} ", self.train(*sets, max_steps=1))
+        self.assert_no_left_overs()
+        self.train("run.dir=whole", "train.steps=100000", "train.eval_interval=0", max_steps=newest + 1)
+        self.assert_same_run(newest + 1, "run", "whole")
+
+
+class FullDisk(rig.Runs):
+    def test_a_save_that_fails_costs_a_checkpoint_and_not_the_run(self):
+        self.train("run.dir=whole")
+        self.train(max_steps=2)
+        shard = (self.step_folder(2) / "rank-00000.shard").stat().st_size
+        stderr = self.train("checkpoint.interval=2", status=5, file_bytes=shard - 1)
+        self.assertIn("step 4: no checkpoint was saved: saving the checkpoint of step 4: ", stderr)
+        self.assertIn("step 6: no checkpoint was saved", stderr)
+        self.assertIn("saving the checkpoint of step 8: ", stderr.splitlines()[-1])
+        self.assertIn("File too large", stderr.splitlines()[-1])
+        self.assertEqual([event["step"] for event in self.events("warning")], [4, 6])
+        self.assertEqual(self.last_step(), 8)
+        self.assertEqual(self.saved_steps(), [2])
+        self.assert_whole(self.step_folder(2))
+        self.assert_no_left_overs()
+        self.assertIn("resumed step 2", self.train())
+        self.assert_same_run(8, "run", "whole")
+
+    def in_small_disk(self, kilobytes, script):
+        """Runs a shell script with disk/, a file system of that size, there for it alone; its result."""
+        mount = f"mount -t tmpfs -o size={kilobytes}k tmpfs disk"
+        (self.folder / "disk").mkdir()
+        namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+        if not shutil.which("unshare") or subprocess.run([*namespace, mount], cwd=self.folder, capture_output=True).returncode:
+            self.skipTest("this user cannot mount a small file system")
+        return subprocess.run([*namespace, f"{mount} || exit 99\n{script}"], cwd=self.folder, capture_output=True, text=True,
+                              errors="replace", timeout=rig.TIMEOUT_SECONDS, env={"PATH": "/usr/bin:/bin", "T": str(rig.TRAINER)})
+
+    def test_a_disk_that_fills_up_keeps_its_checkpoints(self):
+        self.train(max_steps=1)
+        size = sum(path.stat().st_size for path in self.step_folder(1).iterdir()) // 1024 + 24
+        result = self.in_small_disk(2 * size + size // 2, """
+            "$T" --config config.toml --set checkpoint.dir=disk/c --set checkpoint.interval=2 --set checkpoint.keep=0 --resume never
+            echo status $?
+            ls -A disk/c
+            for step in disk/c/step-*; do "$T" checkpoint verify --checkpoint $step > verified || cat verified; done
+            rm -r disk/c/step-00000002
+            "$T" --config config.toml --set checkpoint.dir=disk/c
+            echo status $?
+            ls -A disk/c""")
+        words = result.stdout.split()
+        self.assertEqual(words, ["status", "5", "latest", "step-00000002", "step-00000004",
+                                 "status", "0", "latest", "step-00000004", "step-00000008"], result.stdout + result.stderr)
+        self.assertIn("step 6: no checkpoint was saved", result.stderr)
+        self.assertIn("cannot write: No space left on device; the disk is full: free space there", result.stderr)
+        self.assertIn("resumed step 4", result.stderr)
+
+    def test_a_log_that_cannot_be_written_is_a_warning(self):
+        result = self.in_small_disk(64, """
+            "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c --set train.steps=200 --set log.progress=off
+            echo status $?; cat disk/run/metrics.jsonl | wc -l""")
+        self.assertIn("status 0", result.stdout, result.stderr)
+        self.assertIn("cannot write disk/run/metrics.jsonl: No space left on device; training goes on without it", result.stderr)
+        self.assert_whole(self.folder / "c/step-00000200")
+
+
+if __name__ == "__main__":
+    rig.main()

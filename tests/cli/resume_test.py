@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+"""Runs that are interrupted and go on: bit-identical to runs that are not."""
+import rig
+
+
+class Resume(rig.Runs):
+    def two_halves(self, *sets):
+        self.train("run.dir=whole", *sets)
+        self.train(*sets, max_steps=4)
+        self.assertEqual(self.saved_steps(), [4])
+        stderr = self.train(*sets)
+        self.assertIn("resumed step 4 from run/checkpoints/step-00000004", stderr)
+        self.assert_same_run(8, "run", "whole")
+        self.assertEqual([step for step, *_ in self.losses()[0]], list(range(1, 9)))
+        self.assertEqual([step for step, *_ in self.losses()[1]], [3, 6, 8])
+
+    def test_two_halves_are_the_whole_run_in_fp64(self):
+        self.two_halves("precision.compute=fp64")
+
+    def test_two_halves_are_the_whole_run_in_fp32(self):
+        self.two_halves("precision.compute=fp32")
+
+    def test_two_halves_are_the_whole_run_in_bf16(self):
+        self.two_halves("precision.compute=bf16")
+
+    def test_two_halves_are_the_whole_run_of_a_llama_with_grouped_heads(self):
+        self.two_halves("precision.compute=bf16", "model.arch=llama", "model.n_kv_head=1", "train.recompute=full")
+
+    def test_each_step_may_be_a_run_of_its_own(self):
+        self.train("run.dir=whole")
+        for _ in range(8):
+            self.train(max_steps=1)
+        self.assert_same_run(8, "run", "whole")
+
+    def test_the_number_of_threads_changes_no_bit(self):
+        for compute in ("fp64", "fp32", "bf16"):
+            self.train(f"precision.compute={compute}", f"run.dir={compute}-1", "run.threads=1")
+            self.train(f"precision.compute={compute}", f"run.dir={compute}-2", max_steps=3)
+            self.train(f"precision.compute={compute}", f"run.dir={compute}-2", "run.threads=1", max_steps=2)
+            self.train(f"precision.compute={compute}", f"run.dir={compute}-2")
+            self.assert_same_run(8, f"{compute}-1", f"{compute}-2")
+
+    def test_skipped_steps_are_resumed_like_others(self):
+        """Rates that overflow: a step whose loss is not finite moves data and schedule on, not Adam's step."""
+        sets = ["optim.lr=1e30", "optim.min_lr=1e29", "optim.warmup_steps=0", "train.max_skipped_steps=100"]
+        self.train("run.dir=whole", *sets)
+        self.assertTrue(any(event["skipped"] for event in self.events("step", "whole")), "no step was skipped")
+        self.train(*sets, max_steps=4)
+        self.train(*sets)
+        self.assertTrue(self.tensors(8) == self.tensors(8, "whole"))
+
+    def test_a_path_goes_on_in_another_folder(self):
+        self.train("run.dir=whole")
+        self.train(max_steps=4)
+        before = self.tensors(4)
+        paths = {"step": "run/checkpoints/step-00000004", "checkpoints": "run/checkpoints", "folder": "run",
+                 "latest": "run/checkpoints/latest"}
+        for name, path in paths.items():
+            stderr = self.train(f"run.dir={name}", resume=path)
+            self.assertIn("resumed step 4 from run/checkpoints/step-00000004", stderr)
+            self.assertEqual(self.saved_steps(name), [8])
+            self.assertTrue(self.tensors(8, name) == self.tensors(8, "whole"), name)
+            self.assertEqual(self.losses(name)[0], self.losses("whole")[0][4:])
+        self.assertEqual(self.saved_steps(), [4])
+        self.assertTrue(self.tensors(4) == before, "the checkpoint that others started from changed")
+
+    def test_a_moved_step_folder_is_enough(self):
+        self.train("run.dir=whole")
+        self.train(max_steps=4)
+        self.step_folder(4).rename(self.folder / "kept")
+        self.train("run.dir=again", resume="kept")
+        self.assertTrue(self.tensors(8, "again") == self.tensors(8, "whole"))
+
+    def test_must_without_a_checkpoint_is_an_error(self):
+        stderr = self.train(resume="must", status=5)
+        self.assertIn('checkpoint.resume = "must": no complete checkpoint in run/checkpoints', stderr)
+        self.train(max_steps=2)
+        self.assertIn("resumed step 2", self.train(resume="must"))
+
+    def test_never_starts_anew(self):
+        self.train("run.dir=whole")
+        self.train(max_steps=4)
+        self.assertNotIn("resumed", self.train(resume="never"))
+        self.assert_same_run(8, "run", "whole")
+
+    def test_a_finished_run_says_so_and_changes_nothing(self):
+        self.train()
+        before = self.tensors(8), self.losses()
+        stderr = self.train()
+        self.assertIn("the run is finished: 8 of 8 steps are done", stderr)
+        self.assertEqual((self.tensors(8), self.losses()), before)
+
+    def test_the_log_is_cut_back_to_the_resumed_step(self):
+        self.train("run.dir=whole")
+        self.train("checkpoint.interval=3", "checkpoint.keep=0")
+        self.assertEqual(self.saved_steps(), [3, 6, 8])
+        self.train("run.dir=run", resume="run/checkpoints/step-00000003")
+        self.assert_same_run(8, "run", "whole")
+        steps = [event["step"] for event in self.events("step")]
+        self.assertEqual(steps, list(range(1, 9)))
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,188 @@
+"""What the tests of whole runs share: a folder of its own for each test, tokens made once, and the program run in it.
+
+Each <name>_test.py is a unittest program; TRAINER names the program: TRAINER=build/trainer python3 resume_test.py
+"""
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from mistakes import limits, tiny_text
+
+TRAINER = pathlib.Path(os.environ.get("TRAINER", "build/trainer")).resolve()
+TIMEOUT_SECONDS = 120
+SAVED_AFTER_SIGNAL = 75
+
+# Small, but with everything that a resumed run must get right: dropout, accumulation, warm-up, clipping, evaluation.
+CONFIG = """[run]
+dir = "run"
+threads = 2
+[model]
+n_layer = 2
+n_head = 2
+d_model = 32
+seq_len = 32
+dropout = 0.1
+[data]
+train = ["tokens/tokens.bin"]
+tokenizer = "tokens/tokenizer.model"
+val_fraction = 0.1
+[train]
+steps = 8
+global_batch = 4
+micro_batch = 2
+eval_interval = 3
+eval_batches = 2
+sample_prompt = ""
+[optim]
+warmup_steps = 3
+grad_clip = 0.5
+[checkpoint]
+interval = 0
+[precision]
+compute = "fp32"
+[log]
+report = false
+[hardware]
+peak_tflops = 1.0
+"""
+
+
+class Runs(unittest.TestCase):
+    """The folder holds text.txt, tokens/ and config.toml; runs go to run/ unless told otherwise."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls._shared = tempfile.TemporaryDirectory(prefix="trainer-runs-")
+        cls.addClassCleanup(cls._shared.cleanup)
+        shared = pathlib.Path(cls._shared.name) / "prepared"
+        shared.mkdir()
+        (shared / "text.txt").write_text(tiny_text())
+        (shared / "config.toml").write_text(CONFIG)
+        subprocess.run([TRAINER, "tokenize", "--input", "text.txt", "--output", "tokens", "--train-vocab", "320"],
+                       cwd=shared, check=True, capture_output=True, timeout=TIMEOUT_SECONDS)
+
+    def setUp(self):
+        root = pathlib.Path(self._shared.name)
+        self.folder = root / self._testMethodName
+        shutil.copytree(root / "prepared", self.folder)
+
+    def tearDown(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- the program
+
+    def trainer(self, *args, status=0, file_bytes=None, stdout=False):
+        """Runs the program to its end; its stderr, or its stdout."""
+        result = subprocess.run([TRAINER, *args], cwd=self.folder, capture_output=True, text=True, errors="replace",
+                                timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes))
+        self.assertEqual(result.returncode, status, " ".join(map(str, args)) + "\n" + result.stderr)
+        self.assertNotIn("internal error", result.stderr)
+        return result.stdout if stdout else result.stderr
+
+    @staticmethod
+    def train_args(sets, options):
+        args = ["--config", "config.toml"]
+        for name, value in options.items():
+            args += ["--" + name.replace("_", "-"), str(value)]
+        for key_value in sets:
+            args += ["--set", key_value]
+        return args
+
+    def train(self, *sets, status=0, file_bytes=None, **options):
+        """train("run.dir=other", max_steps=4): runs to its end; its stderr."""
+        return self.trainer(*self.train_args(sets, options), status=status, file_bytes=file_bytes)
+
+    def start(self, *args):
+        """Starts the program and goes on; it ends with the test at the latest."""
+        process = subprocess.Popen([TRAINER, *args], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=limits(None))
+
+        def end():
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        self.addCleanup(end)
+        return process
+
+    def start_train(self, *sets, **options):
+        return self.start(*self.train_args(sets, options))
+
+    def ended(self, process, status):
+        """Waits for the end of a started program; its stderr."""
+        _, stderr = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, status, stderr)
+        return stderr
+
+    def wait_until(self, condition, process, what, pause=0.005):
+        """The first true value of condition(); fails when the process ends before."""
+        limit = time.monotonic() + TIMEOUT_SECONDS
+        while not (value := condition()):
+            if process.poll() is not None:
+                self.fail(f"ended before {what}: {process.communicate()[1]}")
+            self.assertLess(time.monotonic(), limit, what)
+            time.sleep(pause)
+        return value
+
+    def stop(self, process, which=signal.SIGTERM, status=SAVED_AFTER_SIGNAL):
+        process.send_signal(which)
+        return self.ended(process, status)
+
+    # --- what a run leaves
+
+    def events(self, kind, run="run"):
+        path = self.folder / run / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        events = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be on its way
+        return [event for event in events if event["event"] == kind]
+
+    def last_step(self, run="run"):
+        steps = self.events("step", run)
+        return steps[-1]["step"] if steps else 0
+
+    def losses(self, run="run"):
+        """What must repeat to the bit, of each step and evaluation."""
+        steps = [(e["step"], e["tokens"], e["loss"], e["grad_norm"], e["lr"], e["data_position"], e["skipped"])
+                 for e in self.events("step", run)]
+        return steps, [(e["step"], e["loss"], e["tokens"]) for e in self.events("eval", run)]
+
+    def step_folders(self, run="run"):
+        return sorted((self.folder / run / "checkpoints").glob("step-*"))
+
+    def saved_steps(self, run="run"):
+        return [int(folder.name[len("step-"):]) for folder in self.step_folders(run)]
+
+    def step_folder(self, step, run="run"):
+        return self.folder / run / "checkpoints" / f"step-{step:08}"
+
+    def tensors(self, step, run="run"):
+        """The bytes of weights and moments."""
+        shards = sorted(self.step_folder(step, run).glob("*.shard"))
+        self.assertTrue(shards, f"no shard of step {step} in {run}")
+        return b"".join(shard.read_bytes() for shard in shards)
+
+    def assert_same_run(self, step, run, reference):
+        """Equal bits: tensors of the step, losses up to it, and the state in the manifest."""
+        self.assertTrue(self.tensors(step, run) == self.tensors(step, reference), f"tensors of {run} differ at step {step}")
+        for mine, others in zip(self.losses(run), self.losses(reference)):
+            self.assertEqual([each for each in mine if each[0] <= step], [each for each in others if each[0] <= step])
+        states = [json.loads((self.step_folder(step, each) / "manifest.json").read_text())["state"]
+                  for each in (run, reference)]
+        self.assertEqual(*states)
+
+    def assert_whole(self, *step_folders):
+        for folder in step_folders:
+            self.trainer("checkpoint", "verify", "--checkpoint", folder)
+
+    def assert_no_left_overs(self, run="run"):
+        hidden = [path.name for path in (self.folder / run / "checkpoints").glob(".*")]
+        self.assertEqual(hidden, [])
+
+
+def main():
+    unittest.main(verbosity=2)

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Requests to stop and to save: signals and --max-time. What was done is kept, and the run goes on bit-identically."""
+import pathlib
+import signal
+
+import rig
+
+LONG = ["train.steps=100000", "train.eval_interval=0"]
+
+
+class Signals(rig.Runs):
+    def goes_on_identically(self, *sets):
+        """Two more steps, against a run that never stopped."""
+        last = self.last_step()
+        self.assertEqual(self.saved_steps()[-1:], [last] * (last > 0), "a completed step was not saved")
+        self.assert_whole(*self.step_folders())
+        self.assert_no_left_overs()
+        self.assertEqual(f"resumed step {last} " in self.train(*sets, max_steps=2), last > 0)
+        self.train("run.dir=whole", *sets, max_steps=last + 2)
+        self.assert_same_run(last + 2, "run", "whole")
+
+    @staticmethod
+    def processor_ticks(process):
+        """Hundredths of a second computed in so far."""
+        return int(pathlib.Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
+
+    def stops_and_goes_on(self, which, *sets):
+        process = self.start_train(*sets)
+        self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+        self.stop(process, which)
+        self.assertEqual(self.events("end")[-1]["outcome"], f"stopped by {which.name}")
+        self.goes_on_identically(*sets)
+
+    def test_sigterm_saves_and_asks_to_be_started_again(self):
+        self.stops_and_goes_on(signal.SIGTERM, *LONG)
+
+    def test_sigusr1_saves_and_asks_to_be_started_again(self):
+        self.stops_and_goes_on(signal.SIGUSR1, *LONG)
+
+    def test_sigint_saves_and_asks_to_be_started_again(self):
+        self.stops_and_goes_on(signal.SIGINT, *LONG)
+
+    def test_a_signal_between_micro_steps_drops_the_step_that_was_begun(self):
+        self.stops_and_goes_on(signal.SIGTERM, *LONG, "train.global_batch=40", "precision.compute=fp64")
+
+    def test_sigusr2_saves_and_goes_on(self):
+        process = self.start_train(*LONG)
+        for count in (1, 2):
+            self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+            process.send_signal(signal.SIGUSR2)
+            self.wait_until(lambda: len(self.events("checkpoint")) == count, process, f"checkpoint {count}")
+            saved = self.events("checkpoint")[-1]["step"]
+            self.wait_until(lambda: self.last_step() > saved + 1, process, "steps after the save")
+        self.stop(process)
+        first, second, last = self.saved_steps()
+        self.assertLess(first, second)
+        self.assertLess(second, last)
+        self.goes_on_identically(*LONG)
+
+    def test_a_second_signal_ends_the_process_at_once(self):
+        self.train(*LONG, max_steps=2)
+        # Its one micro-step takes seconds: after the first signal it is still in it.
+        process = self.start_train(*LONG, "run.dir=slow", "model.d_model=256", "model.seq_len=256", "train.micro_batch=16",
+                                   "train.global_batch=16", "precision.compute=fp64", "train.recompute=full", "run.threads=1")
+        self.wait_until(lambda: self.events("start", "slow"), process, "its start")
+        begin = self.processor_ticks(process)
+        self.wait_until(lambda: self.processor_ticks(process) > begin + 10, process, "its first micro-step")
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=rig.TIMEOUT_SECONDS)
+        self.assertIn(process.returncode, (128 + signal.SIGTERM, 128 + signal.SIGINT))
+        self.assertEqual(self.saved_steps("slow"), [])
+        self.assertEqual(self.events("step", "slow"), [])
+        self.goes_on_identically(*LONG)
+
+    def test_a_signal_in_an_evaluation_is_heeded_and_the_evaluation_made_up_for(self):
+        sets = ["train.steps=4", "train.eval_interval=2", "data.val_fraction=0.5"]
+        slow = ["train.eval_batches=0", "train.micro_batch=1", "run.threads=1", "precision.compute=fp64"]
+        self.train("run.dir=whole", *sets, *slow)
+        process = self.start_train(*sets, *slow)
+        self.wait_until(lambda: self.last_step() == 2, process, "the step before the evaluation", pause=0)
+        self.stop(process)
+        self.assertEqual((self.last_step(), self.events("eval")), (2, []))
+        self.train(*sets, *slow)
+        self.assert_same_run(4, "run", "whole")
+        self.assertEqual([event["step"] for event in self.events("eval")], [2, 4])
+
+    def test_a_signal_before_the_first_step_leaves_a_run_that_can_begin(self):
+        process = self.start_train(*LONG, "hardware.peak_tflops=0")
+        self.wait_until(lambda: (self.folder / "run/config.toml").exists(), process, "the run folder", pause=0)
+        self.stop(process)
+        self.goes_on_identically(*LONG)
+
+    def test_max_time_saves_and_ends_well(self):
+        stderr = self.train(*LONG, max_time="1s")
+        self.assertIn("stopped at --max-time", stderr)
+        self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
+        self.assertLess(self.events("end")[-1]["wall_s"], 10)
+        self.goes_on_identically(*LONG)
+
+    def test_max_time_counts_the_preparation_of_data(self):
+        """A time too short to tokenize in: the first step is made all the same once the tokens are there."""
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 300)
+        sets = [*LONG, "data.train=long.txt"]
+        stderr = self.train(*sets, max_time="0.01s")
+        self.assertIn("stopped while tokenizing; the same command goes on from here", stderr)
+        self.assertEqual(self.events("step"), [])
+        self.train(*sets, max_steps=2)
+        self.train("run.dir=whole", *sets, max_steps=2)
+        self.assert_same_run(2, "run", "whole")
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""`trainer tokenize`, and training from every format of tokens."""
+import array
+import json
+import os
+import signal
+import struct
+import subprocess
+
+import rig
+
+HEADER_BYTES = 1024
+
+
+class Tokenize(rig.Runs):
+    def tokenize(self, *inputs, output, status=0, **options):
+        args = ["tokenize", "--input", *inputs, "--output", output, "--tokenizer", "tokens/tokenizer.model"]
+        for name, value in options.items():
+            args += ["--" + name.replace("_", "-"), value]
+        return self.trainer(*args, status=status)
+
+    def long_text(self, copies):
+        """15 kB a copy; never held here as a whole, see ru_maxrss below."""
+        text = (self.folder / "text.txt").read_text()
+        with open(self.folder / "long.txt", "w") as file:
+            for i in range(copies):
+                file.write(f"{i} {text}")
+        return "long.txt"
+
+    def assert_same_tokens(self, folder, reference):
+        for name in ("tokens.bin", "tokens.docs", "tokenizer.model"):
+            self.assertTrue((self.folder / folder / name).read_bytes() == (self.folder / reference / name).read_bytes(),
+                            f"{name} of {folder} and {reference} differ")
+        self.assertFalse((self.folder / folder / "tokens.work").exists(), "work was left behind")
+
+    def ids(self, folder="tokens"):
+        ids = array.array("H")
+        ids.frombytes((self.folder / folder / "tokens.bin").read_bytes()[HEADER_BYTES:])
+        return ids
+
+    def test_a_trained_tokenizer_gives_the_same_tokens_when_it_is_given(self):
+        self.tokenize("text.txt", output="again")
+        self.assert_same_tokens("again", "tokens")
+
+    def test_the_number_of_threads_leaves_no_trace(self):
+        text = self.long_text(300)
+        self.tokenize(text, output="all", document="line")
+        one = sorted(os.sched_getaffinity(0))[:1]
+        subprocess.run([rig.TRAINER, "tokenize", "--input", text, "--output", "one", "--tokenizer", "tokens/tokenizer.model",
+                        "--document", "line"], cwd=self.folder, check=True, capture_output=True,
+                       preexec_fn=lambda: os.sched_setaffinity(0, one))
+        self.assert_same_tokens("one", "all")
+
+    def test_interrupted_work_gives_the_same_bytes(self):
+        text = self.long_text(2000)
+        self.tokenize(text, output="whole", document="line")
+        args = ["tokenize", "--input", text, "--output", "parts", "--tokenizer", "tokens/tokenizer.model", "--document", "line"]
+        work = self.folder / "parts/tokens.work"
+
+        def written():
+            """Size and time of the last write."""
+            return ((work / "tokens").stat().st_size, (work / "tokens").stat().st_mtime_ns) if work.exists() else (0, 0)
+
+        reached = []
+        for which, status in ((signal.SIGTERM, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL),
+                              (signal.SIGTERM, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL)):
+            enough, before = (reached[-1] if reached else 0), written()
+            process = self.start(*args)
+            self.wait_until(lambda: written()[0] > enough and written() != before, process, "tokens", pause=0)
+            stderr = self.stop(process, which, status)
+            if which == signal.SIGTERM:
+                self.assertIn("stopped; the same command goes on from here", stderr)
+                reached.append(written()[0])
+            self.assertEqual(list(self.folder.glob("parts/tokens.bin")), [], "published too early")
+        self.assertLess(reached[0], reached[1], "the second start did not go on from the first")
+        self.trainer(*args)
+        self.assert_same_tokens("parts", "whole")
+
+    def test_memory_does_not_grow_with_the_text(self):
+        def peak(copies):
+            process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", self.long_text(copies), "--output", f"out{copies}",
+                                        "--tokenizer", "tokens/tokenizer.model"], cwd=self.folder, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            self.assertEqual(process.returncode, 0)
+            return usage.ru_maxrss * 1024
+        small, large = peak(800), peak(3200)  # 12 and 48 MB of text
+        self.assertLess(large - small, 12 << 20, f"{small} bytes for 12 MB, {large} for 48 MB")
+
+    def test_documents_of_every_kind(self):
+        lines = ["the cat sat", "on a mat", "and saw"]
+        (self.folder / "lines.txt").write_text("\n".join(lines) + "\n")
+        (self.folder / "blocks.txt").write_text("\n\n".join(lines) + "\n")
+        (self.folder / "lines.jsonl").write_text("".join(json.dumps({"body": line}) + "\n" for line in lines))
+        for index, line in enumerate(lines):
+            (self.folder / f"file{index}.txt").write_text(line)
+        self.tokenize("lines.txt", output="line", document="line")
+        self.tokenize("blocks.txt", output="block", document="block")
+        self.tokenize("lines.jsonl", output="jsonl", text_key="body")
+        self.tokenize("file*.txt", output="file")
+        for folder in ("block", "jsonl", "file"):
+            self.assert_same_tokens(folder, "line")
+        end = self.ids("line")[-1]
+        self.assertEqual(self.ids("line").count(end), 3)
+
+    def test_every_format_of_tokens_trains_the_same_model(self):
+        ids = self.ids()
+        llmc = (self.folder / "tokens/tokens.bin").read_bytes()
+        self.assertEqual(struct.unpack_from("<2i", llmc), (20240520, 1))
+        wide = array.array("I", ids)
+        files = {
+            "llmc32.bin": struct.pack("<256i", 20240801, 7, len(ids), *[0] * 253) + wide.tobytes(),
+            "llmc16.bin": struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + ids.tobytes(),
+            "nanogpt.bin": ids.tobytes(),
+            "megatron.bin": ids.tobytes(),
+            "megatron.idx": b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", len(ids))
+                            + struct.pack("<q", 0) + struct.pack("<2q", 0, 1),
+        }
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+        sets = ["data.val_fraction=0", "train.steps=3"]
+        alone = ['data.tokenizer=""', "data.vocab_size=320"]
+        self.train("run.dir=own", *sets)
+        for name, more in (("llmc32", []), ("llmc16", []), ("nanogpt", []), ("megatron", []), ("nanogpt", alone)):
+            self.train(f"run.dir={name}", f"data.train={name}.bin", *sets, *more, resume="never")
+            self.assertTrue(self.tensors(3, name) == self.tensors(3, "own"), name)
+            self.assertEqual(self.losses(name), self.losses("own"))
+
+
+if __name__ == "__main__":
+    rig.main()
