@@ -59,7 +59,11 @@ class Tokenize(rig.Runs):
 
         def written():
             """Size and time of the last write."""
-            return ((work / "tokens").stat().st_size, (work / "tokens").stat().st_mtime_ns) if work.exists() else (0, 0)
+            try:
+                status = (work / "tokens").stat()
+            except FileNotFoundError:
+                return 0, 0
+            return status.st_size, status.st_mtime_ns
 
         reached = []
         for which, status in ((signal.SIGTERM, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL),
