@@ -9,6 +9,16 @@
 
 namespace trainer::data {
 
+void TokenBatch::resize(int64_t sequences_, int64_t length) {
+  const auto rows = static_cast<size_t>(sequences_ * length);
+  ids.resize(rows);
+  targets.resize(rows);
+  weights.assign(rows, 1.0f);
+  sequences = sequences_;
+  seq_len = length;
+  weight_sum = static_cast<double>(rows);
+}
+
 TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin,
                            int64_t end)
     : stream_(std::move(stream)),
@@ -34,12 +44,12 @@ int64_t TokenDataset::window_of(int64_t sample) const {
 }
 
 void TokenDataset::train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const {
-  prepare(sequences, out);
+  out.resize(sequences, seq_len_);
   for (int64_t row = 0; row < sequences; ++row) fill(window_of(sample + row), row, out);
 }
 
 void TokenDataset::eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const {
-  prepare(sequences, out);
+  out.resize(sequences, seq_len_);
   const int64_t real = std::clamp<int64_t>(windows() - window, 0, sequences);
   for (int64_t row = 0; row < real; ++row) fill(window + row, row, out);
   std::fill(out.ids.begin() + real * seq_len_, out.ids.end(), 0);
@@ -53,16 +63,6 @@ void TokenDataset::prefetch(int64_t sample, int64_t sequences) const {
     const int64_t first = begin_ + window_of(n) * seq_len_;
     stream_->prefetch(first, first + seq_len_ + 1);
   }
-}
-
-void TokenDataset::prepare(int64_t sequences, TokenBatch& out) const {
-  const auto rows = static_cast<size_t>(sequences * seq_len_);
-  out.ids.resize(rows);
-  out.targets.resize(rows);
-  out.weights.assign(rows, 1.0f);
-  out.sequences = sequences;
-  out.seq_len = seq_len_;
-  out.weight_sum = static_cast<double>(rows);
 }
 
 void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {

@@ -17,6 +17,9 @@ struct TokenBatch {
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;  // index of the first sequence in the step's batch; set by the caller
   double weight_sum = 0;
+
+  /// Room for `sequences` of `length` tokens, every row counting.
+  void resize(int64_t sequences_, int64_t length);
 };
 
 class TokenDataset {
@@ -48,7 +51,6 @@ class TokenDataset {
   void prefetch(int64_t sample, int64_t sequences) const;
 
  private:
-  void prepare(int64_t sequences, TokenBatch& out) const;
   void fill(int64_t window, int64_t row, TokenBatch& out) const;
 
   std::shared_ptr<const TokenStream> stream_;

@@ -13,13 +13,8 @@ BatchSource random_batches(const config::Config& config) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
   const int64_t length = config.model.seq_len, vocab = config.data.vocab_size;
   return [key, length, vocab](int64_t sample, int64_t sequences, data::TokenBatch& out) {
-    const auto rows = static_cast<size_t>(sequences * length);
-    out.ids.resize(rows);
-    out.targets.resize(rows);
-    out.weights.assign(rows, 1.0f);
-    out.sequences = sequences;
-    out.seq_len = length;
-    for (size_t r = 0; r < rows; ++r) {
+    out.resize(sequences, length);
+    for (size_t r = 0; r < out.ids.size(); ++r) {
       const auto index = static_cast<uint64_t>(sample * length) + r;
       out.ids[r] = static_cast<int32_t>(philox_at(key, index) % static_cast<uint64_t>(vocab));
       out.targets[r] = static_cast<int32_t>(philox_at(key, index + 1) % static_cast<uint64_t>(vocab));

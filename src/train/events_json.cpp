@@ -134,8 +134,15 @@ Json to_json(const StartReport& start) {
           {"config", config_json(start.config_toml)}};
 }
 
+Json to_json(const PhaseMs& phase) {
+  return {{"data", phase.data},
+          {"forward", phase.forward},
+          {"backward", phase.backward},
+          {"optimizer", phase.optimizer},
+          {"comm_exposed", phase.comm_exposed}};
+}
+
 Json to_json(const StepReport& step) {
-  const PhaseMs& phase = step.phase_ms;
   Json json = {{"event", "step"},
                {"step", step.step},
                {"tokens", step.tokens},
@@ -149,12 +156,7 @@ Json to_json(const StepReport& step) {
                {"mfu", step.mfu},
                {"mfu_causal", step.mfu_causal},
                {"hfu", step.hfu},
-               {"phase_ms",
-                {{"data", phase.data},
-                 {"forward", phase.forward},
-                 {"backward", phase.backward},
-                 {"optimizer", phase.optimizer},
-                 {"comm_exposed", phase.comm_exposed}}},
+               {"phase_ms", to_json(step.phase_ms)},
                {"comm_bytes", step.comm_bytes},
                {"memory_bytes", step.memory_bytes},
                {"data_position", step.data_position}};

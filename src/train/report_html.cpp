@@ -293,7 +293,6 @@ std::string report_html(const Summary& summary, const History& history, const st
 }
 
 std::string report_json(const Summary& summary, const History& history) {
-  const PhaseMs& phase = summary.phase_ms;
   Json facts = to_json(summary.start);
   for (const char* key : {"event", "step", "config"}) facts.erase(key);
   Json evals = Json::array(), samples = Json::array();
@@ -326,12 +325,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"mfu", summary.mfu},
                        {"mfu_causal", summary.mfu_causal},
                        {"hfu", summary.hfu},
-                       {"phase_ms",
-                        {{"data", phase.data},
-                         {"forward", phase.forward},
-                         {"backward", phase.backward},
-                         {"optimizer", phase.optimizer},
-                         {"comm_exposed", phase.comm_exposed}}},
+                       {"phase_ms", to_json(summary.phase_ms)},
                        {"measured_memory_bytes", bytes_json(summary.measured_memory)},
                        {"predicted_memory_bytes", bytes_json(summary.predicted_memory)},
                        {"memory_bytes", summary.memory_by_category},

@@ -26,14 +26,9 @@ inline constexpr int64_t kTinyVocab = 37;
 inline train::BatchSource tiny_batches(const config::Config& c) {
   const int64_t length = c.model.seq_len;
   return [length](int64_t sample, int64_t sequences, data::TokenBatch& out) {
-    const auto rows = static_cast<size_t>(sequences * length);
-    out.ids.resize(rows);
-    out.targets.resize(rows);
-    out.weights.assign(rows, 1.0f);
-    out.sequences = sequences;
-    out.seq_len = length;
+    out.resize(sequences, length);
     const PhiloxKey key = philox_key(5, "tokens");
-    for (size_t r = 0; r < rows; ++r) {
+    for (size_t r = 0; r < out.ids.size(); ++r) {
       const uint64_t at = static_cast<uint64_t>(sample * length) + r;
       out.ids[r] = static_cast<int32_t>(philox_at(key, at) % kTinyVocab);
       out.targets[r] = static_cast<int32_t>(philox_at(key, at + 1) % kTinyVocab);
