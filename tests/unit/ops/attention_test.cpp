@@ -1,203 +1,11 @@
-#include "ops/attention.h"
+#include "unit/ops/attention_problem.h"
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <cstring>
-#include <limits>
-#include <random>
-#include <vector>
+#include <algorithm>
 
 #include "ops/bench_attention.h"
-#include "ops/elementwise.h"
 
-using namespace trainer;
-using ops::AttentionShape;
-
+namespace trainer::ops::attention_test {
 namespace {
-
-struct Cpu {
-  explicit Cpu(int threads, device::Isa isa = device::detect_isa()) : device(threads, isa) {}
-  device::CpuDevice device;
-  Arena arena{device, Arena::Mode::heap};
-  Meter meter;
-  Exec ex{device, arena, meter};
-};
-
-template <typename T>
-double unit_roundoff() {
-  return std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<AccumulatorOf<T>>::epsilon() / 2;
-}
-
-/// Rows between others: [rows, cols] inside rows of `pitch`, as q, k, v lie in the product that made them.
-template <typename T>
-struct Rows {
-  int64_t rows = 0, cols = 0, pitch = 0, before = 0;
-  std::vector<T> data;
-
-  Rows(int64_t rows_, int64_t cols_, bool spread, double fill = 0)
-      : rows(rows_),
-        cols(cols_),
-        pitch(spread ? cols_ + 7 : cols_),
-        before(spread ? 3 : 0),
-        data(static_cast<size_t>(rows_ * pitch), T(static_cast<AccumulatorOf<T>>(fill))) {}
-  T& at(int64_t r, int64_t c) { return data[static_cast<size_t>(r * pitch + before + c)]; }
-  double value(int64_t r, int64_t c) const {
-    return static_cast<double>(data[static_cast<size_t>(r * pitch + before + c)]);
-  }
-  Tensor view() {
-    return Tensor{reinterpret_cast<std::byte*>(data.data()), {rows, pitch}, DTypeOf<T>::value}.col_range(before, cols);
-  }
-  void draw(std::mt19937& rng, double deviation) {
-    std::normal_distribution<double> normal(0, deviation);
-    for (T& x : data) x = T(static_cast<AccumulatorOf<T>>(normal(rng)));
-  }
-};
-
-struct Case {
-  AttentionShape shape;
-  double dropout = 0;
-  double deviation = 1;
-  bool spread = true;
-};
-std::string to_string(const Case& c) {
-  const AttentionShape& s = c.shape;
-  return fmt::format("batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}", s.batch, s.q_len,
-                     s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout);
-}
-int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
-
-/// Operands and results of one case.
-template <typename T>
-struct Problem {
-  Case c;
-  Rows<T> q, k, v, out, dout, dq, dk, dv;
-  Rows<AccumulatorOf<T>> lse;
-  ops::AttentionDropout dropout;
-  double scale;
-
-  explicit Problem(const Case& which, unsigned seed = 1)
-      : c(which),
-        q(c.shape.batch * c.shape.q_len, c.shape.heads * c.shape.head_dim, c.spread),
-        k(c.shape.batch * capacity(c.shape), c.shape.kv_heads * c.shape.head_dim, c.spread),
-        v(k),
-        out(q),
-        dout(q),
-        dq(q),
-        dk(k),
-        dv(k),
-        lse(c.shape.batch * c.shape.heads, c.shape.q_len, false),
-        scale(0.9 / std::sqrt(static_cast<double>(c.shape.head_dim))) {
-    std::mt19937 rng(seed);
-    q.draw(rng, c.deviation);
-    k.draw(rng, c.deviation);
-    v.draw(rng, 1);
-    dout.draw(rng, 1);
-    dropout = {c.dropout, philox_key(seed, "attention"), 3, 5, 2, c.shape.heads + 4};
-  }
-  void forward(Exec& ex, bool keep_lse = true) {
-    run(ex, ops::AttentionForward{q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape,
-                                  scale, dropout});
-  }
-  void backward(Exec& ex) {
-    run(ex, ops::AttentionBackward{q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(), dq.view(),
-                                   dk.view(), dv.view(), c.shape, scale, dropout});
-  }
-};
-
-using Matrix = std::vector<double>;
-
-/// Attention by its definition, in double: explicit rows of probabilities; gradients by the chain rule through them.
-template <typename T>
-struct Reference {
-  Matrix out, lse, dq, dk, dv;
-
-  explicit Reference(const Problem<T>& x, bool gradients = true) {
-    const AttentionShape& s = x.c.shape;
-    const int64_t d = s.head_dim, group = s.heads / s.kv_heads, room = capacity(s);
-    out.assign(static_cast<size_t>(x.q.rows * x.q.cols), 0);
-    dq = out;
-    dk.assign(static_cast<size_t>(x.k.rows * x.k.cols), 0);
-    dv = dk;
-    lse.assign(static_cast<size_t>(s.batch * s.heads * s.q_len), 0);
-    const double kept = 1 / (1 - x.c.dropout);
-    for (int64_t b = 0; b < s.batch; ++b) {
-      for (int64_t h = 0; h < s.heads; ++h) {
-        const int64_t hk = h / group * d;
-        for (int64_t i = 0; i < s.q_len; ++i) {
-          const int64_t row = b * s.q_len + i, position = s.k_len - s.q_len + i;
-          Matrix p(static_cast<size_t>(position + 1)), mask(p.size(), 1.0), dp(p.size());
-          double top = -std::numeric_limits<double>::infinity(), sum = 0;
-          for (int64_t j = 0; j <= position; ++j) {
-            for (int64_t e = 0; e < d; ++e) p[j] += x.q.value(row, h * d + e) * x.k.value(b * room + j, hk + e);
-            p[j] *= x.scale;
-            top = std::max(top, p[j]);
-          }
-          for (double& value : p) sum += value = std::exp(value - top);
-          for (double& value : p) value /= sum;
-          lse[(b * s.heads + h) * s.q_len + i] = top + std::log(sum);
-          if (x.c.dropout > 0) {
-            const auto global =
-                static_cast<uint64_t>((x.dropout.first_sample + b) * x.dropout.heads_global + x.dropout.first_head + h);
-            const auto length = static_cast<uint64_t>(s.k_len);
-            for (int64_t j = 0; j <= position; ++j) {
-              const uint64_t index = global * length * length + static_cast<uint64_t>(position) * length + j;
-              const uint32_t u = philox_at(x.dropout.key, index, x.dropout.step);
-              mask[j] = u >= ops::dropout_threshold(x.c.dropout) ? kept : 0;
-            }
-          }
-          double inner = 0;
-          for (int64_t j = 0; j <= position; ++j) {
-            for (int64_t e = 0; e < d; ++e) {
-              out[row * x.q.cols + h * d + e] += p[j] * mask[j] * x.v.value(b * room + j, hk + e);
-              dp[j] += mask[j] * x.dout.value(row, h * d + e) * x.v.value(b * room + j, hk + e);
-            }
-            inner += p[j] * dp[j];
-          }
-          if (!gradients) continue;
-          for (int64_t j = 0; j <= position; ++j) {
-            const double ds = x.scale * p[j] * (dp[j] - inner);
-            for (int64_t e = 0; e < d; ++e) {
-              dq[row * x.q.cols + h * d + e] += ds * x.k.value(b * room + j, hk + e);
-              dk[(b * room + j) * x.k.cols + hk + e] += ds * x.q.value(row, h * d + e);
-              dv[(b * room + j) * x.k.cols + hk + e] += p[j] * mask[j] * x.dout.value(row, h * d + e);
-            }
-          }
-        }
-      }
-    }
-  }
-};
-
-/// The bound for type T, by name.
-template <typename T>
-double bound(double f64, double f32, double bf16_bound) {
-  return std::is_same_v<T, double> ? f64 : std::is_same_v<T, float> ? f32 : bf16_bound;
-}
-/// |got − expected| / |expected| over the whole tensor.
-template <typename T>
-double relative_error(const Rows<T>& got, const Matrix& expected) {
-  double difference = 0, norm = 0;
-  for (int64_t r = 0; r < got.rows; ++r) {
-    for (int64_t c = 0; c < got.cols; ++c) {
-      const double e = expected[static_cast<size_t>(r * got.cols + c)], g = got.value(r, c);
-      difference += (g - e) * (g - e);
-      norm += e * e;
-    }
-  }
-  return norm == 0 ? std::sqrt(difference) : std::sqrt(difference / norm);
-}
-/// What lies between the rows is as it was.
-template <typename T>
-void expect_margins_untouched(const Rows<T>& before, const Rows<T>& after, const char* name) {
-  for (int64_t r = 0; r < after.rows; ++r)
-    for (int64_t c = 0; c < after.pitch; ++c)
-      if (c < after.before || c >= after.before + after.cols) {
-        const auto i = static_cast<size_t>(r * after.pitch + c);
-        ASSERT_EQ(0, std::memcmp(&before.data[i], &after.data[i], sizeof(T)))
-            << name << " row " << r << " column " << c;
-      }
-}
 
 std::vector<Case> training_cases() {
   std::vector<Case> cases;
@@ -319,14 +127,14 @@ TYPED_TEST(AttentionOf, DecodingWithACacheEqualsTheRowsOfOnePass) {
   for (int64_t position = 0; position < length; position += 7) {
     std::vector<T> out(static_cast<size_t>(heads * d));
     const Tensor row{reinterpret_cast<std::byte*>(out.data()), {1, heads * d}, DTypeOf<T>::value};
-    run(cpu.ex, ops::AttentionForward{whole.q.view().row_range(position, 1),
-                                      whole.k.view(),
-                                      whole.v.view(),
-                                      row,
-                                      {},
-                                      {1, 1, position + 1, length, heads, kv_heads, d},
-                                      whole.scale,
-                                      {}});
+    run(cpu.ex, AttentionForward{whole.q.view().row_range(position, 1),
+                                 whole.k.view(),
+                                 whole.v.view(),
+                                 row,
+                                 {},
+                                 {1, 1, position + 1, length, heads, kv_heads, d},
+                                 whole.scale,
+                                 {}});
     for (int64_t e = 0; e < heads * d; ++e)
       ASSERT_NEAR(static_cast<double>(out[e]), whole.out.value(position, e), 16 * unit_roundoff<T>())
           << "position " << position << " column " << e;
@@ -428,20 +236,20 @@ TEST(Attention, ReplaysTheMemoryPlanOfItsDryRun) {
 
 TEST(Attention, CountsWhatCausalityLeaves) {
   Problem<float> x(Case{{2, 3, 3, 0, 4, 2, 16}});
-  const ops::AttentionForward forward{x.q.view(), x.k.view(), x.v.view(), x.out.view(), {}, x.c.shape, 1, {}};
+  const AttentionForward forward{x.q.view(), x.k.view(), x.v.view(), x.out.view(), {}, x.c.shape, 1, {}};
   EXPECT_EQ(cost(forward).flops, 2.0 * 4 * 16 * 4 * (1 + 2 + 3));
   Problem<float> cached(Case{{1, 2, 5, 0, 1, 1, 8}});
-  const ops::AttentionForward tail{
+  const AttentionForward tail{
       cached.q.view(), cached.k.view(), cached.v.view(), cached.out.view(), {}, cached.c.shape, 1, {}};
   EXPECT_EQ(cost(tail).flops, 4.0 * 8 * (4 + 5));
 }
 
 TEST(Attention, BenchReportsRatesOfBothPasses) {
   Cpu cpu(2);
-  const ops::AttentionRate training = ops::bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
+  const AttentionRate training = bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
   EXPECT_GT(training.forward_gflops, 0);
   EXPECT_GT(training.backward_gflops, 0);
-  const ops::AttentionRate decoding = ops::bench_attention(cpu.ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
+  const AttentionRate decoding = bench_attention(cpu.ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
   EXPECT_GT(decoding.forward_gflops, 0);
   EXPECT_EQ(decoding.backward_seconds, 0);
 }
@@ -449,7 +257,7 @@ TEST(Attention, BenchReportsRatesOfBothPasses) {
 TEST(Attention, NamesTheOperandThatDoesNotFit) {
   Cpu cpu(1);
   Problem<float> x(Case{{1, 4, 4, 0, 2, 2, 8}});
-  ops::AttentionForward op{x.q.view(), x.k.view(), x.v.view().col_range(0, 8), x.out.view(), {}, x.c.shape, 1, {}};
+  AttentionForward op{x.q.view(), x.k.view(), x.v.view().col_range(0, 8), x.out.view(), {}, x.c.shape, 1, {}};
   try {
     run(cpu.ex, op);
     FAIL() << "accepted";
@@ -459,3 +267,4 @@ TEST(Attention, NamesTheOperandThatDoesNotFit) {
 }
 
 }  // namespace
+}  // namespace trainer::ops::attention_test

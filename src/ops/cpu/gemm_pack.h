@@ -1,0 +1,183 @@
+#pragma once
+// Panels of the matrix product: sizes of the blocks and packing (see gemm_kernel.h). Compiled per instruction set.
+#include <type_traits>
+
+#include "ops/cpu/math.h"
+#include "ops/cpu/simd.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+// Register block: kRows × two vectors of sums, two vectors of B and one element of A fill the registers of the set.
+#if defined(__AVX512F__)
+constexpr int kRows = 14;
+constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
+#else
+constexpr int kRows = 6;
+constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
+#endif
+template <typename P>
+constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
+template <typename P>
+constexpr int kCols = 2 * kLanes<P>;
+
+template <typename P>
+using LaneIndex = Vec<std::conditional_t<sizeof(P) == 8, int64_t, int32_t>>;
+
+/// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
+template <typename P, int Step = 1>
+[[gnu::always_inline]] inline void transpose(Vec<P>* v) {
+  constexpr int L = kLanes<P>;
+  if constexpr (Step < L) {
+    LaneIndex<P> low{}, high{};
+    for (int i = 0; i < L; ++i) {
+      low[i] = (i & Step) != 0 ? L + i - Step : i;
+      high[i] = (i & Step) != 0 ? L + i : i + Step;
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) {
+      if ((i & Step) != 0) continue;
+      const Vec<P> a = v[i], b = v[i + Step];
+      v[i] = __builtin_shuffle(a, b, low);
+      v[i + Step] = __builtin_shuffle(a, b, high);
+    }
+    transpose<P, 2 * Step>(v);
+  }
+}
+
+constexpr int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
+constexpr int64_t clamp_lanes(int64_t n, int64_t lanes) { return n < 0 ? 0 : n < lanes ? n : lanes; }
+
+/// Half of a vector, without a detour over memory.
+template <bool Upper, typename V>
+[[gnu::always_inline]] inline auto half(V v) {
+  constexpr int L = sizeof(V) / sizeof(v[0]), U = Upper ? L / 2 : 0;
+  if constexpr (L == 16) {
+    return __builtin_shufflevector(v, v, U, U + 1, U + 2, U + 3, U + 4, U + 5, U + 6, U + 7);
+  } else if constexpr (L == 8) {
+    return __builtin_shufflevector(v, v, U, U + 1, U + 2, U + 3);
+  } else {
+    static_assert(L == 4);
+    return __builtin_shufflevector(v, v, U, U + 1);
+  }
+}
+
+/// The first N lanes, N even. (Whole vectors whose ends the next ones overwrite are three times as slow on Zen 3.)
+template <int N, typename P, typename V>
+[[gnu::always_inline]] inline void store_first(P* p, V v) {
+  constexpr int L = sizeof(V) / sizeof(v[0]);
+  if constexpr (N == L) {
+    std::memcpy(p, &v, sizeof(v));
+  } else if constexpr (N > L / 2) {
+    store_first<L / 2>(p, half<false>(v));
+    store_first<N - L / 2>(p + L / 2, half<true>(v));
+  } else {
+    store_first<N>(p, half<false>(v));
+  }
+}
+
+/// Lanes of group `Group` of the R elements of a term.
+template <int R, int Group, typename D, typename P>
+[[gnu::always_inline]] inline void store_group(D* term, Vec<P> v) {
+  constexpr int L = kLanes<P>, kLeft = R - Group * L;
+  if constexpr (kLeft >= L) {
+    store(term + Group * L, v);
+  } else if constexpr (kLeft > 0) {
+    store_first<kLeft>(term + Group * L, v);
+  }
+}
+
+/// Calls fn with 0, 1, … Count − 1 as types.
+template <int Count, int I = 0, typename F>
+[[gnu::always_inline]] inline void unrolled(F fn) {
+  if constexpr (I < Count) {
+    fn(std::integral_constant<int, I>());
+    unrolled<Count, I + 1>(fn);
+  }
+}
+
+/// Lanes of group `Group` of the R elements of a panel, from row[at] on; nothing outside row[0, extent) is read.
+template <int R, int Group, typename T>
+[[gnu::always_inline]] inline auto load_within(const T* row, int64_t at, int64_t extent) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kLeft = R - Group * L < L ? R - Group * L : L;
+  if (at + kLeft > extent || at + kLeft < L) return load_n(row + at, clamp_lanes(extent - at, L));
+  LaneIndex<P> shift{};  // the vector that ends with the panel, moved down
+  for (int i = 0; i < L; ++i) shift[i] = i < kLeft ? i + L - kLeft : 0;
+  return __builtin_shuffle(load(row + at + kLeft - L), shift);
+}
+
+/// Panels whose terms lie `ld` apart, the rows of a term side by side: a term's rows are read once, for all panels.
+template <int R, typename T, typename D>
+void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  const int64_t panels = (extent + R - 1) / R, whole = extent < kGroups * L ? 0 : (extent - kGroups * L) / R + 1;
+  for (int64_t term = 0; term < k; ++term) {
+    const T* const row = src + term * ld;
+    for (int64_t p = 0; p < whole; ++p)
+      unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+        store_group<R, g, D, P>(dst + p * stride + term * R, load(row + p * R + g * L));
+      });
+    for (int64_t p = whole; p < panels; ++p)
+      unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+        store_group<R, g, D, P>(dst + p * stride + term * R, load_within<R, g>(row, p * R + g * L, extent));
+      });
+  }
+}
+
+/// A panel whose rows lie `ld` apart, the terms of a row side by side.
+template <int R, typename T, typename D>
+void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
+  using P = AccumulatorOf<T>;
+  constexpr int L = kLanes<P>, kGroups = (R + L - 1) / L;
+  for (int64_t term = 0; term < k; term += L) {
+    const int64_t terms = at_most(k - term, L);
+    unrolled<kGroups>([&](auto g) __attribute__((always_inline)) {
+      Vec<P> v[L];
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        const int64_t row = g * L + i;
+        if (row >= extent || row >= R) {
+          v[i] = Vec<P>{};
+        } else {
+          v[i] = terms == L ? load(src + row * ld + term) : load_n(src + row * ld + term, terms);
+        }
+      }
+      transpose<P>(v);
+      if (terms == L) {
+#pragma GCC unroll 16
+        for (int i = 0; i < L; ++i) store_group<R, g, D, P>(dst + (term + i) * R, v[i]);
+      } else {
+        for (int64_t i = 0; i < terms; ++i) store_group<R, g, D, P>(dst + (term + i) * R, v[i]);
+      }
+    });
+  }
+}
+
+template <int R, typename T, typename D>
+void pack(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
+  if (!along_k) {
+    // A few panels at a time: their strides are multiples of large powers of two, so that lines of many panels would
+    // fall into the same few sets of L1.
+    constexpr int64_t kTogether = 8;
+    for (int64_t row = 0; row < extent; row += kTogether * R, dst += kTogether * stride)
+      pack_rows_adjacent<R>(src + row, ld, at_most(extent - row, kTogether * R), k, dst, stride);
+    return;
+  }
+  for (int64_t row = 0; row < extent; row += R, dst += stride)
+    pack_terms_adjacent<R>(src + row * ld, ld, extent - row, k, dst);
+}
+
+template <int R, typename T>
+void pack_a(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, AccumulatorOf<T>* dst) {
+  pack<R>(src, ld, along_k, extent, k, dst, k * R);
+}
+
+template <typename T, typename D>
+void pack_b(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
+  pack<kCols<AccumulatorOf<T>>>(src, ld, along_k, extent, k, dst, stride);
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA
