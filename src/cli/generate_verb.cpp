@@ -35,9 +35,7 @@ int generate_command(const GenerateOptions& o) {
     throw Error(Code::data, format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()));
   train::Generator generator(*model.trainer);
   const train::SignalGuard signals;
-  data::StreamDecoder decoder(*model.tokenizer);
   std::string text;
-  int64_t tokens = 0;
   const double start = now_seconds();
   const auto show = [&](const std::string& piece) {
     text += piece;
@@ -49,12 +47,10 @@ int generate_command(const GenerateOptions& o) {
     std::fwrite(prompt.data(), 1, prompt.size(), stdout);
     std::fflush(stdout);
   }
-  generator.run(model.tokenizer->encode(prompt), o.tokens, sampling, model.tokenizer->eos(), [&](int32_t id) {
-    ++tokens;
-    show(decoder.push(id));
+  const int64_t tokens = generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {
+    show(piece);
     return !train::stop_requested();
   });
-  show(decoder.finish());
   const double seconds = now_seconds() - start;
   if (o.json) {
     const nlohmann::json document{{"prompt", prompt}, {"text", text}, {"tokens", tokens}, {"seconds", seconds},

@@ -9,6 +9,12 @@ namespace {
 
 constexpr int64_t kPrefillChunk = 64;
 
+std::vector<bool> tokens_with_a_space_in_front(const data::Tokenizer& tokenizer) {
+  std::vector<bool> found(static_cast<size_t>(tokenizer.vocab_size()));
+  for (size_t id = 0; id < found.size(); ++id) found[id] = tokenizer.piece(static_cast<int32_t>(id)).starts_with(' ');
+  return found;
+}
+
 }  // namespace
 
 Generator::Generator(Trainer& trainer)
@@ -37,7 +43,8 @@ parallel::Batch Generator::batch(int64_t rows) const {
   return {.ids = ids, .sequences = 1, .seq_len = rows, .first_position = cache_.used};
 }
 
-int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position) {
+int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position,
+                        const std::vector<bool>& allowed) {
   Exec ex = trainer_.exec();
   int32_t chosen = 0;
   for (size_t at = 0; at < ids.size();) {
@@ -47,7 +54,7 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
     trainer_.arena().begin(rows == 1 ? decode_key_ : prefill_key_);
     {
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
-      if (rows == left) chosen = sampler.choose(logits, position);
+      if (rows == left) chosen = sampler.choose(logits, position, allowed);
     }
     trainer_.arena().end();
     at += static_cast<size_t>(rows);
@@ -56,7 +63,7 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
 }
 
 void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
-                    const std::function<bool(int32_t)>& emit) {
+                    const std::function<bool(int32_t)>& emit, const std::vector<bool>& first) {
   TokenSampler sampler(sampling, trainer_.vocab());
   std::vector<int32_t> text = prompt;
   if (text.empty()) text.push_back(std::max(eos, 0));
@@ -74,7 +81,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   cache_.used = 0;
   std::vector<int32_t> next = text;
   for (int64_t i = 0; i < tokens; ++i) {
-    const int32_t id = feed(next, sampler, i);
+    const int32_t id = feed(next, sampler, i, i == 0 ? first : std::vector<bool>());
     if (id == eos || !emit(id)) return;
     text.push_back(id);
     next.assign(1, id);
@@ -86,15 +93,36 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   }
 }
 
-std::string Generator::complete(const data::Tokenizer& tokenizer, const std::string& prompt, int64_t tokens,
-                                const Sampling& sampling) {
+int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
+                         const Sampling& sampling, const std::function<bool(const std::string&)>& emit) {
+  std::vector<bool> first;
+  if (prompt.ends_with(' ')) first = tokens_with_a_space_in_front(tokenizer);
+  if (std::ranges::find(first, true) == first.end()) first.clear();
+  if (!first.empty()) prompt.remove_suffix(1);
+  const std::vector<int32_t> ids = tokenizer.encode(prompt);
   data::StreamDecoder decoder(tokenizer);
+  for (const int32_t id : ids) decoder.push(id);
+  int64_t written = 0;
+  run(
+      ids, tokens, sampling, tokenizer.eos(),
+      [&](int32_t id) {
+        std::string text = decoder.push(id);
+        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt shows it
+        return emit(text);
+      },
+      first);
+  if (const std::string rest = decoder.finish(); !rest.empty()) emit(rest);
+  return written;
+}
+
+std::string Generator::complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
+                                const Sampling& sampling) {
   std::string text;
-  run(tokenizer.encode(prompt), tokens, sampling, tokenizer.eos(), [&](int32_t id) {
-    text += decoder.push(id);
+  write(tokenizer, prompt, tokens, sampling, [&](const std::string& piece) {
+    text += piece;
     return true;
   });
-  return text + decoder.finish();
+  return text;
 }
 
 }  // namespace trainer::train

@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/tokenizer.h"
@@ -17,17 +18,23 @@ class Generator {
   explicit Generator(Trainer& trainer);
 
   /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at
-  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len goes on from its last
-  /// half, with one notice in the log.
+  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len goes on from its
+  /// last half, with one notice in the log. `first` [vocab]: what the first token may be (empty: any).
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
-           const std::function<bool(int32_t)>& emit);
+           const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
-  /// The text that follows `prompt`, in one piece.
-  std::string complete(const data::Tokenizer& tokenizer, const std::string& prompt, int64_t tokens, const Sampling& sampling);
+  /// Gives the text that follows `prompt` to `emit`, token by token (false: stop); returns the number of tokens. Tokens
+  /// hold the space before a word, so a space that ends the prompt is left to the first token, which must begin with one.
+  int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
+                const std::function<bool(const std::string&)>& emit);
+  /// The same in one piece.
+  std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
+                       const Sampling& sampling);
 
  private:
   /// Feeds ids to the model; returns the token chosen from the last row's logits.
-  int32_t feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position);
+  int32_t feed(const std::vector<int32_t>& ids, TokenSampler& sampler, int64_t position,
+               const std::vector<bool>& allowed);
   parallel::Batch batch(int64_t rows) const;
 
   Trainer& trainer_;

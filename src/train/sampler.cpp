@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "base/philox.h"
@@ -20,10 +21,12 @@ TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
   validate(sampling);
 }
 
-int32_t TokenSampler::choose(const Tensor& logits, int64_t position) {
+int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed) {
   TRAINER_CHECK(logits.cols() >= vocab_, "logits {} for {} tokens", to_string(logits), vocab_);
   for (size_t i = 0; i < scores_.size(); ++i)
     scores_[i] = logits.dtype == DType::f64 ? logits.as<double>()[i] : static_cast<double>(logits.as<float>()[i]);
+  for (size_t i = 0; i < allowed.size(); ++i)
+    if (!allowed[i]) scores_[i] = -std::numeric_limits<double>::infinity();
   const auto likelier = [&](int32_t a, int32_t b) {
     const double x = scores_[static_cast<size_t>(a)], y = scores_[static_cast<size_t>(b)];
     return x > y || (x == y && a < b);
@@ -47,9 +50,11 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position) {
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
-  for (int64_t rank = 0; rank < last; ++rank)
-    if ((left -= weight(rank)) < 0) return order_[static_cast<size_t>(rank)];
-  return order_[static_cast<size_t>(last - 1)];
+  int64_t chosen = 0;  // where rounding leaves something over, the last token that has a probability
+  for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
+    if (const double share = weight(rank); share > 0) left -= share, chosen = rank;
+  }
+  return order_[static_cast<size_t>(chosen)];
 }
 
 }  // namespace trainer::train

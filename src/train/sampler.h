@@ -19,8 +19,9 @@ void validate(const Sampling& sampling);
 class TokenSampler {
  public:
   TokenSampler(const Sampling& sampling, int64_t vocab);
-  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id.
-  int32_t choose(const Tensor& logits, int64_t position);
+  /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id. `allowed` [vocab]: only
+  /// these tokens, one at least (empty: all).
+  int32_t choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed = {});
 
  private:
   Sampling sampling_;

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
+#include "unit/data/fixtures.h"
 #include "unit/train/tiny.h"
 
 namespace trainer::tests {
@@ -44,6 +46,19 @@ TEST(TokenSampler, TopKAndTopPLeaveTheTailOut) {
     second |= id == 1;
   }
   EXPECT_TRUE(second);
+}
+
+TEST(TokenSampler, DrawsAmongTheAllowedOnly) {
+  std::vector<float> values = {9, std::log(1.0f), 8, std::log(3.0f), 9};
+  const std::vector<bool> allowed = {false, true, false, true, false};
+  EXPECT_EQ(TokenSampler({.temperature = 0}, 5).choose(logits_of(values), 0, allowed), 3);
+  for (const Sampling& sampling : {Sampling{.seed = 2}, Sampling{.top_k = 4, .seed = 2}}) {
+    TokenSampler sampler(sampling, 5);
+    int counts[5] = {};
+    for (int i = 0; i < 20000; ++i) ++counts[sampler.choose(logits_of(values), i, allowed)];
+    EXPECT_EQ(counts[0] + counts[2] + counts[4], 0);
+    EXPECT_NEAR(counts[3] / 20000.0, 0.75, 0.01);
+  }
 }
 
 TEST(TokenSampler, RefusesValuesOutOfRange) {
@@ -99,6 +114,29 @@ TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
   });
   EXPECT_EQ(emitted, 40);
   EXPECT_EQ(run.step(2).loss, other.step(2).loss);
+}
+
+TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
+  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
+  device::CpuDevice device(1, device::detect_isa());
+  train::Trainer trainer(device, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
+  trainer.plan();
+  trainer.store().initialize(1);
+  train::Generator generator(trainer);
+  std::set<std::string> words;
+  for (int32_t id = 0; id < tokenizer.vocab_size(); ++id)
+    if (const std::string piece(tokenizer.piece(id)); piece.starts_with(' ')) words.insert(piece.substr(1));
+  int64_t free = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    EXPECT_TRUE(words.contains(generator.complete(tokenizer, "She had ", 1, {.seed = seed})));
+    EXPECT_TRUE(words.contains(generator.complete(tokenizer, " ", 1, {.seed = seed})));
+    free += generator.complete(tokenizer, "She had", 1, {.seed = seed}).starts_with(' ') ? 0 : 1;
+  }
+  EXPECT_GT(free, 0) << "without the space any token may follow";
+  // What follows the first token is the same whether the space stands in the prompt or in the token.
+  const std::string word = generator.complete(tokenizer, "She had ", 1, {.temperature = 0});
+  const std::string more = generator.complete(tokenizer, "She had ", 3, {.temperature = 0});
+  EXPECT_EQ(more, word + generator.complete(tokenizer, "She had " + word, 2, {.temperature = 0}));
 }
 
 TEST(Generator, RefusesTokensOutsideTheVocabulary) {
