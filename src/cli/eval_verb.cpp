@@ -1,15 +1,18 @@
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
+#include "cli/tokenizing.h"
 #include "data/source.h"
 #include "train/evaluate.h"
 #include "train/loaded_model.h"
 #include "train/run_folder.h"
 #include "train/signals.h"
+#include "train/status_line.h"
 
 namespace trainer::cli {
 
@@ -26,13 +29,19 @@ int eval_command(const EvalOptions& o) {
       o.checkpoint.empty() ? train::checkpoint_folder(load_configuration(o.config)) : std::filesystem::path(o.checkpoint);
   const train::SignalGuard signals;
   train::LoadedModel model = train::load_model(path);
-  data::EvalData source = data::open_eval_data(model.config, o.data, model.tokenizer ? &*model.tokenizer : nullptr,
-                                               model.trainer->vocab(),
-                                               {.threads = model.machine.threads, .stop = train::stop_requested});
+  const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
+  data::EvalData source =
+      data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(),
+                           {.threads = model.machine.threads, .stop = train::stop_requested, .progress = show_tokenizing()});
   if (!source.dataset) throw stopped();
-  const train::Evaluation result =
-      train::evaluate(*model.trainer, *source.dataset, o.batches, model.tokenizer ? &*model.tokenizer : nullptr,
-                      [](int64_t, int64_t) { return !train::stop_requested(); });
+  std::optional<train::StatusLine> status(std::in_place);
+  const train::Evaluation result = train::evaluate(*model.trainer, *source.dataset, o.batches, tokenizer,
+                                                   [&](int64_t done, int64_t windows) {
+                                                     status->show(format("evaluating: {} of {} windows", done, windows),
+                                                                  done, windows);
+                                                     return !train::stop_requested();
+                                                   });
+  status.reset();
   if (result.interrupted) throw stopped();
   const train::EvalReport& report = result.report;
   if (o.json) {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "checkpoint/file_io.h"
 #include "cli/cli.h"
+#include "cli/tokenizing.h"
 #include "data/source.h"
 #include "device/thread_pool.h"
 #include "train/signals.h"
@@ -31,6 +32,7 @@ int tokenize_command(const TokenizeOptions& o) {
   options.text = {o.text_key, document_named(o.document), o.strict};
   options.threads = device::default_threads();
   options.stop = train::stop_requested;
+  options.progress = show_tokenizing();
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
   checkpoint::make_folders(checkpoint::system_calls(), o.output);
