@@ -18,7 +18,7 @@ int config_command(const ConfigVerbOptions& o) {
   if (o.what != "check" && o.what != "show") throw unknown_word("config", o.what, "check, show, reference");
   if (o.config.file.empty()) throw Error(Code::usage, format("`config {}` needs --config FILE", o.what));
   const config::Config config = load_configuration(o.config);
-  std::fputs(o.what == "show" ? config::show(config).c_str() : format("{}: no mistakes\n", o.config.file).c_str(), stdout);
+  std::fputs(o.what == "show" ? config::show(config).c_str() : format("{}: no mistakes, on one rank\n", o.config.file).c_str(), stdout);
   return 0;
 }
 

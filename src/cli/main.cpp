@@ -17,18 +17,20 @@ using namespace trainer;
 using cli::ConfigOptions;
 
 void add_config(CLI::App& app, ConfigOptions& options, bool required) {
-  CLI::Option* file = app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`");
+  CLI::Option* file = app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`")->type_name("FILE");
   if (required) file->required();
-  app.add_option("--set,-s", options.sets, "override a key: section.key=value; may be repeated")->allow_extra_args(false);
+  app.add_option("--set,-s", options.sets, "override a key of the configuration; may be repeated")
+      ->type_name("section.key=value")->allow_extra_args(false);
 }
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
 void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
-  app.add_option("--resume", o.resume, "auto, must, never, or a checkpoint to go on from (overrides checkpoint.resume)");
-  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")->check(CLI::PositiveNumber);
-  app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600");
+  app.add_option("--resume", o.resume, "the checkpoint to go on from; auto: the latest, if there is one (overrides checkpoint.resume)")
+      ->type_name("auto|must|never|PATH");
+  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")->type_name("N")->check(CLI::PositiveNumber);
+  app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600")->type_name("TIME");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
 }
 
@@ -68,7 +70,7 @@ int main(int argc, char** argv) {
   CLI::App app{"Pretrains GPT-style language models. `trainer --config FILE` trains; the verbs below do the rest.", "trainer"};
   app.set_version_flag("--version,-V", [] { return cli::version_text(); });
   app.require_subcommand(0, 1);
-  app.failure_message(CLI::FailureMessage::help);
+  app.footer("Results go to stdout, progress and logs to stderr. configs/ has examples; `trainer config reference` lists every key.");
   app.failure_message([](const CLI::App* a, const CLI::Error& error) {
     return format("trainer: {}\nrun `{} --help` for what it takes\n", error.what(),
                   a->get_parent() == nullptr ? "trainer" : "trainer " + a->get_name());
@@ -82,16 +84,17 @@ int main(int argc, char** argv) {
   cli::EvalOptions eval;
   CLI::App& eval_verb = *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
   add_config(eval_verb, eval.config, false);
-  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder");
-  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the configuration)");
+  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder")->type_name("PATH");
+  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")->type_name("FILES");
   eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(CLI::NonNegativeNumber);
   add_json(eval_verb, eval.json);
 
   cli::GenerateOptions generate;
   CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
-  generate_verb.add_option("--checkpoint", generate.checkpoint, "step folder, checkpoints folder or run folder")->required();
-  CLI::Option* prompt = generate_verb.add_option("--prompt", generate.prompt, "text to continue; - reads standard input");
-  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")->excludes(prompt);
+  generate_verb.add_option("--checkpoint", generate.checkpoint, "step folder, checkpoints folder or run folder")
+      ->type_name("PATH")->required();
+  CLI::Option* prompt = generate_verb.add_option("--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
+  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")->type_name("FILE")->excludes(prompt);
   generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")->check(CLI::PositiveNumber)->capture_default_str();
   generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")->capture_default_str();
   generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")->capture_default_str();
@@ -101,11 +104,11 @@ int main(int argc, char** argv) {
 
   cli::TokenizeOptions tokenize;
   CLI::App& tokenize_verb = *app.add_subcommand("tokenize", "turn text into token files");
-  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")->required();
-  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")->required();
-  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece .model to use");
+  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")->type_name("FILES")->required();
+  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")->type_name("DIR")->required();
+  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")->type_name("FILE");
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
-      ->check(CLI::PositiveNumber)->excludes(given);
+      ->type_name("N")->check(CLI::PositiveNumber)->excludes(given);
   tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in .jsonl lines")->capture_default_str();
   tokenize_verb.add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
       ->check(CLI::IsMember({"file", "line", "block"}))->capture_default_str();
@@ -125,7 +128,7 @@ int main(int argc, char** argv) {
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand("checkpoint", "look into a checkpoint, or check every byte of it");
   checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify")->required();
-  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder");
+  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder")->type_name("PATH");
   add_json(checkpoint_verb, checkpoint.json);
   checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
 
