@@ -12,18 +12,23 @@ enum class DType : uint8_t { f64, f32, bf16, i32, i64, u16, u8 };
 constexpr int64_t size_of(DType type) {
   switch (type) {
     case DType::f64:
-    case DType::i64: return 8;
+    case DType::i64:
+      return 8;
     case DType::f32:
-    case DType::i32: return 4;
+    case DType::i32:
+      return 4;
     case DType::bf16:
-    case DType::u16: return 2;
-    case DType::u8: return 1;
+    case DType::u16:
+      return 2;
+    case DType::u8:
+      return 1;
   }
   return 0;
 }
 std::string_view name_of(DType type);
 
-/// bfloat16 storage. Rounding is to nearest even in integer arithmetic, so that every device agrees; NaN becomes 0x7fff.
+/// bfloat16 storage. Rounding is to nearest even in integer arithmetic, so that every device agrees; NaN becomes
+/// 0x7fff.
 struct bf16 {
   uint16_t bits;
 
@@ -49,13 +54,34 @@ static_assert(sizeof(bf16) == 2);
 
 template <typename T>
 struct DTypeOf;
-template <> struct DTypeOf<double> { static constexpr DType value = DType::f64; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::f32; };
-template <> struct DTypeOf<bf16> { static constexpr DType value = DType::bf16; };
-template <> struct DTypeOf<int32_t> { static constexpr DType value = DType::i32; };
-template <> struct DTypeOf<int64_t> { static constexpr DType value = DType::i64; };
-template <> struct DTypeOf<uint16_t> { static constexpr DType value = DType::u16; };
-template <> struct DTypeOf<uint8_t> { static constexpr DType value = DType::u8; };
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::f64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::f32;
+};
+template <>
+struct DTypeOf<bf16> {
+  static constexpr DType value = DType::bf16;
+};
+template <>
+struct DTypeOf<int32_t> {
+  static constexpr DType value = DType::i32;
+};
+template <>
+struct DTypeOf<int64_t> {
+  static constexpr DType value = DType::i64;
+};
+template <>
+struct DTypeOf<uint16_t> {
+  static constexpr DType value = DType::u16;
+};
+template <>
+struct DTypeOf<uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 /// The type in which sums, statistics and weight gradients of a compute type live: f64 for f64, else f32.
 constexpr DType accumulator_of(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }

@@ -1,6 +1,7 @@
 #pragma once
 // Errors of the trainer. Wrong input throws Error with a Code that cli/ turns into the exit status; a broken invariant
-// (a bug) goes through TRAINER_CHECK. Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw; }`.
+// (a bug) goes through TRAINER_CHECK. Outer layers add context: `catch (Error& e) { e.add_context("block 17"); throw;
+// }`.
 #include <source_location>
 #include <stdexcept>
 #include <string>
@@ -15,8 +16,8 @@ enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, co
 /// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);
 
-/// Which ranks of a run throw an error. `here`: the others do not know yet and must be told; `all_ranks`: every rank throws
-/// the same, one message is enough; `another_rank`: the echo of an error that another rank reports itself.
+/// Which ranks of a run throw an error. `here`: the others do not know yet and must be told; `all_ranks`: every rank
+/// throws the same, one message is enough; `another_rank`: the echo of an error that another rank reports itself.
 enum class Scope { here, all_ranks, another_rank };
 
 class Error : public std::runtime_error {
@@ -47,10 +48,10 @@ class Error : public std::runtime_error {
 }  // namespace trainer
 
 /// Always on. The message is a format string with its arguments: TRAINER_CHECK(a == b, "{} against {}", a, b).
-#define TRAINER_CHECK(condition, ...)                                                                      \
-  do {                                                                                                     \
-    if (!(condition)) [[unlikely]]                                                                         \
-      ::trainer::check_failed(#condition, ::fmt::format(__VA_ARGS__), std::source_location::current());    \
+#define TRAINER_CHECK(condition, ...)                                                                   \
+  do {                                                                                                  \
+    if (!(condition)) [[unlikely]]                                                                      \
+      ::trainer::check_failed(#condition, ::fmt::format(__VA_ARGS__), std::source_location::current()); \
   } while (false)
 
 #ifdef NDEBUG

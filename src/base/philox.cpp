@@ -41,10 +41,14 @@ SinCos portable_sincos_2pi(double x) {
   for (const double term : kCos) c = std::fma(c, z, term);
   s *= angle;
   switch (q & 3) {
-    case 0: return {s, c};
-    case 1: return {c, -s};
-    case 2: return {-s, -c};
-    default: return {-c, s};
+    case 0:
+      return {s, c};
+    case 1:
+      return {c, -s};
+    case 2:
+      return {-s, -c};
+    default:
+      return {-c, s};
   }
 }
 

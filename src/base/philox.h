@@ -36,8 +36,8 @@ inline uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 
-/// log(x) for x in (0, 1] and sin, cos of 2π·x for x in [0, 1), built from + − × ÷ and fma only: identical bits on every
-/// device. Absolute error below 1e-15.
+/// log(x) for x in (0, 1] and sin, cos of 2π·x for x in [0, 1), built from + − × ÷ and fma only: identical bits on
+/// every device. Absolute error below 1e-15.
 double portable_log(double x);
 struct SinCos {
   double sin, cos;

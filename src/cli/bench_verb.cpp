@@ -46,7 +46,7 @@ json bench_gemm(const Bench& b) {
   Meter meter;
   Exec ex{device, arena, meter};
   const double peak = ops::measured_peak_flops(device, b.machine.compute);
-  const std::vector<ops::GemmShape> shapes = {{4096, 768, 3072},  {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
+  const std::vector<ops::GemmShape> shapes = {{4096, 768, 3072}, {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
                                               {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
   b.say(format("{}, {} threads, {}; measured peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(device, b.machine.compute), peak * 1e-9,
@@ -56,11 +56,18 @@ json bench_gemm(const Bench& b) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
     b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
                  cell(rate.forward), cell(rate.dx), cell(rate.dw)));
-    rates.push_back({{"m", rate.shape.m}, {"k", rate.shape.k}, {"n", rate.shape.n}, {"forward_gflops", rate.forward},
-                     {"dx_gflops", rate.dx}, {"dw_gflops", rate.dw}});
+    rates.push_back({{"m", rate.shape.m},
+                     {"k", rate.shape.k},
+                     {"n", rate.shape.n},
+                     {"forward_gflops", rate.forward},
+                     {"dx_gflops", rate.dx},
+                     {"dw_gflops", rate.dw}});
   }
-  return {{"compute", name_of(b.machine.compute)}, {"threads", b.machine.threads}, {"peak_gflops", peak * 1e-9},
-          {"path", ops::product_path(device, b.machine.compute)}, {"rates", rates}};
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"peak_gflops", peak * 1e-9},
+          {"path", ops::product_path(device, b.machine.compute)},
+          {"rates", rates}};
 }
 
 json bench_attention(const Bench& b) {
@@ -73,17 +80,26 @@ json bench_attention(const Bench& b) {
       {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 12, .kv_heads = 12, .head_dim = 64},
       {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 6, .kv_heads = 6, .head_dim = 128},
       {.batch = 12, .q_len = 256, .k_len = 256, .heads = 6, .kv_heads = 6, .head_dim = 64}};
-  b.say(format("{}, {} threads; causal FLOPs, measured peak {:.1f} GFLOP/s\n", name_of(b.machine.compute), b.machine.threads, peak * 1e-9));
+  b.say(format("{}, {} threads; causal FLOPs, measured peak {:.1f} GFLOP/s\n", name_of(b.machine.compute),
+               b.machine.threads, peak * 1e-9));
   json rates = json::array();
   for (const ops::AttentionShape& s : shapes) {
     const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
-    b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n", s.batch, s.q_len,
-                 s.heads, s.head_dim, rate.forward_gflops, train::format_percent(rate.forward_gflops * 1e9 / peak),
-                 rate.backward_gflops, train::format_percent(rate.backward_gflops * 1e9 / peak)));
-    rates.push_back({{"batch", s.batch}, {"seq_len", s.q_len}, {"heads", s.heads}, {"head_dim", s.head_dim},
-                     {"forward_gflops", rate.forward_gflops}, {"backward_gflops", rate.backward_gflops}});
+    b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n",
+                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops,
+                 train::format_percent(rate.forward_gflops * 1e9 / peak), rate.backward_gflops,
+                 train::format_percent(rate.backward_gflops * 1e9 / peak)));
+    rates.push_back({{"batch", s.batch},
+                     {"seq_len", s.q_len},
+                     {"heads", s.heads},
+                     {"head_dim", s.head_dim},
+                     {"forward_gflops", rate.forward_gflops},
+                     {"backward_gflops", rate.backward_gflops}});
   }
-  return {{"compute", name_of(b.machine.compute)}, {"threads", b.machine.threads}, {"peak_gflops", peak * 1e-9}, {"rates", rates}};
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"peak_gflops", peak * 1e-9},
+          {"rates", rates}};
 }
 
 json bench_step(const Bench& b) {
@@ -93,9 +109,18 @@ json bench_step(const Bench& b) {
   json operators = json::array();
   for (const train::OpShare& op : s.operators)
     operators.push_back({{"name", op.name}, {"calls", op.calls}, {"ms", op.ms}, {"gflop", op.gflops}, {"gb", op.gb}});
-  return {{"parameters", s.parameters}, {"tokens", s.tokens}, {"threads", s.threads}, {"compute", s.compute},
-          {"path", s.product_path}, {"step_ms", s.step_ms}, {"median_ms", s.median_ms}, {"tokens_per_s", s.tokens_per_s},
-          {"model_tflops", s.model_tflops}, {"peak_tflops", s.peak_tflops}, {"mfu", s.mfu}, {"memory_bytes", s.memory_bytes},
+  return {{"parameters", s.parameters},
+          {"tokens", s.tokens},
+          {"threads", s.threads},
+          {"compute", s.compute},
+          {"path", s.product_path},
+          {"step_ms", s.step_ms},
+          {"median_ms", s.median_ms},
+          {"tokens_per_s", s.tokens_per_s},
+          {"model_tflops", s.model_tflops},
+          {"peak_tflops", s.peak_tflops},
+          {"mfu", s.mfu},
+          {"memory_bytes", s.memory_bytes},
           {"operators", operators}};
 }
 
@@ -109,7 +134,8 @@ json bench_memory(const Bench& b) {
   b.say(train::to_text(plan, b.config, b.machine));
   b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
                train::format_bytes(static_cast<double>(measured)), ratio));
-  return {{"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
+  return {
+      {"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
 }
 
 }  // namespace

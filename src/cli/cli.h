@@ -1,6 +1,6 @@
 #pragma once
-// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status; it
-// throws Error for everything that main() turns into a message and a status.
+// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status;
+// it throws Error for everything that main() turns into a message and a status.
 #include <cstdint>
 #include <string>
 #include <vector>

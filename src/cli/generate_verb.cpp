@@ -13,10 +13,13 @@
 namespace trainer::cli {
 namespace {
 
-std::string read_all(std::istream& in) { return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()}; }
+std::string read_all(std::istream& in) {
+  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
+}
 
 std::string prompt_text(const GenerateOptions& o) {
-  if (!o.prompt_given) throw Error(Code::usage, "no prompt: use --prompt TEXT, --prompt-file FILE, or --prompt - for standard input");
+  if (!o.prompt_given)
+    throw Error(Code::usage, "no prompt: use --prompt TEXT, --prompt-file FILE, or --prompt - for standard input");
   if (o.prompt == "-") return read_all(std::cin);
   if (o.prompt_file.empty()) return o.prompt;
   std::ifstream file(o.prompt_file, std::ios::binary);
@@ -32,7 +35,8 @@ int generate_command(const GenerateOptions& o) {
   const std::string prompt = prompt_text(o);
   train::LoadedModel model = train::load_model(o.checkpoint);
   if (!model.tokenizer)
-    throw Error(Code::data, format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()));
+    throw Error(Code::data,
+                format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()));
   train::Generator generator(*model.trainer);
   const train::SignalGuard signals;
   std::string text;
@@ -53,8 +57,9 @@ int generate_command(const GenerateOptions& o) {
   });
   const double seconds = now_seconds() - start;
   if (o.json) {
-    const nlohmann::json document{{"prompt", prompt}, {"text", text}, {"tokens", tokens}, {"seconds", seconds},
-                                  {"step", model.step}, {"checkpoint", model.folder.string()}, {"seed", o.seed}};
+    const nlohmann::json document{{"prompt", prompt},   {"text", text},       {"tokens", tokens},
+                                  {"seconds", seconds}, {"step", model.step}, {"checkpoint", model.folder.string()},
+                                  {"seed", o.seed}};
     std::printf("%s\n", document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
   } else {
     std::fputc('\n', stdout);

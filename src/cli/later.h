@@ -7,9 +7,10 @@
 namespace trainer::cli {
 
 inline Error not_built_yet(const std::string& what) {
-  return {Code::usage, format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
-                              "gemm|attention|step|memory|all, checkpoint inspect|verify, config check|show|reference",
-                              what)};
+  return {Code::usage,
+          format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
+                 "gemm|attention|step|memory|all, checkpoint inspect|verify, config check|show|reference",
+                 what)};
 }
 /// For a word after a verb that is none of `known`.
 inline Error unknown_word(const std::string& verb, const std::string& word, const std::string& known) {

@@ -17,19 +17,25 @@ using namespace trainer;
 using cli::ConfigOptions;
 
 void add_config(CLI::App& app, ConfigOptions& options, bool required) {
-  CLI::Option* file = app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`")->type_name("FILE");
+  CLI::Option* file =
+      app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`")
+          ->type_name("FILE");
   if (required) file->required();
   app.add_option("--set,-s", options.sets, "override a key of the configuration; may be repeated")
-      ->type_name("section.key=value")->allow_extra_args(false);
+      ->type_name("section.key=value")
+      ->allow_extra_args(false);
 }
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
 void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
-  app.add_option("--resume", o.resume, "the checkpoint to go on from; auto: the latest, if there is one (overrides checkpoint.resume)")
+  app.add_option("--resume", o.resume,
+                 "the checkpoint to go on from; auto: the latest, if there is one (overrides checkpoint.resume)")
       ->type_name("auto|must|never|PATH");
-  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")->type_name("N")->check(CLI::PositiveNumber);
+  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
   app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600")->type_name("TIME");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
 }
@@ -67,10 +73,13 @@ int guarded(const std::function<int()>& action) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Pretrains GPT-style language models. `trainer --config FILE` trains; the verbs below do the rest.", "trainer"};
+  CLI::App app{"Pretrains GPT-style language models. `trainer --config FILE` trains; the verbs below do the rest.",
+               "trainer"};
   app.set_version_flag("--version,-V", [] { return cli::version_text(); });
   app.require_subcommand(0, 1);
-  app.footer("Results go to stdout, progress and logs to stderr. configs/ has examples; `trainer config reference` lists every key.");
+  app.footer(
+      "Results go to stdout, progress and logs to stderr. configs/ has examples; `trainer config reference` lists "
+      "every key.");
   app.failure_message([](const CLI::App* a, const CLI::Error& error) {
     return format("trainer: {}\nrun `{} --help` for what it takes\n", error.what(),
                   a->get_parent() == nullptr ? "trainer" : "trainer " + a->get_name());
@@ -78,40 +87,63 @@ int main(int argc, char** argv) {
 
   cli::TrainOptions bare, train;
   add_train(app, bare);
-  CLI::App& train_verb = *app.add_subcommand("train", "train a model: tokenizer, training, evaluation, samples, checkpoints, report");
+  CLI::App& train_verb =
+      *app.add_subcommand("train", "train a model: tokenizer, training, evaluation, samples, checkpoints, report");
   add_train(train_verb, train);
 
   cli::EvalOptions eval;
-  CLI::App& eval_verb = *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
+  CLI::App& eval_verb =
+      *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
   add_config(eval_verb, eval.config, false);
-  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder")->type_name("PATH");
-  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")->type_name("FILES");
-  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(CLI::NonNegativeNumber);
+  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder")
+      ->type_name("PATH");
+  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")
+      ->type_name("FILES");
+  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")
+      ->check(CLI::NonNegativeNumber);
   add_json(eval_verb, eval.json);
 
   cli::GenerateOptions generate;
   CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
   generate_verb.add_option("--checkpoint", generate.checkpoint, "step folder, checkpoints folder or run folder")
-      ->type_name("PATH")->required();
-  CLI::Option* prompt = generate_verb.add_option("--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
-  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")->type_name("FILE")->excludes(prompt);
-  generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")->check(CLI::PositiveNumber)->capture_default_str();
-  generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")->capture_default_str();
-  generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")->capture_default_str();
-  generate_verb.add_option("--top-p", generate.top_p, "draw among the likeliest tokens that hold this probability")->capture_default_str();
+      ->type_name("PATH")
+      ->required();
+  CLI::Option* prompt = generate_verb.add_option(
+      "--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
+  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")
+      ->type_name("FILE")
+      ->excludes(prompt);
+  generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
+      ->capture_default_str();
+  generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")
+      ->capture_default_str();
+  generate_verb.add_option("--top-p", generate.top_p, "draw among the likeliest tokens that hold this probability")
+      ->capture_default_str();
   generate_verb.add_option("--seed", generate.seed, "the same seed gives the same text")->capture_default_str();
   add_json(generate_verb, generate.json);
 
   cli::TokenizeOptions tokenize;
   CLI::App& tokenize_verb = *app.add_subcommand("tokenize", "turn text into token files");
-  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")->type_name("FILES")->required();
-  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")->type_name("DIR")->required();
-  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")->type_name("FILE");
+  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")
+      ->type_name("FILES")
+      ->required();
+  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")
+      ->type_name("DIR")
+      ->required();
+  CLI::Option* given =
+      tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")->type_name("FILE");
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
-      ->type_name("N")->check(CLI::PositiveNumber)->excludes(given);
+      ->type_name("N")
+      ->check(CLI::PositiveNumber)
+      ->excludes(given);
   tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in .jsonl lines")->capture_default_str();
-  tokenize_verb.add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
-      ->check(CLI::IsMember({"file", "line", "block"}))->capture_default_str();
+  tokenize_verb
+      .add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
+      ->check(CLI::IsMember({"file", "line", "block"}))
+      ->capture_default_str();
   tokenize_verb.add_flag("--strict", tokenize.strict, "bad UTF-8 is an error instead of being replaced and counted");
   add_json(tokenize_verb, tokenize.json);
 
@@ -119,21 +151,29 @@ int main(int argc, char** argv) {
   CLI::App& bench_verb = *app.add_subcommand("bench", "measure this machine: products, attention, whole steps, memory");
   bench_verb.add_option("what", bench.what, "gemm | attention | step | memory | all")->required();
   add_config(bench_verb, bench.config, false);
-  bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")->check(CLI::NonNegativeNumber);
-  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(CLI::NonNegativeNumber)->capture_default_str();
-  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(CLI::PositiveNumber)->capture_default_str();
+  bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
+  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
+      ->check(CLI::NonNegativeNumber);
+  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand("checkpoint", "look into a checkpoint, or check every byte of it");
   checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify")->required();
-  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder")->type_name("PATH");
+  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder")
+      ->type_name("PATH");
   add_json(checkpoint_verb, checkpoint.json);
   checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
 
   cli::ConfigVerbOptions config;
-  CLI::App& config_verb = *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
+  CLI::App& config_verb =
+      *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
   config_verb.add_option("what", config.what, "check | show | reference")->required();
   add_config(config_verb, config.config, false);
 
@@ -150,7 +190,9 @@ int main(int argc, char** argv) {
   }
   return guarded([&]() -> int {
     if (const int ranks = launched_ranks(); ranks > 1)
-      throw Error(Code::usage, format("started as {} ranks: this version runs on one; start it without mpirun or with -np 1", ranks));
+      throw Error(
+          Code::usage,
+          format("started as {} ranks: this version runs on one; start it without mpirun or with -np 1", ranks));
     if (train_verb.parsed()) return cli::train_command(train);
     if (eval_verb.parsed()) return cli::eval_command(eval);
     if (generate_verb.parsed()) {

@@ -37,7 +37,8 @@ int tokenize_command(const TokenizeOptions& o) {
                                                         : data::Tokenizer::load(o.tokenizer);
   checkpoint::make_folders(checkpoint::system_calls(), o.output);
   replace_file(fs::path(o.output) / "tokenizer.model", tokenizer.bytes());
-  const data::TokenizeResult result = data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
+  const data::TokenizeResult result =
+      data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
     log::info("stopped; the same command goes on from here");
     return 75;
@@ -45,13 +46,17 @@ int tokenize_command(const TokenizeOptions& o) {
   if (result.replaced > 0)
     log::warning("{} bytes were not UTF-8 and were replaced, the first at {}", result.replaced, result.first_replaced);
   if (o.json) {
-    const nlohmann::json document{{"file", result.tokens_file.string()}, {"tokens", result.tokens}, {"documents", result.documents},
-                                  {"text_bytes", result.text_bytes}, {"replaced_bytes", result.replaced},
-                                  {"vocab_size", tokenizer.vocab_size()}, {"reused", result.reused}};
+    const nlohmann::json document{{"file", result.tokens_file.string()},
+                                  {"tokens", result.tokens},
+                                  {"documents", result.documents},
+                                  {"text_bytes", result.text_bytes},
+                                  {"replaced_bytes", result.replaced},
+                                  {"vocab_size", tokenizer.vocab_size()},
+                                  {"reused", result.reused}};
     std::printf("%s\n", document.dump().c_str());
   } else {
-    std::fputs(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens, result.documents,
-                      tokenizer.vocab_size(), result.reused ? " (was there already)" : "")
+    std::fputs(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
+                      result.documents, tokenizer.vocab_size(), result.reused ? " (was there already)" : "")
                    .c_str(),
                stdout);
   }

@@ -11,7 +11,8 @@ namespace trainer::cli {
 int train_command(const TrainOptions& o) {
   ConfigOptions options = o.config;
   if (options.file.empty())
-    throw Error(Code::usage, "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
+    throw Error(Code::usage,
+                "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
   if (!o.resume.empty()) options.sets.push_back("checkpoint.resume=" + o.resume);
   const config::Config config = load_configuration(options);
   train::SessionOptions session;

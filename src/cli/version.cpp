@@ -10,10 +10,11 @@ std::string commit() { return TRAINER_COMMIT; }
 
 std::string version_text() {
   device::DryDevice here(device::default_threads());
-  return format("trainer {} (commit {})\nbackends: cpu (no CUDA, no MPI in this build)\nISA found: {}; in use: {}\n"
-                "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads",
-                version(), commit().empty() ? "unknown" : commit(), device::isa_summary(), device::name_of(here.isa()),
-                ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16), here.threads());
+  return format(
+      "trainer {} (commit {})\nbackends: cpu (no CUDA, no MPI in this build)\nISA found: {}; in use: {}\n"
+      "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads",
+      version(), commit().empty() ? "unknown" : commit(), device::isa_summary(), device::name_of(here.isa()),
+      ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16), here.threads());
 }
 
 }  // namespace trainer::cli

@@ -6,7 +6,8 @@
 
 namespace trainer::comm {
 
-/// Reductions of at most so many elements gather everything and add in rank order, in f64; above it they go round a ring.
+/// Reductions of at most so many elements gather everything and add in rank order, in f64; above it they go round a
+/// ring.
 inline constexpr int64_t kDirectElements = 4096;
 
 /// Elements on the wire, summed over the g ranks of one group, of one operation with payload n:
@@ -16,9 +17,12 @@ inline constexpr int64_t kDirectElements = 4096;
 constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
   if (g <= 1) return 0;
   switch (op) {
-    case CommOp::all_reduce: return (n <= kDirectElements ? g : 2) * int64_t{g - 1} * n;
-    case CommOp::send_recv: return g * n;
-    default: return (g - 1) * n;
+    case CommOp::all_reduce:
+      return (n <= kDirectElements ? g : 2) * int64_t{g - 1} * n;
+    case CommOp::send_recv:
+      return g * n;
+    default:
+      return (g - 1) * n;
   }
 }
 

@@ -4,7 +4,6 @@
 
 #include "base/clock.h"
 #include "base/join.h"
-#include "base/join.h"
 #include "base/log.h"
 #include "comm/engine_operation.h"
 

@@ -20,10 +20,11 @@ std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
   if (memory == nullptr && bytes != 0 && kind_ != Kind::dry)
-    throw Error(Code::plan, format("out of memory: {} needs {:.1f} MiB more; {:.1f} MiB are held. Lower train.micro_batch "
-                                   "or model.seq_len, or set train.recompute = \"full\"",
-                                   category, static_cast<double>(bytes) / (1 << 20),
-                                   static_cast<double>(memory_total()) / (1 << 20)));
+    throw Error(
+        Code::plan,
+        format("out of memory: {} needs {:.1f} MiB more; {:.1f} MiB are held. Lower train.micro_batch "
+               "or model.seq_len, or set train.recompute = \"full\"",
+               category, static_cast<double>(bytes) / (1 << 20), static_cast<double>(memory_total()) / (1 << 20)));
   MemoryUse& use = memory_[category];
   use.current += bytes;
   use.peak = std::max(use.peak, use.current);
@@ -57,7 +58,8 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
   if (raw == MAP_FAILED) return nullptr;
   auto* base = static_cast<std::byte*>(raw);
   const auto address = reinterpret_cast<uintptr_t>(base);
-  const int64_t lead = static_cast<int64_t>(round_up(static_cast<int64_t>(address), kHugePage) - static_cast<int64_t>(address));
+  const int64_t lead =
+      static_cast<int64_t>(round_up(static_cast<int64_t>(address), kHugePage) - static_cast<int64_t>(address));
   if (lead > 0) munmap(base, static_cast<size_t>(lead));
   if (mapped - lead - size > 0) munmap(base + lead + size, static_cast<size_t>(mapped - lead - size));
   std::byte* memory = base + lead;

@@ -13,7 +13,8 @@ namespace {
 
 bool has(Isa isa) {
   switch (isa) {
-    case Isa::plain: return true;
+    case Isa::plain:
+      return true;
     case Isa::avx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
     case Isa::avx512:
@@ -40,7 +41,8 @@ Isa detect_isa() {
   if (wanted == nullptr || *wanted == '\0') return best;
   for (const Isa isa : {Isa::plain, Isa::avx2, Isa::avx512}) {
     if (name_of(isa) != wanted) continue;
-    if (!has(isa)) throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {} at most", wanted, name_of(best)));
+    if (!has(isa))
+      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {} at most", wanted, name_of(best)));
     return isa;
   }
   throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2 or avx512", wanted));
@@ -48,9 +50,12 @@ Isa detect_isa() {
 
 std::string_view name_of(Isa isa) {
   switch (isa) {
-    case Isa::plain: return "plain";
-    case Isa::avx2: return "avx2";
-    case Isa::avx512: return "avx512";
+    case Isa::plain:
+      return "plain";
+    case Isa::avx2:
+      return "avx2";
+    case Isa::avx512:
+      return "avx512";
   }
   return "?";
 }

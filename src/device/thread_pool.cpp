@@ -60,7 +60,8 @@ struct ThreadPool::State {
   std::exception_ptr error;
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
-  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{0};  // finished: moves once when the last worker is done
+  alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{
+                                                     0};  // finished: moves once when the last worker is done
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 

@@ -28,39 +28,63 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   const int64_t kv = m.n_kv_head * head_dim_;
   norm1_ = strategy.norm(spec.layer, spec.group, name + "norm1", width_, !gated_, bias, m.norm_eps);
   qkv_ = strategy.linear(spec.layer, spec.group,
-                         LinearSpec{.role = Role::expand, .in = width_,
+                         LinearSpec{.role = Role::expand,
+                                    .in = width_,
                                     .parts = {{name + "attn.q", width_}, {name + "attn.k", kv}, {name + "attn.v", kv}},
-                                    .bias = bias, .init_std = std});
+                                    .bias = bias,
+                                    .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
-                         LinearSpec{.role = Role::contract, .in = width_, .parts = {{name + "attn.o", width_}}, .bias = bias,
+                         LinearSpec{.role = Role::contract,
+                                    .in = width_,
+                                    .parts = {{name + "attn.o", width_}},
+                                    .bias = bias,
                                     .init_std = residual_std});
   norm2_ = strategy.norm(spec.layer, spec.group, name + "norm2", width_, !gated_, bias, m.norm_eps);
-  LinearSpec up{.role = Role::expand, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
+  LinearSpec up{
+      .role = Role::expand, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
   if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
   up_ = strategy.linear(spec.layer, spec.group, up);
   down_ = strategy.linear(spec.layer, spec.group,
-                          LinearSpec{.role = Role::contract, .in = m.d_ff, .parts = {{name + "mlp.down", width_}},
-                                     .bias = bias, .init_std = residual_std});
+                          LinearSpec{.role = Role::contract,
+                                     .in = m.d_ff,
+                                     .parts = {{name + "mlp.down", width_}},
+                                     .bias = bias,
+                                     .init_std = residual_std});
   hidden_ = down_->local_in();
-  const auto site_key = [&](const char* site) { return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site)); };
+  const auto site_key = [&](const char* site) {
+    return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site));
+  };
   attention_site_ = site_key("attn");
   attention_out_site_ = site_key("attn_out");
   mlp_out_site_ = site_key("mlp_out");
 }
 
 ops::DropoutSite Block::site(const Batch& batch, PhiloxKey key) const {
-  return {.p = dropout_, .key = key, .step = batch.step, .first_row = batch.first_sample * batch.seq_len, .first_col = 0,
+  return {.p = dropout_,
+          .key = key,
+          .step = batch.step,
+          .first_row = batch.first_sample * batch.seq_len,
+          .first_col = 0,
           .width = width_};
 }
 
 ops::AttentionShape Block::attention_shape(const Batch& batch) const {
-  return {.batch = batch.sequences, .q_len = batch.seq_len, .k_len = batch.seq_len, .k_capacity = 0, .heads = heads_,
-          .kv_heads = kv_heads_, .head_dim = head_dim_};
+  return {.batch = batch.sequences,
+          .q_len = batch.seq_len,
+          .k_len = batch.seq_len,
+          .k_capacity = 0,
+          .heads = heads_,
+          .kv_heads = kv_heads_,
+          .head_dim = head_dim_};
 }
 
 ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
   if (!drops(batch)) return {};
-  return {.p = dropout_, .key = attention_site_, .step = batch.step, .first_sample = batch.first_sample, .first_head = 0,
+  return {.p = dropout_,
+          .key = attention_site_,
+          .step = batch.step,
+          .first_sample = batch.first_sample,
+          .first_head = 0,
           .heads_global = all_heads_};
 }
 
@@ -85,8 +109,8 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
   return run(ex, batch, passing, Pass::infer, cache);
 }
 
-// The one forward pass. `infer` gives every tensor back as soon as it was used; `recompute` stops before the last product,
-// whose output backward does not need.
+// The one forward pass. `infer` gives every tensor back as soon as it was used; `recompute` stops before the last
+// product, whose output backward does not need.
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
   s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
@@ -108,7 +132,8 @@ Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
   if (gated_) {
     s.pre = up_->forward(ex, s.b, {});  // gate ‖ up
     s.z = ex.take("mlp.z", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
-    ops::run(ex, ops::SwigluForward{s.pre.tensor().col_range(0, hidden_), s.pre.tensor().col_range(hidden_, hidden_), s.z});
+    ops::run(ex,
+             ops::SwigluForward{s.pre.tensor().col_range(0, hidden_), s.pre.tensor().col_range(hidden_, hidden_), s.z});
   } else {
     if (keep) s.pre = ex.take("mlp.pre", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
     s.z = up_->forward(ex, s.b, {.act = ops::Activation::gelu, .pre = s.pre, .residual = {}});
@@ -134,8 +159,12 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
   const Tensor qkv = s.qkv;
   if (rope_)
     ops::run(ex, ops::Rope{rotated(qkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/false});
-  ops::AttentionForward op{.q = queries(qkv), .k = keys(qkv), .v = values(qkv), .shape = attention_shape(batch),
-                           .scale = scale_, .dropout = attention_dropout(batch)};
+  ops::AttentionForward op{.q = queries(qkv),
+                           .k = keys(qkv),
+                           .v = values(qkv),
+                           .shape = attention_shape(batch),
+                           .scale = scale_,
+                           .dropout = attention_dropout(batch)};
   if (cache != nullptr) {
     ops::run(ex, ops::Copy{keys(qkv), cache->keys.row_range(cache->used, qkv.rows())});
     ops::run(ex, ops::Copy{values(qkv), cache->values.row_range(cache->used, qkv.rows())});
@@ -214,9 +243,17 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
   const Tensor qkv = s.qkv;
   Scratch d = ex.take("attention.dqkv", qkv.shape, qkv.dtype);
   const Tensor dqkv = d;
-  ops::run(ex, ops::AttentionBackward{.q = queries(qkv), .k = keys(qkv), .v = values(qkv), .out = s.context, .lse = s.lse,
-                                      .dout = dcontext, .dq = queries(dqkv), .dk = keys(dqkv), .dv = values(dqkv),
-                                      .shape = attention_shape(batch), .scale = scale_,
+  ops::run(ex, ops::AttentionBackward{.q = queries(qkv),
+                                      .k = keys(qkv),
+                                      .v = values(qkv),
+                                      .out = s.context,
+                                      .lse = s.lse,
+                                      .dout = dcontext,
+                                      .dq = queries(dqkv),
+                                      .dk = keys(dqkv),
+                                      .dv = values(dqkv),
+                                      .shape = attention_shape(batch),
+                                      .scale = scale_,
                                       .dropout = attention_dropout(batch)});
   if (rope_)
     ops::run(ex, ops::Rope{rotated(dqkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/true});

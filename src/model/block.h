@@ -19,26 +19,26 @@ struct KvCache {
 
 struct BlockSpec {
   int layer = 0, group = 0;
-  int64_t layers = 0;  // of the model: residual projections start at init_std/√(2·layers)
-  config::Model model; // resolved: no derived value is left open
-  uint64_t seed = 0;   // of dropout
+  int64_t layers = 0;   // of the model: residual projections start at init_std/√(2·layers)
+  config::Model model;  // resolved: no derived value is left open
+  uint64_t seed = 0;    // of dropout
 };
 
 class Block {
  public:
   /// What backward needs. Members are empty where recomputation rebuilds them.
   struct Saved {
-    Scratch x;                 // [N, H] input
+    Scratch x;  // [N, H] input
     parallel::NormStats stats1;
-    Scratch a;                 // [N, H] norm1(x); rebuilt under `selective`
-    Scratch qkv;               // [N, (A+2K)·D] of this rank's heads, rotated
-    Scratch context;           // [N, A·D]
-    Scratch lse;               // [b·A, S] accumulator type
-    Scratch x1;                // [N, H] after attention
+    Scratch a;        // [N, H] norm1(x); rebuilt under `selective`
+    Scratch qkv;      // [N, (A+2K)·D] of this rank's heads, rotated
+    Scratch context;  // [N, A·D]
+    Scratch lse;      // [b·A, S] accumulator type
+    Scratch x1;       // [N, H] after attention
     parallel::NormStats stats2;
-    Scratch b;                 // [N, H] norm2(x1); rebuilt under `selective`
-    Scratch pre;               // [N, F] gelu's input, or [N, 2F] gate ‖ up
-    Scratch z;                 // [N, F] input of the down projection; rebuilt under `selective`
+    Scratch b;    // [N, H] norm2(x1); rebuilt under `selective`
+    Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up
+    Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
   };
 
   Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute);
@@ -57,8 +57,8 @@ class Block {
   enum class Pass { train, recompute, infer };
   Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
-  Scratch project(Exec& ex, const parallel::Batch& batch, parallel::Linear& linear, const Tensor& x, const Tensor& residual,
-                  PhiloxKey site);
+  Scratch project(Exec& ex, const parallel::Batch& batch, parallel::Linear& linear, const Tensor& x,
+                  const Tensor& residual, PhiloxKey site);
   Scratch masked(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);

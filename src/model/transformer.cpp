@@ -16,9 +16,12 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
                          const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
     : model_(model), vocab_(vocab), embedding_site_(philox_key(dropout_seed, "dropout.embedding")), store_(store) {
   const bool llama = model.arch == config::Arch::llama, tied = model.tie_embeddings.value();
-  const parallel::EmbeddingSpec table{.vocab = vocab, .d_model = model.d_model, .positions = llama ? 0 : model.seq_len,
-                                      .vocab_multiple = model.vocab_multiple > 0 ? model.vocab_multiple : kVocabMultiple,
-                                      .init_std = model.init_std};
+  const parallel::EmbeddingSpec table{
+      .vocab = vocab,
+      .d_model = model.d_model,
+      .positions = llama ? 0 : model.seq_len,
+      .vocab_multiple = model.vocab_multiple > 0 ? model.vocab_multiple : kVocabMultiple,
+      .init_std = model.init_std};
   embedding_ = strategy.embedding(store.add_group("embedding"), table);
   std::shared_ptr<const Buffer> rope;
   if (llama) {
@@ -33,14 +36,18 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
     blocks_.back().set_rope(rope);
   }
   const int group = store.add_group("head");
-  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), group, "norm_f", model.d_model, !llama, model.bias.value(),
-                              model.norm_eps);
+  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), group, "norm_f", model.d_model, !llama,
+                              model.bias.value(), model.norm_eps);
   head_ = strategy.head(group, table, tied);
 }
 
 ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
-  return {.p = model_.dropout, .key = embedding_site_, .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len, .first_col = 0, .width = model_.d_model};
+  return {.p = model_.dropout,
+          .key = embedding_site_,
+          .step = batch.step,
+          .first_row = batch.first_sample * batch.seq_len,
+          .first_col = 0,
+          .width = model_.d_model};
 }
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
@@ -87,9 +94,10 @@ Transformer::Cache::Cache(device::Device& device, const Transformer& model) : ca
 }
 
 Scratch Transformer::extend(Exec& ex, const Batch& batch, Cache& cache) {
-  TRAINER_CHECK(batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
-                "{} rows at position {} of a cache that holds {} of {}", batch.rows(), batch.first_position, cache.used,
-                cache.capacity);
+  TRAINER_CHECK(
+      batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
+      "{} rows at position {} of a cache that holds {} of {}", batch.rows(), batch.first_position, cache.used,
+      cache.capacity);
   Scratch x = embed(ex, batch);
   for (size_t l = 0; l < blocks_.size(); ++l) {
     cache.blocks_[l].used = cache.used;

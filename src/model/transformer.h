@@ -10,8 +10,8 @@ namespace trainer::model {
 class Transformer {
  public:
   /// `model` resolved (config::resolve). Declares its parameters in `store`, which the caller then allocates.
-  Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy, const config::Model& model,
-              int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
+  Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
+              const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed);
 
   /// Everything backward needs of one micro-batch; made once and used again.
   struct Saved {

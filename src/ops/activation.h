@@ -10,7 +10,8 @@ struct GeluForward {
 };
 void run(Exec& ex, const GeluForward& op);
 
-/// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one product), y [N, F].
+/// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one product),
+/// y [N, F].
 struct SwigluForward {
   Tensor gate, up, y;
 };

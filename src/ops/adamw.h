@@ -1,13 +1,13 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order, so
-// results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in double
-// and rounded to the state's type.
+// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order,
+// so results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in
+// double and rounded to the state's type.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
 
 struct AdamWScalars {
-  double beta1 = 0, beta2 = 0;  // b1, b2; ob1 = 1 − b1, ob2 = 1 − b2 in double, then rounded
+  double beta1 = 0, beta2 = 0;     // b1, b2; ob1 = 1 − b1, ob2 = 1 − b2 in double, then rounded
   double inv_sqrt_correction = 0;  // 1/sqrt(1 − b2^t)
   double eps = 0;
   double negative_step = 0;   // −lr/(1 − b1^t)
@@ -25,8 +25,8 @@ struct AdamW {
 };
 void run(Exec& ex, const AdamW& op);
 
-/// blocks[i] = Σ x² over elements [65536·i, 65536·(i+1)) in f64, in an order fixed by the element index. x flat f32 or f64;
-/// blocks [ceil(n/65536)] f64. A non-finite element makes its block non-finite.
+/// blocks[i] = Σ x² over elements [65536·i, 65536·(i+1)) in f64, in an order fixed by the element index. x flat f32 or
+/// f64; blocks [ceil(n/65536)] f64. A non-finite element makes its block non-finite.
 inline constexpr int64_t kNormBlock = 65536;
 struct SquaredNorm {
   Tensor x, blocks;

@@ -1,6 +1,7 @@
 #pragma once
 // Causal grouped-query attention without the s×s matrix (online softmax; Dao et al. 2022). Head h of A query heads uses
-// key/value head h / (A/K). Query row i of a sequence sits at position k_len − q_len + i and sees keys 0 … that position.
+// key/value head h / (A/K). Query row i of a sequence sits at position k_len − q_len + i and sees keys 0 … that
+// position.
 #include "base/philox.h"
 #include "tensor/exec.h"
 
@@ -12,7 +13,8 @@ struct AttentionShape {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
 };
 
-/// Dropout on the probabilities: element (sample, head, query, key) has index ((first_sample + b)·heads_global + first_head + h)·S·S + q·S + k, S = k_len.
+/// Dropout on the probabilities: element (sample, head, query, key) has index ((first_sample + b)·heads_global +
+/// first_head + h)·S·S + q·S + k, S = k_len.
 struct AttentionDropout {
   double p = 0;
   PhiloxKey key{0, 0};

@@ -8,8 +8,8 @@ namespace trainer::ops {
 /// logits [m, V_padded] accumulator dtype (columns >= vocab count as −inf), targets [m] i32, weights [m] accumulator
 /// dtype (0 masks a row; empty: all 1).
 /// loss[r] = weights[r]·(log Σ exp logits[r] − logits[r, target]), [m] f64.
-/// dlogits [m, V_padded] compute dtype or empty: weights[r]·scale·(softmax − onehot), 0 in the padding. May share memory
-/// with logits when the dtypes agree.
+/// dlogits [m, V_padded] compute dtype or empty: weights[r]·scale·(softmax − onehot), 0 in the padding. May share
+/// memory with logits when the dtypes agree.
 struct CrossEntropy {
   Tensor logits, targets, weights, loss, dlogits;
   int64_t vocab = 0;

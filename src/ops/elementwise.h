@@ -9,10 +9,10 @@ namespace trainer::ops {
 /// (key, step, global element index) alone, so replicas, layouts and recomputation agree.
 /// element (row r, col c) has index ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
 struct DropoutSite {
-  double p = 0;          // probability of dropping; kept values are scaled by 1/(1 − p)
-  PhiloxKey key{0, 0};   // philox_key(seed, site name)
+  double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
+  PhiloxKey key{0, 0};  // philox_key(seed, site name)
   uint32_t step = 0;
-  int64_t first_row = 0;   // global token row in the step's batch (all micro-batches counted)
+  int64_t first_row = 0;  // global token row in the step's batch (all micro-batches counted)
   int64_t first_col = 0, width = 0;
 };
 /// Keep iff philox draw >= threshold.

@@ -13,8 +13,8 @@ struct EmbeddingForward {
 void run(Exec& ex, const EmbeddingForward& op);
 
 /// dtable[id] += Σ dy over rows with that id, in row order (rows sorted by id; no atomics), dpositions[p] (+)= Σ dy.
-/// dy [N, H] compute dtype; dtable, dpositions accumulator dtype. With accumulate_* false the whole table is overwritten
-/// (rows without tokens become 0).
+/// dy [N, H] compute dtype; dtable, dpositions accumulator dtype. With accumulate_* false the whole table is
+/// overwritten (rows without tokens become 0).
 struct EmbeddingBackward {
   Tensor ids, dy, dtable, dpositions;
   int64_t rows_per_sequence = 0;

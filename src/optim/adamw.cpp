@@ -35,7 +35,8 @@ AdamW::AdamW(const params::ParamStore& store) {
   }
 }
 
-void AdamW::step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t, double gradient_scale) {
+void AdamW::step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t,
+                 double gradient_scale) {
   for (const Range& range : ranges_) {
     const params::Group& group = store.groups()[static_cast<size_t>(range.group)];
     ops::run(ex, ops::AdamW{.p = piece(group.master, range.offset, range.count),

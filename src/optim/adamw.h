@@ -15,7 +15,8 @@ class AdamW {
   /// Cuts each group into ranges of equal decay, so that a pass is few calls.
   explicit AdamW(const params::ParamStore& store);
   /// Updates master weights, moments and compute weights.
-  void step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t, double gradient_scale);
+  void step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t,
+            double gradient_scale);
 
  private:
   struct Range {

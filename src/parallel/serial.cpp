@@ -42,11 +42,12 @@ class SerialLinear final : public Linear {
     return y;
   }
 
-  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion, GradSink& grads) override {
+  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                   GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), in_}, dy.dtype);
     // dX = dY·Wᵀ, through the activation that made x
-    ops::Gemm product{.a = dy, .b = store_.weight(weight_), .c = dx, .trans_b = true,
-                      .packed_b = store_.packed(ex, weight_, true)};
+    ops::Gemm product{
+        .a = dy, .b = store_.weight(weight_), .c = dx, .trans_b = true, .packed_b = store_.packed(ex, weight_, true)};
     product.epilogue.act = fusion.act;
     product.epilogue.pre = fusion.pre;
     product.epilogue.gradient = fusion.act != ops::Activation::none;
@@ -100,9 +101,17 @@ class SerialNorm final : public Norm {
     Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
     const params::GradSlot dgain = grads.slot(gain_);
     const params::GradSlot dbias = bias_ < 0 ? params::GradSlot{} : grads.slot(bias_);
-    ops::run(ex, ops::NormBackward{.dy = dy, .x = x, .gain = store_.weight(gain_), .mean = stats.mean, .rstd = stats.rstd,
-                                   .residual = residual, .dx = dx, .dgain = dgain.tensor, .dbias = dbias.tensor,
-                                   .center = center_, .accumulate_gain = dgain.accumulate,
+    ops::run(ex, ops::NormBackward{.dy = dy,
+                                   .x = x,
+                                   .gain = store_.weight(gain_),
+                                   .mean = stats.mean,
+                                   .rstd = stats.rstd,
+                                   .residual = residual,
+                                   .dx = dx,
+                                   .dgain = dgain.tensor,
+                                   .dbias = dbias.tensor,
+                                   .center = center_,
+                                   .accumulate_gain = dgain.accumulate,
                                    .accumulate_bias = dbias.accumulate});
     return dx;
   }
@@ -120,12 +129,14 @@ class SerialEmbedding final : public Embedding {
   SerialEmbedding(ParamStore& store, int group, const EmbeddingSpec& spec, SlotId table)
       : store_(store), width_(spec.d_model), table_(table) {
     if (spec.positions > 0)
-      positions_ = store.add_matrix(group, spec.positions, {{"wpe", width_, {Init::Kind::normal, spec.init_std}}}, true);
+      positions_ =
+          store.add_matrix(group, spec.positions, {{"wpe", width_, {Init::Kind::normal, spec.init_std}}}, true);
   }
 
   Scratch forward(Exec& ex, const Batch& batch) override {
     Scratch y = ex.take("embedding.y", {batch.rows(), width_}, store_.compute_dtype());
-    ops::run(ex, ops::EmbeddingForward{batch.ids, store_.weight(table_), positions(), y, batch.seq_len, batch.first_position});
+    ops::run(ex, ops::EmbeddingForward{batch.ids, store_.weight(table_), positions(), y, batch.seq_len,
+                                       batch.first_position});
     return y;
   }
 
@@ -148,19 +159,28 @@ class SerialHead final : public Head {
   SerialHead(ParamStore& store, int64_t vocab, SlotId table) : store_(store), vocab_(vocab), table_(table) {}
 
   double loss(Exec& ex, const Batch& batch, const Tensor& x) override {
-    return walk(ex, batch, x, [](int64_t, int64_t, const Tensor&) {}, /*gradient=*/false);
+    return walk(
+        ex, batch, x, [](int64_t, int64_t, const Tensor&) {}, /*gradient=*/false);
   }
 
   double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, GradSink& grads) override {
     dx = ex.take("head.dx", x.shape, x.dtype);
-    return walk(ex, batch, x, [&](int64_t first, int64_t rows, const Tensor& dlogits) {
-      // df = dlogits·E;  dE (+)= dlogitsᵀ·f
-      ops::run(ex, ops::Gemm{.a = dlogits, .b = store_.weight(table_), .c = dx.tensor().row_range(first, rows),
-                             .packed_b = store_.packed(ex, table_, false)});
-      const params::GradSlot table = grads.slot(table_);
-      ops::run(ex, ops::Gemm{.a = dlogits, .b = x.row_range(first, rows), .c = table.tensor, .trans_a = true,
-                             .accumulate = table.accumulate});
-    }, /*gradient=*/true);
+    return walk(
+        ex, batch, x,
+        [&](int64_t first, int64_t rows, const Tensor& dlogits) {
+          // df = dlogits·E;  dE (+)= dlogitsᵀ·f
+          ops::run(ex, ops::Gemm{.a = dlogits,
+                                 .b = store_.weight(table_),
+                                 .c = dx.tensor().row_range(first, rows),
+                                 .packed_b = store_.packed(ex, table_, false)});
+          const params::GradSlot table = grads.slot(table_);
+          ops::run(ex, ops::Gemm{.a = dlogits,
+                                 .b = x.row_range(first, rows),
+                                 .c = table.tensor,
+                                 .trans_a = true,
+                                 .accumulate = table.accumulate});
+        },
+        /*gradient=*/true);
   }
 
   Scratch logits(Exec& ex, const Tensor& x) override {
@@ -171,7 +191,8 @@ class SerialHead final : public Head {
   }
 
  private:
-  // Chunks are large enough that a product with the table amortises reading it, small enough to stay a minor part of memory.
+  // Chunks are large enough that a product with the table amortises reading it, small enough to stay a minor part of
+  // memory.
   static constexpr int64_t kChunkBytes = int64_t{96} << 20, kLeastRows = 256;
 
   template <typename F>
@@ -186,9 +207,13 @@ class SerialHead final : public Head {
       Scratch own;  // dlogits take the place of the logits when the types agree
       if (gradient && sums != x.dtype) own = ex.take("head.dlogits", {rows, padded}, x.dtype);
       const Tensor dlogits = !gradient ? Tensor{} : own ? own.tensor() : scores.tensor();
-      ops::run(ex, ops::CrossEntropy{.logits = scores, .targets = row(batch.targets, first, rows),
-                                     .weights = row(batch.weights, first, rows), .loss = row(losses, first, rows),
-                                     .dlogits = dlogits, .vocab = vocab_, .scale = batch.loss_scale});
+      ops::run(ex, ops::CrossEntropy{.logits = scores,
+                                     .targets = row(batch.targets, first, rows),
+                                     .weights = row(batch.weights, first, rows),
+                                     .loss = row(losses, first, rows),
+                                     .dlogits = dlogits,
+                                     .vocab = vocab_,
+                                     .scale = batch.loss_scale});
       each(first, rows, dlogits);
     }
     double total = 0;
@@ -218,7 +243,8 @@ std::unique_ptr<Linear> Serial::linear(int, int group, const LinearSpec& spec) {
   return std::make_unique<SerialLinear>(store_, group, spec);
 }
 
-std::unique_ptr<Norm> Serial::norm(int, int group, const std::string& name, int64_t width, bool center, bool bias, double eps) {
+std::unique_ptr<Norm> Serial::norm(int, int group, const std::string& name, int64_t width, bool center, bool bias,
+                                   double eps) {
   return std::make_unique<SerialNorm>(store_, group, name, width, center, bias, eps);
 }
 

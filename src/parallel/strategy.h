@@ -1,9 +1,9 @@
 #pragma once
-// Strategy: how the pieces of a layer are spread over ranks. A strategy supplies linears, norms, the embedding and the head
-// per layer; attention's core, the block, the optimizer, checkpoints and the loop never ask which strategy it is.
+// Strategy: how the pieces of a layer are spread over ranks. A strategy supplies linears, norms, the embedding and the
+// head per layer; attention's core, the block, the optimizer, checkpoints and the loop never ask which strategy it is.
 //
-// Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix. `expand` linears
-// lead out of the residual stream, `contract` linears lead back into it.
+// Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix. `expand`
+// linears lead out of the residual stream, `contract` linears lead back into it.
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,7 +50,8 @@ class Linear {
   /// x [N, local_in] → y [N, local_out].
   virtual Scratch forward(Exec& ex, const Tensor& x, const ForwardFusion& fusion) = 0;
   /// dy [N, local_out], x as in forward → dx [N, local_in]; weight and bias gradients go to the sink.
-  virtual Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion, GradSink& grads) = 0;
+  virtual Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                           GradSink& grads) = 0;
 };
 
 struct NormStats {
@@ -73,10 +74,10 @@ struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of a row, 0 = masked
   int64_t sequences = 0, seq_len = 0;
-  int64_t first_sample = 0;   // of the first sequence in the whole step's batch: names dropout masks
-  int64_t first_position = 0; // of each sequence's first row (generation with a cache)
+  int64_t first_sample = 0;    // of the first sequence in the whole step's batch: names dropout masks
+  int64_t first_position = 0;  // of each sequence's first row (generation with a cache)
   uint32_t step = 0;
-  double loss_scale = 1;      // 1 / (unmasked tokens of the whole step)
+  double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   bool dropout = false;
   int64_t rows() const { return sequences * seq_len; }
 };
@@ -88,8 +89,9 @@ class Embedding {
   virtual void backward(Exec& ex, const Batch& batch, const Tensor& dy, GradSink& grads) = 0;
 };
 
-/// The output head with softmax cross-entropy. Rows are walked in chunks: logits, loss and both gradients of a chunk are
-/// formed while it is at hand, so logits of the whole batch never exist. Hence the loss comes out of the backward pass.
+/// The output head with softmax cross-entropy. Rows are walked in chunks: logits, loss and both gradients of a chunk
+/// are formed while it is at hand, so logits of the whole batch never exist. Hence the loss comes out of the backward
+/// pass.
 class Head {
  public:
   virtual ~Head() = default;
@@ -114,15 +116,15 @@ class Strategy {
   /// Heads and key/value heads of this rank.
   virtual int64_t local_heads(int64_t heads) const = 0;
   virtual std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) = 0;
-  virtual std::unique_ptr<Norm> norm(int layer, int group, const std::string& name, int64_t width, bool center, bool bias,
-                                     double eps) = 0;
+  virtual std::unique_ptr<Norm> norm(int layer, int group, const std::string& name, int64_t width, bool center,
+                                     bool bias, double eps) = 0;
   virtual std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec) = 0;
   /// tied: shares the embedding's table, which must have been asked for before.
   virtual std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) = 0;
 };
 
-/// The strategy named in the configuration, for a world of `world` ranks. Throws Code::config when it is not built yet or
-/// does not fit the world.
+/// The strategy named in the configuration, for a world of `world` ranks. Throws Code::config when it is not built yet
+/// or does not fit the world.
 std::unique_ptr<Strategy> make_strategy(const config::Parallel& parallel, int world, ParamStore& store);
 
 }  // namespace trainer::parallel

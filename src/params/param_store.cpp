@@ -18,7 +18,8 @@ void fill_run(T* out, const mesh::Run& run, int64_t begin, int64_t end, const In
   for (int64_t i = begin; i < end;) {
     const int64_t global = run.global + i, lane = global % 4, n = std::min(4 - lane, end - i);
     const auto draws = philox_normals(key, static_cast<uint64_t>(global / 4));
-    for (int64_t j = 0; j < n; ++j) out[run.local + i + j] = static_cast<T>(init.std * draws[static_cast<size_t>(lane + j)]);
+    for (int64_t j = 0; j < n; ++j)
+      out[run.local + i + j] = static_cast<T>(init.std * draws[static_cast<size_t>(lane + j)]);
     i += n;
   }
 }

@@ -101,7 +101,7 @@ class ParamStore {
     Shape shape;         // local
     bool decay = false;
     std::vector<int> params;
-    Packed packed[2];    // as b, as bᵀ
+    Packed packed[2];  // as b, as bᵀ
   };
   SlotId add_slot(int group, Shape shape, bool decay);
 

@@ -113,8 +113,8 @@ void Arena::end() {
   TRAINER_CHECK(state_ == State::replaying, "no program to end");
   state_ = State::idle;
   TRAINER_CHECK(alive_ == 0, "{} takes of program {} were not given back", alive_, current_key_);
-  TRAINER_CHECK(next_ == static_cast<int64_t>(current_->intervals.size()), "program {} took {} ranges, {} were recorded",
-                current_key_, next_, current_->intervals.size());
+  TRAINER_CHECK(next_ == static_cast<int64_t>(current_->intervals.size()),
+                "program {} took {} ranges, {} were recorded", current_key_, next_, current_->intervals.size());
 }
 
 Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
@@ -138,8 +138,9 @@ Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
   TRAINER_CHECK(id < static_cast<int64_t>(current_->intervals.size()), "program {} takes \"{}\" past its record",
                 current_key_, tag);
   const Interval& interval = current_->intervals[static_cast<size_t>(id)];
-  TRAINER_CHECK(interval.tag == tag && interval.bytes == bytes, "program {}: take {} is \"{}\" of {} bytes, recorded was \"{}\" of {}",
-                current_key_, id, tag, bytes, interval.tag, interval.bytes);
+  TRAINER_CHECK(interval.tag == tag && interval.bytes == bytes,
+                "program {}: take {} is \"{}\" of {} bytes, recorded was \"{}\" of {}", current_key_, id, tag, bytes,
+                interval.tag, interval.bytes);
   tensor.data = block_.tensor().data + interval.offset;
   return {this, id, tensor};
 }

@@ -12,7 +12,20 @@
 
 namespace trainer {
 
-enum class OpKind : uint8_t { gemm, attention, norm, activation, rope, embedding, loss, elementwise, column_sum, pack, grad_norm, optimizer };
+enum class OpKind : uint8_t {
+  gemm,
+  attention,
+  norm,
+  activation,
+  rope,
+  embedding,
+  loss,
+  elementwise,
+  column_sum,
+  pack,
+  grad_norm,
+  optimizer
+};
 inline constexpr int kOpKinds = 12;
 std::string_view name_of(OpKind kind);
 
@@ -34,9 +47,9 @@ struct CommKey {
 };
 struct CommCount {
   int64_t calls = 0;
-  int64_t elements = 0;    // payload: what the tables of the strategies count (comm/bytes.h)
-  int64_t wire_bytes = 0;  // total over the ranks of one group
-  double wait_seconds = 0; // exposed: spent in Ticket::join
+  int64_t elements = 0;     // payload: what the tables of the strategies count (comm/bytes.h)
+  int64_t wire_bytes = 0;   // total over the ranks of one group
+  double wait_seconds = 0;  // exposed: spent in Ticket::join
 };
 
 class Meter {

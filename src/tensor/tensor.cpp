@@ -13,7 +13,8 @@ Tensor Tensor::row_range(int64_t begin, int64_t n) const {
 }
 
 Tensor Tensor::col_range(int64_t begin, int64_t n) const {
-  TRAINER_CHECK(begin >= 0 && n >= 0 && begin + n <= cols(), "columns {}+{} of {}", begin, n, trainer::to_string(*this));
+  TRAINER_CHECK(begin >= 0 && n >= 0 && begin + n <= cols(), "columns {}+{} of {}", begin, n,
+                trainer::to_string(*this));
   return {data == nullptr ? nullptr : data + begin * size_of(dtype), {rows(), n}, dtype, ld()};
 }
 

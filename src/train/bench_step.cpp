@@ -71,10 +71,12 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
     if (entry.calls == 0) continue;
     const double per_step = 1.0 / steps;
     bench.operators.push_back({std::string(name_of(static_cast<OpKind>(kind))), entry.calls / steps,
-                               entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step, entry.bytes * 1e-9 * per_step});
+                               entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step,
+                               entry.bytes * 1e-9 * per_step});
     accounted += entry.seconds * 1e3;
   }
-  std::sort(bench.operators.begin(), bench.operators.end(), [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
+  std::sort(bench.operators.begin(), bench.operators.end(),
+            [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
   bench.operators.push_back({"other", 0, (total - accounted) / steps, 0, 0});
   return bench;
 }
@@ -90,15 +92,19 @@ int64_t memory_of_steps(const config::Config& config, const Machine& machine, in
 }
 
 std::string to_text(const StepBench& b) {
-  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
-                            format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
-  text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {:.3f} TFLOP/s (measured peak)\n",
-                 b.step_ms.size(), b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), b.peak_tflops);
-  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s", "of peak");
+  std::string text =
+      format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
+             format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
+  text += format(
+      "median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {:.3f} TFLOP/s (measured peak)\n",
+      b.step_ms.size(), b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), b.peak_tflops);
+  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
+                 "of peak");
   for (const OpShare& op : b.operators) {
     const double rate = op.gflops / op.ms * 1e3;
-    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms, format_percent(op.ms / b.median_ms),
-                   op.gflops > 0 ? format("{:.1f}", rate) : "-", op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
+    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms,
+                   format_percent(op.ms / b.median_ms), op.gflops > 0 ? format("{:.1f}", rate) : "-",
+                   op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
                    op.gflops > 0 ? format_percent(rate / (b.peak_tflops * 1e3)) : "-");
   }
   return text;

@@ -9,8 +9,8 @@ namespace trainer::train {
 
 struct OpShare {
   std::string name;
-  int64_t calls = 0;                 // per step
-  double ms = 0, gflops = 0, gb = 0; // per step: wall time, work, memory traffic as the operators state it
+  int64_t calls = 0;                  // per step
+  double ms = 0, gflops = 0, gb = 0;  // per step: wall time, work, memory traffic as the operators state it
 };
 struct StepBench {
   int64_t parameters = 0, tokens = 0;  // tokens of a step

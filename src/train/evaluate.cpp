@@ -8,8 +8,8 @@
 
 namespace trainer::train {
 
-Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, const data::Tokenizer* tokenizer,
-                    const std::function<bool(int64_t, int64_t)>& progress) {
+Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups,
+                    const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
   const int64_t all = dataset.windows();
   const int64_t windows = groups == 0 ? all : std::min(all, groups * trainer.config().train.global_batch);
   Evaluation result;

@@ -15,7 +15,8 @@ struct Evaluation {
 /// `groups` groups of global_batch windows (0: all of the data), so the set of windows does not depend on the layout.
 /// Without a tokenizer bits_per_byte is none.
 /// `progress(done, windows)` is called between micro-batches and returns false to stop.
-Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups, const data::Tokenizer* tokenizer,
+Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t groups,
+                    const data::Tokenizer* tokenizer,
                     const std::function<bool(int64_t done, int64_t windows)>& progress);
 
 }  // namespace trainer::train

@@ -24,7 +24,8 @@ class Generator {
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
   /// Gives the text that follows `prompt` to `emit`, token by token (false: stop); returns the number of tokens. Tokens
-  /// hold the space before a word, so a space that ends the prompt is left to the first token, which must begin with one.
+  /// hold the space before a word, so a space that ends the prompt is left to the first token, which must begin with
+  /// one.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
   /// The same in one piece.

@@ -28,12 +28,14 @@ LoadedModel load_model(const std::filesystem::path& path, int threads) {
   LoadedModel loaded;
   loaded.folder = reader.folder();
   loaded.step = header.state.step;
-  loaded.config = config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
+  loaded.config =
+      config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
   loaded.config.precision.compute = compute_named(header.compute, reader.folder());
   if (threads > 0) loaded.config.run.threads = threads;
   loaded.tokenizer_hash = header.tokenizer_hash;
   if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (reader.folder() / "tokenizer.model").string()));
+    loaded.tokenizer.emplace(
+        data::Tokenizer::from_bytes(header.tokenizer, (reader.folder() / "tokenizer.model").string()));
   loaded.machine = choose_machine(loaded.config);
   const int64_t vocab = vocabulary(header, reader.folder());
   require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);

@@ -48,7 +48,8 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
   for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
     if (config.train.global_batch % micro != 0) continue;
     changed.train.micro_batch = micro;
-    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"}, {config::Recompute::selective, "selective"},
+    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
+                                     {config::Recompute::selective, "selective"},
                                      {config::Recompute::full, "full"}}) {
       if (mode < config.train.recompute) continue;
       changed.train.recompute = mode;
@@ -67,16 +68,25 @@ Machine choose_machine(const config::Config& config) {
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : device::default_threads();
   machine.isa = device::detect_isa();
   switch (config.precision.compute) {
-    case config::Compute::bf16: machine.compute = DType::bf16; break;
-    case config::Compute::fp32: machine.compute = DType::f32; break;
-    case config::Compute::fp64: machine.compute = DType::f64; break;
-    case config::Compute::automatic: machine.compute = device::amx_bf16_available() ? DType::bf16 : DType::f32; break;
+    case config::Compute::bf16:
+      machine.compute = DType::bf16;
+      break;
+    case config::Compute::fp32:
+      machine.compute = DType::f32;
+      break;
+    case config::Compute::fp64:
+      machine.compute = DType::f64;
+      break;
+    case config::Compute::automatic:
+      machine.compute = device::amx_bf16_available() ? DType::bf16 : DType::f32;
+      break;
   }
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
-                           : machine.compute == DType::bf16                         ? "default: this CPU has AMX"
-                                                                                    : "default: no matrix unit for bf16 here";
-  machine.memory_limit = config.hardware.memory_limit > 0 ? static_cast<int64_t>(config.hardware.memory_limit * (1 << 30))
-                                                          : available_memory();
+                           : machine.compute == DType::bf16                       ? "default: this CPU has AMX"
+                                                            : "default: no matrix unit for bf16 here";
+  machine.memory_limit = config.hardware.memory_limit > 0
+                             ? static_cast<int64_t>(config.hardware.memory_limit * (1 << 30))
+                             : available_memory();
   return machine;
 }
 
@@ -112,9 +122,10 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
-  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(static_cast<double>(plan.parameters)));
-  text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute), machine.compute_reason,
-                 machine.threads, device::name_of(machine.isa));
+  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters,
+                            format_count(static_cast<double>(plan.parameters)));
+  text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
+                 machine.compute_reason, machine.threads, device::name_of(machine.isa));
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), kFlopsDefinition);
   text += format("executed FLOPs        {:>12}  per micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
                  format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
@@ -123,13 +134,15 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
     text += format("  {:<20}{:>12}\n", category, format_bytes(static_cast<double>(bytes)));
   text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(static_cast<double>(plan.total)),
                  format_bytes(static_cast<double>(machine.memory_limit)));
-  text += format("activations at their peak (block {}, live bytes {})\n",
-                 format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
-                 format_bytes(static_cast<double>(plan.arena_bound)));
+  text +=
+      format("activations at their peak (block {}, live bytes {})\n",
+             format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
+             format_bytes(static_cast<double>(plan.arena_bound)));
   std::vector<std::pair<int64_t, std::string>> tags;
   for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
   std::sort(tags.rbegin(), tags.rend());
-  for (const auto& [bytes, tag] : tags) text += format("  {:<20}{:>12}\n", tag, format_bytes(static_cast<double>(bytes)));
+  for (const auto& [bytes, tag] : tags)
+    text += format("  {:<20}{:>12}\n", tag, format_bytes(static_cast<double>(bytes)));
   text += "communication           0 B  (one rank)\n";
   return text;
 }
@@ -138,12 +151,13 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   if (plan.total <= machine.memory_limit) return;
   const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });
-  throw Error(Code::plan, format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
-                                 format_bytes(static_cast<double>(plan.total)),
-                                 format_bytes(static_cast<double>(machine.memory_limit)),
-                                 config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
-                                 largest->first, format_bytes(static_cast<double>(largest->second)),
-                                 change_that_fits(config, vocab, machine)));
+  throw Error(
+      Code::plan,
+      format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
+             format_bytes(static_cast<double>(plan.total)), format_bytes(static_cast<double>(machine.memory_limit)),
+             config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+             largest->first, format_bytes(static_cast<double>(largest->second)),
+             change_that_fits(config, vocab, machine)));
 }
 
 }  // namespace trainer::train

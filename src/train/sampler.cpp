@@ -13,7 +13,8 @@ void validate(const Sampling& s) {
   if (!(s.temperature >= 0) || !std::isfinite(s.temperature))
     throw Error(Code::usage, format("--temperature {}: expected 0 (greedy) or more", s.temperature));
   if (s.top_k < 0) throw Error(Code::usage, format("--top-k {}: expected 0 (all tokens) or more", s.top_k));
-  if (!(s.top_p > 0 && s.top_p <= 1)) throw Error(Code::usage, format("--top-p {}: expected above 0, at most 1", s.top_p));
+  if (!(s.top_p > 0 && s.top_p <= 1))
+    throw Error(Code::usage, format("--top-p {}: expected above 0, at most 1", s.top_p));
 }
 
 TokenSampler::TokenSampler(const Sampling& sampling, int64_t vocab)
@@ -35,7 +36,8 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   if (sampling_.temperature == 0) return *std::min_element(order_.begin(), order_.end(), likelier);
 
   const int64_t kept = sampling_.top_k > 0 ? std::min(sampling_.top_k, vocab_) : vocab_;
-  if (kept < vocab_ || sampling_.top_p < 1) std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
+  if (kept < vocab_ || sampling_.top_p < 1)
+    std::partial_sort(order_.begin(), order_.begin() + kept, order_.end(), likelier);
   const double top = *std::max_element(scores_.begin(), scores_.end());
   const auto weight = [&](int64_t rank) {
     return std::exp((scores_[static_cast<size_t>(order_[static_cast<size_t>(rank)])] - top) / sampling_.temperature);

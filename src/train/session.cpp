@@ -47,7 +47,8 @@ class Session {
         plan_(plan_run(config, datasets_.vocab, machine, true)),
         device_((require_memory(plan_, config, datasets_.vocab, machine), machine.threads), machine.isa),
         trainer_(device_, config, datasets_.vocab, machine.compute, true),
-        store_(checkpoint_folder(config), {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}) {}
+        store_(checkpoint_folder(config),
+               {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}) {}
 
   int run() {
     begin();
@@ -58,7 +59,8 @@ class Session {
       return stop_requested() ? kSavedAfterSignal : status;
     }
     progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
-    const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
+    const int64_t last =
+        options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
     while (state_.step < last) {
       if (!step()) break;
@@ -144,17 +146,24 @@ class Session {
     start.peak_flops = peak_flops_;
     start.peak_origin = origin;
     start.predicted = {.memory_bytes = plan_.total};
-    start.environment = {options_.version, options_.commit, "cpu", std::string(device::name_of(machine_.isa)),
-                         ops::product_path(device_, machine_.compute), 1, machine_.threads};
+    start.environment = {options_.version,
+                         options_.commit,
+                         "cpu",
+                         std::string(device::name_of(machine_.isa)),
+                         ops::product_path(device_, machine_.compute),
+                         1,
+                         machine_.threads};
     start.config_toml = expected_.config_toml;
     log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
-              format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, machine_.compute_reason,
-              start.environment.product_path);
-    log::info("global_batch {} = micro_batch {} x accumulation {} x data 1; {} steps of {} tokens; {} threads, peak {} ({})",
-              start.global_batch, start.micro_batch, accumulation_, total_steps_, tokens_per_step(), machine_.threads,
-              format_count(peak_flops_) + "FLOP/s", origin);
-    log::info("memory: {} predicted; data: {} training and {} validation tokens", format_bytes(static_cast<double>(plan_.total)),
-              format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));
+              format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
+              machine_.compute_reason, start.environment.product_path);
+    log::info(
+        "global_batch {} = micro_batch {} x accumulation {} x data 1; {} steps of {} tokens; {} threads, peak {} ({})",
+        start.global_batch, start.micro_batch, accumulation_, total_steps_, tokens_per_step(), machine_.threads,
+        format_count(peak_flops_) + "FLOP/s", origin);
+    log::info("memory: {} predicted; data: {} training and {} validation tokens",
+              format_bytes(static_cast<double>(plan_.total)), format_count(static_cast<double>(start.train_tokens)),
+              format_count(static_cast<double>(start.val_tokens)));
     if (metrics_) metrics_->write(start);
   }
 
@@ -220,18 +229,19 @@ class Session {
     log::warning("{}", message);
     if (metrics_) metrics_->write(WarningReport{state_.step, message});
     if (skips_ > config_.train.max_skipped_steps)
-      throw Error(Code::nonfinite, message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
-                                                    std::max<int64_t>(saved_step_, 0)));
+      throw Error(Code::nonfinite,
+                  message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
+                                   std::max<int64_t>(saved_step_, 0)));
   }
 
   void evaluate_now() {
     if (!datasets_.val) return;
-    Evaluation result = evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
-                                 datasets_.tokenizer ? &*datasets_.tokenizer : nullptr,
-                                 [&](int64_t done, int64_t windows) {
-                                   if (progress_) progress_->status(format("evaluating {}/{}", done, windows));
-                                   return !stop_requested();
-                                 });
+    Evaluation result =
+        evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
+                 datasets_.tokenizer ? &*datasets_.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
+                   if (progress_) progress_->status(format("evaluating {}/{}", done, windows));
+                   return !stop_requested();
+                 });
     if (result.interrupted) return;
     result.report.step = state_.step;
     if (!(state_.best_val_loss <= result.report.loss)) {
@@ -239,7 +249,8 @@ class Session {
       state_.best_step = state_.step;
     }
     if (metrics_) metrics_->write(result.report);
-    log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", state_.step, result.report.loss, result.report.perplexity,
+    log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", state_.step, result.report.loss,
+              result.report.perplexity,
               result.report.bits_per_byte ? format(", {:.4f} bits per byte", *result.report.bits_per_byte) : "");
   }
 

@@ -15,8 +15,8 @@ struct SessionOptions {
   std::string version, commit;  // for the report
 };
 
-/// Returns the exit status: 0 finished (or stopped at a limit), 75 saved after a signal. Throws Error for everything else.
-/// `config` resolved and validated. With dry_run the plan goes to `plan_text` and nothing is written.
+/// Returns the exit status: 0 finished (or stopped at a limit), 75 saved after a signal. Throws Error for everything
+/// else. `config` resolved and validated. With dry_run the plan goes to `plan_text` and nothing is written.
 int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text);
 
 }  // namespace trainer::train

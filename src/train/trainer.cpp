@@ -106,7 +106,10 @@ BytesByCategory Trainer::memory() const {
 }
 
 parallel::Batch Trainer::views() const {
-  return {.ids = ids_, .targets = targets_, .weights = weights_, .sequences = config_.train.micro_batch,
+  return {.ids = ids_,
+          .targets = targets_,
+          .weights = weights_,
+          .sequences = config_.train.micro_batch,
           .seq_len = config_.model.seq_len};
 }
 

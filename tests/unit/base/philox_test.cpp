@@ -20,7 +20,8 @@ TEST(Philox, PortableLogAndSincosMatchLibm) {
     const double x = (static_cast<double>(philox_at({1, 2}, i)) + 1.0) * 0x1p-32, turn = x - 0x1p-32;
     worst = std::max(worst, std::abs(portable_log(x) - std::log(x)) / std::max(1.0, std::abs(std::log(x))));
     const SinCos sc = portable_sincos_2pi(turn);
-    worst = std::max({worst, std::abs(sc.sin - std::sin(2 * M_PI * turn)), std::abs(sc.cos - std::cos(2 * M_PI * turn))});
+    worst =
+        std::max({worst, std::abs(sc.sin - std::sin(2 * M_PI * turn)), std::abs(sc.cos - std::cos(2 * M_PI * turn))});
   }
   EXPECT_LT(worst, 1e-15);
   EXPECT_EQ(portable_log(1.0), 0.0);
@@ -31,7 +32,8 @@ TEST(Philox, NormalsHaveUnitMomentsAndFixedBits) {
   double sum = 0, squares = 0, fourth = 0;
   const int blocks = 100000;
   for (int b = 0; b < blocks; ++b)
-    for (const double z : philox_normals(key, static_cast<uint64_t>(b))) sum += z, squares += z * z, fourth += z * z * z * z;
+    for (const double z : philox_normals(key, static_cast<uint64_t>(b)))
+      sum += z, squares += z * z, fourth += z * z * z * z;
   const double n = 4.0 * blocks;
   EXPECT_NEAR(sum / n, 0, 0.01);
   EXPECT_NEAR(squares / n, 1, 0.01);
@@ -40,8 +42,8 @@ TEST(Philox, NormalsHaveUnitMomentsAndFixedBits) {
 
 TEST(Bf16, RoundsToNearestEvenAndKeepsSpecials) {
   EXPECT_EQ(bf16(1.0f).bits, 0x3f80);
-  EXPECT_EQ(bf16(1.00390625f).bits, 0x3f80);            // tie, down to even
-  EXPECT_EQ(bf16(1.01171875f).bits, 0x3f82);            // tie, up to even
+  EXPECT_EQ(bf16(1.00390625f).bits, 0x3f80);  // tie, down to even
+  EXPECT_EQ(bf16(1.01171875f).bits, 0x3f82);  // tie, up to even
   EXPECT_EQ(bf16(std::numeric_limits<float>::max()).bits, 0x7f80);
   EXPECT_EQ(bf16(std::nanf("")).bits, 0x7fff);
   EXPECT_EQ(static_cast<float>(bf16(1e-40f)), std::bit_cast<float>(static_cast<uint32_t>(bf16(1e-40f).bits) << 16));

@@ -25,7 +25,11 @@ TEST(ThreadPool, RunsEveryTaskExactlyOnce) {
 
 TEST(ThreadPool, RethrowsTheFirstExceptionAndStaysUsable) {
   ThreadPool pool(3);
-  EXPECT_THROW(pool.parallel_for(50, [](int64_t task) { if (task == 17) throw std::runtime_error("task 17"); }), std::runtime_error);
+  EXPECT_THROW(pool.parallel_for(50,
+                                 [](int64_t task) {
+                                   if (task == 17) throw std::runtime_error("task 17");
+                                 }),
+               std::runtime_error);
   std::atomic<int> count{0};
   pool.parallel_for(50, [&](int64_t) { ++count; });
   EXPECT_EQ(count, 50);

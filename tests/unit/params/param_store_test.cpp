@@ -15,7 +15,11 @@ namespace {
 struct Store {
   explicit Store(device::Device& device, DType compute) : store(device, compute) {
     const int group = store.add_group("block");
-    qkv = store.add_matrix(group, 5, {{"q", 6, {Init::Kind::normal, 0.02}}, {"k", 3, {Init::Kind::normal, 0.02}}, {"v", 3, {Init::Kind::normal, 0.5}}}, true);
+    qkv = store.add_matrix(group, 5,
+                           {{"q", 6, {Init::Kind::normal, 0.02}},
+                            {"k", 3, {Init::Kind::normal, 0.02}},
+                            {"v", 3, {Init::Kind::normal, 0.5}}},
+                           true);
     gain = store.add_vector(group, {{"gain", 7, {Init::Kind::ones, 0}}});
     table = store.add_matrix(group, 11, {{"wte", 4, {Init::Kind::normal, 0.1}}}, true, 16);
     store.allocate(true);
@@ -36,9 +40,12 @@ TEST(ParamStore, InitialValuesDependOnNameAndGlobalIndexAlone) {
   for (int64_t r = 0; r < 5; ++r)
     for (int64_t c = 0; c < 12; ++c) {
       const double got = qkv.as<double>()[r * 12 + c];
-      if (c < 6) EXPECT_EQ(got, expect("q", 0.02, r * 6 + c));
-      else if (c < 9) EXPECT_EQ(got, expect("k", 0.02, r * 3 + c - 6));
-      else EXPECT_EQ(got, expect("v", 0.5, r * 3 + c - 9));
+      if (c < 6)
+        EXPECT_EQ(got, expect("q", 0.02, r * 6 + c));
+      else if (c < 9)
+        EXPECT_EQ(got, expect("k", 0.02, r * 3 + c - 6));
+      else
+        EXPECT_EQ(got, expect("v", 0.5, r * 3 + c - 9));
     }
   for (const double x : s.store.weight(s.gain).span<double>()) EXPECT_EQ(x, 1.0);
   const auto table = s.store.weight(s.table).span<double>();

@@ -11,13 +11,33 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
   const bool llama = arch == config::Arch::llama;
   config::Config c;
   c.run.seed = 7;
-  c.model = {.arch = arch, .n_layer = 2, .n_head = 3, .n_kv_head = llama ? 1 : 3, .d_model = 24, .d_ff = 40, .seq_len = 11,
-             .tie_embeddings = !llama, .bias = !llama, .norm_eps = 1e-5, .rope_theta = 1e4, .dropout = 0.1, .init_std = 0.1,
-             .vocab_multiple = 16, .init_from = {}};
+  c.model = {.arch = arch,
+             .n_layer = 2,
+             .n_head = 3,
+             .n_kv_head = llama ? 1 : 3,
+             .d_model = 24,
+             .d_ff = 40,
+             .seq_len = 11,
+             .tie_embeddings = !llama,
+             .bias = !llama,
+             .norm_eps = 1e-5,
+             .rope_theta = 1e4,
+             .dropout = 0.1,
+             .init_std = 0.1,
+             .vocab_multiple = 16,
+             .init_from = {}};
   c.train.global_batch = 4;
   c.train.micro_batch = 2;
-  c.optim = {.lr = 1e-3, .min_lr = 1e-4, .warmup_steps = 2, .schedule = config::Schedule::cosine, .decay_fraction = 0.1,
-             .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .grad_clip = 1.0};
+  c.optim = {.lr = 1e-3,
+             .min_lr = 1e-4,
+             .warmup_steps = 2,
+             .schedule = config::Schedule::cosine,
+             .decay_fraction = 0.1,
+             .beta1 = 0.9,
+             .beta2 = 0.95,
+             .eps = 1e-8,
+             .weight_decay = 0.1,
+             .grad_clip = 1.0};
   c.parallel.strategy = "megatron-1d";
   return c;
 }
@@ -45,8 +65,11 @@ struct Tiny {
   }
   train::Trainer::Outcome step(int64_t n, double lr = 1e-3) {
     const config::Config& c = trainer.config();
-    return trainer.step({.step = n, .first_sample = (n - 1) * c.train.global_batch, .adam_step = n,
-                         .micro_batches = c.train.global_batch / c.train.micro_batch, .lr = lr},
+    return trainer.step({.step = n,
+                         .first_sample = (n - 1) * c.train.global_batch,
+                         .adam_step = n,
+                         .micro_batches = c.train.global_batch / c.train.micro_batch,
+                         .lr = lr},
                         batches);
   }
   /// All bytes of master weights and moments.

@@ -67,7 +67,8 @@ TEST_P(EveryRun, LearnsARepeatedBatch) {
   Tiny run(c, compute(), 2);
   double first = 0, last = 0;
   for (int64_t n = 1; n <= 60; ++n) {
-    const auto outcome = run.trainer.step({.step = n, .first_sample = 0, .adam_step = n, .micro_batches = 2, .lr = 1e-2}, run.batches);
+    const auto outcome =
+        run.trainer.step({.step = n, .first_sample = 0, .adam_step = n, .micro_batches = 2, .lr = 1e-2}, run.batches);
     ASSERT_FALSE(outcome.skipped);
     if (n == 1) first = outcome.loss;
     last = outcome.loss;
@@ -90,7 +91,8 @@ TEST_P(EveryRun, PlannedMemoryIsWhatTheDeviceHolds) {
   const config::Config c = tiny_config(arch());
   Tiny run(c, compute(), 2);
   run.step(1);
-  const train::Machine machine{.threads = 2, .isa = run.device.isa(), .compute = compute(), .compute_reason = {}, .memory_limit = 0};
+  const train::Machine machine{
+      .threads = 2, .isa = run.device.isa(), .compute = compute(), .compute_reason = {}, .memory_limit = 0};
   const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
   EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
   EXPECT_GT(plan.executed_flops, 0);
@@ -134,8 +136,11 @@ TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateAlone) {
   Tiny run(tiny_config(), DType::f32, 1);
   run.step(1);
   const auto before = run.state();
-  const auto outcome = run.trainer.step({.step = 2, .first_sample = 4, .adam_step = 2, .micro_batches = 2, .lr = 1e-3}, run.batches,
-                                        [] { static int calls = 0; return ++calls == 2; });
+  const auto outcome =
+      run.trainer.step({.step = 2, .first_sample = 4, .adam_step = 2, .micro_batches = 2, .lr = 1e-3}, run.batches, [] {
+        static int calls = 0;
+        return ++calls == 2;
+      });
   EXPECT_TRUE(outcome.interrupted);
   EXPECT_TRUE(run.state() == before);
 }
@@ -143,7 +148,8 @@ TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateAlone) {
 TEST(Trainer, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
   config::Config c = tiny_config();
   c.train.micro_batch = 4;
-  train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
+  train::Machine machine{
+      .threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
   config::Config small = c;
   small.train.micro_batch = 1;
   small.train.recompute = config::Recompute::full;
@@ -153,7 +159,9 @@ TEST(Trainer, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::plan);
-    EXPECT_NE(std::string(e.what()).find("train.micro_batch = 1 with train.recompute = \"full\" fits"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("train.micro_batch = 1 with train.recompute = \"full\" fits"),
+              std::string::npos)
+        << e.what();
   }
   machine.memory_limit = 1000;
   EXPECT_THROW(train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine), Error);
