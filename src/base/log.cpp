@@ -7,6 +7,7 @@ namespace trainer::log {
 namespace {
 
 std::mutex mutex;
+thread_local int this_rank = 0;
 
 void to_stderr(Level level, const std::string& line) {
   const char* prefix = level == Level::warning ? "warning: " : level == Level::error ? "error: " : "";
@@ -28,8 +29,11 @@ Sink set_sink(Sink next) {
 }
 
 void write(Level level, const std::string& line) {
+  if (this_rank > 0 && level == Level::info) return;
   const std::lock_guard lock(mutex);
-  sink()(level, line);
+  sink()(level, this_rank > 0 ? format("rank {}: {}", this_rank, line) : line);
 }
+
+void set_rank(int rank) { this_rank = rank; }
 
 }  // namespace trainer::log

@@ -1,5 +1,6 @@
 #pragma once
-// Log lines for people, on stderr. Results go to stdout and are printed by cli/ only.
+// Log lines for people, on stderr. Results go to stdout and are printed by cli/ only. Information comes from the first
+// rank alone; warnings and errors of the others name their rank.
 #include <functional>
 #include <string>
 
@@ -14,6 +15,8 @@ enum class Level { info, warning, error };
 using Sink = std::function<void(Level, const std::string&)>;
 Sink set_sink(Sink sink);
 void write(Level level, const std::string& line);
+/// The rank for which this thread speaks, 0 until set; ranks may be threads.
+void set_rank(int rank);
 
 template <typename... Args>
 void info(fmt::format_string<Args...> text, Args&&... args) {

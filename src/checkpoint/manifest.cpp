@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -52,6 +53,57 @@ int64_t Manifest::tensor_bytes() const {
                          [](int64_t sum, const StoredTensor& tensor) { return sum + tensor.bytes(); });
 }
 
+namespace {
+
+void write_pieces(json& root, const Manifest& manifest) {
+  root["shards"] = root["tensors"] = json::array();
+  for (const StoredFile& shard : manifest.shards) {
+    root["shards"].push_back({{"name", shard.name}, {"bytes", shard.bytes}});
+  }
+  for (const StoredTensor& tensor : manifest.tensors) {
+    json shape = json::array(), pieces = json::array();
+    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
+    for (const Piece& piece : tensor.pieces) {
+      json runs = json::array(), chunks = json::array();
+      for (const RunGroup& group : piece.runs) {
+        runs.push_back(group.count == 1 ? json{group.global, group.length}
+                                        : json{group.global, group.length, group.stride, group.count});
+      }
+      for (const Checksum& chunk : piece.chunks) chunks.push_back(to_string(chunk));
+      pieces.push_back({{"shard", piece.shard}, {"offset", piece.offset}, {"runs", runs}, {"xxh3", chunks}});
+    }
+    root["tensors"].push_back(
+        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"pieces", pieces}});
+  }
+}
+
+}  // namespace
+
+std::string part_to_json(const Manifest& part) {
+  json root = json::object();
+  write_pieces(root, part);
+  return root.dump();
+}
+
+void merge_part(Manifest& manifest, const Manifest& part) {
+  const auto first_shard = static_cast<int64_t>(manifest.shards.size());
+  manifest.shards.insert(manifest.shards.end(), part.shards.begin(), part.shards.end());
+  std::map<std::string, size_t, std::less<>> places;  // own names: tensors move as more are added
+  for (size_t i = 0; i < manifest.tensors.size(); ++i) places[manifest.tensors[i].name] = i;
+  for (StoredTensor tensor : part.tensors) {
+    for (Piece& piece : tensor.pieces) piece.shard += first_shard;
+    const auto place = places.find(tensor.name);
+    if (place == places.end()) {
+      manifest.tensors.push_back(std::move(tensor));
+      continue;
+    }
+    StoredTensor& known = manifest.tensors[place->second];
+    TRAINER_CHECK(known.dtype == tensor.dtype && known.shape == tensor.shape, "{}: {} {} and {} {}", tensor.name,
+                  name_of(known.dtype), to_string(known.shape), name_of(tensor.dtype), to_string(tensor.shape));
+    known.pieces.insert(known.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+  }
+}
+
 std::string to_json(const Manifest& manifest) {
   const Snapshot& header = manifest.header;
   const TrainState& state = header.state;
@@ -72,30 +124,11 @@ std::string to_json(const Manifest& manifest) {
       {"model", header.model_keys},
       {"chunk_bytes", manifest.chunk_bytes},
       {"files", json::array()},
-      {"shards", json::array()},
-      {"tensors", json::array()},
   };
   for (const StoredFile& file : manifest.files) {
     root["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3", to_string(file.checksum)}});
   }
-  for (const StoredFile& shard : manifest.shards) {
-    root["shards"].push_back({{"name", shard.name}, {"bytes", shard.bytes}});
-  }
-  for (const StoredTensor& tensor : manifest.tensors) {
-    json shape = json::array(), pieces = json::array();
-    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
-    for (const Piece& piece : tensor.pieces) {
-      json runs = json::array(), chunks = json::array();
-      for (const RunGroup& group : piece.runs) {
-        runs.push_back(group.count == 1 ? json{group.global, group.length}
-                                        : json{group.global, group.length, group.stride, group.count});
-      }
-      for (const Checksum& chunk : piece.chunks) chunks.push_back(to_string(chunk));
-      pieces.push_back({{"shard", piece.shard}, {"offset", piece.offset}, {"runs", runs}, {"xxh3", chunks}});
-    }
-    root["tensors"].push_back(
-        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"pieces", pieces}});
-  }
+  write_pieces(root, manifest);
   return root.dump(-1, ' ', false, json::error_handler_t::replace) + "\n";
 }
 

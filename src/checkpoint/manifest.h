@@ -73,6 +73,12 @@ std::string to_json(const Manifest& manifest);
 /// names the file in messages. Throws Code::checkpoint for any bytes that are not a sound manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
 
+/// What one process wrote, on its way to the one that publishes: shards and tensors, which need not cover anything.
+std::string part_to_json(const Manifest& part);
+Manifest parse_part(std::string_view json);
+/// Adds the shards and pieces of a part. Throws Code::internal when its tensors are not those of the others.
+void merge_part(Manifest& manifest, const Manifest& part);
+
 /// The content of COMPLETE for a manifest of these bytes.
 std::string completion_mark(std::string_view manifest_json);
 

@@ -212,13 +212,13 @@ void check_coverage(const Value& value, const StoredTensor& tensor) {
   if (covered != tensor.shape.count()) value.fail(format("{}: element {} is stored nowhere", tensor.name, covered));
 }
 
-StoredTensor tensor_of(const Value& value, const Manifest& manifest) {
+StoredTensor tensor_of(const Value& value, const Manifest& manifest, bool whole) {
   StoredTensor tensor;
   tensor.name = value["name"].text();
   tensor.dtype = dtype_of(value["dtype"]);
   tensor.shape = shape_of(value["shape"]);
   for (const Value& piece : value["pieces"].list()) tensor.pieces.push_back(piece_of(piece, tensor, manifest));
-  check_coverage(value["pieces"], tensor);
+  if (whole) check_coverage(value["pieces"], tensor);
   return tensor;
 }
 
@@ -250,6 +250,21 @@ void check_shards(const Value& root, const Manifest& manifest) {
   }
 }
 
+/// Shards and tensors; `whole`: each tensor must be covered.
+void read_pieces(const Value& root, Manifest& manifest, std::set<std::string> names, bool whole) {
+  for (const Value& shard : root["shards"].list()) {
+    manifest.shards.push_back({shard["name"].file_name(), shard["bytes"].integer(0, kMostBytes), {}});
+    if (!names.insert(manifest.shards.back().name).second) shard.fail("the name occurs twice");
+  }
+
+  std::set<std::string> tensors;
+  for (const Value& tensor : root["tensors"].list()) {
+    manifest.tensors.push_back(tensor_of(tensor, manifest, whole));
+    if (!tensors.insert(manifest.tensors.back().name).second) tensor.fail("the tensor occurs twice");
+  }
+  check_shards(root, manifest);
+}
+
 }  // namespace
 
 Manifest parse_manifest(std::string_view text, const std::string& origin) {
@@ -273,18 +288,17 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
     if (!names.insert(manifest.files.back().name).second) file.fail("the name occurs twice");
   }
   if (manifest.file(kConfigFile) == nullptr) root["files"].fail(format("{} is missing", kConfigFile));
-  for (const Value& shard : root["shards"].list()) {
-    manifest.shards.push_back({shard["name"].file_name(), shard["bytes"].integer(0, kMostBytes), {}});
-    if (!names.insert(manifest.shards.back().name).second) shard.fail("the name occurs twice");
-  }
-
-  std::set<std::string> tensors;
-  for (const Value& tensor : root["tensors"].list()) {
-    manifest.tensors.push_back(tensor_of(tensor, manifest));
-    if (!tensors.insert(manifest.tensors.back().name).second) tensor.fail("the tensor occurs twice");
-  }
-  check_shards(root, manifest);
+  read_pieces(root, manifest, names, /*whole=*/true);
   return manifest;
+}
+
+Manifest parse_part(std::string_view text) {
+  const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Value root(document, "another rank's part of the checkpoint");
+  if (document.is_discarded()) root.fail("not JSON");
+  Manifest part;
+  read_pieces(root, part, {}, /*whole=*/false);
+  return part;
 }
 
 }  // namespace trainer::checkpoint

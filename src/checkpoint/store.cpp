@@ -22,39 +22,74 @@ constexpr const char* kDeleting = ".deleting-";
 constexpr const char* kNextLatest = ".latest-";
 }  // namespace
 
-CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls)
-    : folder_(std::move(folder)), retention_(retention), calls_(calls) {
-  make_folders(calls_, folder_);
-  remove_left_overs();
+CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls, comm::World* world)
+    : folder_(std::move(folder)), retention_(retention), calls_(calls), world_(world) {
+  on_first([&] {
+    make_folders(calls_, folder_);
+    remove_left_overs();
+  });
+}
+
+void CheckpointStore::on_first(const std::function<void()>& action) {
+  on_all([&] {
+    if (world_ == nullptr || world_->first()) action();
+  });
+}
+
+void CheckpointStore::on_all(const std::function<void()>& action) {
+  if (world_ == nullptr) return action();
+  world_->control().together(action);
 }
 
 fs::path CheckpointStore::save(const Snapshot& snapshot) {
   const std::string name = step_name(snapshot.state.step);
   try {
-    const fs::path temporary = fresh(kSaving, name);
-    write_contents(snapshot, temporary);
-    publish(temporary, name);
-    point_latest_to(name);
+    std::string temporary;
+    on_first([&] {
+      temporary = fresh(kSaving, name).string();
+      if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary));
+    });
+    if (world_ != nullptr) world_->control().broadcast(temporary);
+    Manifest manifest = write_shards(snapshot, temporary);
+    on_first([&] {
+      write_manifest(std::move(manifest), snapshot, temporary);
+      publish(temporary, name);
+      point_latest_to(name);
+    });
   } catch (Error& error) {
     error.add_context(format("saving the checkpoint of step {}", snapshot.state.step));
     try {
-      remove_left_overs();
+      if (world_ == nullptr || world_->first()) remove_left_overs();
     } catch (const Error& second) {
       log::warning("{}", second.what());
     }
     throw;
   }
   try {
-    apply_retention();
+    if (world_ == nullptr || world_->first()) apply_retention();
   } catch (const Error& error) {
     log::warning("removing old checkpoints: {}", error.what());
   }
   return folder_ / name;
 }
 
-void CheckpointStore::write_contents(const Snapshot& snapshot, const fs::path& temporary) {
-  if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary.string()));
-  Manifest manifest;
+Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
+  const int rank = world_ == nullptr ? 0 : world_->rank();
+  Manifest part;
+  on_all([&] {
+    WrittenShard shard = write_shard(calls_, temporary / format("rank-{:05d}.shard", rank), 0, snapshot.tensors);
+    part.shards.push_back(std::move(shard.file));
+    part.tensors = std::move(shard.tensors);
+  });
+  if (world_ == nullptr) return part;
+  Manifest all;
+  const std::vector<std::string> parts = world_->control().gather(part_to_json(part));
+  if (world_->first())
+    for (const std::string& each : parts) merge_part(all, parse_part(each));
+  return all;
+}
+
+void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot, const fs::path& temporary) {
   const Listing earlier = list_checkpoints(folder_, calls_);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
@@ -70,10 +105,6 @@ void CheckpointStore::write_contents(const Snapshot& snapshot, const fs::path& t
   };
   add_file(kConfigFile, snapshot.config_toml);
   if (!snapshot.tokenizer.empty()) add_file(kTokenizerFile, snapshot.tokenizer);
-
-  WrittenShard shard = write_shard(calls_, temporary / "rank-00000.shard", 0, snapshot.tensors);
-  manifest.shards.push_back(std::move(shard.file));
-  manifest.tensors = std::move(shard.tensors);
 
   const std::string json = to_json(manifest);
   parse_manifest(json, kManifestFile);  // also says when the slices do not cover their tensors

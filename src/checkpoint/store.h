@@ -7,11 +7,14 @@
 // (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time
 // leaves whole step folders and hidden left-overs, which the next store that is opened removes.
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/file_io.h"
+#include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
+#include "comm/world.h"
 
 namespace trainer::checkpoint {
 
@@ -24,19 +27,26 @@ struct Retention {
 
 class CheckpointStore {
  public:
-  /// Makes the folder and removes what an interrupted save left. One store at a time may have a folder open (RunLock).
-  CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls());
+  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open (RunLock).
+  /// With a `world` every rank makes a store and saves its own slices into the same folder; the first rank publishes.
+  CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls(),
+                  comm::World* world = nullptr);
 
   /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, points `latest` to it, and
-  /// removes what retention lets go (a failure of that is a warning). The slices cover each tensor exactly once. On
-  /// return the checkpoint is on the disk. Throws Code::io with the earlier checkpoints as they were and the temporary
-  /// folder gone.
+  /// removes what retention lets go (a failure of that is a warning). The slices of all ranks cover each tensor exactly
+  /// once. On return the checkpoint is on the disk. Throws Code::io, on every rank, with the earlier checkpoints as
+  /// they were and the temporary folder gone.
   std::filesystem::path save(const Snapshot& snapshot);
 
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  void write_contents(const Snapshot& snapshot, const std::filesystem::path& temporary);
+  /// Does `action` on the first rank, or on all; an error of any rank is thrown on every one.
+  void on_first(const std::function<void()>& action);
+  void on_all(const std::function<void()>& action);
+  /// This rank's shard, and on the first rank the shards and tensors of all ranks.
+  Manifest write_shards(const Snapshot& snapshot, const std::filesystem::path& temporary);
+  void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);
   void publish(const std::filesystem::path& temporary, const std::string& name);
   void point_latest_to(const std::string& name);
   void remove_left_overs();
@@ -47,6 +57,7 @@ class CheckpointStore {
   std::filesystem::path folder_;
   Retention retention_;
   SystemCalls& calls_;
+  comm::World* world_;
 };
 
 }  // namespace trainer::checkpoint

@@ -24,7 +24,7 @@ struct Bench {
     if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
     if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
     if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
-    machine = train::choose_machine(config);
+    machine = train::choose_machine(config, *comm::solo_world());
   }
   void require_config() const {
     if (options.config.file.empty())

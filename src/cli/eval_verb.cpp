@@ -5,7 +5,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "cli/configuration.h"
+#include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "data/source.h"
 #include "train/evaluate.h"
@@ -20,30 +20,25 @@ namespace {
 
 Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
 
-}  // namespace
-
-int eval_command(const EvalOptions& o) {
-  if (o.config.file.empty() == o.checkpoint.empty())
-    throw Error(Code::usage,
-                "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  const std::filesystem::path path = o.checkpoint.empty() ? train::checkpoint_folder(load_configuration(o.config))
-                                                          : std::filesystem::path(o.checkpoint);
+int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::path& path) {
   const train::SignalGuard signals;
-  train::LoadedModel model = train::load_model(path);
+  train::LoadedModel model = train::load_model(world, path);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
-  data::EvalData source = data::open_eval_data(
-      model.config, o.data, tokenizer, model.trainer->vocab(),
-      {.threads = model.machine.threads, .stop = train::stop_requested, .progress = show_tokenizing()});
+  data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
+  if (world.first()) options.progress = show_tokenizing();
+  data::EvalData source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
   if (!source.dataset) throw stopped();
-  std::optional<train::StatusLine> status(std::in_place);
+  std::optional<train::StatusLine> status;
+  if (world.first()) status.emplace();
   const train::Evaluation result =
       train::evaluate(*model.trainer, *source.dataset, o.batches, tokenizer, [&](int64_t done, int64_t windows) {
-        status->show(format("evaluating: {} of {} windows", done, windows), done, windows);
+        if (status) status->show(format("evaluating: {} of {} windows", done, windows), done, windows);
         return !train::stop_requested();
       });
   status.reset();
-  if (result.interrupted) throw stopped();
+  if (result.interrupted) throw stopped().on(Scope::all_ranks);
   const train::EvalReport& report = result.report;
+  if (!world.first()) return 0;
   if (o.json) {
     nlohmann::json document{
         {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
@@ -60,6 +55,18 @@ int eval_command(const EvalOptions& o) {
         stdout);
   }
   return 0;
+}
+
+}  // namespace
+
+int eval_command(const EvalOptions& o) {
+  if (o.config.file.empty() == o.checkpoint.empty())
+    throw Error(Code::usage,
+                "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
+  if (!o.checkpoint.empty()) return on_ranks([&](comm::World& world) { return evaluate(world, o, o.checkpoint); });
+  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
+    return evaluate(world, o, train::checkpoint_folder(config));
+  });
 }
 
 }  // namespace trainer::cli

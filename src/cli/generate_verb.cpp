@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/ranks.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
 #include "train/signals.h"
@@ -27,13 +28,11 @@ std::string prompt_text(const GenerateOptions& o) {
   return read_all(file);
 }
 
-}  // namespace
-
-int generate_command(const GenerateOptions& o) {
+void generate(comm::World& world, const GenerateOptions& o) {
   const train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
   train::validate(sampling);
   const std::string prompt = prompt_text(o);
-  train::LoadedModel model = train::load_model(o.checkpoint);
+  train::LoadedModel model = train::load_model(world, o.checkpoint);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()));
@@ -66,7 +65,18 @@ int generate_command(const GenerateOptions& o) {
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw Error(Code::io, "standard output cannot be written");
-  return 0;
+}
+
+}  // namespace
+
+int generate_command(const GenerateOptions& o) {
+  // One token at a time leaves nothing to share out: the first rank writes, the others wait.
+  return on_ranks([&](comm::World& world) {
+    world.control().together([&] {
+      if (world.first()) generate(*comm::solo_world(), o);
+    });
+    return 0;
+  });
 }
 
 }  // namespace trainer::cli

@@ -1,15 +1,12 @@
 // trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
-#include <filesystem>
-#include <functional>
 
 #include "base/error.h"
-#include "base/log.h"
 #include "cli/cli.h"
 #include "cli/later.h"
+#include "cli/ranks.h"
 
 namespace {
 
@@ -38,36 +35,6 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
       ->check(CLI::PositiveNumber);
   app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600")->type_name("TIME");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
-}
-
-/// Processes that mpirun or another launcher started together; 1 when none did.
-int launched_ranks() {
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})
-    if (const char* size = std::getenv(name)) return std::atoi(size);
-  return 1;
-}
-
-/// Runs `action`; the status of what it throws otherwise.
-int guarded(const std::function<int()>& action) {
-  try {
-    return action();
-  } catch (const Error& error) {
-    if (error.code() == Code::internal) {
-      std::fprintf(stderr, "trainer: internal error (a bug, please report it): %s\n", error.what());
-    } else {
-      std::fprintf(stderr, "trainer: %s\n", error.what());
-    }
-    return exit_status(error.code());
-  } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "trainer: out of memory; `trainer train --dry-run` prints what a run needs\n");
-    return exit_status(Code::plan);
-  } catch (const std::filesystem::filesystem_error& error) {
-    std::fprintf(stderr, "trainer: %s\n", error.what());
-    return exit_status(Code::io);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "trainer: internal error (a bug, please report it): %s\n", error.what());
-    return exit_status(Code::internal);
-  }
 }
 
 }  // namespace
@@ -188,11 +155,7 @@ int main(int argc, char** argv) {
     app.exit(error);
     return exit_status(Code::usage);
   }
-  return guarded([&]() -> int {
-    if (const int ranks = launched_ranks(); ranks > 1)
-      throw Error(
-          Code::usage,
-          format("started as {} ranks: this version runs on one; start it without mpirun or with -np 1", ranks));
+  try {
     if (train_verb.parsed()) return cli::train_command(train);
     if (eval_verb.parsed()) return cli::eval_command(eval);
     if (generate_verb.parsed()) {
@@ -205,5 +168,7 @@ int main(int argc, char** argv) {
     if (config_verb.parsed()) return cli::config_command(config);
     if (plan_verb.parsed()) throw cli::not_built_yet("plan");
     return cli::train_command(bare);
-  });
+  } catch (...) {
+    return cli::report(std::current_exception(), 0);
+  }
 }

@@ -1,8 +1,11 @@
+#include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
 #include "cli/cli.h"
-#include "cli/configuration.h"
+#include "cli/ranks.h"
+#include "config/load.h"
+#include "config/resolve.h"
 #include "train/deadline.h"
 #include "train/session.h"
 
@@ -14,17 +17,24 @@ int train_command(const TrainOptions& o) {
     throw Error(Code::usage,
                 "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
   if (!o.resume.empty()) options.sets.push_back("checkpoint.resume=" + o.resume);
-  const config::Config config = load_configuration(options);
   train::SessionOptions session;
   session.max_steps = o.max_steps;
   if (!o.max_time.empty()) session.max_seconds = train::parse_duration(o.max_time);
   session.dry_run = o.dry_run;
   session.version = version();
   session.commit = commit();
-  std::string plan;
-  const int status = train::run_session(config, session, plan);
-  std::fputs(plan.c_str(), stdout);
-  return status;
+  const auto run = [&](comm::World& world, const config::Config& config) {
+    std::string plan;
+    const int status = train::run_session(world, config, session, plan);
+    if (world.first()) std::fputs(plan.c_str(), stdout);
+    return status;
+  };
+  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return on_ranks(options, run);
+  // A plan needs none of its ranks.
+  config::Config config = config::load(options.file, options.sets);
+  const int64_t ranks = config.parallel.tensor * std::max<int64_t>(1, config.parallel.data);
+  config::resolve_world(config, ranks);
+  return run(*comm::dry_world(static_cast<int>(ranks)), config);
 }
 
 }  // namespace trainer::cli

@@ -1,5 +1,6 @@
 #include "base/dtype.h"
 #include "cli/cli.h"
+#include "comm/world.h"
 #include "device/device.h"
 #include "ops/gemm.h"
 
@@ -11,10 +12,11 @@ std::string commit() { return TRAINER_COMMIT; }
 std::string version_text() {
   device::DryDevice here(device::default_threads());
   return format(
-      "trainer {} (commit {})\nbackends: cpu (no CUDA, no MPI in this build)\nISA found: {}; in use: {}\n"
+      "trainer {} (commit {})\nbackends: cpu, {} (no CUDA in this build)\nISA found: {}; in use: {}\n"
       "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads",
-      version(), commit().empty() ? "unknown" : commit(), device::isa_summary(), device::name_of(here.isa()),
-      ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16), here.threads());
+      version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"), device::isa_summary(),
+      device::name_of(here.isa()), ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16),
+      here.threads());
 }
 
 }  // namespace trainer::cli

@@ -78,7 +78,7 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   TRAINER_CHECK(r.op == CommOp::send_recv || (r.root >= 0 && r.root < size()), "{} with root {} among {} ranks",
                 name_of(r.op), r.root, size());
 
-  const CommKey key{group_.axes, r.op, r.in.dtype};
+  const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};
   if (size() == 1 || (r.op == CommOp::send_recv && r.root == 0)) {
     if (!ex.device.dry()) copy(r.in, r.out);
     return Ticket(nullptr, key);

@@ -33,6 +33,7 @@ struct Group {
   std::string name;   // "tensor", "data", "control", for messages
   std::vector<int> members;
   int index = 0;
+  bool control = false;  // scalars and agreement: counted under kControlGroup
 };
 
 /// A started operation, as whatever runs it sees it (engine.h).

@@ -69,7 +69,11 @@ struct Precision {
 struct Parallel {
   std::string strategy;  // a name known to parallel/strategy.cpp
   int64_t tensor = 1;
-  int64_t data = 0;  // 0: what is left of the world
+  int64_t data = 0;  // replicas; 0: what is left of the world
+  int64_t zero_stage = 0;
+  std::string transport;  // auto | mpi | threads
+  int64_t lanes = 0;
+  double timeout = 0;  // seconds
 };
 
 struct Checkpoint {
@@ -91,6 +95,11 @@ struct Hardware {
   double memory_limit = 0;  // GiB, 0: what the machine has
 };
 
+struct Debug {
+  int64_t check_replicas_every = 0;
+  std::vector<std::string> inject;
+};
+
 /// Where a value was given: in a file, or by `--set` (then `set` is its whole text and the rest is empty).
 struct Origin {
   std::string file;
@@ -109,6 +118,7 @@ struct Config {
   Checkpoint checkpoint;
   Log log;
   Hardware hardware;
+  Debug debug;
 
   std::string path;                       // the file it was loaded from, empty when built in memory
   std::map<std::string, Origin> origins;  // "section.key" of every value that was given; others are defaults

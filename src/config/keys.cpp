@@ -160,10 +160,17 @@ void declare_parallel(std::vector<Key>& keys) {
                    "Replicas of the model, each with its own sequences.");
   parallel.later("sequence_parallel", Type::boolean, {}, "Split norms and dropout over the tensor ranks' token rows.",
                  "megatron-1d");
-  parallel.later("zero_stage", Type::integer, int64_t{0}, "1: split the optimizer state over the replicas.");
-  parallel.later("transport", Type::choice, std::string("auto"), "What carries messages between ranks.");
-  parallel.later("lanes", Type::integer, int64_t{1}, "Communication streams.");
-  parallel.later("timeout", Type::number, {}, "Seconds after which a rank that does not answer is lost.");
+  parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
+                   "1: split the optimizer state over the replicas.");
+  parallel.choice(
+      "transport", &Parallel::transport, {"auto", "mpi", "threads"}, {"nccl"},
+      "What carries messages between ranks. auto: mpi under mpirun, else a single rank; threads: all ranks are "
+      "threads of one process, without mpirun, for tests and debuggers.");
+  parallel.integer("lanes", &Parallel::lanes, 3, {.range = between(1, 3)},
+                   "Kinds of communication that may overtake each other: activations, weights, gradients; 1: none.");
+  parallel.number(
+      "timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
+      "A rank that keeps the others waiting for so long is lost: they name it and stop with exit status 7.");
   parallel.later("mesh", Type::any, {}, "Shape of the mesh, [q, q] or [q, q, d].", "optimus-2d");
   parallel.later("stationary", Type::any, {}, "Which matrix of a product stays in place.", "optimus-2d");
   parallel.later("panels", Type::any, {}, "How panels travel.", "optimus-2d");
@@ -224,11 +231,13 @@ void declare_hardware(std::vector<Key>& keys) {
 }
 
 void declare_debug(std::vector<Key>& keys) {
-  Declare<Config> debug(keys, "debug");
-  debug.later("check_replicas_every", Type::integer, int64_t{0}, "Steps between comparisons of replicas.");
+  Declare<Debug> debug(keys, "debug", &Config::debug);
+  debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
+                "Steps between comparisons of the weights of all replicas, which must be equal bit for bit; 0: never.");
+  debug.list("inject", &Debug::inject, {},
+             "Faults to inject: \"delay:SECONDS\" holds back each message for a random time up to that.");
   debug.later("emulate_device", Type::boolean, false, "Emulate a device's streams and memory on the CPU.");
   debug.later("shadow", Type::boolean, false, "Repeat each operator on the CPU and compare.");
-  debug.later("inject", Type::list, StringList{}, "Faults to inject.");
 }
 
 }  // namespace

@@ -332,6 +332,7 @@ Config Loader::finish() {
     validate(config_, options_.world, options_.files, mistakes_);
   }
   mistakes_.throw_if_any();
+  if (options_.world) resolve_world(config_, world_size(config_, *options_.world));
   warn_of_idle_keys();
   if (options_.files) warn_of_switched_off_keys();  // a checkpoint's own copy lists all values in force
   return std::move(config_);

@@ -11,7 +11,7 @@
 namespace trainer::config {
 
 struct LoadOptions {
-  /// Ranks that will run it; nothing: not checked against a world.
+  /// Ranks that were started together; nothing: not checked against a world.
   std::optional<int64_t> world = {};
   /// Demands data.train and that every file named exists. Off where only the model matters (a checkpoint's own copy).
   bool files = true;

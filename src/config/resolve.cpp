@@ -49,4 +49,13 @@ void resolve(Config& config) {
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
 }
 
+int64_t world_size(const Config& config, int64_t launched) {
+  if (launched > 1 || config.parallel.transport != "threads") return launched;
+  return config.parallel.tensor * std::max<int64_t>(1, config.parallel.data);
+}
+
+void resolve_world(Config& config, int64_t world) {
+  if (config.parallel.data == 0) config.parallel.data = world / config.parallel.tensor;
+}
+
 }  // namespace trainer::config

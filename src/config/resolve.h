@@ -8,4 +8,10 @@ namespace trainer::config {
 /// steps, min_lr, warmup_steps. Doing it twice changes nothing.
 void resolve(Config& config);
 
+/// Ranks that run `config` when `launched` were started together: as many, or, with ranks as threads, what the
+/// configuration asks for.
+int64_t world_size(const Config& config, int64_t launched);
+/// Fills in parallel.data for a world of this size.
+void resolve_world(Config& config, int64_t world);
+
 }  // namespace trainer::config

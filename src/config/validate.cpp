@@ -3,11 +3,13 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
 
 #include "base/join.h"
+#include "config/resolve.h"
 #include "config/suggest.h"
 
 namespace trainer::config {
@@ -163,7 +165,7 @@ void check_log(const Log& log, Checker& checker) {
                   "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
 }
 
-void check_world(const Config& config, std::optional<int64_t> world, Checker& checker) {
+void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
   const Model& m = config.model;
   checker.require(m.n_head % parallel.tensor == 0, {"parallel.tensor", "model.n_head"},
@@ -171,13 +173,19 @@ void check_world(const Config& config, std::optional<int64_t> world, Checker& ch
   checker.require(m.d_ff % parallel.tensor == 0, {"parallel.tensor", "model.d_ff"},
                   "d_ff = {} does not divide over tensor = {} ranks", m.d_ff, parallel.tensor);
   int64_t data = parallel.data;
-  if (world) {
-    const int64_t needed = parallel.tensor * std::max<int64_t>(1, data);
-    const bool fits = data == 0 ? *world % parallel.tensor == 0 : *world == needed;
-    checker.require(fits, {"parallel.tensor", "parallel.data"},
-                    "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
-                    parallel.tensor, data == 0 ? "any" : format("{}", data), *world, *world == 1 ? "" : "s", needed);
-    if (data == 0 && fits) data = *world / parallel.tensor;
+  if (launched) {
+    checker.require(
+        *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
+        "\"threads\" makes the ranks itself, but {} were started; start one, without mpirun, or use \"auto\"",
+        *launched);
+    checker.require(*launched > 1 || parallel.transport != "mpi", {"parallel.transport"},
+                    "\"mpi\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"");
+    const int64_t world = world_size(config, *launched), needed = parallel.tensor * std::max<int64_t>(1, data);
+    const bool fits = data == 0 ? world % parallel.tensor == 0 : world == needed;
+    checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},
+                       "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
+                       parallel.tensor, data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s", needed);
+    if (data == 0 && fits) data = world / parallel.tensor;
   }
   const Train& train = config.train;
   const int64_t round = train.micro_batch * data;
@@ -187,7 +195,24 @@ void check_world(const Config& config, std::optional<int64_t> world, Checker& ch
                   train.micro_batch, data, round);
 }
 
+void check_debug(const Debug& debug, Checker& checker) {
+  for (const std::string& fault : debug.inject)
+    checker.require(injected_delay(fault).has_value(), {"debug.inject"},
+                    "unknown fault \"{}\"; there is \"delay:SECONDS\", as in \"delay:0.002\"", fault);
+}
+
 }  // namespace
+
+std::optional<double> injected_delay(std::string_view fault) {
+  constexpr std::string_view kDelay = "delay:";
+  if (!fault.starts_with(kDelay)) return std::nullopt;
+  fault.remove_prefix(kDelay.size());
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(fault.data(), fault.data() + fault.size(), seconds);
+  if (error != std::errc() || end != fault.data() + fault.size() || !(seconds >= 0 && seconds <= 60))
+    return std::nullopt;
+  return seconds;
+}
 
 void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
   Checker checker(config, mistakes);
@@ -199,6 +224,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_world(config, world, checker);
   check_checkpoints(config, files, checker);
   check_log(config.log, checker);
+  check_debug(config.debug, checker);
 }
 
 }  // namespace trainer::config

@@ -2,6 +2,7 @@
 // Checks of values against each other, against the files they name and against the world.
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "config/config.h"
 #include "config/mistakes.h"
@@ -9,7 +10,10 @@
 namespace trainer::config {
 
 /// Adds a mistake for every combination that cannot run; keys already involved in a mistake are left alone. `config` is
-/// resolved. World = tensor × data ranks.
-void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes);
+/// resolved; `launched` ranks were started together. World = tensor × data ranks.
+void validate(const Config& config, std::optional<int64_t> launched, bool files, Mistakes& mistakes);
+
+/// Seconds of a "delay:SECONDS" of debug.inject; nothing when it is not one.
+std::optional<double> injected_delay(std::string_view fault);
 
 }  // namespace trainer::config

@@ -127,12 +127,15 @@ void ThreadPool::run(int64_t tasks, Call call, void* context) {
   if (s.error) std::rethrow_exception(s.error);
 }
 
+int share_of_cores(int local_ranks) {
+  return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / std::max(1, local_ranks));
+}
+
 int default_threads(int local_ranks) {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   const int allowed = sched_getaffinity(0, sizeof(mask), &mask) == 0 ? CPU_COUNT(&mask) : 1;
-  const int cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, std::min(allowed, cores / std::max(1, local_ranks)));
+  return std::max(1, std::min(allowed, share_of_cores(local_ranks)));
 }
 
 }  // namespace trainer::device

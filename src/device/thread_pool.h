@@ -42,7 +42,8 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-/// min(size of the affinity mask, cores / local ranks), at least 1.
+/// Cores / local ranks, at least 1; and the smaller of that and the size of the affinity mask.
+int share_of_cores(int local_ranks);
 int default_threads(int local_ranks = 1);
 
 }  // namespace trainer::device

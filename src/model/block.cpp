@@ -12,7 +12,8 @@ using parallel::LinearSpec;
 using parallel::Role;
 
 Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute)
-    : width_(spec.model.d_model),
+    : group_(spec.group),
+      width_(spec.model.d_model),
       heads_(strategy.local_heads(spec.model.n_head)),
       kv_heads_(strategy.local_heads(spec.model.n_kv_head)),
       all_heads_(spec.model.n_head),

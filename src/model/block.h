@@ -50,6 +50,8 @@ class Block {
   /// dy [N, H] → dx [N, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
+  /// Of the store: where all parameters of the block are.
+  int group() const { return group_; }
   /// Local columns of keys (and of values), for the cache.
   int64_t kv_width() const { return kv_heads_ * head_dim_; }
 
@@ -72,6 +74,7 @@ class Block {
   Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
   Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
 
+  int group_;
   int64_t width_, heads_, kv_heads_, all_heads_, head_dim_, hidden_;  // hidden_: local F
   bool gated_;
   double dropout_, scale_;

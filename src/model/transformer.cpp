@@ -22,7 +22,8 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
       .positions = llama ? 0 : model.seq_len,
       .vocab_multiple = model.vocab_multiple > 0 ? model.vocab_multiple : kVocabMultiple,
       .init_std = model.init_std};
-  embedding_ = strategy.embedding(store.add_group("embedding"), table);
+  embedding_group_ = store.add_group("embedding");
+  embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;
   if (llama) {
     rope = std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, model.d_model / model.n_head},
@@ -35,10 +36,10 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
     blocks_.emplace_back(BlockSpec{layer, group, model.n_layer, model, dropout_seed}, strategy, recompute);
     blocks_.back().set_rope(rope);
   }
-  const int group = store.add_group("head");
-  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), group, "norm_f", model.d_model, !llama,
+  head_group_ = store.add_group("head");
+  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, "norm_f", model.d_model, !llama,
                               model.bias.value(), model.norm_eps);
-  head_ = strategy.head(group, table, tied);
+  head_ = strategy.head(head_group_, table, tied);
 }
 
 ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
@@ -71,9 +72,14 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   df.reset();
   saved.x.reset();
   saved.stats = {};
-  for (size_t l = blocks_.size(); l-- > 0;) dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
+  grads.group_done(ex, head_group_);
+  for (size_t l = blocks_.size(); l-- > 0;) {
+    dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
+    grads.group_done(ex, blocks_[l].group());
+  }
   if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
   embedding_->backward(ex, batch, dx, grads);
+  grads.group_done(ex, embedding_group_);
   return loss;
 }
 

@@ -56,6 +56,7 @@ class Transformer {
   config::Model model_;
   int64_t vocab_;
   PhiloxKey embedding_site_;
+  int embedding_group_ = 0, head_group_ = 0;  // of the store
   parallel::ParamStore& store_;
   std::unique_ptr<parallel::Embedding> embedding_;
   std::vector<Block> blocks_;

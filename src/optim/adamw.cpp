@@ -1,17 +1,9 @@
 #include "optim/adamw.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace trainer::optim {
-namespace {
-
-Tensor piece(const Tensor& flat, int64_t offset, int64_t count) {
-  if (!flat) return {};
-  return {flat.data == nullptr ? nullptr : flat.data + offset * size_of(flat.dtype), {count}, flat.dtype, 0};
-}
-
-}  // namespace
-
 ops::AdamWScalars adamw_scalars(const config::Optim& optim, double lr, int64_t t, double gradient_scale, bool decay) {
   const double steps = static_cast<double>(t);
   return {.beta1 = optim.beta1,
@@ -23,7 +15,7 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, double lr, int64_t t
           .gradient_scale = gradient_scale};
 }
 
-AdamW::AdamW(const params::ParamStore& store) {
+AdamW::AdamW(const params::ParamStore& store) : gathers_(store.groups().size()) {
   for (params::SlotId slot = 0; slot < store.slots(); ++slot) {
     const int group = store.group_of(slot);
     const auto [offset, count] = store.range_of(slot);
@@ -33,19 +25,31 @@ AdamW::AdamW(const params::ParamStore& store) {
       ranges_.push_back({group, offset, count, store.decays(slot)});
     }
   }
+  std::ranges::stable_sort(ranges_, {}, &Range::group);
 }
 
 void AdamW::step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t,
                  double gradient_scale) {
-  for (const Range& range : ranges_) {
-    const params::Group& group = store.groups()[static_cast<size_t>(range.group)];
-    ops::run(ex, ops::AdamW{.p = piece(group.master, range.offset, range.count),
-                            .m = piece(group.m, range.offset, range.count),
-                            .v = piece(group.v, range.offset, range.count),
-                            .g = piece(group.grad, range.offset, range.count),
-                            .compute = piece(group.compute, range.offset, range.count),
-                            .scalars = adamw_scalars(optim, lr, t, gradient_scale, range.decay)});
+  auto range = ranges_.begin();
+  for (size_t g = 0; g < gathers_.size(); ++g) {
+    const params::Group& group = store.groups()[g];
+    const int64_t held_end = group.held.begin + group.held.count;
+    for (; range != ranges_.end() && range->group == static_cast<int>(g); ++range) {
+      const int64_t begin = std::max(range->offset, group.held.begin),
+                    end = std::min(range->offset + range->count, held_end);
+      if (begin >= end) continue;
+      const comm::Chunk part{begin, end - begin};
+      ops::run(ex, ops::AdamW{.p = group.master_of(part),
+                              .m = group.m_of(part),
+                              .v = group.v_of(part),
+                              .g = group.grad.tensor().range(part.begin, part.count),
+                              .compute = group.compute.tensor().range(part.begin, part.count),
+                              .scalars = adamw_scalars(optim, lr, t, gradient_scale, range->decay)});
+    }
+    if (store.replicas().split_state) gathers_[g] = store.gather_weights(ex, static_cast<int>(g));
   }
+  for (comm::Ticket& gather : gathers_)
+    if (gather.open()) gather.join(ex);
   store.weights_changed();
 }
 

@@ -21,11 +21,11 @@ class SerialLinear final : public Linear {
     std::vector<Part> weights, biases;
     for (const LinearPart& part : spec.parts) {
       out_ += part.out;
-      weights.push_back({part.name + ".weight", part.out, {Init::Kind::normal, spec.init_std}});
-      biases.push_back({part.name + ".bias", part.out, {Init::Kind::zeros, 0}});
+      weights.push_back({part.name + ".weight", store.whole({in_, part.out}), {Init::Kind::normal, spec.init_std}});
+      biases.push_back({part.name + ".bias", store.whole({part.out}), {Init::Kind::zeros, 0}});
     }
-    weight_ = store.add_matrix(group, in_, std::move(weights), /*decay=*/true);
-    if (spec.bias) bias_ = store.add_vector(group, std::move(biases));
+    weight_ = store.add_slot(group, std::move(weights));
+    if (spec.bias) bias_ = store.add_slot(group, std::move(biases));
   }
 
   int64_t local_in() const override { return in_; }
@@ -72,8 +72,8 @@ class SerialNorm final : public Norm {
  public:
   SerialNorm(ParamStore& store, int group, const std::string& name, int64_t width, bool center, bool bias, double eps)
       : store_(store), center_(center), eps_(eps) {
-    gain_ = store.add_vector(group, {{name + ".gain", width, {Init::Kind::ones, 0}}});
-    if (bias) bias_ = store.add_vector(group, {{name + ".bias", width, {Init::Kind::zeros, 0}}});
+    gain_ = store.add_slot(group, {{name + ".gain", store.whole({width}), {Init::Kind::ones, 0}}});
+    if (bias) bias_ = store.add_slot(group, {{name + ".bias", store.whole({width}), {Init::Kind::zeros, 0}}});
   }
 
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats) override {
@@ -130,7 +130,7 @@ class SerialEmbedding final : public Embedding {
       : store_(store), width_(spec.d_model), table_(table) {
     if (spec.positions > 0)
       positions_ =
-          store.add_matrix(group, spec.positions, {{"wpe", width_, {Init::Kind::normal, spec.init_std}}}, true);
+          store.add_slot(group, {{"wpe", store.whole({spec.positions, width_}), {Init::Kind::normal, spec.init_std}}});
   }
 
   Scratch forward(Exec& ex, const Batch& batch) override {
@@ -208,9 +208,9 @@ class SerialHead final : public Head {
       if (gradient && sums != x.dtype) own = ex.take("head.dlogits", {rows, padded}, x.dtype);
       const Tensor dlogits = !gradient ? Tensor{} : own ? own.tensor() : scores.tensor();
       ops::run(ex, ops::CrossEntropy{.logits = scores,
-                                     .targets = row(batch.targets, first, rows),
-                                     .weights = row(batch.weights, first, rows),
-                                     .loss = row(losses, first, rows),
+                                     .targets = batch.targets.range(first, rows),
+                                     .weights = batch.weights.range(first, rows),
+                                     .loss = losses.tensor().range(first, rows),
                                      .dlogits = dlogits,
                                      .vocab = vocab_,
                                      .scale = batch.loss_scale});
@@ -222,19 +222,15 @@ class SerialHead final : public Head {
     return total;
   }
 
-  static Tensor row(const Tensor& vector, int64_t first, int64_t n) {
-    if (!vector) return {};
-    return {vector.data == nullptr ? nullptr : vector.data + first * size_of(vector.dtype), {n}, vector.dtype, 0};
-  }
-
   ParamStore& store_;
   int64_t vocab_;
   SlotId table_;
 };
 
 SlotId add_table(ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec) {
-  return store.add_matrix(group, spec.vocab, {{name, spec.d_model, {Init::Kind::normal, spec.init_std}}}, true,
-                          round_up(spec.vocab, spec.vocab_multiple));
+  const mesh::Layout layout =
+      store.whole({spec.vocab, spec.d_model}).padded(0, round_up(spec.vocab, spec.vocab_multiple));
+  return store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}}});
 }
 
 }  // namespace

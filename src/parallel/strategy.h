@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "config/config.h"
+#include "mesh/mesh.h"
 #include "params/grad_sink.h"
 #include "params/param_store.h"
 
@@ -123,8 +124,10 @@ class Strategy {
   virtual std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) = 0;
 };
 
-/// The strategy named in the configuration, for a world of `world` ranks. Throws Code::config when it is not built yet
-/// or does not fit the world.
-std::unique_ptr<Strategy> make_strategy(const config::Parallel& parallel, int world, ParamStore& store);
+/// The axes of the strategy named in the configuration for a world of `world` ranks: "data", outermost, and the
+/// strategy's own. Throws Code::config when the strategy is not built yet or does not fit the world.
+mesh::MeshShape make_mesh_shape(const config::Parallel& parallel, int world);
+/// Its layers on that mesh.
+std::unique_ptr<Strategy> make_strategy(const config::Parallel& parallel, mesh::Mesh& mesh, ParamStore& store);
 
 }  // namespace trainer::parallel

@@ -19,26 +19,29 @@ void fill_run(T* out, const mesh::Run& run, int64_t begin, int64_t end, const In
     const int64_t global = run.global + i, lane = global % 4, n = std::min(4 - lane, end - i);
     const auto draws = philox_normals(key, static_cast<uint64_t>(global / 4));
     for (int64_t j = 0; j < n; ++j)
-      out[run.local + i + j] = static_cast<T>(init.std * draws[static_cast<size_t>(lane + j)]);
+      out[run.local + (i + j) * run.stride] = static_cast<T>(init.std * draws[static_cast<size_t>(lane + j)]);
     i += n;
   }
 }
 
+/// `runs` count local offsets in `flat`.
 template <typename T>
-void initialize_param(device::ThreadPool& pool, const Param& param, T* flat, uint64_t seed) {
+void initialize_param(device::ThreadPool& pool, const Param& param, const std::vector<mesh::Run>& runs, T* flat,
+                      uint64_t seed) {
   const PhiloxKey key = philox_key(seed, param.name);
   // Long runs are cut into chunks, short ones (columns of a shared slot) are taken many at a time.
   std::vector<std::pair<size_t, int64_t>> chunks;
-  for (size_t r = 0; r < param.runs.size(); ++r)
-    for (int64_t at = 0; at < param.runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);
+  for (size_t r = 0; r < runs.size(); ++r)
+    for (int64_t at = 0; at < runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);
   pool.parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
     const auto [index, begin] = chunks[static_cast<size_t>(task)];
-    const mesh::Run& run = param.runs[index];
+    const mesh::Run& run = runs[index];
     const int64_t end = std::min(run.length, begin + kInitChunk);
     if (param.init.kind == Init::Kind::normal) {
       fill_run(flat, run, begin, end, param.init, key);
     } else {
-      std::fill(flat + run.local + begin, flat + run.local + end, param.init.kind == Init::Kind::ones ? T{1} : T{0});
+      const T value = param.init.kind == Init::Kind::ones ? T{1} : T{0};
+      for (int64_t i = begin; i < end; ++i) flat[run.local + i * run.stride] = value;
     }
   });
 }
@@ -52,63 +55,58 @@ int ParamStore::add_group(std::string name) {
   return static_cast<int>(groups_.size()) - 1;
 }
 
-SlotId ParamStore::add_slot(int group, Shape shape, bool decay) {
+SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   Group& owner = groups_.at(static_cast<size_t>(group));
   TRAINER_CHECK(!owner.master, "group {} is allocated", owner.name);
+  const bool matrix = parts.front().layout.box().dims() == 2;
+  int64_t cols = 0;
+  for (const Part& part : parts) cols += part.layout.box()[-1];
   Slot slot;
   slot.group = group;
   slot.offset = owner.elements;
-  slot.shape = shape;
-  slot.decay = decay;
-  owner.elements = round_up(owner.elements + shape.count(), kSlotAlign);
-  slots_.push_back(std::move(slot));
-  return static_cast<SlotId>(slots_.size()) - 1;
-}
-
-SlotId ParamStore::add_matrix(int group, int64_t rows, std::vector<Part> parts, bool decay, int64_t padded_rows) {
-  int64_t cols = 0;
-  for (const Part& part : parts) cols += part.out;
-  const SlotId id = add_slot(group, {std::max(rows, padded_rows), cols}, decay);
-  Slot& slot = slots_.back();
+  slot.shape = matrix ? Shape{parts.front().layout.box()[0], cols} : Shape{cols};
+  slot.decay = matrix;
+  owner.elements = round_up(owner.elements + slot.shape.count(), kSlotAlign);
+  // The rank of the first replica at this place of the mesh stands for all of them.
+  const int here = replicas_.count() == 1 ? rank_ : mesh_.members(rank_, mesh_.set("data")).front();
   int64_t first_col = 0;
   for (Part& part : parts) {
-    Param param{std::move(part.name), {rows, part.out}, part.init, decay, group, {}};
-    param.runs = mesh::matrix_runs(rows, part.out, slot.offset + first_col, cols);
-    first_col += part.out;
+    const Shape box = part.layout.box();
+    TRAINER_CHECK(box.dims() == slot.shape.dims() && (!matrix || box[0] == slot.shape[0]), "{}: {} beside {}",
+                  part.name, to_string(box), to_string(slot.shape));
+    Param param{std::move(part.name),
+                part.layout.shape(),
+                part.init,
+                matrix,
+                group,
+                part.layout.owner(here),
+                part.layout.runs(rank_, {slot.offset + first_col, cols})};
+    first_col += box[-1];
     slot.params.push_back(static_cast<int>(params_.size()));
-    groups_[static_cast<size_t>(group)].params.push_back(static_cast<int>(params_.size()));
+    owner.params.push_back(static_cast<int>(params_.size()));
     params_.push_back(std::move(param));
   }
-  return id;
-}
-
-SlotId ParamStore::add_vector(int group, std::vector<Part> parts) {
-  int64_t count = 0;
-  for (const Part& part : parts) count += part.out;
-  const SlotId id = add_slot(group, {count}, false);
-  Slot& slot = slots_.back();
-  int64_t first = 0;
-  for (Part& part : parts) {
-    Param param{std::move(part.name), {part.out}, part.init, false, group, {{0, slot.offset + first, part.out}}};
-    first += part.out;
-    slot.params.push_back(static_cast<int>(params_.size()));
-    groups_[static_cast<size_t>(group)].params.push_back(static_cast<int>(params_.size()));
-    params_.push_back(std::move(param));
-  }
-  return id;
+  slots_.push_back(std::move(slot));
+  return static_cast<SlotId>(slots_.size()) - 1;
 }
 
 void ParamStore::allocate(bool training) {
   const DType state = state_dtype();
   for (Group& group : groups_) {
     const Shape flat{group.elements};
-    const bool own_compute = compute_ != state;
-    group.master = Buffer(device_, own_compute ? "master_weights" : "weights", flat, state);
-    if (own_compute) group.compute = Buffer(device_, "weights", flat, compute_);
+    group.owned = comm::chunk_of(group.elements, replicas_.count(), replicas_.index());
+    group.held = replicas_.split_state ? group.owned : comm::Chunk{0, group.elements};
+    const Shape held{group.held.count};
+    if (compute_ != state) {
+      group.compute = Buffer(device_, "weights", flat, compute_);
+      group.master = Buffer(device_, "master_weights", held, state);
+    } else {
+      group.master = Buffer(device_, "weights", flat, state);
+    }
     if (!training) continue;
     group.grad = Buffer(device_, "gradients", flat, state);
-    group.m = Buffer(device_, "optimizer", flat, state);
-    group.v = Buffer(device_, "optimizer", flat, state);
+    group.m = Buffer(device_, "optimizer", held, state);
+    group.v = Buffer(device_, "optimizer", held, state);
   }
 }
 
@@ -116,11 +114,14 @@ void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
   device::ThreadPool& pool = device::pool_of(device_);
   for (const Param& param : params_) {
-    const Tensor flat = groups_[static_cast<size_t>(param.group)].master;
-    if (flat.dtype == DType::f64) {
-      initialize_param(pool, param, flat.as<double>(), seed);
+    const Group& group = groups_[static_cast<size_t>(param.group)];
+    const Tensor master = group.master;
+    const auto [begin, count] = group.master_range();
+    const std::vector<mesh::Run> runs = mesh::clip_runs(param.runs, begin, count);
+    if (master.dtype == DType::f64) {
+      initialize_param(pool, param, runs, master.as<double>(), seed);
     } else {
-      initialize_param(pool, param, flat.as<float>(), seed);
+      initialize_param(pool, param, runs, master.as<float>(), seed);
     }
   }
   refresh_compute();
@@ -132,8 +133,18 @@ void ParamStore::refresh_compute() {
   Arena heap(device_, Arena::Mode::heap);
   Meter meter;
   Exec ex{device_, heap, meter};
-  for (Group& group : groups_)
-    if (group.compute) ops::run(ex, ops::Cast{group.master, group.compute});
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    const Group& group = groups_[g];
+    if (!group.compute) continue;
+    ops::run(ex, ops::Cast{group.master, group.compute.tensor().range(group.held.begin, group.held.count)});
+    if (replicas_.split_state) gather_weights(ex, static_cast<int>(g)).join(ex);
+  }
+}
+
+comm::Ticket ParamStore::gather_weights(Exec& ex, int index) {
+  const Group& group = groups_[static_cast<size_t>(index)];
+  const Tensor all = group.compute ? group.compute.tensor() : group.master.tensor();
+  return replicas_.weights->all_gather(ex, all.range(group.owned.begin, group.owned.count), all);
 }
 
 Tensor ParamStore::weight(SlotId id) const {

@@ -3,14 +3,16 @@
 // group (embedding, a block, the head) is one flat space; a slot is a local tensor in it that one operator uses; a slot
 // may hold several parameters side by side (q, k, v; gate, up), so that one product serves them.
 //
-// Per group there are flat buffers of equal element count: master weights (accumulator type), compute weights (bf16, or
-// the master itself when the compute type is the accumulator type), gradients, first and second moments.
+// Per group there are flat buffers: compute weights and gradients of every element; master weights (accumulator type;
+// they are the compute weights when the types agree) and both moments of every element, or with ZeRO-1 (Rajbhandari et
+// al. 2020) of the chunk that this replica of the model owns.
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "mesh/runs.h"
+#include "comm/communicator.h"
+#include "mesh/layout.h"
 #include "ops/gemm.h"
 #include "tensor/buffer.h"
 
@@ -29,44 +31,76 @@ struct Param {
   Init init;
   bool decay = false;  // weight decay applies (two or more dimensions)
   int group = 0;
+  bool primary = true;  // among the ranks of one replica that hold the same elements, the one that counts and saves
   std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat space
   int64_t count() const { return shape.count(); }
 };
 
-/// One parameter of a slot: a global [in, out] matrix (or [out] vector when in = 0).
+/// One parameter of a slot.
 struct Part {
   std::string name;
-  int64_t out = 0;
+  mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
   Init init;
+};
+
+/// The replicas of the model that train together, each on its own sequences; a single one by default. The communicators
+/// connect the ranks that hold the same shards.
+struct Replicas {
+  comm::Communicator* grads = nullptr;  // null: one replica
+  comm::Communicator* weights = nullptr;
+  comm::Communicator* control = nullptr;
+  bool split_state = false;  // ZeRO-1: each keeps the optimizer state of the elements it owns only
+  int count() const { return grads == nullptr ? 1 : grads->size(); }
+  int index() const { return grads == nullptr ? 0 : grads->rank(); }
 };
 
 struct Group {
   std::string name;
   int64_t elements = 0;  // of the flat space, padding included
   std::vector<int> params;
-  Buffer master, compute, grad, m, v;  // compute is empty when the master serves
+  comm::Chunk owned;     // this replica's share: of block sums, of checkpoints, of ZeRO-1
+  comm::Chunk held;      // master weights and moments are kept of these elements: `owned` with ZeRO-1, else all
+  Buffer compute, grad;  // every element; compute is empty when the master serves
+  Buffer master;         // every element when it serves as compute weights, else of `held`
+  Buffer m, v;           // of `held`
+
+  comm::Chunk master_range() const { return compute ? held : comm::Chunk{0, elements}; }
+
+  /// Elements of `range` of the flat space, which must be there (master_range(), held).
+  Tensor master_of(comm::Chunk range) const {
+    return master.tensor().range(range.begin - master_range().begin, range.count);
+  }
+  Tensor m_of(comm::Chunk range) const { return m.tensor().range(range.begin - held.begin, range.count); }
+  Tensor v_of(comm::Chunk range) const { return v.tensor().range(range.begin - held.begin, range.count); }
 };
 
 class ParamStore {
  public:
-  ParamStore(device::Device& device, DType compute) : device_(device), compute_(compute) {}
+  /// What rank `rank` of `mesh` holds.
+  ParamStore(device::Device& device, DType compute, mesh::MeshShape mesh = mesh::MeshShape(), int rank = 0,
+             const Replicas& replicas = {})
+      : device_(device), compute_(compute), mesh_(std::move(mesh)), rank_(rank), replicas_(replicas) {}
 
   // Declaring (before allocate()).
   int add_group(std::string name);
-  /// Local [rows, Σ out] with the parts side by side; parts are global [rows, out]. `padded_rows` >= rows (vocabulary).
-  SlotId add_matrix(int group, int64_t rows, std::vector<Part> parts, bool decay, int64_t padded_rows = 0);
-  /// Local [Σ out], parts are global [out].
-  SlotId add_vector(int group, std::vector<Part> parts);
+  /// Parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i], vectors a local
+  /// [Σ out_i]. Weight decay applies to matrices.
+  SlotId add_slot(int group, std::vector<Part> parts);
+  /// A layout with every element on every rank.
+  mesh::Layout whole(Shape shape) const { return {mesh_, shape}; }
 
   /// Allocates what the run needs: `training` adds gradients and moments.
   void allocate(bool training);
   /// Initial values by (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
-  /// Compute weights from the master weights (after initialize, load); packed forms become stale.
+  /// Compute weights from the master weights (after initialize, load); packed forms become stale. Every replica calls.
   void refresh_compute();
+  /// The owned chunk of a group's compute weights has been written (ZeRO-1): starts sending it to the other replicas.
+  comm::Ticket gather_weights(Exec& ex, int group);
   /// The optimizer has just written master and compute weights.
   void weights_changed() { ++version_; }
 
+  const Replicas& replicas() const { return replicas_; }
   DType compute_dtype() const { return compute_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
@@ -103,10 +137,11 @@ class ParamStore {
     std::vector<int> params;
     Packed packed[2];  // as b, as bᵀ
   };
-  SlotId add_slot(int group, Shape shape, bool decay);
-
   device::Device& device_;
   DType compute_;
+  mesh::MeshShape mesh_;
+  int rank_;
+  Replicas replicas_;
   std::vector<Param> params_;
   std::vector<Slot> slots_;
   std::vector<Group> groups_;

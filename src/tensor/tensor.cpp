@@ -7,6 +7,13 @@ Tensor Tensor::reshape(Shape next) const {
   return {data, next, dtype, 0};
 }
 
+Tensor Tensor::range(int64_t begin, int64_t n) const {
+  if (!*this) return {};
+  TRAINER_CHECK(packed() && begin >= 0 && n >= 0 && begin + n <= count(), "elements {}+{} of {}", begin, n,
+                trainer::to_string(*this));
+  return {data == nullptr ? nullptr : data + begin * size_of(dtype), {n}, dtype, 0};
+}
+
 Tensor Tensor::row_range(int64_t begin, int64_t n) const {
   TRAINER_CHECK(begin >= 0 && n >= 0 && begin + n <= rows(), "rows {}+{} of {}", begin, n, trainer::to_string(*this));
   return {data == nullptr ? nullptr : data + begin * ld() * size_of(dtype), {n, cols()}, dtype, pitch};

@@ -39,6 +39,8 @@ struct Tensor {
 
   /// The same elements under another shape of equal count; packed tensors only.
   Tensor reshape(Shape next) const;
+  /// Elements [begin, begin + n) of a packed tensor as [n]; empty of an empty tensor.
+  Tensor range(int64_t begin, int64_t n) const;
   /// Rows [begin, begin + n) as [n, cols]; columns [begin, begin + n) as [rows, n] with the pitch kept.
   Tensor row_range(int64_t begin, int64_t n) const;
   Tensor col_range(int64_t begin, int64_t n) const;

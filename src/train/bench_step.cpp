@@ -37,7 +37,8 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
   const int64_t vocab = config.data.vocab_size;
   require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
   device::CpuDevice device(machine.threads, machine.isa);
-  Trainer trainer(device, config, vocab, machine.compute, true);
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  Trainer trainer(device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const BatchSource random = random_batches(config);
@@ -83,7 +84,8 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
 
 int64_t memory_of_steps(const config::Config& config, const Machine& machine, int steps, MemoryProbe& probe) {
   device::CpuDevice device(machine.threads, machine.isa);
-  Trainer trainer(device, config, config.data.vocab_size, machine.compute, true);
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  Trainer trainer(device, *world, config, config.data.vocab_size, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const BatchSource random = random_batches(config);

@@ -12,27 +12,31 @@ Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t
                     const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
   const int64_t all = dataset.windows();
   const int64_t windows = groups == 0 ? all : std::min(all, groups * trainer.config().train.global_batch);
+  const int64_t micro_batch = trainer.micro_batch(), round = micro_batch * trainer.replicas();
   Evaluation result;
   data::TokenBatch batch;
-  double nats = 0;
-  int64_t tokens = 0, bytes = 0;
-  for (int64_t window = 0; window < windows; window += trainer.micro_batch()) {
-    if (progress && !progress(window, windows)) {
+  double sums[3] = {};  // nats, tokens, bytes
+  auto& [nats, tokens, bytes] = sums;
+  // Replicas take micro-batches in turn. Windows past the chosen set share the last round's shape but do not count.
+  for (int64_t first = 0; first < windows; first += round) {
+    const bool go_on = !progress || progress(first, windows);
+    if (trainer.on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
     }
-    dataset.eval_batch(window, trainer.micro_batch(), batch);
-    // Windows past the chosen set share the last micro-batch's shape but do not count.
-    const int64_t counted = std::min(trainer.micro_batch(), windows - window) * batch.seq_len;
+    const int64_t window = first + trainer.replica() * micro_batch;
+    dataset.eval_batch(window, micro_batch, batch);
+    const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
     nats += trainer.loss_sum(batch);
     for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
-    if (tokenizer != nullptr) bytes += data::evaluated_bytes(*tokenizer, batch);
+    if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
   }
-  result.report.tokens = tokens;
-  result.report.loss = nats / static_cast<double>(tokens);
+  trainer.sum_over_replicas(sums);
+  result.report.tokens = static_cast<int64_t>(tokens);
+  result.report.loss = nats / tokens;
   result.report.perplexity = std::exp(result.report.loss);
-  if (bytes > 0) result.report.bits_per_byte = nats / std::numbers::ln2 / static_cast<double>(bytes);
+  if (bytes > 0) result.report.bits_per_byte = nats / std::numbers::ln2 / bytes;
   return result;
 }
 

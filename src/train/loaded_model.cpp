@@ -22,7 +22,7 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const std::filesystem::pa
 
 }  // namespace
 
-LoadedModel load_model(const std::filesystem::path& path, int threads) {
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, int threads) {
   const checkpoint::Reader reader(path);
   const checkpoint::Snapshot& header = reader.header();
   LoadedModel loaded;
@@ -32,15 +32,18 @@ LoadedModel load_model(const std::filesystem::path& path, int threads) {
       config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
   loaded.config.precision.compute = compute_named(header.compute, reader.folder());
   if (threads > 0) loaded.config.run.threads = threads;
+  loaded.config.parallel.tensor = 1;
+  loaded.config.parallel.data = world.size();
   loaded.tokenizer_hash = header.tokenizer_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(
         data::Tokenizer::from_bytes(header.tokenizer, (reader.folder() / "tokenizer.model").string()));
-  loaded.machine = choose_machine(loaded.config);
+  loaded.machine = choose_machine(loaded.config, world);
   const int64_t vocab = vocabulary(header, reader.folder());
   require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);
   loaded.device = std::make_unique<device::CpuDevice>(loaded.machine.threads, loaded.machine.isa);
-  loaded.trainer = std::make_unique<Trainer>(*loaded.device, loaded.config, vocab, loaded.machine.compute, false);
+  loaded.trainer =
+      std::make_unique<Trainer>(*loaded.device, world, loaded.config, vocab, loaded.machine.compute, false);
   load_weights(*loaded.trainer, reader);
   loaded.trainer->plan();
   return loaded;

@@ -61,11 +61,19 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
 
 }  // namespace
 
-Machine choose_machine(const config::Config& config) {
+Machine choose_machine(const config::Config& config, const comm::World& world) {
   if (config.run.device == config::DeviceChoice::cuda)
     throw Error(Code::config, "run.device = \"cuda\": this program was built without CUDA; use \"auto\" or \"cpu\"");
   Machine machine;
-  machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : device::default_threads();
+  const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
+  machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
+  if (config.run.threads == 0 && threads < share && world.local_rank() == 0)
+    log::warning(
+        "this process may use {} of the {} cores that are its share; start it with mpirun --bind-to none, or set "
+        "run.threads",
+        threads, share);
+  machine.ranks = world.size();
+  machine.rank = world.rank();
   machine.isa = device::detect_isa();
   switch (config.precision.compute) {
     case config::Compute::bf16:
@@ -86,7 +94,7 @@ Machine choose_machine(const config::Config& config) {
                                                             : "default: no matrix unit for bf16 here";
   machine.memory_limit = config.hardware.memory_limit > 0
                              ? static_cast<int64_t>(config.hardware.memory_limit * (1 << 30))
-                             : available_memory();
+                             : available_memory() / world.local_size();
   return machine;
 }
 
@@ -96,7 +104,8 @@ bool writes_samples(const config::Config& config) {
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
   device::DryDevice device(machine.threads, machine.isa);
-  Trainer trainer(device, config, vocab, machine.compute, training);
+  const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
+  Trainer trainer(device, *world, config, vocab, machine.compute, training);
   trainer.plan();
   std::optional<Generator> generator;
   if (writes_samples(config)) generator.emplace(trainer);
@@ -117,6 +126,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.recomputed_flops = trainer.meter().recomputed_flops();
   // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
   plan.flops.recomputed = plan.recomputed_flops / static_cast<double>(config.train.micro_batch * config.model.seq_len);
+  plan.comm_bytes = trainer.comm_bytes_per_step();
   return plan;
 }
 
@@ -143,7 +153,12 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   std::sort(tags.rbegin(), tags.rend());
   for (const auto& [bytes, tag] : tags)
     text += format("  {:<20}{:>12}\n", tag, format_bytes(static_cast<double>(bytes)));
-  text += "communication           0 B  (one rank)\n";
+  text += format("communication of a step over {} rank{} (bytes on the wire, all ranks of a group)\n", machine.ranks,
+                 machine.ranks == 1 ? "" : "s");
+  for (const auto& [axis, operations] : plan.comm_bytes)
+    for (const auto& [operation, bytes] : operations)
+      text += format("  {:<20}{:>12}\n", axis + " " + operation, format_bytes(static_cast<double>(bytes)));
+  if (plan.comm_bytes.empty()) text += "  none\n";
   return text;
 }
 

@@ -14,15 +14,17 @@ struct Machine {
   device::Isa isa = device::Isa::plain;
   DType compute = DType::f32;
   std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
-  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else what the system can give now
+  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
+  int ranks = 1, rank = 0;     // of the run, and which of them this is
 };
-/// Logs the choices. Throws Code::config for a device this program does not have.
-Machine choose_machine(const config::Config& config);
+/// What this rank computes on. Throws Code::config for a device this program does not have.
+Machine choose_machine(const config::Config& config, const comm::World& world);
 
 /// The run lets the model write: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);
 
-/// The plan of a run without computing or allocating: memory and FLOPs of a micro-step, from the run's own code.
+/// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of
+/// a step, from the run's own code.
 struct RunPlan {
   BytesByCategory memory;  // bytes, by category, "host" for what is not on the device; activations by tag below
   BytesByCategory activations;
@@ -32,6 +34,7 @@ struct RunPlan {
   double executed_flops = 0;    // products and attention of one micro-step, as executed
   double recomputed_flops = 0;  // of them, repeated by recomputation
   int64_t arena_bound = 0;      // largest sum of live bytes: the floor of the arena
+  CommBytes comm_bytes;         // of a step, by axis and operation
 };
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
 /// Table for `train --dry-run`.

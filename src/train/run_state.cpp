@@ -1,6 +1,7 @@
 #include "train/run_state.h"
 
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "base/log.h"
@@ -26,13 +27,40 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   return {*newest};
 }
 
-checkpoint::TrainState restore(Trainer& trainer, const checkpoint::Reader& reader,
-                               const checkpoint::Snapshot& expected) {
-  checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
-  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/true);
-  reader.load(slices, {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+/// The first rank's list on every rank.
+std::vector<fs::path> shared(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
+  std::string lines;
+  world.control().together([&] {
+    if (!world.first()) return;
+    for (const fs::path& path : list()) lines += path.string() + '\n';
+  });
+  world.control().broadcast(lines);
+  std::vector<fs::path> paths;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) paths.emplace_back(line);
+  return paths;
+}
+
+/// What is damaged in the checkpoint, as some rank found; empty: every rank has filled its tensors.
+std::string load_all(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected, Resumed& resumed) {
+  comm::Control& control = trainer.mesh().host();
+  std::string damage;
+  control.together([&] {
+    try {
+      const checkpoint::Reader reader(folder);
+      if (trainer.mesh().world().first())
+        checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
+      reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
+                  {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+      resumed = {folder, reader.header().state, reader.header().config_toml};
+    } catch (const checkpoint::Damage& found) {
+      damage = found.what();
+    }
+  });
+  for (std::string& each : control.gather(damage))
+    if (!each.empty()) return std::move(each);
   trainer.store().refresh_compute();
-  return reader.header().state;
+  return {};
 }
 
 }  // namespace
@@ -53,27 +81,29 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
 }
 
 std::optional<Resumed> resume(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
-  const std::vector<fs::path> candidates = resume_candidates(trainer.config().checkpoint, folder);
+  const config::Checkpoint& config = trainer.config().checkpoint;
+  comm::World& world = trainer.mesh().world();
+  const std::vector<fs::path> candidates = shared(world, [&] { return resume_candidates(config, folder); });
   for (const fs::path& candidate : candidates) {
-    try {
-      const checkpoint::Reader reader(candidate);
-      return Resumed{candidate, restore(trainer, reader, expected), reader.header().config_toml};
-    } catch (checkpoint::Damage& damage) {
-      if (candidate == candidates.back()) {
-        if (trainer.config().checkpoint.resume == "auto")
-          damage.add_context(format("{}: none of its {} checkpoints is whole; remove the folder to start anew",
-                                    folder.string(), candidates.size()));
-        throw;
-      }
-      log::warning("checkpoint passed over, trying the one before: {}", damage.what());
+    Resumed resumed;
+    std::string damage = load_all(trainer, candidate, expected, resumed);
+    if (damage.empty()) return resumed;
+    if (candidate == candidates.back()) {
+      if (config.resume == "auto")
+        damage = format("{}: none of its {} checkpoints is whole; remove the folder to start anew: {}", folder.string(),
+                        candidates.size(), damage);
+      throw checkpoint::Damage(damage).on(Scope::all_ranks);
     }
+    if (world.first()) log::warning("checkpoint passed over, trying the one before: {}", damage);
   }
   return std::nullopt;
 }
 
 void load_weights(Trainer& trainer, const checkpoint::Reader& reader) {
-  const auto slices = checkpoint::param_slices(trainer.store(), /*moments=*/false);
-  reader.load(slices, {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
+  trainer.mesh().host().together([&] {
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
+                {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
+  });
   trainer.store().refresh_compute();
 }
 

@@ -23,7 +23,8 @@ struct Resumed {
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
 /// starts fresh. "auto" passes over checkpoints of `folder` whose bytes are damaged, with a warning for each, and
 /// throws Code::checkpoint when none is whole; "must" and a path mean one checkpoint and throw when it is missing or
-/// damaged. A checkpoint of another run is an error always. `expected` holds the run's keys and hashes.
+/// damaged. A checkpoint of another run is an error always. `expected` holds the run's keys and hashes. Every rank
+/// calls it; all load the checkpoint that the first one finds.
 std::optional<Resumed> resume(Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 

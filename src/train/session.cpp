@@ -18,6 +18,7 @@
 #include "train/memory_probe.h"
 #include "train/metrics.h"
 #include "train/progress.h"
+#include "train/replica_check.h"
 #include "train/report_html.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
@@ -34,31 +35,33 @@ constexpr int kSavedAfterSignal = 75;
 
 class Session {
  public:
-  Session(const config::Config& config, const SessionOptions& options, const Deadline& deadline, const Machine& machine,
-          data::Datasets datasets)
-      : config_(config),
+  Session(comm::World& world, const config::Config& config, const SessionOptions& options, const Deadline& deadline,
+          const Machine& machine, data::Datasets datasets)
+      : world_(world),
+        config_(config),
         options_(options),
         deadline_(deadline),
         machine_(machine),
         datasets_(std::move(datasets)),
         folder_(config.run.dir),
         total_steps_(config::total_steps(config)),
-        accumulation_(config.train.global_batch / config.train.micro_batch),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
         device_((require_memory(plan_, config, datasets_.vocab, machine), machine.threads), machine.isa),
-        trainer_(device_, config, datasets_.vocab, machine.compute, true),
+        trainer_(device_, world, config, datasets_.vocab, machine.compute, true),
+        accumulation_(trainer_.accumulation()),
         store_(checkpoint_folder(config),
-               {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}) {}
+               {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
+               checkpoint::system_calls(), &world) {}
 
   int run() {
     begin();
-    if (evaluation_missing()) evaluate_now();
+    if (trainer_.on_any_rank(evaluation_missing())) evaluate_now();
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
       const int status = finish("finished");
-      return stop_requested() ? kSavedAfterSignal : status;
+      return stopped() ? kSavedAfterSignal : status;
     }
-    progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
+    if (world_.first()) progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
     const int64_t last =
         options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
@@ -66,28 +69,40 @@ class Session {
       if (!step()) break;
       if (evaluation_due()) evaluate_now();
       if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
-      if (stop_requested()) break;
-      if (state_.step < last && (take_save_request() || due(config_.checkpoint.interval))) save_or_warn();
-      if (deadline_.passed()) {
+      const Requests requests = agreed_requests();
+      if (requests.stop) break;
+      if (state_.step < last && (requests.save || due(config_.checkpoint.interval))) save_or_warn();
+      if (due(config_.debug.check_replicas_every)) check_replicas(trainer_, state_.step);
+      if (requests.time_is_up) {
         outcome = "stopped at --max-time";
         break;
       }
     }
-    const bool stopped = stop_requested();
-    if (stopped) outcome = format("stopped by {}", signal_name(stop_signal()));
+    if (stopped()) outcome = format("stopped by {}", signal_name(stop_signal()));
     if (saved_step_ != state_.step && state_.step > 0) save();
     if (state_.step == total_steps_) sample_now();
     progress_.reset();  // the summary comes after its last line
     const int status = finish(outcome);
-    return stopped ? kSavedAfterSignal : status;
+    return stopped() ? kSavedAfterSignal : status;
   }
 
  private:
+  /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
+  struct Requests {
+    bool stop, save, time_is_up;
+  };
+  Requests agreed_requests() {
+    double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0};
+    trainer_.max_over_ranks(flags);
+    return {flags[0] > 0, flags[1] > 0, flags[2] > 0};
+  }
+  bool stopped() { return trainer_.on_any_rank(stop_requested()); }
+
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
   // A signal cut the evaluation of the resumed step short; the step itself was saved.
   bool evaluation_missing() const {
-    if (state_.step == 0 || !evaluation_due()) return false;
+    if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
     const std::vector<EvalReport> evals = read_history(folder_ / "metrics.jsonl").evals;
     return evals.empty() || evals.back().step != state_.step;
   }
@@ -103,19 +118,21 @@ class Session {
       for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
     } else if (!config_.model.init_from.empty()) {
-      const checkpoint::Reader reader(config_.model.init_from);
+      const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
       load_weights(trainer_, reader);
       log::info("weights of {}, fresh optimizer", reader.folder().string());
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
+    peak_flops_ = config_.hardware.peak_tflops > 0 ? config_.hardware.peak_tflops * 1e12
+                                                   : ops::measured_peak_flops(device_, machine_.compute);
+    trainer_.meter().reset();
+    if (!world_.first()) return;
     if (writes_samples(config_)) generator_.emplace(trainer_);
     truncate_after_step(folder_ / "metrics.jsonl", state_.step);
     samples_ = read_samples(folder_, state_.step);
     write_run_files(config_, expected_.config_toml, expected_.tokenizer);
     if (config_.log.jsonl) metrics_.emplace(folder_ / "metrics.jsonl");
-    peak_flops_ = config_.hardware.peak_tflops > 0 ? config_.hardware.peak_tflops * 1e12
-                                                   : ops::measured_peak_flops(device_, machine_.compute);
     announce();
   }
 
@@ -139,28 +156,30 @@ class Session {
     start.global_batch = config_.train.global_batch;
     start.micro_batch = config_.train.micro_batch;
     start.accumulation = accumulation_;
+    start.data_replicas = trainer_.replicas();
     start.train_tokens = datasets_.train->tokens();
     start.val_tokens = datasets_.val ? datasets_.val->tokens() : 0;
     start.unigram_entropy = datasets_.unigram_entropy;
     start.flops = plan_.flops;
     start.peak_flops = peak_flops_;
     start.peak_origin = origin;
-    start.predicted = {.memory_bytes = plan_.total};
+    start.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
     start.environment = {options_.version,
                          options_.commit,
                          "cpu",
                          std::string(device::name_of(machine_.isa)),
                          ops::product_path(device_, machine_.compute),
-                         1,
+                         world_.size(),
                          machine_.threads};
     start.config_toml = expected_.config_toml;
     log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
               format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
               machine_.compute_reason, start.environment.product_path);
-    log::info(
-        "global_batch {} = micro_batch {} x accumulation {} x data 1; {} steps of {} tokens; {} threads, peak {} ({})",
-        start.global_batch, start.micro_batch, accumulation_, total_steps_, tokens_per_step(), machine_.threads,
-        format_count(peak_flops_) + "FLOP/s", origin);
+    log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
+              start.micro_batch, accumulation_, start.data_replicas, total_steps_, tokens_per_step());
+    log::info("{} rank{} ({}) of {} thread{}, peak {} each ({})", world_.size(), world_.size() == 1 ? "" : "s",
+              world_.transport(), machine_.threads, machine_.threads == 1 ? "" : "s",
+              format_count(peak_flops_) + "FLOP/s", origin);
     log::info("memory: {} predicted; data: {} training and {} validation tokens",
               format_bytes(static_cast<double>(plan_.total)), format_count(static_cast<double>(start.train_tokens)),
               format_count(static_cast<double>(start.val_tokens)));
@@ -203,16 +222,22 @@ class Session {
     r.bad_tensor = outcome.norm.bad_tensor;
     r.step_ms = seconds * 1e3;
     r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
-    r.tflops_per_device = plan_.flops.full() * r.tokens_per_s * 1e-12;
-    const Utilisation use = utilisation(plan_.flops, r.tokens_per_s, peak_flops_);
+    const double tokens_per_device = r.tokens_per_s / world_.size();
+    r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
+    const Utilisation use = utilisation(plan_.flops, tokens_per_device, peak_flops_);
     r.mfu = use.mfu;
     r.mfu_causal = use.mfu_causal;
     r.hfu = use.hfu;
     r.phase_ms = outcome.phase_ms;
+    for (const auto& [key, count] : trainer_.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
+    r.comm_bytes = trainer_.comm_bytes(trainer_.meter().comm());
+    trainer_.meter().reset();
+    for (const auto& [axis, operations] : r.comm_bytes)
+      for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
     r.memory_bytes = trainer_.memory();
     r.data_position = state_.samples_seen;
     if (metrics_) metrics_->write(r);
-    progress_->step(r);
+    if (progress_) progress_->step(r);
     step_seconds_ += seconds;
     ++steps_run_;
   }
@@ -226,12 +251,19 @@ class Session {
     const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
     const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
                                        state_.step, what, skips_, config_.train.max_skipped_steps);
-    log::warning("{}", message);
-    if (metrics_) metrics_->write(WarningReport{state_.step, message});
+    warn(message);
     if (skips_ > config_.train.max_skipped_steps)
       throw Error(Code::nonfinite,
                   message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
-                                   std::max<int64_t>(saved_step_, 0)));
+                                   std::max<int64_t>(saved_step_, 0)))
+          .on(Scope::all_ranks);
+  }
+
+  /// What all ranks know is said once.
+  void warn(const std::string& message) {
+    if (!world_.first()) return;
+    log::warning("{}", message);
+    if (metrics_) metrics_->write(WarningReport{state_.step, message});
   }
 
   void evaluate_now() {
@@ -284,9 +316,7 @@ class Session {
       save();
     } catch (const Error& error) {
       if (error.code() != Code::io) throw;
-      const std::string message = format("step {}: no checkpoint was saved: {}", state_.step, error.what());
-      log::warning("{}", message);
-      if (metrics_) metrics_->write(WarningReport{state_.step, message});
+      warn(format("step {}: no checkpoint was saved: {}", state_.step, error.what()));
     }
   }
 
@@ -294,7 +324,7 @@ class Session {
     const double start = now_seconds();
     checkpoint::Snapshot snapshot = expected_;
     snapshot.state = state_;
-    snapshot.tensors = checkpoint::param_slices(trainer_.store(), /*moments=*/true);
+    snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
     CheckpointReport report;
     report.step = state_.step;
     report.path = store_.save(snapshot).string();
@@ -313,11 +343,14 @@ class Session {
     end.tokens = state_.tokens_seen;
     end.outcome = outcome;
     end.wall_s = now_seconds() - started_;
-    end.predicted = {.memory_bytes = plan_.total};
+    end.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
+    for (auto& [axis, operations] : end.predicted.comm_bytes)
+      for (auto& [operation, bytes] : operations) bytes *= steps_run_;
     end.measured = {.step_ms = steps_run_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_run_) : kUnknown,
-                    .memory_bytes = memory_.peak()};
+                    .memory_bytes = memory_.peak(),
+                    .comm_bytes = comm_bytes_};
     if (metrics_) metrics_->write(end);
-    if (!config_.log.jsonl) return 0;
+    if (!metrics_) return 0;
     const History history = read_history(folder_ / "metrics.jsonl");
     const Summary summary = summarize(history, samples_);
     if (config_.log.report) write_report_or_warn(folder_, summary, history);
@@ -325,6 +358,7 @@ class Session {
     return 0;
   }
 
+  comm::World& world_;
   config::Config config_;
   SessionOptions options_;
   Deadline deadline_;
@@ -332,10 +366,11 @@ class Session {
   MemoryProbe memory_;
   data::Datasets datasets_;
   fs::path folder_;
-  int64_t total_steps_, accumulation_;
+  int64_t total_steps_;
   RunPlan plan_;
   device::CpuDevice device_;
   Trainer trainer_;
+  int64_t accumulation_;
   checkpoint::CheckpointStore store_;
   const BatchSource batches_ = [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     datasets_.train->train_batch(sample, sequences, out);
@@ -347,6 +382,7 @@ class Session {
   checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
   std::vector<Sample> samples_;
+  CommBytes comm_bytes_;
   double peak_flops_ = 0, started_ = now_seconds(), step_seconds_ = 0;
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
 };
@@ -367,8 +403,9 @@ data::Datasets open_datasets(const config::Config& config, int threads, const De
 
 }  // namespace
 
-int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text) {
-  const Machine machine = choose_machine(config);
+int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
+                std::string& plan_text) {
+  const Machine machine = choose_machine(config, world);
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
     const RunPlan plan = plan_run(config, vocab, machine, true);
@@ -377,14 +414,26 @@ int run_session(const config::Config& config, const SessionOptions& options, std
     return 0;
   }
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
-  const SignalGuard signals;
-  const checkpoint::RunLock lock(config.run.dir);
-  data::Datasets datasets = open_datasets(config, machine.threads, deadline);
-  if (!datasets.train) {
+  std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
+  if (world.first() || world.transport() != "threads") signals.emplace();
+  std::optional<checkpoint::RunLock> lock;
+  data::Datasets datasets;
+  // The first rank tokenizes and keeps the result; the others find it.
+  world.control().together([&] {
+    if (!world.first()) return;
+    lock.emplace(config.run.dir);
+    datasets = open_datasets(config, machine.threads, deadline);
+  });
+  double ready[] = {datasets.train ? 1.0 : 0.0, stop_requested() ? 1.0 : 0.0};
+  world.control().sum(ready);
+  if (ready[0] == 0) {
     log::info("stopped while tokenizing; the same command goes on from here");
-    return stop_requested() ? kSavedAfterSignal : 0;
+    return ready[1] > 0 ? kSavedAfterSignal : 0;
   }
-  return Session(config, options, deadline, machine, std::move(datasets)).run();
+  world.control().together([&] {
+    if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads});
+  });
+  return Session(world, config, options, deadline, machine, std::move(datasets)).run();
 }
 
 }  // namespace trainer::train

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "comm/world.h"
 #include "config/config.h"
 
 namespace trainer::train {
@@ -16,7 +17,9 @@ struct SessionOptions {
 };
 
 /// Returns the exit status: 0 finished (or stopped at a limit), 75 saved after a signal. Throws Error for everything
-/// else. `config` resolved and validated. With dry_run the plan goes to `plan_text` and nothing is written.
-int run_session(const config::Config& config, const SessionOptions& options, std::string& plan_text);
+/// else. Every rank of `world` calls it; the first one writes and reports. `config` resolved and validated. With
+/// dry_run the plan goes to `plan_text` and nothing is written.
+int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
+                std::string& plan_text);
 
 }  // namespace trainer::train

@@ -22,9 +22,14 @@ class PhaseClock {
 
 }  // namespace
 
-Trainer::Trainer(device::Device& device, const config::Config& config, int64_t vocab, DType compute, bool training)
-    : device_(device), config_(config), arena_(device), store_(device, compute) {
-  strategy_ = parallel::make_strategy(config.parallel, /*world=*/1, store_);
+Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
+                 bool training)
+    : device_(device),
+      config_(config),
+      arena_(device),
+      mesh_(world, device, parallel::make_mesh_shape(config.parallel, world.size())),
+      store_(device, compute, mesh_.shape(), mesh_.rank(), make_replicas()) {
+  strategy_ = parallel::make_strategy(config.parallel, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   store_.allocate(training);
@@ -32,38 +37,50 @@ Trainer::Trainer(device::Device& device, const config::Config& config, int64_t v
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
+  scalars_ = Buffer(device, "data", {kMostScalars}, DType::f64);
   if (!training) return;
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   grads_ = std::make_unique<params::GradSink>(store_);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
 }
 
+params::Replicas Trainer::make_replicas() {
+  if (mesh_.size("data") == 1) return {};
+  return {.grads = &mesh_.along("data", comm::Lane::grads),
+          .weights = &mesh_.along("data", comm::Lane::weights),
+          .control = &mesh_.along("data", comm::Lane::control),
+          .split_state = config_.parallel.zero_stage == 1};
+}
+
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
   Outcome outcome;
   Exec ex = exec();
   PhaseClock clock;
-  const int64_t tokens = work.micro_batches * micro_batch() * config_.model.seq_len;
+  const int64_t tokens = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   double loss = 0;
   grads_->begin_step();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop != nullptr && stop()) {
+    if (stop != nullptr && on_any_rank(stop())) {
       outcome.interrupted = true;
       return outcome;
     }
     arena_.begin(train_key_);
-    batches(work.first_sample + micro * micro_batch(), micro_batch(), host_);
+    const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
+    batches(work.first_sample + first, micro_batch(), host_);
     parallel::Batch batch = upload(host_);
-    batch.first_sample = micro * micro_batch();
+    batch.first_sample = first;
     batch.step = static_cast<uint32_t>(work.step);
     batch.loss_scale = 1.0 / static_cast<double>(tokens);
     batch.dropout = true;
     clock.charge(outcome.phase_ms.data);
     model_->forward(ex, batch, *saved_);
     clock.charge(outcome.phase_ms.forward);
+    grads_->begin_micro(/*last=*/micro + 1 == work.micro_batches);
     loss += model_->backward(ex, batch, *saved_, *grads_);
     clock.charge(outcome.phase_ms.backward);
     arena_.end();
   }
+  sum_over_replicas({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
@@ -81,22 +98,65 @@ double Trainer::loss_sum(const data::TokenBatch& host) {
   return sum;
 }
 
+void Trainer::reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how) {
+  if (group.size() == 1) return;
+  const Tensor scalars = scalars_.tensor().range(0, static_cast<int64_t>(values.size()));
+  std::ranges::copy(values, scalars.as<double>());
+  Exec ex = exec();
+  group.all_reduce(ex, scalars, how).join(ex);
+  std::copy_n(scalars.as<double>(), values.size(), values.begin());
+}
+
+void Trainer::sum_over_replicas(std::span<double> values) {
+  reduce_scalars(mesh_.along("data", comm::Lane::control), values, comm::Reduce::sum);
+}
+
+void Trainer::max_over_ranks(std::span<double> values) {
+  reduce_scalars(mesh_.along(mesh_.shape().all(), comm::Lane::control), values, comm::Reduce::max);
+}
+
+bool Trainer::on_any_rank(bool flag) {
+  double value = flag;
+  max_over_ranks({&value, 1});
+  return value > 0;
+}
+
 void Trainer::plan() {
   device::DryDevice dry(device_.threads(), device_.isa());
   Exec ex{dry, arena_, meter_};
   parallel::Batch batch = views();
-  batch.dropout = true;
-  if (saved_ != nullptr)
-    arena_.record(train_key_, [&] {
-      model_->forward(ex, batch, *saved_);
-      model_->backward(ex, batch, *saved_, *grads_);
-    });
+  if (saved_ != nullptr) {
+    grads_->prepare(device_);
+    batch.dropout = true;
+    const auto micro_step = [&](Exec& where, bool last) {
+      model_->forward(where, batch, *saved_);
+      grads_->begin_micro(last);
+      model_->backward(where, batch, *saved_, *grads_);
+    };
+    arena_.record(train_key_, [&] { micro_step(ex, /*last=*/true); });
+    grads_->finish(ex);
+    optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
+    std::map<CommKey, CommCount> step = meter_.comm();
+    Meter earlier;  // what each micro-step before the last one communicates
+    Arena heap(dry, Arena::Mode::heap);
+    Exec apart{dry, heap, earlier};
+    micro_step(apart, /*last=*/false);
+    for (const auto& [key, count] : earlier.comm()) step[key].wire_bytes += (accumulation() - 1) * count.wire_bytes;
+    comm_bytes_per_step_ = comm_bytes(step);
+  }
   const Meter train_costs = meter_;
   batch.dropout = false;
   arena_.record(eval_key_, [&] { model_->loss(ex, batch); });
-  if (grads_ != nullptr) grads_->prepare(device_);
   meter_ = train_costs;
   arena_.seal();
+}
+
+CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
+  CommBytes bytes;
+  for (const auto& [key, count] : counts)
+    if (key.axes != mesh::kControlAxes)
+      bytes[mesh_.shape().name_of(key.axes)][std::string(name_of(key.op))] += count.wire_bytes;
+  return bytes;
 }
 
 BytesByCategory Trainer::memory() const {

@@ -2,11 +2,14 @@
 // Trainer: the model, its optimizer state and the step. Built on a dry device it is the plan of a run: the same code
 // counts memory and FLOPs without computing.
 #include <functional>
+#include <map>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "config/config.h"
 #include "data/dataset.h"
+#include "mesh/mesh.h"
 #include "model/transformer.h"
 #include "optim/adamw.h"
 #include "params/grad_sink.h"
@@ -28,14 +31,17 @@ using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, 
 
 class Trainer {
  public:
-  /// `config` resolved. `training` false: weights only, for evaluation and generation.
-  Trainer(device::Device& device, const config::Config& config, int64_t vocab, DType compute, bool training);
+  /// `config` resolved for a world of this size. `training` false: weights only, for evaluation and generation. Every
+  /// rank makes one and calls the same functions in the same order.
+  Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
+          bool training);
 
   /// Records the programs of training and evaluation and takes the memory; before the first step.
   void plan();
 
-  /// One optimizer step over micro_batches · micro_batch sequences. A non-finite gradient skips the update. Returns
-  /// early with `interrupted` when `stop` says so between micro-steps (the partial step is discarded).
+  /// One optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips the
+  /// update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps (the partial step is
+  /// discarded).
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;
@@ -45,8 +51,15 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
-  /// Σ loss over the rows of one evaluation group (masked rows count 0), dropout off.
+  /// Σ loss over the rows of this replica's micro-batch (masked rows count 0), dropout off.
   double loss_sum(const data::TokenBatch& batch);
+
+  /// values ← Σ over replicas, in their order. At most kMostScalars.
+  static constexpr int64_t kMostScalars = 4;
+  void sum_over_replicas(std::span<double> values);
+  /// values ← the largest on any rank; and whether `flag` holds on any. At most kMostScalars.
+  void max_over_ranks(std::span<double> values);
+  bool on_any_rank(bool flag);
 
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }
@@ -57,11 +70,22 @@ class Trainer {
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
   int64_t micro_batch() const { return config_.train.micro_batch; }
+  mesh::Mesh& mesh() { return mesh_; }
+  /// Replicas of the model, and this rank's.
+  int64_t replicas() const { return store_.replicas().count(); }
+  int64_t replica() const { return store_.replicas().index(); }
+  int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
+  /// What one step communicates, counted by plan(): the prediction that the meter of real steps is compared with.
+  const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
+  /// Wire bytes of what a meter counted, by the names of axes and operations; control messages left out.
+  CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Memory the run will hold, by category, in bytes; activations are the largest program.
   BytesByCategory memory() const;
 
  private:
+  params::Replicas make_replicas();
+  void reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
 
@@ -69,14 +93,16 @@ class Trainer {
   config::Config config_;
   Meter meter_;
   Arena arena_;
+  mesh::Mesh mesh_;
   params::ParamStore store_;
   std::unique_ptr<parallel::Strategy> strategy_;
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
   std::unique_ptr<optim::AdamW> optimizer_;
-  Buffer ids_, targets_, weights_;
+  Buffer ids_, targets_, weights_, scalars_;
   data::TokenBatch host_;
+  CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };
 

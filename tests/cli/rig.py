@@ -56,6 +56,8 @@ peak_tflops = 1.0
 class Runs(unittest.TestCase):
     """The folder holds text.txt, tokens/ and config.toml; runs go to run/ unless told otherwise."""
 
+    launcher = []  # what starts the program: mpirun and its options
+
     @classmethod
     def setUpClass(cls):
         cls._shared = tempfile.TemporaryDirectory(prefix="trainer-runs-")
@@ -79,8 +81,8 @@ class Runs(unittest.TestCase):
 
     def trainer(self, *args, status=0, file_bytes=None, stdout=False):
         """Runs the program to its end; its stderr, or its stdout."""
-        result = subprocess.run([TRAINER, *args], cwd=self.folder, capture_output=True, text=True, errors="replace",
-                                timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes))
+        result = subprocess.run([*self.launcher, TRAINER, *args], cwd=self.folder, capture_output=True, text=True,
+                                errors="replace", timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes))
         self.assertEqual(result.returncode, status, " ".join(map(str, args)) + "\n" + result.stderr)
         self.assertNotIn("internal error", result.stderr)
         return result.stdout if stdout else result.stderr
@@ -100,7 +102,7 @@ class Runs(unittest.TestCase):
 
     def start(self, *args):
         """Starts the program and goes on; it ends with the test at the latest."""
-        process = subprocess.Popen([TRAINER, *args], cwd=self.folder, stdout=subprocess.DEVNULL,
+        process = subprocess.Popen([*self.launcher, TRAINER, *args], cwd=self.folder, stdout=subprocess.DEVNULL,
                                    stderr=subprocess.PIPE, text=True, errors="replace", preexec_fn=limits(None))
 
         def end():

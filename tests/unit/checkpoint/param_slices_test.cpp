@@ -11,13 +11,15 @@ void declare(params::ParamStore& store, bool fused) {
   const int group = store.add_group("block");
   const params::Init normal{params::Init::Kind::normal, 0.1};
   if (fused) {
-    store.add_matrix(group, 6, {{"q", 6, normal}, {"k", 3, normal}, {"v", 3, normal}}, true);
+    store.add_slot(
+        group,
+        {{"q", store.whole({6, 6}), normal}, {"k", store.whole({6, 3}), normal}, {"v", store.whole({6, 3}), normal}});
   } else {
     for (const auto& [name, width] : {std::pair("v", 3), std::pair("q", 6), std::pair("k", 3)}) {
-      store.add_matrix(group, 6, {{name, width, normal}}, true, 8);
+      store.add_slot(group, {{name, store.whole({6, width}).padded(0, 8), normal}});
     }
   }
-  store.add_vector(group, {{"bias", 5, normal}});
+  store.add_slot(group, {{"bias", store.whole({5}), normal}});
   store.allocate(true);
 }
 
@@ -35,12 +37,12 @@ TEST(ParamSlices, LoadIntoAnotherLayoutOfTheSameParameters) {
     }
   }
   Snapshot snapshot;
-  snapshot.tensors = param_slices(saved, true);
+  snapshot.tensors = slices_to_save(saved, true);
   ASSERT_EQ(snapshot.tensors.size(), 12u);
   EXPECT_EQ(snapshot.tensors[1].name, "q#m");
   CheckpointStore store(folder, {}, fast_calls());
   const Reader reader(store.save(snapshot));
-  reader.load(param_slices(loaded, true), {});
+  reader.load(slices_to_fill(loaded, true), {});
 
   // Both read back element by element through their own runs.
   const auto values = [](const std::vector<TensorSlice>& slices) {
@@ -54,7 +56,7 @@ TEST(ParamSlices, LoadIntoAnotherLayoutOfTheSameParameters) {
     }
     return all;
   };
-  EXPECT_EQ(values(param_slices(saved, true)), values(param_slices(loaded, true)));
+  EXPECT_EQ(values(slices_to_save(saved, true)), values(slices_to_fill(loaded, true)));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/philox.h"
 #include "params/grad_sink.h"
 
@@ -15,13 +17,11 @@ namespace {
 struct Store {
   explicit Store(device::Device& device, DType compute) : store(device, compute) {
     const int group = store.add_group("block");
-    qkv = store.add_matrix(group, 5,
-                           {{"q", 6, {Init::Kind::normal, 0.02}},
-                            {"k", 3, {Init::Kind::normal, 0.02}},
-                            {"v", 3, {Init::Kind::normal, 0.5}}},
-                           true);
-    gain = store.add_vector(group, {{"gain", 7, {Init::Kind::ones, 0}}});
-    table = store.add_matrix(group, 11, {{"wte", 4, {Init::Kind::normal, 0.1}}}, true, 16);
+    qkv = store.add_slot(group, {{"q", store.whole({5, 6}), {Init::Kind::normal, 0.02}},
+                                 {"k", store.whole({5, 3}), {Init::Kind::normal, 0.02}},
+                                 {"v", store.whole({5, 3}), {Init::Kind::normal, 0.5}}});
+    gain = store.add_slot(group, {{"gain", store.whole({7}), {Init::Kind::ones, 0}}});
+    table = store.add_slot(group, {{"wte", store.whole({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
     store.allocate(true);
   }
   ParamStore store;

@@ -119,7 +119,8 @@ TEST(Generator, GoesOnPastTheModelsLengthAndTrainingIsUndisturbed) {
 TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
   device::CpuDevice device(1, device::detect_isa());
-  train::Trainer trainer(device, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
+  const auto world = comm::solo_world();
+  train::Trainer trainer(device, *world, tiny_config(), tokenizer.vocab_size(), DType::f32, false);
   trainer.plan();
   trainer.store().initialize(1);
   train::Generator generator(trainer);

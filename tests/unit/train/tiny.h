@@ -59,7 +59,13 @@ inline train::BatchSource tiny_batches(const config::Config& c) {
 /// A trainer on its own device, ready to step.
 struct Tiny {
   Tiny(const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
-      : device(threads, isa), trainer(device, c, kTinyVocab, compute, true), batches(tiny_batches(c)) {
+      : Tiny(nullptr, c, compute, threads, isa) {}
+  /// One rank of a world; null: a world of its own.
+  Tiny(comm::World* world, const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
+      : alone(world == nullptr ? comm::solo_world() : nullptr),
+        device(threads, isa),
+        trainer(device, world == nullptr ? *alone : *world, c, kTinyVocab, compute, true),
+        batches(tiny_batches(c)) {
     trainer.plan();
     trainer.store().initialize(static_cast<uint64_t>(c.run.seed));
   }
@@ -68,7 +74,7 @@ struct Tiny {
     return trainer.step({.step = n,
                          .first_sample = (n - 1) * c.train.global_batch,
                          .adam_step = n,
-                         .micro_batches = c.train.global_batch / c.train.micro_batch,
+                         .micro_batches = trainer.accumulation(),
                          .lr = lr},
                         batches);
   }
@@ -80,6 +86,7 @@ struct Tiny {
         bytes.insert(bytes.end(), t.data, t.data + t.bytes());
     return bytes;
   }
+  std::unique_ptr<comm::World> alone;
   device::CpuDevice device;
   train::Trainer trainer;
   train::BatchSource batches;

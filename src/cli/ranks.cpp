@@ -1,0 +1,122 @@
+#include "cli/ranks.h"
+
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/log.h"
+#include "base/philox.h"
+#include "cli/configuration.h"
+#include "config/load.h"
+#include "config/resolve.h"
+#include "config/validate.h"
+
+namespace trainer::cli {
+namespace {
+
+constexpr double kMeetSeconds = 10;  // ranks wait so long for each other before the program ends
+
+int launched() { return comm::launched_ranks().value_or(1); }
+
+comm::WorldOptions world_options(const config::Config& config) {
+  comm::WorldOptions options{.timeout_s = config.parallel.timeout, .lanes = static_cast<int>(config.parallel.lanes)};
+  double longest = 0;
+  for (const std::string& fault : config.debug.inject)
+    longest = std::max(longest, config::injected_delay(fault).value_or(0));
+  if (longest > 0)
+    options.delay = [longest, key = philox_key(static_cast<uint64_t>(config.run.seed), "delay"),
+                     draws = std::make_shared<std::atomic<uint64_t>>(0)](int rank) {
+      const uint64_t draw = philox_at(key, (static_cast<uint64_t>(rank) << 40) + draws->fetch_add(1));
+      return longest * static_cast<double>(draw % 1024) / 1024;
+    };
+  return options;
+}
+
+/// The first rank reads and checks the file; every rank has the configuration then, or the same error.
+config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
+  std::string text;
+  config::Config config;
+  world.control().together([&] {
+    if (!world.first()) return;
+    config = config::load(options.file, options.sets, {.world = world.size()});
+    std::ifstream file(options.file, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+  });
+  world.control().broadcast(text);
+  if (!world.first())
+    config = config::load_text(text, options.file, options.sets, {.world = world.size(), .files = false});
+  return config;
+}
+
+/// This process as a rank of mpirun's.
+int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
+  const std::unique_ptr<comm::World> world = comm::mpi_world({});
+  log::set_rank(world->rank());
+  int status = 0;
+  try {
+    status = verb(*world);
+  } catch (...) {
+    status = report(std::current_exception(), world->rank());
+    try {
+      throw;
+    } catch (const Error& error) {
+      if (error.scope() == Scope::here) world->fail(error.code(), error.what());
+    } catch (const std::exception& error) {
+      world->fail(Code::internal, error.what());
+    }
+  }
+  world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
+  return status;
+}
+
+}  // namespace
+
+int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {
+  if (launched() > 1)
+    return as_mpi_rank([&](comm::World& world) {
+      const config::Config config = shared_configuration(world, options);
+      world.configure(world_options(config));
+      return verb(world, config);
+    });
+  const config::Config config = load_configuration(options);
+  const auto ranks = static_cast<int>(config::world_size(config, 1));
+  if (ranks == 1) return verb(*comm::solo_world(), config);
+  std::vector<int> status(static_cast<size_t>(ranks));
+  comm::run_on_threads(ranks, world_options(config), [&](comm::World& world) {
+    log::set_rank(world.rank());
+    status[static_cast<size_t>(world.rank())] = verb(world, config);
+  });
+  return status.front();
+}
+
+int on_ranks(const std::function<int(comm::World&)>& verb) {
+  return launched() > 1 ? as_mpi_rank(verb) : verb(*comm::solo_world());
+}
+
+int report(const std::exception_ptr& exception, int rank) {
+  const std::string who = rank > 0 ? format("trainer: rank {}", rank) : "trainer";
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Error& error) {
+    const bool told_elsewhere = error.scope() == Scope::another_rank || (error.scope() == Scope::all_ranks && rank > 0);
+    if (error.code() == Code::internal) {
+      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
+    } else if (!told_elsewhere) {
+      std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
+    }
+    return exit_status(error.code());
+  } catch (const std::bad_alloc&) {
+    std::fprintf(stderr, "%s: out of memory; `trainer train --dry-run` prints what a run needs\n", who.c_str());
+    return exit_status(Code::plan);
+  } catch (const std::filesystem::filesystem_error& error) {
+    std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
+    return exit_status(Code::io);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
+    return exit_status(Code::internal);
+  }
+}
+
+}  // namespace trainer::cli

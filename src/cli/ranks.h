@@ -1,0 +1,22 @@
+#pragma once
+// From a command line to the ranks that carry it out: processes that mpirun started, threads of this process, or just
+// one.
+#include <functional>
+
+#include "cli/cli.h"
+#include "comm/world.h"
+#include "config/config.h"
+
+namespace trainer::cli {
+
+/// Reads the configuration (on the first rank; the others get its bytes) and runs `verb` on every rank it asks for.
+/// Returns the verb's exit status. An error of one rank ends all of them with its status; it is printed once.
+int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
+
+/// The same for verbs that need no configuration: as many ranks as were started.
+int on_ranks(const std::function<int(comm::World&)>& verb);
+
+/// Prints an exception that reached main, by which rank it came from, and returns the exit status.
+int report(const std::exception_ptr& exception, int rank);
+
+}  // namespace trainer::cli

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""Runs over several ranks, through the program: processes of mpirun and threads of one process, any number of replicas."""
+import json
+import os
+import pathlib
+import shutil
+import signal
+
+import rig
+
+# Containers run as root, and a test machine has fewer cores than ranks.
+MPIRUN = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+LOST_PEER = 7
+
+
+class Ranks(rig.Runs):
+    def replicas(self, count, *sets, transport="threads", **options):
+        sets = [f"parallel.data={count}", "train.global_batch=12", "run.threads=1", *sets]
+        if transport == "threads":
+            return self.train("parallel.transport=threads", *sets, **options)
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        self.launcher = [*MPIRUN, "-np", str(count)]
+        try:
+            return self.train(*sets, **options)
+        finally:
+            self.launcher = []
+
+    def test_processes_and_threads_and_zero_stages_give_the_same_bits(self):
+        for compute in ("fp32", "bf16"):
+            runs = []
+            for stage in (0, 1):
+                for transport in ("threads", "mpi"):
+                    runs.append(f"{compute}-{transport}{stage}")
+                    self.replicas(2, f"run.dir={runs[-1]}", f"precision.compute={compute}", f"parallel.zero_stage={stage}",
+                                  transport=transport)
+            for run in runs[1:]:
+                self.assert_same_run(8, run, runs[0])
+
+    def test_delayed_messages_and_a_single_lane_change_no_bit(self):
+        self.replicas(3, "run.dir=plain", "parallel.zero_stage=1")
+        self.replicas(3, "run.dir=late", "parallel.zero_stage=1", 'debug.inject=["delay:0.002"]', "parallel.lanes=1")
+        self.assert_same_run(8, "late", "plain")
+
+    def test_the_bytes_of_the_run_are_those_that_were_predicted(self):
+        for stage, operations in ((0, {"all_reduce"}), (1, {"reduce_scatter", "all_gather"})):
+            run = f"bytes{stage}"
+            self.replicas(3, f"run.dir={run}", f"parallel.zero_stage={stage}", "train.micro_batch=1")
+            end = self.events("end", run)[-1]
+            self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
+            self.assertEqual(set(end["measured"]["comm_bytes"]["data"]), operations)
+            steps = [sum(event["comm_bytes"]["data"].values()) for event in self.events("step", run)]
+            self.assertEqual(sum(steps), sum(end["measured"]["comm_bytes"]["data"].values()))
+
+    def test_a_checkpoint_goes_on_with_any_number_of_replicas(self):
+        common = ("precision.compute=fp64", "train.micro_batch=1")
+        self.train("run.dir=alone", "train.global_batch=12", *common)
+        expected, _ = self.losses("alone")
+        for first, second, stages in ((2, 3, (0, 1)), (4, 1, (1, 0)), (1, 4, (0, 1))):
+            run = f"from{first}to{second}"
+            self.replicas(first, f"run.dir={run}", *common, f"parallel.zero_stage={stages[0]}", max_steps=4)
+            self.replicas(second, f"run.dir={run}", *common, f"parallel.zero_stage={stages[1]}")
+            got, _ = self.losses(run)
+            self.assertEqual(len(got), 8)
+            for mine, theirs in zip(got, expected):
+                self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+            self.assert_whole(*self.step_folders(run))
+
+    def test_evaluation_covers_the_same_tokens_on_any_number_of_ranks(self):
+        self.train("run.dir=alone")
+        alone = self.results("eval", "--checkpoint", "alone", "--json")
+        for ranks in (2, 3):
+            self.launcher = [*MPIRUN, "-np", str(ranks)]
+            report = self.results("eval", "--checkpoint", "alone", "--json")
+            self.assertEqual(report["tokens"], alone["tokens"])
+            self.assertAlmostEqual(report["loss"], alone["loss"], delta=1e-6 * alone["loss"])
+
+    def test_replicas_that_are_equal_pass_the_comparison(self):
+        self.replicas(2, "debug.check_replicas_every=1")
+
+    def test_a_signal_to_one_process_saves_and_stops_all(self):
+        self.launcher = [*MPIRUN, "-np", "2"]
+        process = self.start_train("parallel.data=2", "train.steps=100000", "run.threads=1")
+        self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+        stderr = self.stop(process, signal.SIGUSR1)
+        self.assertEqual(self.saved_steps(), [self.last_step()], stderr)
+        self.launcher = []
+        self.assert_whole(*self.step_folders())
+
+    def test_a_rank_that_stops_answering_is_named_and_the_others_leave(self):
+        self.launcher = [*MPIRUN, "-np", "3"]
+        process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
+                                   "parallel.timeout=2", "checkpoint.interval=5")
+        self.wait_until(lambda: self.last_step() >= 7, process, "seven steps")
+        os.kill(self.process_of(process.pid, rank=1), signal.SIGSTOP)
+        stderr = self.ended(process, LOST_PEER)
+        self.assertRegex(stderr, r"rank 1 \(host .*, process \d+\)")
+        self.launcher = []
+        self.assert_whole(*self.step_folders())
+
+    def test_mistakes_are_reported_once_and_end_all_ranks(self):
+        self.launcher = [*MPIRUN, "-np", "2"]
+        stderr = self.train("model.layers=3", status=2)
+        self.assertEqual(stderr.count("unknown key"), 1, stderr)
+        stderr = self.train("data.train=tokens/none.bin", status=4)
+        self.assertEqual(stderr.count("no such file"), 1, stderr)
+        stderr = self.train("parallel.data=3", status=3)
+        self.assertEqual(stderr.count("does not make 2 ranks"), 1, stderr)
+
+    def test_a_dry_run_needs_none_of_its_ranks(self):
+        plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "parallel.data=4",
+                            "--set", "train.global_batch=16", stdout=True)
+        self.assertIn("communication of a step over 4 ranks", plan)
+        self.assertIn("data all_reduce", plan)
+
+    def results(self, *args):
+        """What the program prints as JSON."""
+        return json.loads(self.trainer(*args, stdout=True))
+
+    @staticmethod
+    def process_of(mpirun, rank):
+        """The process that mpirun started as this rank."""
+        for pid in pathlib.Path(f"/proc/{mpirun}/task/{mpirun}/children").read_text().split():
+            environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if f"OMPI_COMM_WORLD_RANK={rank}".encode() in environment:
+                return int(pid)
+        raise AssertionError(f"mpirun has no rank {rank}")
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,235 @@
+// Data parallelism and ZeRO-1 on ranks that are threads: against one rank, against each other bit for bit, and bytes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "checkpoint/param_slices.h"
+#include "unit/train/tiny.h"
+
+namespace trainer::tests {
+namespace {
+
+/// Global tensors by name, gathered from the slices of all ranks.
+using Tensors = std::map<std::string, std::vector<double>>;
+
+void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
+  std::vector<double>& out = all[slice.name];
+  out.resize(static_cast<size_t>(slice.shape.count()), NAN);
+  for (const mesh::Run& run : slice.runs)
+    for (int64_t i = 0; i < run.length; ++i) {
+      double& element = out[static_cast<size_t>(run.global + i)];
+      EXPECT_TRUE(std::isnan(element)) << slice.name << " " << run.global + i << " is owned twice";
+      const int64_t local = run.local + i * run.stride;
+      element = slice.local.dtype == DType::f64 ? slice.local.as<double>()[local] : slice.local.as<float>()[local];
+    }
+}
+
+struct Result {
+  std::vector<double> losses, norms;
+  Tensors state;      // weights and moments after the last step, of owned pieces
+  Tensors gradients;  // after the first step, of owned pieces
+  train::CommBytes measured, predicted;
+  int64_t optimizer_bytes = 0;  // of the first rank
+};
+
+struct Case {
+  int replicas = 1;
+  int64_t zero_stage = 0, micro_batch = 2;
+  int threads = 1;
+  double delay = 0;
+};
+
+config::Config configure(const Case& how, config::Arch arch) {
+  config::Config c = tiny_config(arch);
+  c.train.global_batch = 36;  // divides over every case
+  c.train.micro_batch = how.micro_batch;
+  c.optim.grad_clip = 0.1;
+  c.parallel.data = how.replicas;
+  c.parallel.zero_stage = how.zero_stage;
+  return c;
+}
+
+Result train(const Case& how, DType compute, config::Arch arch, int64_t steps) {
+  Result result;
+  std::mutex mutex;
+  const config::Config c = configure(how, arch);
+  comm::WorldOptions options{.timeout_s = 60};
+  if (how.delay > 0)
+    options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
+      return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
+    };
+  comm::run_on_threads(how.replicas, options, [&](comm::World& world) {
+    Tiny run(&world, c, compute, how.threads);
+    run.trainer.meter().reset();
+    for (int64_t n = 1; n <= steps; ++n) {
+      const auto outcome = run.step(n);
+      const std::lock_guard lock(mutex);
+      if (n == 1)
+        for (const params::Param& param : run.trainer.store().params()) {
+          const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
+          collect(result.gradients,
+                  {param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
+                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count)});
+        }
+      if (world.first()) {
+        result.losses.push_back(outcome.loss);
+        result.norms.push_back(outcome.norm.norm);
+        continue;
+      }
+    }
+    const std::lock_guard lock(mutex);
+    for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
+      collect(result.state, slice);
+    if (!world.first()) return;
+    result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
+    result.predicted = run.trainer.comm_bytes_per_step();
+    result.optimizer_bytes = run.device.memory().at("optimizer").current;
+  });
+  return result;
+}
+
+/// Largest |a − b| over the tensor, relative to the norm of b.
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0, largest = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    squares += b[i] * b[i];
+    largest = std::max(largest, std::abs(a[i] - b[i]));
+  }
+  return largest / (std::sqrt(squares) + 1e-300);
+}
+
+class Replicas : public testing::TestWithParam<std::tuple<int, int64_t, config::Arch>> {
+ protected:
+  Case how() const { return {.replicas = std::get<0>(GetParam()), .micro_batch = std::get<1>(GetParam())}; }
+  config::Arch arch() const { return std::get<2>(GetParam()); }
+};
+
+TEST_P(Replicas, FollowOneRankInDoublePrecision) {
+  const Result one = train({.replicas = 1, .micro_batch = 2}, DType::f64, arch(), 20);
+  const Result many = train(how(), DType::f64, arch(), 20);
+  double largest = 0;
+  for (const auto& [name, values] : one.gradients)
+    for (const double x : values) largest = std::max(largest, std::abs(x));
+  for (const auto& [name, values] : one.gradients) {
+    // The key bias has a gradient of zero in theory: softmax does not see it.
+    if (name.ends_with("attn.k.bias")) {
+      for (size_t i = 0; i < values.size(); ++i)
+        EXPECT_LE(std::abs(many.gradients.at(name)[i] - values[i]), 1e-12 * largest);
+    } else {
+      EXPECT_LE(distance(many.gradients.at(name), values), 1e-12) << name;
+    }
+  }
+  for (size_t n = 0; n < one.losses.size(); ++n) {
+    EXPECT_NEAR(many.losses[n], one.losses[n], 1e-10 * one.losses[n]) << "step " << n + 1;
+    EXPECT_NEAR(many.norms[n], one.norms[n], 1e-9 * one.norms[n]) << "step " << n + 1;
+  }
+  for (const double norm : one.norms) EXPECT_GT(norm, 0.1) << "clipping is meant to be active";
+  for (const auto& [name, values] : one.state) {
+    if (name.find('#') != std::string::npos || name.ends_with("attn.k.bias")) continue;
+    EXPECT_LE(distance(many.state.at(name), values), 1e-9) << name;
+  }
+}
+
+TEST_P(Replicas, SplittingTheOptimizerStateChangesNoBit) {
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    Case split = how();
+    split.zero_stage = 1;
+    const Result whole = train(how(), compute, arch(), 4), parts = train(split, compute, arch(), 4);
+    EXPECT_EQ(parts.losses, whole.losses) << name_of(compute);
+    EXPECT_EQ(parts.norms, whole.norms) << name_of(compute);
+    EXPECT_TRUE(parts.state == whole.state) << name_of(compute);
+    EXPECT_LE(parts.optimizer_bytes, whole.optimizer_bytes / how().replicas + 64 * 64) << name_of(compute);
+  }
+}
+
+TEST_P(Replicas, ThreadsAndTimingChangeNoBit) {
+  Case slow = how();
+  slow.threads = 2;
+  slow.delay = 0.002;
+  slow.zero_stage = 1;
+  Case fast = how();
+  fast.zero_stage = 1;
+  const Result first = train(fast, DType::f32, arch(), 3), second = train(slow, DType::f32, arch(), 3);
+  EXPECT_EQ(first.losses, second.losses);
+  EXPECT_TRUE(first.state == second.state);
+}
+
+TEST_P(Replicas, SendTheBytesThatWerePredicted) {
+  for (const int64_t stage : {0, 1}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      Case c = how();
+      c.zero_stage = stage;
+      const int64_t steps = 3;
+      Result result = train(c, compute, arch(), steps);
+      for (auto& [axis, operations] : result.predicted)
+        for (auto& [operation, bytes] : operations) bytes *= steps;
+      EXPECT_EQ(result.measured, result.predicted);
+      if (c.replicas == 1) {
+        EXPECT_TRUE(result.measured.empty());
+        continue;
+      }
+      // Closed forms: gradients in f32, weights in the compute type, whole groups.
+      device::DryDevice device(1);
+      const auto world = comm::dry_world(c.replicas);
+      train::Trainer trainer(device, *world, configure(c, arch()), kTinyVocab, compute, true);
+      int64_t reduced = 0, scattered = 0, gathered = 0;
+      for (const params::Group& group : trainer.store().groups()) {
+        reduced += comm::wire_elements(CommOp::all_reduce, c.replicas, group.elements) * 4;
+        scattered += (c.replicas - 1) * group.elements * 4;
+        gathered += (c.replicas - 1) * group.elements * size_of(compute);
+      }
+      if (stage == 0) {
+        EXPECT_EQ(result.measured.at("data").at("all_reduce"), steps * reduced);
+      } else {
+        EXPECT_EQ(result.measured.at("data").at("reduce_scatter"), steps * scattered);
+        EXPECT_EQ(result.measured.at("data").at("all_gather"), steps * gathered);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Layouts, Replicas,
+                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 3),
+                                          testing::Values(config::Arch::gpt2, config::Arch::llama)),
+                         [](const auto& info) {
+                           return format("{}Replicas{}Each{}", std::get<0>(info.param), std::get<1>(info.param),
+                                         std::get<2>(info.param) == config::Arch::gpt2 ? "Gpt2" : "Llama");
+                         });
+
+TEST(ReplicasOf, ANonFiniteGradientOnOneRankStopsTheUpdateOnAll) {
+  Case how{.replicas = 3};
+  const config::Config c = configure(how, config::Arch::gpt2);
+  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    // A weight that only the second replica's rows meet cannot be made non-finite alone; its copy of one can.
+    if (world.rank() == 1) run.trainer.store().weight(1).as<float>()[0] = INFINITY;
+    const auto before = run.state();
+    const auto outcome = run.step(1);
+    EXPECT_TRUE(outcome.skipped);
+    EXPECT_FALSE(outcome.norm.finite());
+    EXPECT_FALSE(outcome.norm.bad_tensor.empty());
+    EXPECT_TRUE(run.state() == before) << "rank " << world.rank();
+    std::string name = outcome.norm.bad_tensor;
+    world.control().broadcast(name);
+    EXPECT_EQ(name, outcome.norm.bad_tensor);
+  });
+}
+
+TEST(ReplicasOf, AStopOnOneRankStopsAllAtTheSameMicroStep) {
+  Case how{.replicas = 2, .micro_batch = 1};
+  const config::Config c = configure(how, config::Arch::gpt2);
+  static std::atomic<int> asked;
+  asked = 0;
+  comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    const auto stop_at_third = world.first() ? [] { return false; } : [] { return ++asked == 3; };
+    const auto outcome =
+        run.trainer.step({.step = 1, .adam_step = 1, .micro_batches = run.trainer.accumulation(), .lr = 1e-3},
+                         run.batches, stop_at_third);
+    EXPECT_TRUE(outcome.interrupted);
+  });
+  EXPECT_EQ(asked, 3);
+}
+
+}  // namespace
+}  // namespace trainer::tests
