@@ -72,6 +72,9 @@ set(TRAINER_WARNINGS -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Wno
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND TRAINER_WARNINGS -Wno-restrict)  # GCC 12's false alarms on std::string + "…" at -O3
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
+  list(APPEND TRAINER_WARNINGS -Wno-unknown-pragmas)  # GCC ivdep
+endif()
 if(TRAINER_WERROR)
   list(APPEND TRAINER_WARNINGS -Werror)
 endif()

@@ -23,13 +23,13 @@ enum class Ending { store, accumulate, epilogue };
 template <Ending Kind, bool Whole, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
                                                  const GemmStore<T, C>& s) {
-  const auto get = [n](const auto* p) __attribute__((always_inline)) {
+  const auto get = [=](const auto* p) __attribute__((always_inline)) {
     if constexpr (Whole)
       return load(p);
     else
       return load_n(p, n);
   };
-  const auto put = [n](auto* p, Vec<AccumulatorOf<T>> value) __attribute__((always_inline)) {
+  const auto put = [=](auto* p, Vec<AccumulatorOf<T>> value) __attribute__((always_inline)) {
     if constexpr (Whole)
       store(p, value);
     else

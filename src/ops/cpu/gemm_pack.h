@@ -1,6 +1,7 @@
 #pragma once
 // Panels of the matrix product: sizes of the blocks and packing (see gemm_kernel.h). Compiled per instruction set.
 #include <type_traits>
+#include <utility>
 
 #include "ops/cpu/math.h"
 #include "ops/cpu/simd.h"
@@ -21,25 +22,28 @@ constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // 
 template <typename P>
 constexpr int kCols = 2 * kLanes<P>;
 
-template <typename P>
-using LaneIndex = Vec<std::conditional_t<sizeof(P) == 8, int64_t, int32_t>>;
+/// Lane i is lane Lane(i) of a and, counted on from there, of b.
+template <auto Lane, typename V>
+[[gnu::always_inline]] inline V shuffled(V a, V b) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    return __builtin_shufflevector(a, b, Lane(I)...);
+  }
+  (std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
+}
 
 /// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
 template <typename P, int Step = 1>
 [[gnu::always_inline]] inline void transpose(Vec<P>* v) {
   constexpr int L = kLanes<P>;
   if constexpr (Step < L) {
-    LaneIndex<P> low{}, high{};
-    for (int i = 0; i < L; ++i) {
-      low[i] = (i & Step) != 0 ? L + i - Step : i;
-      high[i] = (i & Step) != 0 ? L + i : i + Step;
-    }
+    constexpr auto low = [](int i) { return (i & Step) != 0 ? L + i - Step : i; };
+    constexpr auto high = [](int i) { return (i & Step) != 0 ? L + i : i + Step; };
 #pragma GCC unroll 16
     for (int i = 0; i < L; ++i) {
       if ((i & Step) != 0) continue;
       const Vec<P> a = v[i], b = v[i + Step];
-      v[i] = __builtin_shuffle(a, b, low);
-      v[i + Step] = __builtin_shuffle(a, b, high);
+      v[i] = shuffled<low>(a, b);
+      v[i + Step] = shuffled<high>(a, b);
     }
     transpose<P, 2 * Step>(v);
   }
@@ -102,9 +106,9 @@ template <int R, int Group, typename T>
   using P = AccumulatorOf<T>;
   constexpr int L = kLanes<P>, kLeft = R - Group * L < L ? R - Group * L : L;
   if (at + kLeft > extent || at + kLeft < L) return load_n(row + at, clamp_lanes(extent - at, L));
-  LaneIndex<P> shift{};  // the vector that ends with the panel, moved down
-  for (int i = 0; i < L; ++i) shift[i] = i < kLeft ? i + L - kLeft : 0;
-  return __builtin_shuffle(load(row + at + kLeft - L), shift);
+  constexpr auto down = [](int i) { return i < kLeft ? i + L - kLeft : 0; };
+  const Vec<P> last = load(row + at + kLeft - L);  // ends with the panel
+  return shuffled<down>(last, last);
 }
 
 /// Panels whose terms lie `ld` apart, the rows of a term side by side: a term's rows are read once, for all panels.
