@@ -9,7 +9,6 @@
 
 #include "base/clock.h"
 #include "base/join.h"
-#include "base/join.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
