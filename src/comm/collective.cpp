@@ -50,11 +50,11 @@ struct View {
   /// The flow's segment of elements [begin, begin + count) of an array.
   template <typename Byte>
   Piece<Byte> cut(Byte* array, Chunk range) const {
-    const int64_t step = kSegmentBytes / unit, skip = std::min(range.count, flow.segment * step);
+    const int64_t step = flow.elements, skip = std::min(range.count, flow.segment * step);
     return {array + (range.begin + skip) * unit, std::min(range.count - skip, step)};
   }
   Chunk chunk(int place) const { return chunk_of(c.n, c.size, place); }
-  std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kSegmentBytes; }
+  std::byte* staging(int buffer = 0) const { return c.staging + flow.slot * kFlowStaging + buffer * kLargestSegment; }
 
   void send(Post& post, int to, Piece<const std::byte> piece) const {
     if (piece.count > 0) post.send(to, piece.data, piece.count * unit);
@@ -207,12 +207,14 @@ bool exchange(Flow& flow, Post& post) {
 
 }  // namespace
 
-int64_t segments_of(const Collective& c) {
+Segments segments_of(const Collective& c) {
   const Path path = path_of(c);
-  if (path == Path::direct_reduce) return 1;
+  if (path == Path::direct_reduce) return {1, c.n};
   const bool pieces = path == Path::ring || c.op == CommOp::all_gather || c.op == CommOp::all_to_all;
-  const int64_t longest = pieces ? divide_up(c.n, c.size) : c.n;
-  return divide_up(longest, kSegmentBytes / size_of(c.dtype));
+  const int64_t longest = pieces ? divide_up(c.n, c.size) : c.n, unit = size_of(c.dtype);
+  const int64_t elements =
+      std::clamp(round_up(divide_up(longest, kFlows), 64), kSmallestSegment / unit, kLargestSegment / unit);
+  return {divide_up(longest, elements), elements};
 }
 
 bool advance(Flow& flow, Post& post) {

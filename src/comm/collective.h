@@ -13,9 +13,10 @@
 
 namespace trainer::comm {
 
-inline constexpr int kFlows = 4;                              // in flight on one channel
-inline constexpr int64_t kSegmentBytes = int64_t{256} << 10;  // fits a core's L2 together with what is added to it
-inline constexpr int64_t kFlowStaging = 2 * kSegmentBytes;
+// Fewer and larger messages cost less, but a payload should fill all flows, so that copies and sums overlap.
+inline constexpr int kFlows = 4;  // in flight on one channel
+inline constexpr int64_t kSmallestSegment = int64_t{64} << 10, kLargestSegment = int64_t{512} << 10;  // bytes
+inline constexpr int64_t kFlowStaging = 2 * kLargestSegment;
 inline constexpr int64_t kStagingBytes = kFlows * kFlowStaging;
 /// all_gather and broadcast of at most so much take the short way.
 inline constexpr int64_t kExchangeBytes = int64_t{64} << 10;
@@ -34,8 +35,12 @@ struct Collective {
   const ReduceKernels* kernels = nullptr;
 };
 
-/// How many segments it is cut into: the same on all its ranks.
-int64_t segments_of(const Collective& collective);
+/// How it is cut: a function of operation, type, size and group, the same on all its ranks.
+struct Segments {
+  int64_t count = 1;
+  int64_t elements = 0;  // of each piece (a chunk, or all that is passed on), in a segment
+};
+Segments segments_of(const Collective& collective);
 
 /// Where a flow puts its messages; ranks are places in the group.
 class Post {
@@ -50,7 +55,7 @@ class Post {
 /// One segment under way. Flows of one slot follow each other and share that part of the staging memory.
 struct Flow {
   const Collective* collective = nullptr;
-  int64_t segment = 0;
+  int64_t segment = 0, elements = 0;
   int slot = 0;
   int step = 0;
 };

@@ -14,13 +14,14 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
-constexpr double kProgressSpin = 50e-6;  // without news, before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
-constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
-constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
-constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
-constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
+constexpr double kComputeSpin = 10e-6;  // before a compute thread sleeps
+constexpr int kStillTurns = 20;         // without news, before the progress thread lets others run
+constexpr int kSpinTurns = 50;          // without news, before the progress thread sleeps
+constexpr double kShortNap = 200e-6;    // while messages are under way and nobody rings
+constexpr double kLongNap = 1e-3;       // when that has lasted for 0.1 s
+constexpr double kRungNap = 50e-3;      // where peers ring: only timers need the thread
+constexpr double kIdleNap = 0.25;       // nothing under way: control messages are looked for so often
+constexpr double kAbandonSeconds = 1;   // granted to operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -217,6 +218,7 @@ void Engine::run() {
     }
     if (moved) {
       moved_at_ = now_seconds();
+      idle_turns_ = 0;
       continue;
     }
     {
@@ -313,15 +315,15 @@ bool Engine::advance_channel(Channel& channel) {
       Operation& operation = *channel.filling;
       Channel::Running& flow = channel.flows[static_cast<size_t>(channel.next_flow % kFlows)];
       if (flow.operation != nullptr) break;
-      static_cast<Flow&>(flow) = {&operation.collective, operation.begun, static_cast<int>(channel.next_flow % kFlows),
-                                  0};
+      static_cast<Flow&>(flow) = {&operation.collective, operation.begun, operation.segments.elements,
+                                  static_cast<int>(channel.next_flow % kFlows), 0};
       flow.operation = &operation;
       ++channel.next_flow;
-      if (++operation.begun == operation.segments) channel.filling = operation.next;
+      if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
     }
     // In order, so that the first of the queue is the one everybody waits for.
-    while (channel.first != nullptr && channel.first->ended == channel.first->segments) {
+    while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
       finish(done, Operation::kDone);
@@ -363,8 +365,8 @@ void Engine::rest(uint32_t seen) {
   const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
   if (!busy() && !meets) {
     transport_->bell().wait(seen, kIdleNap);
-  } else if (waited < kProgressSpin) {
-    sched_yield();
+  } else if (++idle_turns_ <= kSpinTurns) {
+    if (idle_turns_ > kStillTurns) sched_yield();
   } else {
     double nap =
         transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);

@@ -119,6 +119,7 @@ class Engine {
   bool failed_ = false, told_failure_ = false, told_met_ = false;
   Probe probe_;
   uint32_t heard_ = 0;
+  int idle_turns_ = 0;
   double moved_at_ = 0, next_watch_ = 0;
   std::thread thread_;
 };

@@ -19,8 +19,9 @@ struct Engine::Operation final : Pending {
   Channel* channel = nullptr;
   int64_t number = 0;  // on its channel, from 1
   double started = 0;
-  int64_t segments = 0, begun = 0, ended = 0;
-  Operation* next = nullptr;  // in the pool, among the submitted, or on the channel
+  Segments segments;
+  int64_t begun = 0, ended = 0;  // of them
+  Operation* next = nullptr;     // in the pool, among the submitted, or on the channel
   std::atomic<uint32_t> state{kRunning};
 };
 

@@ -3,6 +3,7 @@
 
 #include <mpi.h>
 
+#include <deque>
 #include <list>
 #include <string_view>
 #include <vector>
@@ -42,8 +43,8 @@ class MpiTransport final : public Transport {
 
   void close(bool clean) noexcept override {
     if (!clean || stuck_) return;  // MPI_Finalize would wait for ever for a lost peer
-    MPI_Cancel(&control_);
-    MPI_Wait(&control_, MPI_STATUS_IGNORE);
+    MPI_Cancel(&requests_[0]);
+    MPI_Wait(&requests_[0], MPI_STATUS_IGNORE);
     MPI_Finalize();
   }
 
@@ -61,43 +62,45 @@ class MpiTransport final : public Transport {
   }
 
   bool progress() override {
-    if (requests_.empty()) return false;
-    const int count = static_cast<int>(requests_.size());
+    if (stuck_) return false;
     int done = 0;
     done_.resize(requests_.size());
     statuses_.resize(requests_.size());
-    const int status = MPI_Testsome(count, requests_.data(), &done, done_.data(), statuses_.data());
+    const int status =
+        MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &done, done_.data(), statuses_.data());
     if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) check(status, "move messages");
-    if (done <= 0) return false;
     for (int i = 0; i < done; ++i) {
-      const Message& message = messages_[static_cast<size_t>(done_[static_cast<size_t>(i)])];
-      finish(message, statuses_[static_cast<size_t>(i)], status == MPI_ERR_IN_STATUS);
+      const size_t which = static_cast<size_t>(done_[static_cast<size_t>(i)]);
+      const MPI_Status& result = statuses_[static_cast<size_t>(i)];
+      if (which > 0) {
+        finish(messages_[which], result, status == MPI_ERR_IN_STATUS);
+      } else {
+        heard_.push_back(incoming_);
+        expect_control();
+      }
     }
-    drop_finished();
-    return true;
+    if (done > 0) drop_finished();
+    return done > 0;
   }
 
   void cancel() noexcept override {
     // A message to a lost peer cannot be taken back, but is only read. What is being received ends within moments
     // unless its sender is lost in the middle of it: then MPI is not called any more, so that nothing writes.
-    for (size_t i = 0; i < requests_.size(); ++i)
+    for (size_t i = 1; i < requests_.size(); ++i)
       if (messages_[i].receives) MPI_Cancel(&requests_[i]);
     const double begin = now_seconds();
-    for (;;) {
-      size_t receives = 0;
-      for (size_t i = 0; i < requests_.size(); ++i) {
+    const auto receiving = [&] {
+      bool any = false;
+      for (size_t i = 1; i < requests_.size(); ++i) {
         int done = 0;
         if (requests_[i] != MPI_REQUEST_NULL) MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
-        receives += requests_[i] != MPI_REQUEST_NULL && messages_[i].receives;
+        any |= requests_[i] != MPI_REQUEST_NULL && messages_[i].receives;
       }
-      if (receives == 0) break;
-      if (now_seconds() - begin > kCancelSeconds) {
-        stuck_ = true;
-        break;
-      }
-    }
-    requests_.clear();
-    messages_.clear();
+      return any;
+    };
+    while (!stuck_ && receiving()) stuck_ = now_seconds() - begin > kCancelSeconds;
+    requests_.resize(1);
+    messages_.resize(1);
   }
 
   void send_control(int peer, const ControlMessage& message) noexcept override {
@@ -106,12 +109,9 @@ class MpiTransport final : public Transport {
     MPI_Isend(&out.message, sizeof(ControlMessage), MPI_BYTE, peer, kControlTag, MPI_COMM_WORLD, &out.request);
   }
   bool receive_control(ControlMessage& message) override {
-    if (stuck_) return false;
-    int done = 0;
-    check(MPI_Test(&control_, &done, MPI_STATUS_IGNORE), "receive a control message");
-    if (done == 0) return false;
-    message = incoming_;
-    expect_control();
+    if (heard_.empty()) return false;
+    message = heard_.front();
+    heard_.pop_front();
     return true;
   }
   bool control_sent() override {
@@ -127,10 +127,10 @@ class MpiTransport final : public Transport {
 
  private:
   struct Message {
-    int peer;
-    int64_t bytes;
-    bool receives;
-    int* open;
+    int peer = 0;
+    int64_t bytes = 0;
+    bool receives = false;
+    int* open = nullptr;
   };
   struct Outgoing {
     Outgoing(const ControlMessage& m, MPI_Request r) : message(m), request(r) {}
@@ -157,8 +157,8 @@ class MpiTransport final : public Transport {
   }
 
   void drop_finished() {
-    size_t kept = 0;
-    for (size_t i = 0; i < requests_.size(); ++i) {
+    size_t kept = 1;
+    for (size_t i = 1; i < requests_.size(); ++i) {
       if (requests_[i] == MPI_REQUEST_NULL) continue;
       requests_[kept] = requests_[i];
       messages_[kept++] = messages_[i];
@@ -168,19 +168,20 @@ class MpiTransport final : public Transport {
   }
 
   void expect_control() {
-    check(
-        MPI_Irecv(&incoming_, sizeof(ControlMessage), MPI_BYTE, MPI_ANY_SOURCE, kControlTag, MPI_COMM_WORLD, &control_),
-        "expect control messages");
+    check(MPI_Irecv(&incoming_, sizeof(ControlMessage), MPI_BYTE, MPI_ANY_SOURCE, kControlTag, MPI_COMM_WORLD,
+                    &requests_[0]),
+          "expect control messages");
   }
 
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
   Bell bell_;
-  std::vector<MPI_Request> requests_;  // of operations; messages_ describes each
-  std::vector<Message> messages_;
+  // Under way: first the control message expected next, then those of operations, described by messages_.
+  std::vector<MPI_Request> requests_{MPI_REQUEST_NULL};
+  std::vector<Message> messages_{Message{}};
   std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
   ControlMessage incoming_;
-  MPI_Request control_ = MPI_REQUEST_NULL;
+  std::deque<ControlMessage> heard_;
   std::list<Outgoing> outgoing_;
   bool stuck_ = false;
 };

@@ -1,6 +1,7 @@
 #pragma once
 // Every operation against values computed here in the documented order, for groups of every size within a world. Runs
 // on ranks that are threads (collectives_test.cpp) and on processes (tests/mpi).
+#include "comm/collective.h"
 #include "unit/comm/rig.h"
 
 namespace trainer::comm {
@@ -163,9 +164,11 @@ class Cases {
 
 /// One element, odd numbers, as many as ranks, around kDirectElements, not divisible.
 inline std::vector<int64_t> small_sizes(int g) { return {1, 3, g, 1001, kDirectElements, kDirectElements + 1, 15011}; }
-/// Two segments of 256 KiB in each chunk, and then one that only some chunks have.
+/// Three small segments in each chunk and one that only some chunks have; for few ranks also full and short large ones.
 inline std::vector<int64_t> large_sizes(int g, int64_t unit) {
-  return {g * (int64_t{1} << 18) / unit + g, g * (int64_t{1} << 19) / unit + 1};
+  std::vector<int64_t> sizes = {g * 3 * kSmallestSegment / unit + 1};
+  if (g <= 3) sizes.push_back((g * 4 + 1) * kLargestSegment / unit + 3);
+  return sizes;
 }
 
 template <typename T>

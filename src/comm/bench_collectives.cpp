@@ -1,0 +1,125 @@
+#include "comm/bench_collectives.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/clock.h"
+#include "comm/engine_world.h"
+#include "comm/mpi/mpi_transport.h"
+#include "tensor/buffer.h"
+
+namespace trainer::comm {
+namespace {
+
+constexpr int kWarmUp = 2;
+
+class Bench {
+ public:
+  Bench(World& world, device::Device& device, int64_t n)
+      : world_(world),
+        arena_(device, Arena::Mode::heap),
+        ex_{device, arena_, meter_},
+        in_(device, "benchmark", {n}, DType::f32),
+        out_(device, "benchmark", {n}, DType::f32) {
+    Group group{.axes = 1,
+                .name = "world",
+                .members = std::vector<int>(static_cast<size_t>(world.size())),
+                .index = world.rank()};
+    std::iota(group.members.begin(), group.members.end(), 0);
+    all_ = world.communicator(device, std::move(group), Lane::critical);
+  }
+
+  CollectiveRate measure(CommOp op, int64_t n, int repeats) {
+    // MPI's own sum runs where all of MPI runs: on the progress thread.
+    auto* engine_world =
+        op == CommOp::all_reduce && world_.transport() == "mpi" ? dynamic_cast<EngineWorld*>(&world_) : nullptr;
+    std::vector<double> ours, library;
+    for (int repeat = -kWarmUp; repeat < repeats; ++repeat) {
+      const double mine = timed([&] { run(op, n); });
+      if (repeat >= 0) ours.push_back(mine);
+      if (engine_world == nullptr) continue;
+      const double theirs = timed([&] {
+        engine_world->engine().on_progress_thread([&] { mpi_library_all_reduce(in_.tensor().as<float>(), n); });
+      });
+      if (repeat >= 0) library.push_back(theirs);
+    }
+    CollectiveRate rate{.op = op, .bytes = n * size_of(DType::f32), .microseconds = slowest_median(ours) * 1e6};
+    rate.bus_gbps = static_cast<double>(wire_elements(op, world_.size(), n) * size_of(DType::f32)) / world_.size() /
+                    rate.microseconds * 1e-3;
+    if (!library.empty()) rate.library_microseconds = slowest_median(library) * 1e6;
+    return rate;
+  }
+
+ private:
+  template <typename Action>
+  double timed(const Action& action) {
+    world_.control().barrier();
+    const double begin = now_seconds();
+    action();
+    return now_seconds() - begin;
+  }
+
+  void run(CommOp op, int64_t n) {
+    const Chunk mine = all_->chunk(n);
+    const auto piece = [](const Buffer& buffer, Chunk range) {
+      return Tensor{buffer.tensor().data + range.begin * size_of(DType::f32), {range.count}, DType::f32};
+    };
+    const Tensor in = piece(in_, {0, n}), out = piece(out_, {0, n});
+    const auto start = [&] {
+      switch (op) {
+        case CommOp::all_reduce:
+          return all_->all_reduce(ex_, in);
+        case CommOp::reduce_scatter:
+          return all_->reduce_scatter(ex_, in, piece(out_, mine));
+        case CommOp::all_gather:
+          return all_->all_gather(ex_, piece(in_, mine), out);
+        case CommOp::broadcast:
+          return all_->broadcast(ex_, in, 0);
+        case CommOp::reduce:
+          return all_->reduce(ex_, in, 0);
+        case CommOp::all_to_all:
+          return all_->all_to_all(ex_, in, out);
+        case CommOp::send_recv:
+          break;
+      }
+      return all_->send_recv(ex_, in, out, 1);
+    };
+    start().join(ex_);
+  }
+
+  /// Of each repeat the slowest rank counts.
+  double slowest_median(std::vector<double> times) {
+    const Tensor all{reinterpret_cast<std::byte*>(times.data()), {static_cast<int64_t>(times.size())}, DType::f64};
+    all_->all_reduce(ex_, all, Reduce::max).join(ex_);
+    std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
+    return times[times.size() / 2];
+  }
+
+  World& world_;
+  Arena arena_;
+  Meter meter_;
+  Exec ex_;
+  Buffer in_, out_;
+  std::unique_ptr<Communicator> all_;
+};
+
+}  // namespace
+
+std::vector<CollectiveRate> bench_collectives(World& world, device::Device& device, std::span<const int64_t> payloads,
+                                              int repeats) {
+  if (world.size() < 2)
+    throw Error(Code::usage, "collectives need ranks to talk to: mpirun -np 2 trainer bench collectives");
+  TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "{} repeats of {} payloads", repeats, payloads.size());
+  const auto elements = [&](int64_t bytes) {
+    const int64_t g = world.size();
+    return std::max<int64_t>(1, bytes / size_of(DType::f32) / g) * g;
+  };
+  Bench bench(world, device, elements(*std::max_element(payloads.begin(), payloads.end())));
+  std::vector<CollectiveRate> rates;
+  for (int op = 0; op < kCommOps; ++op)
+    for (const int64_t bytes : payloads)
+      rates.push_back(bench.measure(static_cast<CommOp>(op), elements(bytes), repeats));
+  return rates;
+}
+
+}  // namespace trainer::comm
