@@ -59,6 +59,7 @@ const Case kCases[] = {
      "f.toml:3:11: cannot redefine existing integer 'n_layer'"},
     {"duplicate_section", "[model]\n[optim]\n[model]\n", {}, "f.toml:3:1: cannot redefine existing table 'model'"},
     {"unquoted_string", "[model]\narch = llama\n", {}, "f.toml:2:8: not a value; strings need quotes"},
+    {"section_without_name", "[=]\n", {}, "f.toml:1:2: expected bare key starting character"},
     {"unquoted_word_like_true", "[data]\ntokenizer = train\n", {}, "f.toml:2:15: not a value; strings need quotes"},
     {"missing_value", "[model]\nn_layer =\n", {}, "f.toml:2:10:"},
     {"unclosed_list", "[data]\ntrain = [\"a\"\n", {}, "f.toml:2:14: encountered end-of-file"},

@@ -1,0 +1,68 @@
+// Token files. The first byte says what the others are: 'b' a token file; 'd' its document index and 'i' a Megatron
+// index, where one more byte is the number of tokens in the file beside it.
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "data/token_file.h"
+#include "fuzz.h"
+
+using namespace trainer;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// In memory where there is such a folder; removed at exit.
+struct Folder {
+  Folder() {
+    std::string name = ((fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path()) / "fuzz-XXXXXX");
+    TRAINER_CHECK(::mkdtemp(name.data()) != nullptr, "mkdtemp {}", name);
+    path = name;
+  }
+  ~Folder() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  fs::path path;
+};
+
+void write(const fs::path& path, std::string_view bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+void read_everything(const std::string& path) {
+  const data::TokenStream stream({path});
+  TRAINER_CHECK(stream.tokens() > 0 && stream.tokens() <= static_cast<int64_t>(fs::file_size(path)), "{} tokens",
+                stream.tokens());
+  std::vector<int32_t> tokens(static_cast<size_t>(stream.tokens()));
+  stream.copy(0, tokens);
+  stream.fingerprint();
+  for (int64_t position = 0; position <= stream.tokens(); position += std::max<int64_t>(stream.tokens() / 16, 1)) {
+    for (const int64_t distance : {int64_t{0}, int64_t{3}, stream.tokens()}) {
+      const auto end = stream.document_end_near(position, distance);
+      TRAINER_CHECK(!end || (*end > 0 && *end < stream.tokens() && std::abs(*end - position) <= distance),
+                    "a document ends at {} of {}, {} from {}", *end, stream.tokens(), distance, position);
+    }
+  }
+}
+
+}  // namespace
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const Folder folder;
+  std::string_view input = fuzz::text_of(data, size);
+  const char kind = input.empty() ? 'b' : input[0];
+  input = input.substr(std::min<size_t>(1, size));
+  const fs::path tokens = folder.path / "x.bin", documents = folder.path / "x.docs", megatron = folder.path / "x.idx";
+  fs::remove(documents);
+  fs::remove(megatron);
+  if (kind == 'd' || kind == 'i') {
+    const size_t count = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
+    write(tokens, std::string(2 * count, '\1'));
+    write(kind == 'd' ? documents : megatron, input.substr(std::min<size_t>(1, input.size())));
+  } else {
+    write(tokens, input);
+  }
+  fuzz::accepted({Code::data}, [&] { read_everything(tokens); });
+  return 0;
+}
