@@ -141,11 +141,12 @@ json bench_memory(const Bench& b) {
 }  // namespace
 
 int bench_command(const BenchOptions& o) {
-  if (o.what == "collectives" || o.what == "offload") throw not_built_yet("bench " + o.what);
+  if (o.what == "collectives") return bench_collectives_command(o);
+  if (o.what == "offload") throw not_built_yet("bench " + o.what);
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
       {"gemm", bench_gemm}, {"attention", bench_attention}, {"step", bench_step}, {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word("bench", o.what, "gemm, attention, step, memory, all");
+    throw unknown_word("bench", o.what, "gemm, attention, step, memory, collectives, all");
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

@@ -49,13 +49,15 @@ struct TokenizeOptions {
 int tokenize_command(const TokenizeOptions& options);
 
 struct BenchOptions {
-  std::string what;  // gemm | attention | step | memory | all
+  std::string what;  // gemm | attention | step | memory | collectives | all
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
   bool json = false;
 };
 int bench_command(const BenchOptions& options);
+/// `bench collectives`: among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
+int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
   std::string what;  // inspect | verify

@@ -115,8 +115,9 @@ int main(int argc, char** argv) {
   add_json(tokenize_verb, tokenize.json);
 
   cli::BenchOptions bench;
-  CLI::App& bench_verb = *app.add_subcommand("bench", "measure this machine: products, attention, whole steps, memory");
-  bench_verb.add_option("what", bench.what, "gemm | attention | step | memory | all")->required();
+  CLI::App& bench_verb =
+      *app.add_subcommand("bench", "measure this machine: products, attention, whole steps, memory, collectives");
+  bench_verb.add_option("what", bench.what, "gemm | attention | step | memory | collectives | all")->required();
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));

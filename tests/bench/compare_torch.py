@@ -22,6 +22,9 @@ CONFIGS = HERE.parent.parent / "configs"
 CASES = {
     "124m-4x1024": ("gpt2-124m.toml", ["train.global_batch=4", "train.micro_batch=4", "train.recompute=\"none\"",
                                        "data.vocab_size=50304"]),
+    # PyTorch's bf16 without matrix units takes a quarter of an hour for the step above; its rate hardly depends on the batch.
+    "124m-1x256": ("gpt2-124m.toml", ["train.global_batch=1", "train.micro_batch=1", "train.recompute=\"none\"",
+                                      "model.seq_len=256", "data.vocab_size=50304"]),
     "6x384-12x256": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=50304"]),
     "6x384-12x256-v4096": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=4096"]),
     "llama-8x256-v2048": ("llama-style.toml", ["data.vocab_size=2048"]),

@@ -16,7 +16,7 @@ CASES = [
     usage("max-steps of zero", ["train", "--config", "x.toml", "--max-steps", "0"], "--max-steps"),
     usage("max-steps of a word", ["train", "--config", "x.toml", "--max-steps", "many"], "--max-steps", "many"),
     usage("plan", ["plan", "--config", "x.toml", "--cluster", "y"], "`plan` is not built yet in this version", "there are: train"),
-    usage("bench of collectives", ["bench", "collectives"], "not built yet in this version", "gemm"),
+    usage("bench of collectives alone", ["bench", "collectives"], "need ranks to talk to", "mpirun -np 2"),
     usage("bench of offload", ["bench", "offload"], "not built yet in this version"),
     usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
     usage("bench of nothing", ["bench"], "what"),

@@ -1,0 +1,47 @@
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "cli/cli.h"
+#include "cli/ranks.h"
+#include "comm/bench_collectives.h"
+#include "train/machine.h"
+#include "train/units.h"
+
+namespace trainer::cli {
+namespace {
+
+using nlohmann::json;
+
+int run(comm::World& world, const BenchOptions& o) {
+  device::CpuDevice device(1);
+  const std::vector<int64_t> payloads = {1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20};
+  const std::vector<comm::CollectiveRate> rates = comm::bench_collectives(world, device, payloads, o.repeats);
+  if (!world.first()) return 0;
+  json list = json::array();
+  std::string text = format("{} ranks ({}), fp32, median of {}\n{:<16}{:>10}{:>12}{:>12}{:>18}\n", world.size(),
+                            world.transport(), o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
+  for (const comm::CollectiveRate& rate : rates) {
+    const std::string library = rate.library_microseconds ? format("{:.1f}", *rate.library_microseconds) : "";
+    text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op),
+                   train::format_bytes(static_cast<double>(rate.bytes)), rate.microseconds, rate.bus_gbps, library);
+    json entry{{"operation", name_of(rate.op)},
+               {"bytes", rate.bytes},
+               {"microseconds", rate.microseconds},
+               {"bus_gbps", rate.bus_gbps}};
+    if (rate.library_microseconds) entry["mpi_library_microseconds"] = *rate.library_microseconds;
+    list.push_back(std::move(entry));
+  }
+  if (o.json) text = json{{"ranks", world.size()}, {"transport", world.transport()}, {"rates", list}}.dump() + "\n";
+  std::fputs(text.c_str(), stdout);
+  return 0;
+}
+
+}  // namespace
+
+int bench_collectives_command(const BenchOptions& o) {
+  if (!o.config.file.empty())
+    return on_ranks(o.config, [&](comm::World& world, const config::Config&) { return run(world, o); });
+  return on_ranks([&](comm::World& world) { return run(world, o); });
+}
+
+}  // namespace trainer::cli
