@@ -365,7 +365,7 @@ void Engine::rest(uint32_t seen) {
   const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
   if (!busy() && !meets) {
     transport_->bell().wait(seen, kIdleNap);
-  } else if (++idle_turns_ <= kSpinTurns) {
+  } else if (++idle_turns_ <= (transport_->peers_ring() ? kStillTurns : kSpinTurns)) {
     if (idle_turns_ > kStillTurns) sched_yield();
   } else {
     double nap =

@@ -24,10 +24,11 @@ struct BF16 {
   using Value = float;
   using Acc = double;
   static Value get(Stored x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
-  static Stored put(Value x) {
+  static Stored put(Value x) { return static_cast<Stored>(rounded(x) >> 16); }
+  /// The result is in the upper half; the lower is to be dropped. NaN becomes 0x7fff, as in base/dtype.h.
+  static uint32_t rounded(Value x) {
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
-    const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return static_cast<uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+    return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : u + 0x7fffu + ((u >> 16) & 1u);
   }
 };
 struct I32 {
@@ -45,14 +46,6 @@ struct I64 {
   static Stored put(Value x) { return static_cast<Stored>(x); }
 };
 
-template <typename T>
-void add(const void* va, const void* vb, void* vout, int64_t n) {
-  const auto *a = static_cast<const typename T::Stored*>(va), *b = static_cast<const typename T::Stored*>(vb);
-  auto* out = static_cast<typename T::Stored*>(vout);
-#pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = T::put(T::get(a[i]) + T::get(b[i]));
-}
-
 /// a where a > b or a is NaN, else b; signed also for integers.
 template <typename A>
 [[gnu::always_inline]] inline A larger(A a, A b) {
@@ -60,17 +53,44 @@ template <typename A>
 }
 
 template <typename T>
+void add(const void* va, const void* vb, void* vout, int64_t n) {
+  const auto *a = static_cast<const typename T::Stored*>(va), *b = static_cast<const typename T::Stored*>(vb);
+  auto* out = static_cast<typename T::Stored*>(vout);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = T::put(T::get(a[i]) + T::get(b[i]));
+}
+template <typename T>
 void max(const void* va, const void* vb, void* vout, int64_t n) {
   const auto *a = static_cast<const typename T::Stored*>(va), *b = static_cast<const typename T::Stored*>(vb);
   auto* out = static_cast<typename T::Stored*>(vout);
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) {
-    if constexpr (sizeof(typename T::Stored) == 2) {
-      out[i] = T::put(larger(T::get(a[i]), T::get(b[i])));
-    } else {
-      out[i] = larger(a[i], b[i]);
-    }
+  for (int64_t i = 0; i < n; ++i) out[i] = larger(a[i], b[i]);
+}
+
+/// Two bf16 at a time, as the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
+typedef uint32_t Pair __attribute__((may_alias, aligned(2)));
+template <typename F>
+[[gnu::always_inline]] inline void each_pair(const void* va, const void* vb, void* vout, int64_t n, F f) {
+  const auto *a = static_cast<const Pair*>(va), *b = static_cast<const Pair*>(vb);
+  auto* out = static_cast<Pair*>(vout);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n / 2; ++i) {
+    const uint32_t x = a[i], y = b[i];
+    const float low = f(__builtin_bit_cast(float, x << 16), __builtin_bit_cast(float, y << 16));
+    const float high = f(__builtin_bit_cast(float, x & 0xffff0000u), __builtin_bit_cast(float, y & 0xffff0000u));
+    out[i] = BF16::rounded(low) >> 16 | (BF16::rounded(high) & 0xffff0000u);
   }
+  if (n % 2 != 0) {
+    const float last =
+        f(BF16::get(static_cast<const uint16_t*>(va)[n - 1]), BF16::get(static_cast<const uint16_t*>(vb)[n - 1]));
+    static_cast<uint16_t*>(vout)[n - 1] = BF16::put(last);
+  }
+}
+void add_bf16(const void* a, const void* b, void* out, int64_t n) {
+  each_pair(a, b, out, n, [](float x, float y) { return x + y; });
+}
+void max_bf16(const void* a, const void* b, void* out, int64_t n) {
+  each_pair(a, b, out, n, [](float x, float y) { return larger(x, y); });
 }
 
 /// Between what is stored and the accumulator: f64 for floating point, i64 for integers.
@@ -125,7 +145,7 @@ void store(const void* vacc, void* vout, int64_t n) {
 }  // namespace
 
 extern const ReduceKernels reduce_kernels = {
-    {{add<F64>, add<F32>, add<BF16>, add<I32>, add<I64>}, {max<F64>, max<F32>, max<BF16>, max<I32>, max<I64>}},
+    {{add<F64>, add<F32>, add_bf16, add<I32>, add<I64>}, {max<F64>, max<F32>, max_bf16, max<I32>, max<I64>}},
     {load<F64>, load<F32>, load<BF16>, load<I32>, load<I64>},
     {{accumulate_sum<F64>, accumulate_sum<F32>, accumulate_sum<BF16>, accumulate_sum<I32>, accumulate_sum<I64>},
      {accumulate_max<F64>, accumulate_max<F32>, accumulate_max<BF16>, accumulate_max<I32>, accumulate_max<I64>}},
