@@ -24,11 +24,11 @@ TEST(Allocation, StartingAndJoiningTakesNothingAfterTheFirstTime) {
   run_on_threads(2, {.timeout_s = 60}, [&](World& world) {
     Rig rig;
     const auto comm = world.communicator(rig.device, group_of(world, 2), Lane::grads);
-    std::vector<float> x(9000, 1.0f), y(9000), part(static_cast<size_t>(comm->chunk(9000).count));
+    std::vector<float> x(9000, 1.0f), y(9000), z(9000), part(static_cast<size_t>(comm->chunk(9000).count));
     const auto step = [&] {
       Ticket a = comm->all_reduce(rig.ex, tensor_of(x));
       Ticket b = comm->reduce_scatter(rig.ex, tensor_of(y), tensor_of(part));
-      comm->broadcast(rig.ex, tensor_of(x), 1).join(rig.ex);
+      comm->broadcast(rig.ex, tensor_of(z), 1).join(rig.ex);
       a.join(rig.ex);
       b.join(rig.ex);
     };
