@@ -69,6 +69,7 @@ struct Precision {
 struct Parallel {
   std::string strategy;  // a name known to parallel/strategy.cpp
   int64_t tensor = 1;
+  bool sequence_parallel = true;
   int64_t data = 0;  // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
   std::string transport;  // auto | mpi | threads
@@ -96,6 +97,7 @@ struct Hardware {
 };
 
 struct Debug {
+  bool overlap = true;
   int64_t check_replicas_every = 0;
   std::vector<std::string> inject;
 };

@@ -158,8 +158,9 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / tensor"},
                    "Replicas of the model, each with its own sequences.");
-  parallel.later("sequence_parallel", Type::boolean, {}, "Split norms and dropout over the tensor ranks' token rows.",
-                 "megatron-1d");
+  parallel.boolean("sequence_parallel", &Parallel::sequence_parallel, true,
+                   "Norms, dropout and the residual stream are split over the tensor ranks by token rows: less memory "
+                   "for as many bytes sent. false: every tensor rank holds all rows.");
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(
@@ -232,6 +233,9 @@ void declare_hardware(std::vector<Key>& keys) {
 
 void declare_debug(std::vector<Key>& keys) {
   Declare<Debug> debug(keys, "debug", &Config::debug);
+  debug.boolean("overlap", &Debug::overlap, true,
+                "Communication of a layer runs under the products that do not need it; false: it is waited for at "
+                "once, to see what it costs. The results are the same.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
                 "Steps between comparisons of the weights of all replicas, which must be equal bit for bit; 0: never.");
   debug.list("inject", &Debug::inject, {},

@@ -172,6 +172,18 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
                   "n_head = {} heads do not divide over tensor = {} ranks", m.n_head, parallel.tensor);
   checker.require(m.d_ff % parallel.tensor == 0, {"parallel.tensor", "model.d_ff"},
                   "d_ff = {} does not divide over tensor = {} ranks", m.d_ff, parallel.tensor);
+  const int64_t kv_heads = m.n_kv_head > 0 ? m.n_kv_head : m.n_head, tensor = parallel.tensor;
+  checker.require(kv_heads % tensor == 0 || tensor % kv_heads == 0, {"parallel.tensor", "model.n_kv_head"},
+                  "n_kv_head = {} heads neither divide over tensor = {} ranks nor can as many ranks share each of them",
+                  kv_heads, tensor);
+  checker.require(m.vocab_multiple % tensor == 0, {"parallel.tensor", "model.vocab_multiple"},
+                  "vocab_multiple = {} does not divide over tensor = {} ranks", m.vocab_multiple, tensor);
+  const int64_t rows = config.train.micro_batch * m.seq_len;
+  checker.require(!parallel.sequence_parallel || rows % tensor == 0,
+                  {"parallel.sequence_parallel", "parallel.tensor", "train.micro_batch", "model.seq_len"},
+                  "micro_batch x seq_len = {} x {} token rows do not divide over tensor = {} ranks; "
+                  "sequence_parallel = false keeps them whole",
+                  config.train.micro_batch, m.seq_len, tensor);
   int64_t data = parallel.data;
   if (launched) {
     checker.require(

@@ -37,6 +37,7 @@ class MeshShape {
 
   /// The axis or alias of this name; an internal error when there is none.
   AxisSet set(std::string_view name) const;
+  bool has(std::string_view name) const { return names_->find(name) != 0; }
   /// "tensor", "kv+rep", "control": the alias or axis if there is one, else the names joined.
   std::string name_of(AxisSet set) const;
   /// Ranks in a group along `set`.

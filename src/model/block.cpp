@@ -14,8 +14,9 @@ using parallel::Role;
 Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute)
     : group_(spec.group),
       width_(spec.model.d_model),
-      heads_(strategy.local_heads(spec.model.n_head)),
-      kv_heads_(strategy.local_heads(spec.model.n_kv_head)),
+      heads_(strategy.heads(spec.model.n_head).count),
+      kv_heads_(strategy.heads(spec.model.n_kv_head).count),
+      first_head_(strategy.heads(spec.model.n_head).first),
       all_heads_(spec.model.n_head),
       head_dim_(spec.model.d_model / spec.model.n_head),
       gated_(spec.model.arch == config::Arch::llama),
@@ -27,11 +28,14 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   const bool bias = m.bias.value();
   const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
   const int64_t kv = m.n_kv_head * head_dim_;
-  norm1_ = strategy.norm(spec.layer, spec.group, name + "norm1", width_, !gated_, bias, m.norm_eps);
+  parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias, .eps = m.norm_eps};
+  norm1_ = strategy.norm(spec.layer, spec.group, norm);
   qkv_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.role = Role::expand,
                                     .in = width_,
-                                    .parts = {{name + "attn.q", width_}, {name + "attn.k", kv}, {name + "attn.v", kv}},
+                                    .parts = {{name + "attn.q", width_, m.n_head},
+                                              {name + "attn.k", kv, m.n_kv_head},
+                                              {name + "attn.v", kv, m.n_kv_head}},
                                     .bias = bias,
                                     .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
@@ -40,7 +44,8 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .parts = {{name + "attn.o", width_}},
                                     .bias = bias,
                                     .init_std = residual_std});
-  norm2_ = strategy.norm(spec.layer, spec.group, name + "norm2", width_, !gated_, bias, m.norm_eps);
+  norm.name = name + "norm2";
+  norm2_ = strategy.norm(spec.layer, spec.group, norm);
   LinearSpec up{
       .role = Role::expand, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
   if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
@@ -64,8 +69,8 @@ ops::DropoutSite Block::site(const Batch& batch, PhiloxKey key) const {
   return {.p = dropout_,
           .key = key,
           .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len,
-          .first_col = 0,
+          .first_row = batch.first_sample * batch.seq_len + batch.residual.first_row,
+          .first_col = batch.residual.first_col,
           .width = width_};
 }
 
@@ -85,7 +90,7 @@ ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
           .key = attention_site_,
           .step = batch.step,
           .first_sample = batch.first_sample,
-          .first_head = 0,
+          .first_head = first_head_,
           .heads_global = all_heads_};
 }
 
@@ -115,11 +120,11 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
   s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
-  s.qkv = qkv_->forward(ex, s.a, {});
+  s.qkv = qkv_->forward(ex, batch, s.a, {});
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
   attend(ex, batch, s, cache);
   if (!keep) s.qkv.reset();
-  s.x1 = project(ex, batch, *out_, s.context, s.x, attention_out_site_);
+  s.x1 = out_->forward(ex, batch, s.context, onto(batch, s.x, attention_out_site_));
   if (!keep) {
     s.context.reset();
     s.x.reset();
@@ -131,29 +136,27 @@ Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* c
 Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
   const bool keep = pass != Pass::infer;
   if (gated_) {
-    s.pre = up_->forward(ex, s.b, {});  // gate ‖ up
-    s.z = ex.take("mlp.z", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
+    s.pre = up_->forward(ex, batch, s.b, {});  // gate ‖ up
+    s.z = ex.take("mlp.z", {batch.rows(), hidden_}, s.x1.tensor().dtype);
     ops::run(ex,
              ops::SwigluForward{s.pre.tensor().col_range(0, hidden_), s.pre.tensor().col_range(hidden_, hidden_), s.z});
   } else {
-    if (keep) s.pre = ex.take("mlp.pre", {s.x1.tensor().rows(), hidden_}, s.x1.tensor().dtype);
-    s.z = up_->forward(ex, s.b, {.act = ops::Activation::gelu, .pre = s.pre, .residual = {}});
+    if (keep) s.pre = ex.take("mlp.pre", {batch.rows(), hidden_}, s.x1.tensor().dtype);
+    s.z = up_->forward(ex, batch, s.b, {.act = ops::Activation::gelu, .pre = s.pre, .residual = {}});
   }
   if (!keep) {
     s.b.reset();
     s.pre.reset();
   }
   if (pass == Pass::recompute) return {};
-  return project(ex, batch, *down_, s.z, s.x1, mlp_out_site_);
+  return down_->forward(ex, batch, s.z, onto(batch, s.x1, mlp_out_site_));
 }
 
-// residual + drop(x·W + b)
-Scratch Block::project(Exec& ex, const Batch& batch, parallel::Linear& linear, const Tensor& x, const Tensor& residual,
-                       PhiloxKey key) {
-  if (!drops(batch)) return linear.forward(ex, x, {.act = ops::Activation::none, .pre = {}, .residual = residual});
-  Scratch y = linear.forward(ex, x, {});
-  ops::run(ex, ops::DropoutAdd{y, residual, y, site(batch, key)});
-  return y;
+// residual + dropout(…)
+parallel::ForwardFusion Block::onto(const Batch& batch, const Tensor& residual, PhiloxKey key) const {
+  parallel::ForwardFusion fusion{.residual = residual};
+  if (drops(batch)) fusion.dropout = site(batch, key);
+  return fusion;
 }
 
 void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
@@ -199,24 +202,24 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   Scratch drop;
   if (drops(batch)) drop = masked(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
-  if (rebuild) s.z = ex.take("mlp.z", {dmlp.rows(), hidden_}, dmlp.dtype);
+  if (rebuild) s.z = ex.take("mlp.z", {batch.rows(), hidden_}, dmlp.dtype);
   Scratch dpre;
   if (gated_) {
     const Tensor gate = s.pre.tensor().col_range(0, hidden_), up = s.pre.tensor().col_range(hidden_, hidden_);
     if (rebuild) ops::run(ex, ops::SwigluForward{gate, up, s.z});
-    const Scratch dz = down_->backward(ex, dmlp, s.z, {}, grads);
+    const Scratch dz = down_->backward(ex, batch, dmlp, s.z, {}, grads);
     s.z.reset();
     ops::run(ex, ops::SwigluBackward{dz, gate, up, gate, up});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
     if (rebuild) ops::run(ex, ops::GeluForward{s.pre, s.z});
-    dpre = down_->backward(ex, dmlp, s.z, {.act = ops::Activation::gelu, .pre = s.pre}, grads);
+    dpre = down_->backward(ex, batch, dmlp, s.z, {.act = ops::Activation::gelu, .pre = s.pre}, grads);
     s.z.reset();
     s.pre.reset();
   }
   drop.reset();
   if (rebuild) s.b = norm2_->apply(ex, s.x1, s.stats2);
-  Scratch db = up_->backward(ex, dpre, s.b, {}, grads);
+  Scratch db = up_->backward(ex, batch, dpre, s.b, {}, grads);
   dpre.reset();
   s.b.reset();
   Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
@@ -226,12 +229,12 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   s.stats2 = {};
   // attention: through the output projection, the core and q‖k‖v
   if (drops(batch)) drop = masked(ex, batch, dx1, attention_out_site_);
-  Scratch dcontext = out_->backward(ex, drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
+  Scratch dcontext = out_->backward(ex, batch, drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
   dcontext.reset();
   if (rebuild) s.a = norm1_->apply(ex, s.x, s.stats1);
-  Scratch da = qkv_->backward(ex, dqkv, s.a, {}, grads);
+  Scratch da = qkv_->backward(ex, batch, dqkv, s.a, {}, grads);
   dqkv.reset();
   s.a.reset();
   Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);

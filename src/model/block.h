@@ -28,26 +28,26 @@ class Block {
  public:
   /// What backward needs. Members are empty where recomputation rebuilds them.
   struct Saved {
-    Scratch x;  // [N, H] input
+    Scratch x;  // [n, H] input; n: this rank's rows of the residual stream
     parallel::NormStats stats1;
-    Scratch a;        // [N, H] norm1(x); rebuilt under `selective`
+    Scratch a;        // [n, H] norm1(x); rebuilt under `selective`
     Scratch qkv;      // [N, (A+2K)·D] of this rank's heads, rotated
     Scratch context;  // [N, A·D]
-    Scratch lse;      // [b·A, S] accumulator type
-    Scratch x1;       // [N, H] after attention
+    Scratch lse;      // [b·A, S] accumulator type; A, K, F: this rank's
+    Scratch x1;       // [n, H] after attention
     parallel::NormStats stats2;
-    Scratch b;    // [N, H] norm2(x1); rebuilt under `selective`
+    Scratch b;    // [n, H] norm2(x1); rebuilt under `selective`
     Scratch pre;  // [N, F] gelu's input, or [N, 2F] gate ‖ up
     Scratch z;    // [N, F] input of the down projection; rebuilt under `selective`
   };
 
   Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute);
 
-  /// x [N, H] → [N, H]; `saved` is filled for backward.
+  /// x [n, H] → [n, H]; `saved` is filled for backward.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
   /// Without backward; `cache` (generation, one sequence) receives the new keys and values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
-  /// dy [N, H] → dx [N, H]. Empties `saved`.
+  /// dy [n, H] → dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
   /// Of the store: where all parameters of the block are.
@@ -59,8 +59,7 @@ class Block {
   enum class Pass { train, recompute, infer };
   Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
-  Scratch project(Exec& ex, const parallel::Batch& batch, parallel::Linear& linear, const Tensor& x,
-                  const Tensor& residual, PhiloxKey site);
+  parallel::ForwardFusion onto(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
   Scratch masked(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);
@@ -75,7 +74,7 @@ class Block {
   Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
 
   int group_;
-  int64_t width_, heads_, kv_heads_, all_heads_, head_dim_, hidden_;  // hidden_: local F
+  int64_t width_, heads_, kv_heads_, first_head_, all_heads_, head_dim_, hidden_;  // hidden_: local F
   bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;

@@ -6,22 +6,21 @@ namespace trainer::model {
 
 using parallel::Batch;
 
-namespace {
-
-constexpr int64_t kVocabMultiple = 128;  // local padding of the vocabulary, unless model.vocab_multiple says otherwise
-
-}  // namespace
+namespace {}  // namespace
 
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
                          const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
-    : model_(model), vocab_(vocab), embedding_site_(philox_key(dropout_seed, "dropout.embedding")), store_(store) {
+    : model_(model),
+      vocab_(vocab),
+      embedding_site_(philox_key(dropout_seed, "dropout.embedding")),
+      store_(store),
+      strategy_(strategy) {
   const bool llama = model.arch == config::Arch::llama, tied = model.tie_embeddings.value();
-  const parallel::EmbeddingSpec table{
-      .vocab = vocab,
-      .d_model = model.d_model,
-      .positions = llama ? 0 : model.seq_len,
-      .vocab_multiple = model.vocab_multiple > 0 ? model.vocab_multiple : kVocabMultiple,
-      .init_std = model.init_std};
+  const parallel::EmbeddingSpec table{.vocab = vocab,
+                                      .d_model = model.d_model,
+                                      .positions = llama ? 0 : model.seq_len,
+                                      .vocab_multiple = model.vocab_multiple,
+                                      .init_std = model.init_std};
   embedding_group_ = store.add_group("embedding");
   embedding_ = strategy.embedding(embedding_group_, table);
   std::shared_ptr<const Buffer> rope;
@@ -37,8 +36,9 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
     blocks_.back().set_rope(rope);
   }
   head_group_ = store.add_group("head");
-  final_norm_ = strategy.norm(static_cast<int>(model.n_layer), head_group_, "norm_f", model.d_model, !llama,
-                              model.bias.value(), model.norm_eps);
+  final_norm_ = strategy.norm(
+      static_cast<int>(model.n_layer), head_group_,
+      {.name = "norm_f", .width = model.d_model, .center = !llama, .bias = model.bias.value(), .eps = model.norm_eps});
   head_ = strategy.head(head_group_, table, tied);
 }
 
@@ -46,9 +46,15 @@ ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
   return {.p = model_.dropout,
           .key = embedding_site_,
           .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len,
-          .first_col = 0,
+          .first_row = batch.first_sample * batch.seq_len + batch.residual.first_row,
+          .first_col = batch.residual.first_col,
           .width = model_.d_model};
+}
+
+Batch Transformer::placed(const Batch& batch) const {
+  Batch here = batch;
+  here.residual = strategy_.residual(0, batch);
+  return here;
 }
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
@@ -57,14 +63,16 @@ Scratch Transformer::embed(Exec& ex, const Batch& batch) {
   return x;
 }
 
-void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
+void Transformer::forward(Exec& ex, const Batch& all, Saved& saved) {
+  const Batch batch = placed(all);
   Scratch x = embed(ex, batch);
   for (size_t l = 0; l < blocks_.size(); ++l) x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
   saved.x = std::move(x);
   saved.features = final_norm_->forward(ex, saved.x, &saved.stats);
 }
 
-double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, parallel::GradSink& grads) {
+double Transformer::backward(Exec& ex, const Batch& all, Saved& saved, parallel::GradSink& grads) {
+  const Batch batch = placed(all);
   Scratch df;
   const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
   saved.features.reset();
@@ -80,10 +88,12 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
   embedding_->backward(ex, batch, dx, grads);
   grads.group_done(ex, embedding_group_);
+  grads.end_micro(ex);
   return loss;
 }
 
-double Transformer::loss(Exec& ex, const Batch& batch) {
+double Transformer::loss(Exec& ex, const Batch& all) {
+  const Batch batch = placed(all);
   Scratch x = embed(ex, batch);
   for (Block& block : blocks_) x = block.infer(ex, batch, std::move(x), nullptr);
   const Scratch features = final_norm_->forward(ex, x, nullptr);
@@ -99,7 +109,10 @@ Transformer::Cache::Cache(device::Device& device, const Transformer& model) : ca
   }
 }
 
-Scratch Transformer::extend(Exec& ex, const Batch& batch, Cache& cache) {
+Scratch Transformer::extend(Exec& ex, const Batch& all, Cache& cache) {
+  Batch batch = all;
+  batch.whole_rows = true;
+  batch.residual = strategy_.residual(0, batch);
   TRAINER_CHECK(
       batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
       "{} rows at position {} of a cache that holds {} of {}", batch.rows(), batch.first_position, cache.used,

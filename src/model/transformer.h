@@ -17,9 +17,9 @@ class Transformer {
   struct Saved {
     explicit Saved(const Transformer& model) : blocks(model.blocks_.size()) {}
     std::vector<Block::Saved> blocks;
-    Scratch x;  // [N, H] after the last block
+    Scratch x;  // [n, H] after the last block; n: this rank's rows
     parallel::NormStats stats;
-    Scratch features;  // [N, H] after the final norm
+    Scratch features;  // [n, H] after the final norm
   };
 
   /// Up to the input of the head, keeping what backward needs.
@@ -50,6 +50,8 @@ class Transformer {
   const config::Model& config() const { return model_; }
 
  private:
+  /// With this rank's part of the residual stream filled in.
+  parallel::Batch placed(const parallel::Batch& batch) const;
   Scratch embed(Exec& ex, const parallel::Batch& batch);
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
 
@@ -58,6 +60,7 @@ class Transformer {
   PhiloxKey embedding_site_;
   int embedding_group_ = 0, head_group_ = 0;  // of the store
   parallel::ParamStore& store_;
+  parallel::Strategy& strategy_;
   std::unique_ptr<parallel::Embedding> embedding_;
   std::vector<Block> blocks_;
   std::unique_ptr<parallel::Norm> final_norm_;

@@ -1,5 +1,5 @@
 #pragma once
-// Softmax cross-entropy of one chunk of rows; the head (model/head.cpp) walks the chunks, so that logits of the whole
+// Softmax cross-entropy of one chunk of rows; the head (parallel/) walks the chunks, so that logits of the whole
 // batch never exist.
 #include "tensor/exec.h"
 
@@ -16,5 +16,36 @@ struct CrossEntropy {
   double scale = 1;
 };
 void run(Exec& ex, const CrossEntropy& op);
+
+/// The same for ranks that share the vocabulary: this one has columns for tokens first … first + vocab − 1 (padding
+/// behind them; vocab may be 0). Three steps, with two reductions over the ranks between them (Megatron-LM, Shoeybi et
+/// al. 2019, §3):
+///   ShardSums: this rank's part;   all_reduce(max) of largest;
+///   ShardRescale: relative to the largest of all;   all_reduce(sum) of sums;
+///   ShardLoss: loss, and dlogits of these columns.
+/// All statistics are f64: largest [m]; sums [2, m]: Σ exp(logits − largest), and logits[target] − largest of the
+/// rank that has the target, 0 on the others.
+struct CrossEntropyShard {
+  Tensor logits, targets;
+  int64_t first = 0, vocab = 0;
+};
+struct ShardSums {
+  CrossEntropyShard shard;
+  Tensor largest, sums;
+};
+void run(Exec& ex, const ShardSums& op);
+struct ShardRescale {
+  CrossEntropyShard shard;
+  Tensor largest_here, largest, sums;
+};
+void run(Exec& ex, const ShardRescale& op);
+/// weights, loss, dlogits, scale as in CrossEntropy; targets must be below `vocabulary`.
+struct ShardLoss {
+  CrossEntropyShard shard;
+  Tensor largest, sums, weights, loss, dlogits;
+  int64_t vocabulary = 0;
+  double scale = 1;
+};
+void run(Exec& ex, const ShardLoss& op);
 
 }  // namespace trainer::ops

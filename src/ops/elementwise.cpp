@@ -13,7 +13,6 @@ namespace {
 const ElementwiseKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::elementwise_kernels, avx2::elementwise_kernels, avx512::elementwise_kernels);
 }
-double bytes_of(const Tensor& t) { return static_cast<double>(t.bytes()); }
 
 template <typename T>
 void fill(Exec& ex, const Tensor& x, T value) {
@@ -33,6 +32,7 @@ void run(Exec& ex, const DropoutAdd& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   if (op.residual) expect_rows(op.residual, rows, cols, op.x.dtype, "dropout residual");
   expect_rows(op.y, rows, cols, op.x.dtype, "dropout y");
+  if (op.bias) expect_count(op.bias, cols, op.x.dtype, "dropout bias");
   const DropoutSite& site = op.site;
   TRAINER_CHECK(site.p == 0 || (site.first_row >= 0 && site.first_col >= 0 && site.first_col + cols <= site.width),
                 "dropout columns {}+{} of a width of {}", site.first_col, cols, site.width);
@@ -43,8 +43,8 @@ void run(Exec& ex, const DropoutAdd& op) {
   const auto kernel = kernels(ex).dropout[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
     const auto width = static_cast<uint64_t>(site.width);
-    kernel({row_at(op.x, first), op.residual ? row_at(op.residual, first) : nullptr, row_at(op.y, first), op.x.ld(),
-            op.residual.ld(), op.y.ld(), n, cols,
+    kernel({row_at(op.x, first), op.residual ? row_at(op.residual, first) : nullptr, op.bias ? op.bias.data : nullptr,
+            row_at(op.y, first), op.x.ld(), op.residual.ld(), op.y.ld(), n, cols,
             static_cast<uint64_t>(site.first_row + first) * width + static_cast<uint64_t>(site.first_col), width,
             site.key.k0, site.key.k1, site.step, threshold, 1.0 / (1.0 - site.p)});
   });

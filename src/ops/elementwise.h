@@ -18,10 +18,12 @@ struct DropoutSite {
 /// Keep iff philox draw >= threshold.
 uint32_t dropout_threshold(double p);
 
-/// y = residual + dropout(x); residual may be empty (then y = dropout(x)). x, residual, y [N, H]; y may be either.
+/// y = residual + dropout(x + bias); residual and bias may be empty (then y = dropout(x)). x, residual, y [N, H]; y may
+/// be x or residual; bias [H] of the same type.
 struct DropoutAdd {
   Tensor x, residual, y;
   DropoutSite site;
+  Tensor bias;
 };
 void run(Exec& ex, const DropoutAdd& op);
 /// dx = mask(dy)/(1 − p): DropoutAdd without residual on the gradient.

@@ -13,21 +13,28 @@ const EmbeddingKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::embedding_kernels, avx2::embedding_kernels, avx512::embedding_kernels);
 }
 
+/// The shard with its defaults filled in; ids are checked against its vocabulary.
+TableShard shard_of(const TableShard& shard, const Tensor& table) {
+  return {shard.first_id, shard.vocabulary == 0 ? table.rows() : shard.vocabulary};
+}
 void check_ids(const Tensor& ids, int64_t vocabulary) {
   const int32_t* id = ids.as<int32_t>();
   for (int64_t r = 0; r < ids.count(); ++r)
-    TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} of row {}, the table has {} rows", id[r], r, vocabulary);
+    TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} of row {}, a vocabulary of {}", id[r], r, vocabulary);
 }
 
-/// Counting sort: order[start[id] … start[id + 1]) are the rows that hold `id`, ascending.
-void sort_rows(const Tensor& ids, int64_t vocabulary, int32_t* start, int32_t* order) {
+/// Counting sort: order[start[v] … start[v + 1]) are the rows that hold token first + v, ascending.
+void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, int32_t* order) {
   const int32_t* id = ids.as<int32_t>();
   const int64_t n = ids.count();
-  std::fill_n(start, vocabulary + 1, 0);
-  for (int64_t r = 0; r < n; ++r) ++start[id[r] + 1];
-  for (int64_t v = 0; v < vocabulary; ++v) start[v + 1] += start[v];
-  for (int64_t r = 0; r < n; ++r) order[start[id[r]]++] = static_cast<int32_t>(r);
-  for (int64_t v = vocabulary; v > 0; --v) start[v] = start[v - 1];  // the placing has moved each start to its end
+  const auto here = [&](int64_t r) { return id[r] >= first && id[r] < first + rows; };
+  std::fill_n(start, rows + 1, 0);
+  for (int64_t r = 0; r < n; ++r)
+    if (here(r)) ++start[id[r] - first + 1];
+  for (int64_t v = 0; v < rows; ++v) start[v + 1] += start[v];
+  for (int64_t r = 0; r < n; ++r)
+    if (here(r)) order[start[id[r] - first]++] = static_cast<int32_t>(r);
+  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // the placing has moved each start to its end
   start[0] = 0;
 }
 
@@ -57,50 +64,75 @@ void run(Exec& ex, const EmbeddingForward& op) {
   const double bytes = static_cast<double>(op.y.bytes());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 2 * bytes});
   if (ex.device.dry()) return;
-  check_ids(op.ids, op.table.rows());
+  const TableShard shard = shard_of(op.shard, op.table);
+  check_ids(op.ids, shard.vocabulary);
   const auto kernel = kernels(ex).look_up[type];
   const int32_t* ids = op.ids.as<int32_t>();
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
-    for (int64_t r = first; r < first + rows; ++r)
-      kernel(row_at(op.table, ids[r]),
+    for (int64_t r = first; r < first + rows; ++r) {
+      const int64_t row = ids[r] - shard.first_id;
+      kernel(row >= 0 && row < op.table.rows() ? row_at(op.table, row) : nullptr,
              op.positions ? row_at(op.positions, op.first_position + r % op.rows_per_sequence) : nullptr,
+             row_at(op.y, r), cols);
+    }
+  });
+}
+
+void run(Exec& ex, const AddPositions& op) {
+  const size_t type = kernel_index(op.y.dtype, "positions y");
+  const int64_t n = op.y.rows(), cols = op.y.cols();
+  expect_rows(op.positions, op.positions.rows(), cols, op.y.dtype, "positions");
+  TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
+                "positions {}+{} of a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
+  const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).look_up[type];
+  for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
+    for (int64_t r = first; r < first + rows; ++r)
+      kernel(row_at(op.y, r), row_at(op.positions, op.first_position + (op.first_row + r) % op.rows_per_sequence),
              row_at(op.y, r), cols);
   });
 }
 
 void run(Exec& ex, const EmbeddingBackward& op) {
   const size_t type = kernel_index(op.dy.dtype, "embedding dy");
-  const int64_t n = op.ids.count(), cols = op.dy.cols(), vocabulary = op.dtable.rows();
+  const int64_t n = op.ids.count(), cols = op.dy.cols(), rows = op.dtable.rows();
   const DType sums = accumulator_of(op.dy.dtype);
   expect_count(op.ids, n, DType::i32, "embedding ids");
   expect_rows(op.dy, n, cols, op.dy.dtype, "embedding dy");
-  expect_rows(op.dtable, vocabulary, cols, sums, "embedding dtable");
-  if (op.dpositions) {
-    expect_rows(op.dpositions, op.dpositions.rows(), cols, sums, "embedding dpositions");
-    TRAINER_CHECK(op.rows_per_sequence > 0 && std::min(n, op.rows_per_sequence) <= op.dpositions.rows(),
-                  "{} rows per sequence, {} positions", op.rows_per_sequence, op.dpositions.rows());
-  }
-  const Scratch start = ex.take("embedding.start", {vocabulary + 1}, DType::i32);
+  expect_rows(op.dtable, rows, cols, sums, "embedding dtable");
+  const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
   const Scratch order = ex.take("embedding.order", {n}, DType::i32);
-  const double written = op.accumulate_table ? 2.0 * static_cast<double>(n * cols * size_of(sums))
-                                             : static_cast<double>(op.dtable.bytes());
-  const OpTimer timer(ex.meter, OpKind::embedding,
-                      {static_cast<double>(op.dy.count()), static_cast<double>(op.dy.bytes()) + written});
+  const double written = op.accumulate ? 2.0 * static_cast<double>(n * cols * size_of(sums)) : bytes_of(op.dtable);
+  const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.dy.count()), bytes_of(op.dy) + written});
   if (ex.device.dry()) return;
-  check_ids(op.ids, vocabulary);
+  const TableShard shard = shard_of(op.shard, op.dtable);
+  check_ids(op.ids, shard.vocabulary);
   auto* starts = start.tensor().as<int32_t>();
-  auto* rows = order.tensor().as<int32_t>();
-  sort_rows(op.ids, vocabulary, starts, rows);
+  auto* sorted = order.tensor().as<int32_t>();
+  sort_rows(op.ids, shard.first_id, rows, starts, sorted);
   const auto kernel = kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dtable, [&](int64_t v, int64_t c, int64_t width) {
-    kernel(element_at(op.dy, 0, c), op.dy.ld(), rows + starts[v], 0, 0, starts[v + 1] - starts[v],
-           element_at(op.dtable, v, c), op.accumulate_table, width);
+    kernel(element_at(op.dy, 0, c), op.dy.ld(), sorted + starts[v], 0, 0, starts[v + 1] - starts[v],
+           element_at(op.dtable, v, c), op.accumulate, width);
   });
-  if (!op.dpositions) return;
+}
+
+void run(Exec& ex, const PositionsBackward& op) {
+  const size_t type = kernel_index(op.dy.dtype, "positions dy");
+  const int64_t n = op.dy.rows(), cols = op.dy.cols(), length = op.rows_per_sequence;
+  expect_rows(op.dpositions, op.dpositions.rows(), cols, accumulator_of(op.dy.dtype), "embedding dpositions");
+  TRAINER_CHECK(length > 0 && op.first_row >= 0 && std::min(op.first_row + n, length) <= op.dpositions.rows(),
+                "{} rows per sequence, {} positions", length, op.dpositions.rows());
+  const OpTimer timer(ex.meter, OpKind::embedding,
+                      {static_cast<double>(op.dy.count()), bytes_of(op.dy) + bytes_of(op.dpositions)});
+  if (ex.device.dry()) return;
+  const auto kernel = kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dpositions, [&](int64_t p, int64_t c, int64_t width) {
-    const int64_t sequences = p < op.rows_per_sequence && p < n ? divide_up(n - p, op.rows_per_sequence) : 0;
-    kernel(element_at(op.dy, 0, c), op.dy.ld(), nullptr, p, op.rows_per_sequence, sequences,
-           element_at(op.dpositions, p, c), op.accumulate_positions, width);
+    const int64_t first = ((p - op.first_row) % length + length) % length;
+    const int64_t rows = p < length && first < n ? divide_up(n - first, length) : 0;
+    kernel(element_at(op.dy, 0, c), op.dy.ld(), nullptr, first, length, rows, element_at(op.dpositions, p, c),
+           op.accumulate, width);
   });
 }
 

@@ -4,22 +4,45 @@
 
 namespace trainer::ops {
 
-/// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty).
+/// The rows of a table that are here, when ranks share it: row 0 belongs to token `first_id`, tokens are those below
+/// `vocabulary`. By default all of them are.
+struct TableShard {
+  int64_t first_id = 0, vocabulary = 0;  // 0: as many as the table has rows
+};
+
+/// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
+/// is elsewhere counts as a row of zeros.
 /// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype. Sum in the accumulator type.
 struct EmbeddingForward {
   Tensor ids, table, positions, y;
   int64_t rows_per_sequence = 0, first_position = 0;
+  TableShard shard = {};
 };
 void run(Exec& ex, const EmbeddingForward& op);
 
-/// dtable[id] += Σ dy over rows with that id, in row order (rows sorted by id; no atomics), dpositions[p] (+)= Σ dy.
-/// dy [N, H] compute dtype; dtable, dpositions accumulator dtype. With accumulate_* false the whole table is
-/// overwritten (rows without tokens become 0).
+/// y[r] += positions[first_position + (first_row + r) % rows_per_sequence], where row 0 of y is row `first_row` of the
+/// batch: the second half of EmbeddingForward, after a sum over the shards of the table. Rounds as that does.
+struct AddPositions {
+  Tensor positions, y;
+  int64_t rows_per_sequence = 0, first_position = 0, first_row = 0;
+};
+void run(Exec& ex, const AddPositions& op);
+
+/// dtable[id] (+)= Σ dy over rows with that id, in row order (rows sorted by id; no atomics). dy [N, H] compute dtype;
+/// dtable accumulator dtype. Without accumulate the whole table is overwritten (rows without tokens become 0).
 struct EmbeddingBackward {
-  Tensor ids, dy, dtable, dpositions;
-  int64_t rows_per_sequence = 0;
-  bool accumulate_table = false, accumulate_positions = false;
+  Tensor ids, dy, dtable;
+  bool accumulate = false;
+  TableShard shard = {};
 };
 void run(Exec& ex, const EmbeddingBackward& op);
+
+/// dpositions[p] (+)= Σ dy over rows r with (first_row + r) % rows_per_sequence = p, in row order; types as above.
+struct PositionsBackward {
+  Tensor dy, dpositions;
+  int64_t rows_per_sequence = 0, first_row = 0;
+  bool accumulate = false;
+};
+void run(Exec& ex, const PositionsBackward& op);
 
 }  // namespace trainer::ops

@@ -2,6 +2,7 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/onednn_gemm.h"
+#include "ops/operands.h"
 
 namespace trainer::ops {
 namespace {
@@ -46,8 +47,6 @@ void check(const device::Device& device, const Gemm& op) {
                 "product: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),
                 packed_bytes(device, op.a.dtype, k, n), text());
 }
-
-double bytes_of(const Tensor& tensor) { return static_cast<double>(tensor.bytes()); }
 
 }  // namespace
 

@@ -25,8 +25,6 @@ NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const 
   return {x.data, gain.data, bias.data, y.data, mean.data, rstd.data, x.ld(), y.ld(), cols, eps, center};
 }
 
-double bytes_of(const Tensor& x, double passes) { return passes * static_cast<double>(x.bytes()); }
-
 }  // namespace
 
 void run(Exec& ex, const NormForward& op) {

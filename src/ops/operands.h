@@ -16,6 +16,9 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
                 to_string(t), name_of(dtype), rows, cols);
 }
 
+/// Of `passes` over a tensor, for costs.
+inline double bytes_of(const Tensor& t, double passes = 1) { return passes * static_cast<double>(t.bytes()); }
+
 /// Place of a compute type (f64, f32, bf16) in the kernel tables.
 inline size_t kernel_index(DType dtype, const char* name) {
   TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16,

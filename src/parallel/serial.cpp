@@ -1,12 +1,9 @@
 #include "parallel/serial.h"
 
-#include <algorithm>
-
-#include "ops/cross_entropy.h"
-#include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/gemm.h"
-#include "ops/norm.h"
+#include "parallel/local_norm.h"
+#include "parallel/vocab.h"
 
 namespace trainer::parallel {
 namespace {
@@ -31,18 +28,19 @@ class SerialLinear final : public Linear {
   int64_t local_in() const override { return in_; }
   int64_t local_out() const override { return out_; }
 
-  Scratch forward(Exec& ex, const Tensor& x, const ForwardFusion& fusion) override {
+  Scratch forward(Exec& ex, const Batch&, const Tensor& x, const ForwardFusion& fusion) override {
     Scratch y = ex.take("linear.y", {x.rows(), out_}, x.dtype);
     ops::Gemm product{.a = x, .b = store_.weight(weight_), .c = y, .packed_b = store_.packed(ex, weight_, false)};
     product.epilogue.bias = bias_ < 0 ? Tensor{} : store_.weight(bias_);
     product.epilogue.act = fusion.act;
     product.epilogue.pre = fusion.pre;
-    product.epilogue.residual = fusion.residual;
+    if (!fusion.dropout) product.epilogue.residual = fusion.residual;
     ops::run(ex, product);
+    if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
     return y;
   }
 
-  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+  Scratch backward(Exec& ex, const Batch&, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), in_}, dy.dtype);
     // dX = dY·Wᵀ, through the activation that made x
@@ -53,10 +51,10 @@ class SerialLinear final : public Linear {
     product.epilogue.gradient = fusion.act != ops::Activation::none;
     ops::run(ex, product);
     // dW = Xᵀ·dY
-    const params::GradSlot dw = grads.slot(weight_);
+    const params::GradSlot dw = grads.slot(ex, weight_);
     ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
     if (bias_ >= 0) {
-      const params::GradSlot db = grads.slot(bias_);
+      const params::GradSlot db = grads.slot(ex, bias_);
       ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
     }
     return dx;
@@ -66,62 +64,6 @@ class SerialLinear final : public Linear {
   ParamStore& store_;
   int64_t in_, out_ = 0;
   SlotId weight_ = -1, bias_ = -1;
-};
-
-class SerialNorm final : public Norm {
- public:
-  SerialNorm(ParamStore& store, int group, const std::string& name, int64_t width, bool center, bool bias, double eps)
-      : store_(store), center_(center), eps_(eps) {
-    gain_ = store.add_slot(group, {{name + ".gain", store.whole({width}), {Init::Kind::ones, 0}}});
-    if (bias) bias_ = store.add_slot(group, {{name + ".bias", store.whole({width}), {Init::Kind::zeros, 0}}});
-  }
-
-  Scratch forward(Exec& ex, const Tensor& x, NormStats* stats) override {
-    Scratch y = ex.take("norm.y", x.shape, x.dtype);
-    ops::NormForward op{.x = x, .gain = store_.weight(gain_), .bias = bias(), .y = y, .eps = eps_, .center = center_};
-    if (stats != nullptr) {
-      const DType type = accumulator_of(x.dtype);
-      if (center_) stats->mean = ex.take("norm.mean", {x.rows()}, type);
-      stats->rstd = ex.take("norm.rstd", {x.rows()}, type);
-      op.mean = stats->mean;
-      op.rstd = stats->rstd;
-    }
-    ops::run(ex, op);
-    return y;
-  }
-
-  Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats) override {
-    Scratch y = ex.take("norm.y", x.shape, x.dtype);
-    ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), stats.mean, stats.rstd, y, center_});
-    return y;
-  }
-
-  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
-                   GradSink& grads) override {
-    Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
-    const params::GradSlot dgain = grads.slot(gain_);
-    const params::GradSlot dbias = bias_ < 0 ? params::GradSlot{} : grads.slot(bias_);
-    ops::run(ex, ops::NormBackward{.dy = dy,
-                                   .x = x,
-                                   .gain = store_.weight(gain_),
-                                   .mean = stats.mean,
-                                   .rstd = stats.rstd,
-                                   .residual = residual,
-                                   .dx = dx,
-                                   .dgain = dgain.tensor,
-                                   .dbias = dbias.tensor,
-                                   .center = center_,
-                                   .accumulate_gain = dgain.accumulate,
-                                   .accumulate_bias = dbias.accumulate});
-    return dx;
-  }
-
- private:
-  Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
-  ParamStore& store_;
-  bool center_;
-  double eps_;
-  SlotId gain_ = -1, bias_ = -1;
 };
 
 class SerialEmbedding final : public Embedding {
@@ -141,10 +83,14 @@ class SerialEmbedding final : public Embedding {
   }
 
   void backward(Exec& ex, const Batch& batch, const Tensor& dy, GradSink& grads) override {
-    const params::GradSlot table = grads.slot(table_);
-    const params::GradSlot positions = positions_ < 0 ? params::GradSlot{} : grads.slot(positions_);
-    ops::run(ex, ops::EmbeddingBackward{batch.ids, dy, table.tensor, positions.tensor, batch.seq_len, table.accumulate,
-                                        positions.accumulate});
+    const params::GradSlot table = grads.slot(ex, table_);
+    ops::run(ex, ops::EmbeddingBackward{batch.ids, dy, table.tensor, table.accumulate});
+    if (positions_ < 0) return;
+    const params::GradSlot positions = grads.slot(ex, positions_);
+    ops::run(ex, ops::PositionsBackward{.dy = dy,
+                                        .dpositions = positions.tensor,
+                                        .rows_per_sequence = batch.seq_len,
+                                        .accumulate = positions.accumulate});
   }
 
  private:
@@ -173,7 +119,7 @@ class SerialHead final : public Head {
                                  .b = store_.weight(table_),
                                  .c = dx.tensor().row_range(first, rows),
                                  .packed_b = store_.packed(ex, table_, false)});
-          const params::GradSlot table = grads.slot(table_);
+          const params::GradSlot table = grads.slot(ex, table_);
           ops::run(ex, ops::Gemm{.a = dlogits,
                                  .b = x.row_range(first, rows),
                                  .c = table.tensor,
@@ -191,15 +137,11 @@ class SerialHead final : public Head {
   }
 
  private:
-  // Chunks are large enough that a product with the table amortises reading it, small enough to stay a minor part of
-  // memory.
-  static constexpr int64_t kChunkBytes = int64_t{96} << 20, kLeastRows = 256;
-
   template <typename F>
   double walk(Exec& ex, const Batch& batch, const Tensor& x, F&& each, bool gradient) {
     const int64_t n = x.rows(), padded = store_.weight(table_).rows();
     const DType sums = accumulator_of(x.dtype);
-    const int64_t chunk = std::min(n, std::max(kLeastRows, kChunkBytes / (padded * size_of(sums)) / 64 * 64));
+    const int64_t chunk = head_chunk(n, padded, sums);
     Scratch losses = ex.take("head.losses", {n}, DType::f64);
     for (int64_t first = 0; first < n; first += chunk) {
       const int64_t rows = std::min(chunk, n - first);
@@ -216,10 +158,7 @@ class SerialHead final : public Head {
                                      .scale = batch.loss_scale});
       each(first, rows, dlogits);
     }
-    double total = 0;
-    if (!ex.device.dry())
-      for (const double value : losses.tensor().span<double>()) total += value;
-    return total;
+    return sum_of_losses(ex, losses);
   }
 
   ParamStore& store_;
@@ -228,8 +167,7 @@ class SerialHead final : public Head {
 };
 
 SlotId add_table(ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec) {
-  const mesh::Layout layout =
-      store.whole({spec.vocab, spec.d_model}).padded(0, round_up(spec.vocab, spec.vocab_multiple));
+  const mesh::Layout layout = store.whole({spec.vocab, spec.d_model}).padded(0, padded_vocab(spec, 1));
   return store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}}});
 }
 
@@ -239,10 +177,7 @@ std::unique_ptr<Linear> Serial::linear(int, int group, const LinearSpec& spec) {
   return std::make_unique<SerialLinear>(store_, group, spec);
 }
 
-std::unique_ptr<Norm> Serial::norm(int, int group, const std::string& name, int64_t width, bool center, bool bias,
-                                   double eps) {
-  return std::make_unique<SerialNorm>(store_, group, name, width, center, bias, eps);
-}
+std::unique_ptr<Norm> Serial::norm(int, int group, const NormSpec& spec) { return local_norm(store_, group, spec); }
 
 std::unique_ptr<Embedding> Serial::embedding(int group, const EmbeddingSpec& spec) {
   table_ = add_table(store_, group, "wte", spec);

@@ -8,10 +8,10 @@ class Serial final : public Strategy {
  public:
   explicit Serial(ParamStore& store) : store_(store) {}
 
-  int64_t local_heads(int64_t heads) const override { return heads; }
+  Tile residual(int, const Batch& batch) const override { return {.rows = batch.rows()}; }
+  Heads heads(int64_t heads) const override { return {0, heads}; }
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
-  std::unique_ptr<Norm> norm(int layer, int group, const std::string& name, int64_t width, bool center, bool bias,
-                             double eps) override;
+  std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec) override;
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec) override;
   std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) override;
 

@@ -1,23 +1,22 @@
 #include "parallel/strategy.h"
 
+#include "parallel/megatron1d.h"
 #include "parallel/serial.h"
 
 namespace trainer::parallel {
 
-mesh::MeshShape make_mesh_shape(const config::Parallel& parallel, int world) {
+mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
+  const config::Parallel& parallel = config.parallel;
   if (parallel.strategy != "megatron-1d")
     throw Error(Code::config,
-                format("parallel.strategy = \"{}\" is not built yet; there is: \"megatron-1d\" with tensor = 1",
-                       parallel.strategy));
-  if (parallel.tensor != 1)
-    throw Error(Code::config,
-                format("parallel.tensor = {}: tensor parallelism is not built yet, set it to 1", parallel.tensor));
-  return mesh::MeshShape({{"data", world}});
+                format("parallel.strategy = \"{}\" is not built yet; there is: \"megatron-1d\"", parallel.strategy));
+  return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
 
-std::unique_ptr<Strategy> make_strategy(const config::Parallel&, mesh::Mesh&, ParamStore& store) {
-  // On one tensor rank every strategy is the same program; megatron-1d is the one whose configuration describes it.
-  return std::make_unique<Serial>(store);
+std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {
+  // On one rank for each replica every strategy is the same program.
+  if (config.parallel.tensor == 1) return std::make_unique<Serial>(store);
+  return std::make_unique<Megatron1D>(mesh, store, config.parallel.sequence_parallel, config.debug.overlap);
 }
 
 }  // namespace trainer::parallel

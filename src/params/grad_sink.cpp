@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ops/adamw.h"
+#include "ops/elementwise.h"
 
 namespace trainer::params {
 namespace {
@@ -15,64 +16,212 @@ bool any_nonfinite(const T* values, const mesh::Run& run) {
   return false;
 }
 
+int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops::kNormBlock); }
+
+/// What of `region` lies in `chunk` of the flat space: of a matrix perhaps a part of a row, whole rows, and a part of
+/// another.
+std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
+  const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
+  const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
+  // Rows [first, last) lie inside whole.
+  const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
+  const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
+  std::vector<Region> inside;
+  const auto part_of_row = [&](int64_t row) {
+    const int64_t from = std::max(row * pitch, begin), to = std::min(row * pitch + cols, end);
+    if (row >= 0 && row < rows && from < to) inside.push_back({region.offset + from, 1, to - from, to - from});
+  };
+  part_of_row(first - 1);
+  if (last > first) inside.push_back({region.offset + first * pitch, last - first, cols, pitch});
+  part_of_row(last);
+  return inside;
+}
+
 }  // namespace
 
 GradSink::GradSink(ParamStore& store)
-    : store_(store), written_(static_cast<size_t>(store.slots())), sums_(store.groups().size()) {}
+    : store_(store),
+      written_(static_cast<size_t>(store.slots())),
+      outgoing_(static_cast<size_t>(store.slots())),
+      sums_(store.groups().size()),
+      replica_sums_(store.groups().size()),
+      pieces_(store.groups().size()) {
+  for (auto* tickets : {&scatters_, &leaving_}) tickets->reserve(static_cast<size_t>(store.slots()));
+}
 
 void GradSink::prepare(device::Device& device) {
-  const int replicas = store_.replicas().count();
-  int64_t blocks = 0;
-  for (const Group& group : store_.groups()) {
+  const int world = store_.mesh_shape().world_size();
+  int64_t blocks = 0, largest_strided = 0;
+  for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
     offsets_.push_back(blocks);
-    blocks += divide_up(divide_up(group.elements, replicas), ops::kNormBlock);  // of the largest chunk
+    int64_t most = 0;
+    for (int rank = 0; rank < world; ++rank) {
+      const std::vector<Piece> pieces = counted_pieces(rank, g);
+      if (!pieces.empty()) most = std::max(most, pieces.back().block + norm_blocks(pieces.back().region));
+      if (rank == store_.rank()) pieces_[static_cast<size_t>(g)] = pieces;
+    }
+    blocks += most;
+    for (const Piece& piece : pieces_[static_cast<size_t>(g)])
+      if (piece.region.rows > 1) largest_strided = std::max(largest_strided, piece.region.count());
+    for (auto& [axes, regions] : store_.sums_of(g)) {
+      int64_t count = 0;
+      for (const Region& region : regions) count += region.count();
+      sums_[static_cast<size_t>(g)].push_back({&store_.mesh()->along(axes, comm::Lane::grads),
+                                               std::move(regions),
+                                               Buffer(device, "gradients", {count}, store_.state_dtype()),
+                                               {}});
+    }
   }
-  blocks_ = Buffer(device, "gradients", {replicas, blocks}, DType::f64);
+  if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
+  blocks_ = Buffer(device, "gradients", {world, blocks}, DType::f64);
   bad_ = Buffer(device, "gradients", {1}, DType::f64);
+}
+
+std::vector<GradSink::Piece> GradSink::counted_pieces(int rank, int group) const {
+  const mesh::MeshShape& shape = store_.mesh_shape();
+  const int replicas = store_.replicas().count();
+  const comm::Chunk owned = comm::chunk_of(store_.elements_on(rank, group), replicas,
+                                           replicas == 1 ? 0 : shape.index(rank, shape.set("data")));
+  std::vector<Piece> pieces;
+  int64_t block = 0;
+  for (const Region& whole : store_.counted_by(rank, group))
+    for (const Region& region : clip(whole, owned)) {
+      pieces.push_back({region, block});
+      block += norm_blocks(region);
+    }
+  return pieces;
+}
+
+Tensor GradSink::region_of(int group, const Region& region) const {
+  const Tensor grad = store_.groups()[static_cast<size_t>(group)].grad;
+  if (region.rows == 1) return grad.range(region.offset, region.cols);
+  Tensor matrix = grad.range(region.offset, (region.rows - 1) * region.pitch + region.cols);
+  matrix.shape = {region.rows, region.cols};
+  matrix.pitch = region.pitch;
+  return matrix;
 }
 
 void GradSink::begin_step() { std::fill(written_.begin(), written_.end(), char{0}); }
 
-GradSlot GradSink::slot(SlotId id) {
-  const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
-  return {store_.gradient(id), accumulate};
+GradSlot GradSink::slot(Exec& ex, SlotId id) {
+  if (store_.stored_here(id)) {
+    const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
+    return {store_.gradient(id).reshape(store_.box(id)), accumulate};
+  }
+  Scratch& block = outgoing_[static_cast<size_t>(id)];
+  const bool accumulate = static_cast<bool>(block);
+  if (!block) block = ex.take("gradient.outgoing", store_.box(id), store_.state_dtype());
+  return {block, accumulate};
 }
 
-void GradSink::group_done(Exec& ex, int index) {
+void GradSink::ready(Exec& ex, SlotId id) {
+  if (!store_.spread(id)) return;
+  const Tensor home = store_.gradient(id);
+  comm::Communicator& group = store_.mesh()->along(store_.spread_axes(id), comm::Lane::grads);
+  if (store_.stored_here(id)) {  // the root: earlier micro-batches are in `home`, and only there
+    scatters_.push_back(group.reduce(ex, home, 0));
+    return;
+  }
+  Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
+  TRAINER_CHECK(block, "the gradient of slot {} is ready before it was written", id);
+  const Tensor flat = block.tensor().reshape({block.tensor().count()});
+  if (store_.on_root(id)) {
+    scatters_.push_back(group.reduce(ex, flat, 0));
+  } else {
+    // What earlier micro-batches left here joins this rank's addend of its own piece.
+    const comm::Chunk piece = group.chunk(flat.count());
+    const Tensor own = flat.range(piece.begin, piece.count);
+    if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
+      ops::run(ex, ops::DropoutAdd{.x = own, .residual = home, .y = own, .site = {}});
+    scatters_.push_back(group.reduce_scatter(ex, flat, home));
+  }
+  scatters_.back().keep(std::move(block));
+}
+
+void GradSink::group_done(Exec& ex, int group) {
+  complete(ex);
+  finished_ = group;
+  leaving_.swap(scatters_);
+  if (leaving_.empty()) start_sums(ex);
+  if (leaving_.empty() && sums_[static_cast<size_t>(group)].empty()) complete(ex);
+}
+
+void GradSink::start_sums(Exec& ex) {
+  if (!last_) return;
+  for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
+    int64_t at = 0;
+    for (const Region& region : sum.regions) {
+      const Tensor addend = region_of(finished_, region);
+      ops::run(ex, ops::Copy{addend, sum.packed.tensor().range(at, region.count()).reshape(addend.shape)});
+      at += region.count();
+    }
+    sum.ticket = sum.group->all_reduce(ex, sum.packed);
+  }
+}
+
+void GradSink::complete(Exec& ex) {
+  if (finished_ < 0) return;
+  if (!leaving_.empty()) {
+    for (comm::Ticket& scatter : leaving_) scatter.join(ex);
+    leaving_.clear();
+    start_sums(ex);  // of pieces that have only now come together
+  }
+  const int index = std::exchange(finished_, -1);
+  if (!last_) return;
+  for (Sum& sum : sums_[static_cast<size_t>(index)]) {
+    sum.ticket.join(ex);
+    int64_t at = 0;
+    for (const Region& region : sum.regions) {
+      const Tensor total = region_of(index, region);
+      ops::run(ex, ops::Copy{sum.packed.tensor().range(at, region.count()).reshape(total.shape), total});
+      at += region.count();
+    }
+  }
   const Replicas& replicas = store_.replicas();
-  if (!last_ || replicas.count() == 1) return;
+  if (replicas.count() == 1) return;
   const Group& group = store_.groups()[static_cast<size_t>(index)];
   const Tensor grad = group.grad;
-  comm::Ticket& sum = sums_[static_cast<size_t>(index)];
-  sum = replicas.split_state
-            ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
-            : replicas.grads->all_reduce(ex, grad);
+  replica_sums_[static_cast<size_t>(index)] =
+      replicas.split_state ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
+                           : replicas.grads->all_reduce(ex, grad);
+}
+
+void GradSink::end_micro(Exec& ex) {
+  complete(ex);
+  TRAINER_CHECK(scatters_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
+                "a gradient was written but not ready when its group was done");
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  const Replicas& replicas = store_.replicas();
-  const Tensor all = blocks_, own = all.row_range(replicas.index(), 1);
+  comm::Communicator* ranks = store_.mesh_shape().world_size() == 1
+                                  ? nullptr
+                                  : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
+  const Tensor all = blocks_, own = all.row_range(store_.rank(), 1).reshape({all.cols()});
   // The groups' reductions end in the order they were started: the last group first.
-  for (size_t g = sums_.size(); g-- > 0;) {
-    if (sums_[g].open()) sums_[g].join(ex);
-    const Group& group = store_.groups()[g];
-    ops::run(ex, ops::SquaredNorm{
-                     group.grad.tensor().range(group.owned.begin, group.owned.count),
-                     own.reshape({own.count()}).range(offsets_[g], divide_up(group.owned.count, ops::kNormBlock))});
+  for (size_t g = pieces_.size(); g-- > 0;) {
+    if (replica_sums_[g].open()) replica_sums_[g].join(ex);
+    for (const Piece& piece : pieces_[g]) {
+      Tensor x = region_of(static_cast<int>(g), piece.region);
+      if (piece.region.rows > 1) {
+        const Tensor packed = strided_.tensor().range(0, piece.region.count());
+        ops::run(ex, ops::Copy{x, packed.reshape(x.shape)});
+        x = packed;
+      }
+      ops::run(ex, ops::SquaredNorm{x, own.range(offsets_[g] + piece.block, norm_blocks(piece.region))});
+    }
   }
-  if (replicas.count() > 1)
-    replicas.control->all_gather(ex, own.reshape({own.count()}), all.reshape({all.count()})).join(ex);
+  if (ranks != nullptr) ranks->all_gather(ex, own, all.reshape({all.count()})).join(ex);
   GradNorm result;
   if (ex.device.dry()) return result;
   double squares = 0;
   for (size_t g = 0; g < offsets_.size(); ++g) {
     const int64_t end = g + 1 < offsets_.size() ? offsets_[g + 1] : all.cols();
-    for (int replica = 0; replica < replicas.count(); ++replica)
-      for (int64_t block = offsets_[g]; block < end; ++block) squares += all.as<double>()[replica * all.cols() + block];
+    for (int64_t rank = 0; rank < all.rows(); ++rank)
+      for (int64_t block = offsets_[g]; block < end; ++block) squares += all.as<double>()[rank * all.cols() + block];
   }
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
-    const int64_t bad = first_bad(ex);
+    const int64_t bad = first_bad(ex, ranks);
     result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
                             ? store_.params()[static_cast<size_t>(bad)].name
                             : "the sum of squares (overflow)";
@@ -80,7 +229,7 @@ GradNorm GradSink::finish(Exec& ex) {
   return result;
 }
 
-int64_t GradSink::first_bad(Exec& ex) const {
+int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) const {
   const auto params = static_cast<int64_t>(store_.params().size());
   int64_t first = 0;
   for (; first < params; ++first) {
@@ -92,10 +241,10 @@ int64_t GradSink::first_bad(Exec& ex) const {
     };
     if (std::ranges::any_of(mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), bad)) break;
   }
-  if (store_.replicas().count() == 1) return first;
+  if (ranks == nullptr) return first;
   double& least = *bad_.tensor().as<double>();
   least = -static_cast<double>(first);
-  store_.replicas().control->all_reduce(ex, bad_, comm::Reduce::max).join(ex);
+  ranks->all_reduce(ex, bad_, comm::Reduce::max).join(ex);
   return static_cast<int64_t>(-least);
 }
 

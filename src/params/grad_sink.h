@@ -1,7 +1,14 @@
 #pragma once
 // GradSink: where backward passes put weight gradients. The first write of a step overwrites, later ones (further
-// micro-batches, the second use of a tied table) add. When the last micro-batch's backward is done with a group, its
-// sum over the replicas starts and runs under the backward of the groups before it.
+// micro-batches, the second use of a tied table) add.
+//
+// What has to be communicated starts as soon as it can and is waited for one group later, so that it runs under the
+// backward pass of the groups before it:
+//   each micro-batch:      the gradient of a spread slot goes back to where the slot is stored (reduce-scatter over the
+//                          flat axes, reduction to the root);
+//   the last micro-batch:  addends of slots that several ranks of a replica hold are added (Part::sum_over), and then
+//                          the group's sum over the replicas starts.
+#include <span>
 #include <string>
 #include <vector>
 
@@ -10,7 +17,7 @@
 namespace trainer::params {
 
 struct GradSlot {
-  Tensor tensor;    // accumulator type, the slot's local shape
+  Tensor tensor;    // accumulator type, local shape of the slot's matrix
   bool accumulate;  // add instead of overwriting
 };
 
@@ -26,29 +33,59 @@ class GradSink {
  public:
   explicit GradSink(ParamStore& store);
 
-  /// Takes the memory of the norm's block sums; before the first finish.
+  /// Takes the memory of block sums and of sums over a replica's ranks; before the first micro-batch.
   void prepare(device::Device& device);
   void begin_step();
   /// `last`: the gradients are complete after this micro-batch.
   void begin_micro(bool last) { last_ = last; }
-  GradSlot slot(SlotId id);
-  /// The backward pass of this micro-batch writes no more gradients of the group.
+  /// Where to put a slot's gradient. Of a spread slot it is memory taken from ex.arena, the same until ready().
+  GradSlot slot(Exec& ex, SlotId id);
+  /// This micro-batch's gradient of a spread slot is whole: starts sending it home. Nothing to do for other slots.
+  void ready(Exec& ex, SlotId id);
+  /// The backward pass of this micro-batch writes no more gradients of the group. Waits for what the group before
+  /// has sent within its replica.
   void group_done(Exec& ex, int group);
+  /// The backward pass is over: memory taken from ex.arena is given back.
+  void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
-  /// all groups: 65 536-element block sums in f64 over each owned chunk of each group's flat space, added in order of
-  /// group, owner and block. The same on every replica, and with or without ZeRO-1.
+  /// all parameters: 65 536-element block sums in f64 over what each rank owns and counts of each group's flat space,
+  /// added in order of group, rank and block. The same on every rank, and with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
-  /// Index in store.params() of the first non-finite gradient in owned chunks, of all replicas.
-  int64_t first_bad(Exec& ex) const;
+  /// Addends of one group over some axes of a replica, side by side.
+  struct Sum {
+    comm::Communicator* group;
+    std::vector<Region> regions;
+    Buffer packed;
+    comm::Ticket ticket;
+  };
+  /// A piece of a group's flat space whose squares a rank counts, from this of the group's block sums on.
+  struct Piece {
+    Region region;
+    int64_t block;
+  };
+  std::vector<Piece> counted_pieces(int rank, int group) const;
+  Tensor region_of(int group, const Region& region) const;
+  void start_sums(Exec& ex);
+  /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
+  void complete(Exec& ex);
+  /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
+  int64_t first_bad(Exec& ex, comm::Communicator* ranks) const;
 
   ParamStore& store_;
-  std::vector<char> written_;
-  std::vector<comm::Ticket> sums_;  // by group
-  std::vector<int64_t> offsets_;    // of each group's block sums among a replica's
-  Buffer blocks_;                   // [replicas, block sums of a replica] f64; unused ones are zero
-  Buffer bad_;                      // [1] f64
+  std::vector<char> written_;               // by slot
+  std::vector<Scratch> outgoing_;           // by slot: a spread slot's gradient before ready()
+  std::vector<comm::Ticket> scatters_;      // of the group being written
+  std::vector<comm::Ticket> leaving_;       // of the finished group
+  std::vector<std::vector<Sum>> sums_;      // by group
+  std::vector<comm::Ticket> replica_sums_;  // by group
+  int finished_ = -1;                       // the group that waits for complete()
+  std::vector<std::vector<Piece>> pieces_;  // by group: counted here
+  std::vector<int64_t> offsets_;            // by group: its first block sum among a rank's
+  Buffer strided_;                          // a piece whose rows are apart, packed
+  Buffer blocks_;                           // [ranks, block sums of a rank] f64; unused ones are zero
+  Buffer bad_;                              // [1] f64
   bool last_ = false;
 };
 

@@ -48,6 +48,18 @@ void initialize_param(device::ThreadPool& pool, const Param& param, const std::v
 
 }  // namespace
 
+ParamStore::ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh, bool split_state)
+    : device_(device),
+      compute_(compute),
+      mesh_(mesh),
+      mesh_shape_(mesh == nullptr ? mesh::MeshShape() : mesh->shape()),
+      rank_(mesh == nullptr ? 0 : mesh->rank()) {
+  if (mesh == nullptr || !mesh->shape().has("data") || mesh->size("data") == 1) return;
+  replicas_ = {.grads = &mesh->along("data", comm::Lane::grads),
+               .weights = &mesh->along("data", comm::Lane::weights),
+               .split_state = split_state};
+}
+
 int ParamStore::add_group(std::string name) {
   Group group;
   group.name = std::move(name);
@@ -58,36 +70,105 @@ int ParamStore::add_group(std::string name) {
 SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   Group& owner = groups_.at(static_cast<size_t>(group));
   TRAINER_CHECK(!owner.master, "group {} is allocated", owner.name);
-  const bool matrix = parts.front().layout.box().dims() == 2;
+  const mesh::Layout& first = parts.front().layout;
+  const bool matrix = first.box().dims() == 2;
   int64_t cols = 0;
   for (const Part& part : parts) cols += part.layout.box()[-1];
   Slot slot;
   slot.group = group;
   slot.offset = owner.elements;
-  slot.shape = matrix ? Shape{parts.front().layout.box()[0], cols} : Shape{cols};
+  slot.box = matrix ? Shape{first.box()[0], cols} : Shape{cols};
+  slot.flat = first.axes(mesh::kFlat);
+  slot.root = first.axes(mesh::kRoot);
+  TRAINER_CHECK(slot.flat == 0 || slot.root == 0, "{} is both flat and on a root", parts.front().name);
+  slot.stored = slot.spread() ? Shape{stored_on(rank_, slot)} : slot.box;
   slot.decay = matrix;
-  owner.elements = round_up(owner.elements + slot.shape.count(), kSlotAlign);
+  owner.elements = round_up(owner.elements + slot.stored.count(), kSlotAlign);
   // The rank of the first replica at this place of the mesh stands for all of them.
-  const int here = replicas_.count() == 1 ? rank_ : mesh_.members(rank_, mesh_.set("data")).front();
+  const int here = replicas_.count() == 1 ? rank_ : mesh_shape_.members(rank_, mesh_shape_.set("data")).front();
   int64_t first_col = 0;
-  for (Part& part : parts) {
+  for (const Part& part : parts) {
     const Shape box = part.layout.box();
-    TRAINER_CHECK(box.dims() == slot.shape.dims() && (!matrix || box[0] == slot.shape[0]), "{}: {} beside {}",
-                  part.name, to_string(box), to_string(slot.shape));
-    Param param{std::move(part.name),
-                part.layout.shape(),
-                part.init,
-                matrix,
-                group,
-                part.layout.owner(here),
-                part.layout.runs(rank_, {slot.offset + first_col, cols})};
-    first_col += box[-1];
+    TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]), "{}: {} beside {}", part.name,
+                  to_string(box), to_string(slot.box));
+    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat && part.layout.axes(mesh::kRoot) == slot.root,
+                  "{} is spread in another way than {}", part.name, parts.front().name);
+    std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
+    for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
-    params_.push_back(std::move(param));
+    params_.push_back(
+        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.owner(here), std::move(runs)});
+    first_col += box[-1];
   }
+  slot.parts = std::move(parts);
   slots_.push_back(std::move(slot));
   return static_cast<SlotId>(slots_.size()) - 1;
+}
+
+int64_t ParamStore::stored_on(int rank, const Slot& slot) const {
+  if (mesh_shape_.index(rank, slot.root) != 0) return 0;
+  return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank, slot.flat)).count;
+}
+
+int64_t ParamStore::elements_on(int rank, int group) const {
+  int64_t elements = 0;
+  for (const Slot& slot : slots_)
+    if (slot.group == group) elements = round_up(elements + stored_on(rank, slot), kSlotAlign);
+  return elements;
+}
+
+std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> ParamStore::sums_of(int group) const {
+  std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> sums;
+  for (const Slot& slot : slots_) {
+    if (slot.group != group || slot.stored.count() == 0) continue;
+    int64_t first_col = 0;
+    for (size_t p = 0; p < slot.parts.size(); ++p) {
+      const mesh::AxisSet axes = slot.parts[p].sum_over;
+      const int64_t cols = slot.parts[p].layout.box()[-1];
+      if (mesh_shape_.group_size(axes) > 1) {
+        auto sum = std::ranges::find(sums, axes, &std::pair<mesh::AxisSet, std::vector<Region>>::first);
+        if (sum == sums.end()) sum = sums.insert(sums.end(), {axes, {}});
+        const Region all{slot.offset, 1, slot.stored.count(), slot.stored.count()};
+        const bool alone = slot.parts.size() == 1;
+        TRAINER_CHECK(alone || !slot.spread(), "{}: addends of one of several spread parts", slot.parts[p].name);
+        sum->second.push_back(
+            alone ? all : Region{slot.offset + first_col, slot.box.count() / slot.box[-1], cols, slot.box[-1]});
+      }
+      first_col += cols;
+    }
+  }
+  return sums;
+}
+
+std::vector<Region> ParamStore::counted_by(int rank, int group) const {
+  std::vector<Region> regions;
+  int64_t offset = 0;
+  const int here = replicas_.count() == 1 ? rank : mesh_shape_.members(rank, mesh_shape_.set("data")).front();
+  for (const Slot& slot : slots_) {
+    if (slot.group != group) continue;
+    const int64_t count = stored_on(rank, slot), cols = slot.box[-1];
+    const auto owned = [&](const Part& part) { return part.layout.owner(here); };
+    if (std::ranges::all_of(slot.parts, owned)) {
+      const bool joins = !regions.empty() && regions.back().rows == 1 &&
+                         round_up(regions.back().offset + regions.back().cols, kSlotAlign) == offset;
+      if (joins) {
+        regions.back().cols = offset + count - regions.back().offset;
+      } else {
+        regions.push_back({offset, 1, count, count});
+      }
+    } else if (std::ranges::any_of(slot.parts, owned)) {
+      TRAINER_CHECK(!slot.spread(), "{}: one of several spread parts is stored elsewhere too", slot.parts[0].name);
+      int64_t first_col = 0;
+      for (const Part& part : slot.parts) {
+        const int64_t width = part.layout.box()[-1];
+        if (owned(part)) regions.push_back({offset + first_col, count / cols, width, cols});
+        first_col += width;
+      }
+    }
+    offset = round_up(offset + count, kSlotAlign);
+  }
+  return regions;
 }
 
 void ParamStore::allocate(bool training) {
@@ -147,20 +228,51 @@ comm::Ticket ParamStore::gather_weights(Exec& ex, int index) {
   return replicas_.weights->all_gather(ex, all.range(group.owned.begin, group.owned.count), all);
 }
 
-Tensor ParamStore::weight(SlotId id) const {
-  const Slot& slot = slots_[static_cast<size_t>(id)];
+Tensor ParamStore::stored_weight(const Slot& slot) const {
   const Group& group = groups_[static_cast<size_t>(slot.group)];
   const Tensor flat = group.compute ? group.compute.tensor() : group.master.tensor();
   TRAINER_CHECK(flat, "weights of group {} are not allocated", group.name);
-  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.shape, flat.dtype, 0};
+  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.stored, flat.dtype, 0};
+}
+
+Tensor ParamStore::weight(SlotId id) const {
+  const Slot& slot = slots_[static_cast<size_t>(id)];
+  TRAINER_CHECK(!slot.spread(), "{} is not stored here whole: gather it", slot.parts.front().name);
+  return stored_weight(slot);
+}
+
+void ParamStore::gather_ahead(Exec& ex, SlotId id) {
+  Slot& slot = slots_[static_cast<size_t>(id)];
+  if (!slot.spread() || slot.gathering) return;
+  slot.gathering = true;
+  const Tensor own = stored_weight(slot);
+  comm::Communicator& group = mesh_->along(slot.spread_axes(), comm::Lane::weights);
+  if (slot.root != 0 && group.rank() == 0) {
+    slot.ticket = group.broadcast(ex, own, 0);
+    return;
+  }
+  slot.memory = ex.take("weights.gathered", slot.box, compute_);
+  const Tensor all = slot.memory.tensor().reshape({slot.box.count()});
+  slot.ticket = slot.root != 0 ? group.broadcast(ex, all, 0) : group.all_gather(ex, own, all);
+}
+
+ParamStore::Gathered ParamStore::gather(Exec& ex, SlotId id) {
+  Slot& slot = slots_[static_cast<size_t>(id)];
+  if (!slot.spread()) return {stored_weight(slot), {}};
+  gather_ahead(ex, id);
+  slot.gathering = false;
+  slot.ticket.join(ex);
+  if (!slot.memory) return {stored_weight(slot).reshape(slot.box), {}};
+  const Tensor all = slot.memory;
+  return {all, std::move(slot.memory)};
 }
 
 Tensor ParamStore::packed(Exec& ex, SlotId id, bool transposed) {
-  if (!ops::prefers_packed(device_, compute_)) return {};
   Slot& slot = slots_[static_cast<size_t>(id)];
+  if (slot.spread() || !ops::prefers_packed(device_, compute_)) return {};
   Packed& packed = slot.packed[transposed ? 1 : 0];
   if (!packed.buffer) {
-    const int64_t rows = slot.shape[0], cols = slot.shape[1];
+    const int64_t rows = slot.box[0], cols = slot.box[1];
     const int64_t bytes = ops::packed_bytes(device_, compute_, transposed ? cols : rows, transposed ? rows : cols);
     packed.buffer = Buffer(device_, "packed_weights", {bytes}, DType::u8);
   }
@@ -176,7 +288,7 @@ Tensor ParamStore::gradient(SlotId id) const {
   const Slot& slot = slots_[static_cast<size_t>(id)];
   const Tensor flat = groups_[static_cast<size_t>(slot.group)].grad;
   TRAINER_CHECK(flat, "no gradients: the store was not allocated for training");
-  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.shape, flat.dtype, 0};
+  return {flat.data == nullptr ? nullptr : flat.data + slot.offset * size_of(flat.dtype), slot.stored, flat.dtype, 0};
 }
 
 int64_t ParamStore::parameter_count() const {
@@ -187,7 +299,7 @@ int64_t ParamStore::parameter_count() const {
 
 ParamStore::Range ParamStore::range_of(SlotId id) const {
   const Slot& slot = slots_[static_cast<size_t>(id)];
-  return {slot.offset, slot.shape.count()};
+  return {slot.offset, slot.stored.count()};
 }
 
 }  // namespace trainer::params

@@ -6,13 +6,17 @@
 // Per group there are flat buffers: compute weights and gradients of every element; master weights (accumulator type;
 // they are the compute weights when the types agree) and both moments of every element, or with ZeRO-1 (Rajbhandari et
 // al. 2020) of the chunk that this replica of the model owns.
+//
+// A slot's matrix need not be stored where it is used. Flat layouts (AxoNN's z) store a piece of it on each rank, root
+// layouts (Optimus' vectors) all of it on one: then gather_ahead() brings it here for a use, and GradSink takes its
+// gradient back.
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "mesh/layout.h"
+#include "mesh/mesh.h"
 #include "ops/gemm.h"
 #include "tensor/buffer.h"
 
@@ -41,14 +45,22 @@ struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
   Init init;
+  /// Axes besides data and those of flat and root placements along which a backward pass leaves addends of the
+  /// gradient (Layout::gradient). They are added once a step.
+  mesh::AxisSet sum_over = 0;
 };
 
-/// The replicas of the model that train together, each on its own sequences; a single one by default. The communicators
+/// Part of a group's flat space: rows of `cols` elements, `pitch` apart.
+struct Region {
+  int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
+  int64_t count() const { return rows * cols; }
+};
+
+/// The replicas of the model that train together, each on its own sequences: the mesh axis "data". The communicators
 /// connect the ranks that hold the same shards.
 struct Replicas {
   comm::Communicator* grads = nullptr;  // null: one replica
   comm::Communicator* weights = nullptr;
-  comm::Communicator* control = nullptr;
   bool split_state = false;  // ZeRO-1: each keeps the optimizer state of the elements it owns only
   int count() const { return grads == nullptr ? 1 : grads->size(); }
   int index() const { return grads == nullptr ? 0 : grads->rank(); }
@@ -76,18 +88,17 @@ struct Group {
 
 class ParamStore {
  public:
-  /// What rank `rank` of `mesh` holds.
-  ParamStore(device::Device& device, DType compute, mesh::MeshShape mesh = mesh::MeshShape(), int rank = 0,
-             const Replicas& replicas = {})
-      : device_(device), compute_(compute), mesh_(std::move(mesh)), rank_(rank), replicas_(replicas) {}
+  /// What this rank of `mesh` holds; without a mesh, everything. `split_state`: ZeRO-1 over the axis "data".
+  ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
   // Declaring (before allocate()).
   int add_group(std::string name);
   /// Parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i], vectors a local
-  /// [Σ out_i]. Weight decay applies to matrices.
+  /// [Σ out_i]. Flat and root placements, the same for all parts, apply to that matrix. Weight decay applies to
+  /// matrices.
   SlotId add_slot(int group, std::vector<Part> parts);
   /// A layout with every element on every rank.
-  mesh::Layout whole(Shape shape) const { return {mesh_, shape}; }
+  mesh::Layout whole(Shape shape) const { return {mesh_shape_, shape}; }
 
   /// Allocates what the run needs: `training` adds gradients and moments.
   void allocate(bool training);
@@ -104,11 +115,29 @@ class ParamStore {
   DType compute_dtype() const { return compute_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
-  Tensor weight(SlotId slot) const;  // compute type
+  /// The matrix of a slot that is stored where it is used; compute type.
+  Tensor weight(SlotId slot) const;
+  /// Whether the slot's matrix is stored elsewhere, in whole or in part.
+  bool spread(SlotId slot) const { return slots_[static_cast<size_t>(slot)].spread(); }
+  /// Starts bringing a spread slot's matrix here, for one use; the memory is taken from ex.arena. Nothing to do for
+  /// other slots and when it is on its way. Every rank of the flat or root axes calls.
+  void gather_ahead(Exec& ex, SlotId slot);
+  /// The slot's matrix for one use: joins the gather, which is started now when nobody did ahead. Dropping the handle
+  /// releases gathered memory.
+  class Gathered {
+   public:
+    Gathered(Tensor tensor, Scratch memory) : tensor_(tensor), memory_(std::move(memory)) {}
+    operator const Tensor&() const { return tensor_; }
+
+   private:
+    Tensor tensor_;
+    Scratch memory_;  // empty when the matrix is stored here
+  };
+  Gathered gather(Exec& ex, SlotId slot);
   /// Packed op(b) for products with this slot (see ops::prefers_packed), made on first use after each change of the
-  /// weights; empty when packing does not pay here.
+  /// weights; empty when packing does not pay here and for spread slots.
   Tensor packed(Exec& ex, SlotId slot, bool transposed);
-  Tensor gradient(SlotId slot) const;  // accumulator type
+  Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
 
   const std::vector<Param>& params() const { return params_; }
   std::vector<Group>& groups() { return groups_; }
@@ -123,6 +152,26 @@ class ParamStore {
   };
   Range range_of(SlotId slot) const;
   bool decays(SlotId slot) const { return slots_[static_cast<size_t>(slot)].decay; }
+  /// Local shape of the slot's matrix when it is all here.
+  Shape box(SlotId slot) const { return slots_[static_cast<size_t>(slot)].box; }
+  /// Of a spread slot: the axes of its flat or root placements; whether those are root placements.
+  mesh::AxisSet spread_axes(SlotId slot) const { return slots_[static_cast<size_t>(slot)].spread_axes(); }
+  bool on_root(SlotId slot) const { return slots_[static_cast<size_t>(slot)].root != 0; }
+  /// Whether all of the slot's matrix is stored on this rank.
+  bool stored_here(SlotId slot) const { return range_of(slot).count == box(slot).count(); }
+
+  /// The elements of a group whose gradients are to be added up over `axes`, by these axes.
+  std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> sums_of(int group) const;
+  /// Where `rank` stores the elements that it counts in the gradient norm: what several ranks of a replica hold counts
+  /// once. By ascending offset; padding, which is zero, may be among them.
+  std::vector<Region> counted_by(int rank, int group) const;
+  /// Elements of the group's flat space on `rank`.
+  int64_t elements_on(int rank, int group) const;
+
+  /// Null: one rank alone.
+  mesh::Mesh* mesh() const { return mesh_; }
+  const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }
+  int rank() const { return rank_; }
 
  private:
   struct Packed {
@@ -132,14 +181,26 @@ class ParamStore {
   struct Slot {
     int group = 0;
     int64_t offset = 0;  // in the group's flat space
-    Shape shape;         // local
+    Shape box, stored;   // local: in use, in the flat space
     bool decay = false;
     std::vector<int> params;
+    std::vector<Part> parts;
+    mesh::AxisSet flat = 0, root = 0;
     Packed packed[2];  // as b, as bᵀ
+    // On its way here.
+    Scratch memory;
+    comm::Ticket ticket;
+    bool gathering = false;
+    mesh::AxisSet spread_axes() const { return flat | root; }
+    bool spread() const { return spread_axes() != 0; }
   };
+  int64_t stored_on(int rank, const Slot& slot) const;
+  /// Of a slot's stored elements, in compute type.
+  Tensor stored_weight(const Slot& slot) const;
   device::Device& device_;
   DType compute_;
-  mesh::MeshShape mesh_;
+  mesh::Mesh* mesh_;
+  mesh::MeshShape mesh_shape_;
   int rank_;
   Replicas replicas_;
   std::vector<Param> params_;

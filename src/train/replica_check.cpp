@@ -1,34 +1,62 @@
 #include "train/replica_check.h"
 
-#include <algorithm>
+#include <map>
 
 #include "checkpoint/checksum.h"
 
 namespace trainer::train {
+namespace {
+
+template <typename T>
+std::string hash_of(std::span<const T> values) {
+  return checkpoint::to_string(checkpoint::checksum_of(std::as_bytes(values)));
+}
+
+/// Which elements of a parameter this rank holds, and what they are: two hashes of one width.
+std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
+  std::vector<int64_t> which;
+  scratch.clear();
+  const auto size = static_cast<size_t>(size_of(weights.dtype));
+  for (const mesh::Run& run : param.runs) {
+    which.insert(which.end(), {run.global, run.length});
+    const std::byte* first = weights.data + static_cast<size_t>(run.local) * size;
+    if (run.stride == 1) {
+      scratch.insert(scratch.end(), first, first + static_cast<size_t>(run.length) * size);
+    } else {
+      for (int64_t i = 0; i < run.length; ++i) {
+        const std::byte* element = first + static_cast<size_t>(i * run.stride) * size;
+        scratch.insert(scratch.end(), element, element + size);
+      }
+    }
+  }
+  return hash_of(std::span<const int64_t>(which)) + hash_of(std::span<const std::byte>(scratch));
+}
+
+}  // namespace
 
 void check_replicas(Trainer& trainer, int64_t step) {
   const params::ParamStore& store = trainer.store();
-  std::string lines;
-  for (const params::Group& group : store.groups()) {
-    const Tensor weights = group.compute ? group.compute.tensor() : group.master.tensor();
-    lines += checkpoint::to_string(checkpoint::checksum_of(
-                 std::span<const std::byte>(weights.data, static_cast<size_t>(weights.bytes())))) +
-             '\n';
+  std::string own;
+  std::vector<std::byte> scratch;
+  for (const params::Param& param : store.params()) {
+    const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
+    own += describe(param, group.compute ? group.compute.tensor() : group.master.tensor(), scratch);
   }
-  const std::vector<std::string> all = trainer.mesh().host().gather(lines);
-  const mesh::MeshShape& shape = trainer.mesh().shape();
-  const size_t width = lines.size() / store.groups().size();
-  for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-    const int reference = shape.members(rank, shape.set("data")).front();
-    const std::string &own = all[static_cast<size_t>(rank)], &expected = all[static_cast<size_t>(reference)];
-    if (own == expected) continue;
-    const size_t group = static_cast<size_t>(std::ranges::mismatch(own, expected).in1 - own.begin()) / width;
-    throw Error(Code::internal,
-                format("step {}: the weights of rank {} differ from those of rank {} in {}, first of all: a "
-                       "replica computes wrongly. Suspect the hardware of its host; the last checkpoint is "
-                       "from before this comparison",
-                       step, rank, reference, store.groups()[group].name))
-        .on(Scope::all_ranks);
+  const std::vector<std::string> all = trainer.mesh().host().gather(own);
+  const size_t width = own.size() / store.params().size();
+  for (size_t p = 0; p < store.params().size(); ++p) {
+    std::map<std::string_view, std::pair<std::string_view, size_t>> holders;  // elements → contents, first rank
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      const std::string_view entry = std::string_view(all[rank]).substr(p * width, width);
+      const std::string_view which = entry.substr(0, width / 2), contents = entry.substr(width / 2);
+      const auto [first, is_new] = holders.try_emplace(which, contents, rank);
+      if (is_new || first->second.first == contents) continue;
+      throw Error(Code::internal,
+                  format("step {}: {} of rank {} differs from that of rank {}: a replica computes wrongly. Suspect the "
+                         "hardware of its host; the last checkpoint is from before this comparison",
+                         step, store.params()[p].name, rank, first->second.second))
+          .on(Scope::all_ranks);
+    }
   }
 }
 

@@ -1,11 +1,12 @@
 #pragma once
-// Replicas of the model must stay equal bit for bit; a machine that computes wrongly shows here first.
+// What several ranks hold must stay equal bit for bit; a machine that computes wrongly shows here first.
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// Compares checksums of all weights among the replicas. Every rank calls it. Throws Code::internal on all of them,
-/// naming the first rank and group of parameters that differ from those of the first replica.
+/// Compares checksums of every parameter among the ranks that hold the same elements of it: replicas of the model, and
+/// ranks of one replica. Every rank calls it. Throws Code::internal on all of them, naming the first parameter and rank
+/// that differ from an earlier rank.
 void check_replicas(Trainer& trainer, int64_t step);
 
 }  // namespace trainer::train

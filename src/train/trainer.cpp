@@ -27,9 +27,9 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     : device_(device),
       config_(config),
       arena_(device),
-      mesh_(world, device, parallel::make_mesh_shape(config.parallel, world.size())),
-      store_(device, compute, mesh_.shape(), mesh_.rank(), make_replicas()) {
-  strategy_ = parallel::make_strategy(config.parallel, mesh_, store_);
+      mesh_(world, device, parallel::make_mesh_shape(config, world.size())),
+      store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
+  strategy_ = parallel::make_strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   store_.allocate(training);
@@ -42,14 +42,6 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   grads_ = std::make_unique<params::GradSink>(store_);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
-}
-
-params::Replicas Trainer::make_replicas() {
-  if (mesh_.size("data") == 1) return {};
-  return {.grads = &mesh_.along("data", comm::Lane::grads),
-          .weights = &mesh_.along("data", comm::Lane::weights),
-          .control = &mesh_.along("data", comm::Lane::control),
-          .split_state = config_.parallel.zero_stage == 1};
 }
 
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {

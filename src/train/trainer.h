@@ -84,7 +84,6 @@ class Trainer {
   BytesByCategory memory() const;
 
  private:
-  params::Replicas make_replicas();
   void reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;

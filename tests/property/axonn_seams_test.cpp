@@ -1,7 +1,8 @@
 // A linear in the manner of AxoNN: weights flat over z, gathered one linear ahead; dX summed behind dW; dW scattered
-// over z and joined at the end of the step.
+// over z and joined one linear later; the store and the sink of gradients carry all of it.
 #include <gtest/gtest.h>
 
+#include "params/grad_sink.h"
 #include "seams_rig.h"
 
 namespace trainer::seams {
@@ -13,28 +14,35 @@ using mesh::split;
 
 enum class Role { expand, contract };
 
+/// Parameters and gradients of one rank's pass.
+struct Params {
+  explicit Params(const Rank& rank) : store(rank.ex.device, DType::f64, &rank.mesh) {}
+  params::ParamStore store;
+  std::unique_ptr<params::GradSink> grads;
+};
+
 class AxonnLinear final : public Linear {
  public:
   /// expand: in over y, out over x; contract: the other way round.
-  AxonnLinear(Rank rank, Role role, const std::vector<Matrix>& parts)
-      : rank_(rank),
-        in_(role == Role::expand ? "y" : "x"),
-        out_(role == Role::expand ? "x" : "y"),
-        weight_(rank,
-                Layout(rank.mesh.shape(), {parts[0].rows, parts[0].cols})
-                    .with(in_, split(0))
-                    .with(out_, split(1))
-                    .with("z", kFlat),
-                parts) {}
-
-  void gather_ahead() override {
-    gathered_ = rank_.take("gathered", weight_.block());
-    gather_ = rank_.mesh.along("z", Lane::weights).all_gather(rank_.ex, weight_.value(), gathered_.tensor());
+  AxonnLinear(Rank rank, Params& params, Role role, const std::vector<Matrix>& parts)
+      : rank_(rank), params_(params), in_(role == Role::expand ? "y" : "x"), out_(role == Role::expand ? "x" : "y") {
+    const Layout layout = Layout(rank.mesh.shape(), {parts[0].rows, parts[0].cols})
+                              .with(in_, split(0))
+                              .with(out_, split(1))
+                              .with("z", kFlat);
+    std::vector<params::Part> slot;
+    for (size_t p = 0; p < parts.size(); ++p) slot.push_back({format("part {}", p), layout, {}});
+    group_ = params.store.add_group("linear");
+    weight_ = params.store.add_slot(group_, slot);
   }
+  /// Once the store is allocated.
+  void fill(const std::vector<Matrix>& parts) { each_part(parts, group().master, write_runs); }
+
+  void gather_ahead() override { params_.store.gather_ahead(rank_.ex, weight_); }
 
   Scratch forward(const Tensor& x) override {
-    const Scratch w = gathered();
-    Scratch y = rank_.take("y", {x.rows(), w.tensor().cols()});
+    const auto w = params_.store.gather(rank_.ex, weight_);
+    Scratch y = rank_.take("y", {x.rows(), params_.store.box(weight_)[1]});
     product(rank_, x, false, w, false, y);
     rank_.mesh.along(in_, Lane::critical).all_reduce(rank_.ex, y).join(rank_.ex);
     return y;
@@ -43,34 +51,38 @@ class AxonnLinear final : public Linear {
   Scratch backward(const Tensor& dy, const Tensor& x) override {
     Scratch dx = rank_.take("dx", x.shape);
     {
-      const Scratch w = gathered();
+      const auto w = params_.store.gather(rank_.ex, weight_);
       product(rank_, dy, false, w, true, dx);
     }
     comm::Ticket sum = rank_.mesh.along(out_, Lane::critical).all_reduce(rank_.ex, dx);
-    Scratch dw = rank_.take("dw", weight_.block());
-    product(rank_, x, true, dy, false, dw);  // hides the sum
-    scatter_ = rank_.mesh.along("z", Lane::grads).reduce_scatter(rank_.ex, dw, weight_.gradient());
-    scatter_.keep(std::move(dw));
+    const params::GradSlot dw = params_.grads->slot(rank_.ex, weight_);
+    product(rank_, x, true, dy, false, dw.tensor, dw.accumulate);  // hides the sum
+    params_.grads->ready(rank_.ex, weight_);
+    params_.grads->group_done(rank_.ex, group_);
     sum.join(rank_.ex);
     return dx;
   }
 
-  void finish() override {
-    scatter_.join(rank_.ex);
-    rank_.mesh.along("data", Lane::grads).all_reduce(rank_.ex, weight_.gradient()).join(rank_.ex);
+  void check_gradient(const std::vector<Matrix>& expected, const std::string& what) const override {
+    each_part(expected, group().grad,
+              [&](const Rank& rank, const Tensor& local, const auto& runs, const Matrix& whole) {
+                check_runs(rank, local, runs, whole, what);
+              });
   }
-  const Weight& weight() const override { return weight_; }
 
  private:
-  Scratch gathered() {
-    gather_.join(rank_.ex);
-    return std::move(gathered_);
+  const params::Group& group() const { return params_.store.groups()[static_cast<size_t>(group_)]; }
+  template <typename F>
+  void each_part(const std::vector<Matrix>& parts, const Tensor& local, F&& f) const {
+    const std::vector<int>& params = params_.store.params_of(weight_);
+    for (size_t p = 0; p < parts.size(); ++p)
+      f(rank_, local, params_.store.params()[static_cast<size_t>(params[p])].runs, parts[p]);
   }
   Rank rank_;
+  Params& params_;
   std::string in_, out_;
-  Weight weight_;
-  Scratch gathered_;
-  comm::Ticket gather_, scatter_;
+  int group_;
+  params::SlotId weight_;
 };
 
 struct Grid {
@@ -86,10 +98,21 @@ void check_grid(const Grid& grid) {
   const int64_t sent = run_planned(shape, [&](Rank rank) {
     const Layout residual =
         Layout(shape, {m * grid.data, h}).with("data", split(0)).with("z", split(0)).with("y", split(1));
+    Params params(rank);
     Linears linears;
     for (size_t i = 0; i < Block::kLinears; ++i)
-      linears.push_back(std::make_unique<AxonnLinear>(rank, i % 2 == 0 ? Role::expand : Role::contract, block.w[i]));
-    run_block(rank, block, residual, linears);
+      linears.push_back(
+          std::make_unique<AxonnLinear>(rank, params, i % 2 == 0 ? Role::expand : Role::contract, block.w[i]));
+    params.store.allocate(/*training=*/true);
+    for (size_t i = 0; i < Block::kLinears; ++i) static_cast<AxonnLinear&>(*linears[i]).fill(block.w[i]);
+    params.grads = std::make_unique<params::GradSink>(params.store);
+    params.grads->prepare(rank.ex.device);
+    params.grads->begin_step();
+    params.grads->begin_micro(/*last=*/true);
+    run_block(rank, block, residual, linears, [&] {
+      params.grads->end_micro(rank.ex);
+      params.grads->finish(rank.ex);
+    });
   });
   // Of all ranks: forward and backward, W gathered twice; the weights' sum over the replicas once.
   const int64_t block_ranks = grid.z * grid.x * grid.y;

@@ -52,7 +52,9 @@ class ColumnLinear final : public Linear {
     whole_.reset();
     return sequence_ ? std::move(dx) : std::move(partial);
   }
-  const Weight& weight() const override { return weight_; }
+  void check_gradient(const std::vector<Matrix>& expected, const std::string& what) const override {
+    weight_.check_gradient(rank_, expected, what);
+  }
 
  private:
   Rank rank_;
@@ -85,7 +87,9 @@ class RowLinear final : public Linear {
     product(rank_, x, true, all, false, weight_.gradient());
     return dx;
   }
-  const Weight& weight() const override { return weight_; }
+  void check_gradient(const std::vector<Matrix>& expected, const std::string& what) const override {
+    weight_.check_gradient(rank_, expected, what);
+  }
 
  private:
   Rank rank_;

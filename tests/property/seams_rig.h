@@ -2,6 +2,7 @@
 // Integer-valued matrices, whole and in shards, and a chain of four products like those of a Transformer block: what
 // the prototypes of the strategies share. Every sum is exact in f64, so distributed and dense results agree in every
 // bit.
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -101,8 +102,8 @@ class Weight {
  public:
   Weight(const Rank& rank, Layout part, const std::vector<Matrix>& parts)
       : part_(part), parts_(static_cast<int>(parts.size())), width_(part.box()[1]) {
-    value_ = rank.take("weight", local(rank.me()));
-    gradient_ = rank.take("gradient", local(rank.me()));
+    value_ = rank.take("weight", block());
+    gradient_ = rank.take("gradient", block());
     for (int p = 0; p < parts_; ++p) write_runs(rank, value_, runs(rank, p), parts[static_cast<size_t>(p)]);
   }
   /// The block that products use: [k/…, parts · n/…].
@@ -114,13 +115,6 @@ class Weight {
   }
 
  private:
-  bool flat() const { return part_.axes(mesh::kFlat) != 0; }
-  Shape local(int rank) const {
-    const mesh::AxisSet axes = part_.axes(mesh::kFlat);
-    if (axes == 0) return block();
-    const MeshShape& shape = part_.mesh();
-    return {comm::chunk_of(block().count(), shape.group_size(axes), shape.index(rank, axes)).count};
-  }
   std::vector<mesh::Run> runs(const Rank& rank, int part) const {
     return part_.runs(rank.me(), {.offset = part * width_, .pitch = parts_ * width_});
   }
@@ -138,7 +132,7 @@ class Linear {
   virtual Scratch forward(const Tensor& x) = 0;
   virtual Scratch backward(const Tensor& dy, const Tensor& x) = 0;
   virtual void finish() {}  // the step's gradients are needed now
-  virtual const Weight& weight() const = 0;
+  virtual void check_gradient(const std::vector<Matrix>& expected, const std::string& what) const = 0;
 };
 
 /// y = ((x·(Wq + Wk + Wv))·Wo)·Wup)·Wdown: the products of a block, with sums in the place of attention and activation.
@@ -193,7 +187,10 @@ inline Scratch repeat_parts(const Rank& rank, const Tensor& d, int parts) {
 using Linears = std::vector<std::unique_ptr<Linear>>;
 
 /// One forward and backward pass through four linears with gathers one linear ahead, checked against the dense block.
-inline void run_block(const Rank& rank, const Block& block, const Layout& residual, Linears& linears) {
+/// `finish`: what else is to be done before the gradients are looked at.
+inline void run_block(
+    const Rank& rank, const Block& block, const Layout& residual, Linears& linears,
+    const std::function<void()>& finish = [] {}) {
   std::vector<Scratch> inputs;
   inputs.push_back(shard(rank, residual, block.x));
   Scratch dy = shard(rank, residual, block.dy);
@@ -215,16 +212,17 @@ inline void run_block(const Rank& rank, const Block& block, const Layout& residu
     dy = linears[i]->backward(dy, inputs[i]);
   }
   for (const auto& linear : linears) linear->finish();
+  finish();
   check_runs(rank, dy, residual.runs(rank.me()), block.dx, "dx");
-  for (size_t i = 0; i < linears.size(); ++i)
-    linears[i]->weight().check_gradient(rank, block.dw[i], format("dW {}", i));
+  for (size_t i = 0; i < linears.size(); ++i) linears[i]->check_gradient(block.dw[i], format("dW {}", i));
 }
 
-/// Elements on the wire, summed over all ranks of the mesh.
+/// Elements on the wire, control messages left out, summed over all ranks of the mesh.
 inline int64_t wire_elements(const Meter& meter, const MeshShape& shape) {
   int64_t total = 0;
   for (const auto& [key, count] : meter.comm())
-    total += count.wire_bytes / size_of(key.dtype) * (shape.world_size() / shape.group_size(key.axes));
+    if (key.axes != mesh::kControlAxes)
+      total += count.wire_bytes / size_of(key.dtype) * (shape.world_size() / shape.group_size(key.axes));
   return total;
 }
 

@@ -133,7 +133,9 @@ class SummaLinear final : public Linear {
     summa_atb(rank_, x, dy, weight_.gradient());
     return dx;
   }
-  const Weight& weight() const override { return weight_; }
+  void check_gradient(const std::vector<Matrix>& expected, const std::string& what) const override {
+    weight_.check_gradient(rank_, expected, what);
+  }
 
  private:
   Rank rank_;

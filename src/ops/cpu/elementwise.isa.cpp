@@ -22,6 +22,7 @@ void dropout(const DropoutTile& t) {
   using A = AccumulatorOf<T>;
   constexpr int64_t kChunk = 256;
   const Vec<A> scale = splat<A>(static_cast<A>(t.scale));
+  const T* bias = static_cast<const T*>(t.bias);
   uint32_t draws[kChunk + 2 * kPhiloxGroup + 16] = {};
   for (int64_t r = 0; r < t.rows; ++r) {
     const T* x = static_cast<const T*>(t.x) + r * t.x_ld;
@@ -35,7 +36,9 @@ void dropout(const DropoutTile& t) {
         for (int64_t i = 0; i < skip + n; i += kPhiloxGroup)
           philox_group(t.key0, t.key1, t.step, (index + static_cast<uint64_t>(i)) / 4, draws + i);
       each_vector<A>(n, [&](int64_t i, auto tag) {
-        Vec<A> v = kept(get(x + c + i, tag) * scale, draws + skip + i, t.threshold);
+        Vec<A> v = get(x + c + i, tag);
+        if (bias != nullptr) v += get(bias + c + i, tag);
+        v = kept(v * scale, draws + skip + i, t.threshold);
         if (residual != nullptr) v += get(residual + c + i, tag);
         put(y + c + i, v, tag);
       });

@@ -4,9 +4,9 @@
 
 namespace trainer::ops {
 
-/// Row r, column c of the tile has global element index first_index + r·width + c; residual may be null.
+/// Row r, column c of the tile has global element index first_index + r·width + c; residual and bias may be null.
 struct DropoutTile {
-  const void *x, *residual;
+  const void *x, *residual, *bias;
   void* y;
   int64_t x_ld, residual_ld, y_ld, rows, cols;
   uint64_t first_index, width;

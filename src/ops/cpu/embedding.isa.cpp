@@ -8,6 +8,14 @@ template <typename T>
 void look_up(const void* token, const void* position, void* out, int64_t cols) {
   const T *row = static_cast<const T*>(token), *offset = static_cast<const T*>(position);
   T* y = static_cast<T*>(out);
+  if (row == nullptr) {
+    row = offset;
+    offset = nullptr;
+  }
+  if (row == nullptr) {
+    __builtin_memset(y, 0, static_cast<size_t>(cols) * sizeof(T));
+    return;
+  }
   each_vector<AccumulatorOf<T>>(cols, [&](int64_t i, auto tag) {
     put(y + i, offset == nullptr ? get(row + i, tag) : get(row + i, tag) + get(offset + i, tag), tag);
   });

@@ -5,7 +5,7 @@
 namespace trainer::ops {
 
 struct EmbeddingKernels {
-  /// y[0 … cols) = token + position (null: none).
+  /// y[0 … cols) = token + position; null stands for zeros. y may be either.
   void (*look_up[3])(const void* token, const void* position, void* y, int64_t cols);
   /// sum[0 … cols) (+)= Σ_i dy[rows[i]] in order; row i is rows[i], or first + i·stride when rows is null. Without
   /// accumulate, and without rows, the sum is 0.

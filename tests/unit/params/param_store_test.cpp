@@ -80,11 +80,14 @@ TEST(GradSink, FirstWriteOverwritesLaterOnesAdd) {
   device::CpuDevice device(1);
   Store s(device, DType::f32);
   params::GradSink sink(s.store);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
   for (int step = 0; step < 2; ++step) {
     sink.begin_step();
-    EXPECT_FALSE(sink.slot(s.qkv).accumulate);
-    EXPECT_TRUE(sink.slot(s.qkv).accumulate);
-    EXPECT_FALSE(sink.slot(s.table).accumulate);
+    EXPECT_FALSE(sink.slot(ex, s.qkv).accumulate);
+    EXPECT_TRUE(sink.slot(ex, s.qkv).accumulate);
+    EXPECT_FALSE(sink.slot(ex, s.table).accumulate);
   }
 }
 

@@ -1,36 +1,8 @@
 // Data parallelism and ZeRO-1 on ranks that are threads: against one rank, against each other bit for bit, and bytes.
-#include <gtest/gtest.h>
-
-#include <cmath>
-
-#include "checkpoint/param_slices.h"
-#include "unit/train/tiny.h"
+#include "unit/train/layouts.h"
 
 namespace trainer::tests {
 namespace {
-
-/// Global tensors by name, gathered from the slices of all ranks.
-using Tensors = std::map<std::string, std::vector<double>>;
-
-void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
-  std::vector<double>& out = all[slice.name];
-  out.resize(static_cast<size_t>(slice.shape.count()), NAN);
-  for (const mesh::Run& run : slice.runs)
-    for (int64_t i = 0; i < run.length; ++i) {
-      double& element = out[static_cast<size_t>(run.global + i)];
-      EXPECT_TRUE(std::isnan(element)) << slice.name << " " << run.global + i << " is owned twice";
-      const int64_t local = run.local + i * run.stride;
-      element = slice.local.dtype == DType::f64 ? slice.local.as<double>()[local] : slice.local.as<float>()[local];
-    }
-}
-
-struct Result {
-  std::vector<double> losses, norms;
-  Tensors state;      // weights and moments after the last step, of owned pieces
-  Tensors gradients;  // after the first step, of owned pieces
-  train::CommBytes measured, predicted;
-  int64_t optimizer_bytes = 0;  // of the first rank
-};
 
 struct Case {
   int replicas = 1;
@@ -50,52 +22,7 @@ config::Config configure(const Case& how, config::Arch arch) {
 }
 
 Result train(const Case& how, DType compute, config::Arch arch, int64_t steps) {
-  Result result;
-  std::mutex mutex;
-  const config::Config c = configure(how, arch);
-  comm::WorldOptions options{.timeout_s = 60};
-  if (how.delay > 0)
-    options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
-      return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
-    };
-  comm::run_on_threads(how.replicas, options, [&](comm::World& world) {
-    Tiny run(&world, c, compute, how.threads);
-    run.trainer.meter().reset();
-    for (int64_t n = 1; n <= steps; ++n) {
-      const auto outcome = run.step(n);
-      const std::lock_guard lock(mutex);
-      if (n == 1)
-        for (const params::Param& param : run.trainer.store().params()) {
-          const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
-          collect(result.gradients,
-                  {param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
-                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count)});
-        }
-      if (world.first()) {
-        result.losses.push_back(outcome.loss);
-        result.norms.push_back(outcome.norm.norm);
-        continue;
-      }
-    }
-    const std::lock_guard lock(mutex);
-    for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
-      collect(result.state, slice);
-    if (!world.first()) return;
-    result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
-    result.predicted = run.trainer.comm_bytes_per_step();
-    result.optimizer_bytes = run.device.memory().at("optimizer").current;
-  });
-  return result;
-}
-
-/// Largest |a − b| over the tensor, relative to the norm of b.
-double distance(const std::vector<double>& a, const std::vector<double>& b) {
-  double squares = 0, largest = 0;
-  for (size_t i = 0; i < b.size(); ++i) {
-    squares += b[i] * b[i];
-    largest = std::max(largest, std::abs(a[i] - b[i]));
-  }
-  return largest / (std::sqrt(squares) + 1e-300);
+  return tests::train(configure(how, arch), compute, steps, {.threads = how.threads, .delay = how.delay});
 }
 
 class Replicas : public testing::TestWithParam<std::tuple<int, int64_t, config::Arch>> {
@@ -107,27 +34,7 @@ class Replicas : public testing::TestWithParam<std::tuple<int, int64_t, config::
 TEST_P(Replicas, FollowOneRankInDoublePrecision) {
   const Result one = train({.replicas = 1, .micro_batch = 2}, DType::f64, arch(), 20);
   const Result many = train(how(), DType::f64, arch(), 20);
-  double largest = 0;
-  for (const auto& [name, values] : one.gradients)
-    for (const double x : values) largest = std::max(largest, std::abs(x));
-  for (const auto& [name, values] : one.gradients) {
-    // The key bias has a gradient of zero in theory: softmax does not see it.
-    if (name.ends_with("attn.k.bias")) {
-      for (size_t i = 0; i < values.size(); ++i)
-        EXPECT_LE(std::abs(many.gradients.at(name)[i] - values[i]), 1e-12 * largest);
-    } else {
-      EXPECT_LE(distance(many.gradients.at(name), values), 1e-12) << name;
-    }
-  }
-  for (size_t n = 0; n < one.losses.size(); ++n) {
-    EXPECT_NEAR(many.losses[n], one.losses[n], 1e-10 * one.losses[n]) << "step " << n + 1;
-    EXPECT_NEAR(many.norms[n], one.norms[n], 1e-9 * one.norms[n]) << "step " << n + 1;
-  }
-  for (const double norm : one.norms) EXPECT_GT(norm, 0.1) << "clipping is meant to be active";
-  for (const auto& [name, values] : one.state) {
-    if (name.find('#') != std::string::npos || name.ends_with("attn.k.bias")) continue;
-    EXPECT_LE(distance(many.state.at(name), values), 1e-9) << name;
-  }
+  expect_same_run(many, one);
 }
 
 TEST_P(Replicas, SplittingTheOptimizerStateChangesNoBit) {
@@ -135,9 +42,8 @@ TEST_P(Replicas, SplittingTheOptimizerStateChangesNoBit) {
     Case split = how();
     split.zero_stage = 1;
     const Result whole = train(how(), compute, arch(), 4), parts = train(split, compute, arch(), 4);
-    EXPECT_EQ(parts.losses, whole.losses) << name_of(compute);
-    EXPECT_EQ(parts.norms, whole.norms) << name_of(compute);
-    EXPECT_TRUE(parts.state == whole.state) << name_of(compute);
+    SCOPED_TRACE(name_of(compute));
+    expect_same_bits(parts, whole);
     EXPECT_LE(parts.optimizer_bytes, whole.optimizer_bytes / how().replicas + 64 * 64) << name_of(compute);
   }
 }

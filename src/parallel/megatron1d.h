@@ -1,0 +1,65 @@
+#pragma once
+// Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
+// 2022). Of T ranks, each has 1/T of the columns of expand linears, of the rows of contract linears, of the attention
+// heads, and of the vocabulary; the residual stream is on all of them, or with sequence parallelism cut by token rows.
+//
+//   rows of a batch N, hidden H            without                with sequence parallelism
+//   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
+//   expand:    weight [H, F/T]             x [N, H]               x gathered before the product
+//     backward                             Σ dx  (all-reduce)     x gathered again, dx reduce-scattered
+//   contract:  weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
+//     backward                             nothing                dy gathered
+//
+// Elements a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
+// recomputation:
+//   without: all-reduce (4L + 2)·B + 3N
+//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
+//            each rank has summed over its own rows: gains and biases of norms, biases of contract linears, positions.
+// The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
+// so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result
+// nobody needs.
+#include "parallel/strategy.h"
+
+namespace trainer::parallel {
+
+class Megatron1D final : public Strategy {
+ public:
+  /// "data" × "tensor". When the axis has more ranks than there are key/value heads, it is "kv" × "rep" with "tensor"
+  /// for both, and ranks along "rep" share a key/value head.
+  static mesh::MeshShape mesh_shape(int world, int tensor, int64_t kv_heads);
+
+  /// The ranks along the tensor axis, as its layers see them.
+  struct Axis {
+    ParamStore& store;
+    comm::Communicator& ranks;    // activations; ordered on lane `critical`
+    mesh::AxisSet axes, kv, rep;  // kv and rep empty when key/value heads divide over all
+    bool sequence_parallel;
+    bool overlap;  // false: every collective is waited for at once, to see what it costs
+
+    int64_t size() const { return ranks.size(); }
+    int64_t rank() const { return ranks.rank(); }
+    bool splits_rows(const Batch& batch) const { return sequence_parallel && !batch.whole_rows; }
+    /// Axes over whose ranks gradients of replicated parameters of the residual stream have addends.
+    mesh::AxisSet row_axes() const { return sequence_parallel ? axes : mesh::AxisSet{0}; }
+    /// Waits here when collectives are not to run under products.
+    comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
+    /// shard [N/T, C] → [N, C].
+    Scratch gather_rows(Exec& ex, const Tensor& shard) const;
+  };
+
+  Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parallel, bool overlap);
+
+  Tile residual(int layer, const Batch& batch) const override;
+  Heads heads(int64_t heads) const override;
+  std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
+  std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec) override;
+  std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec) override;
+  std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) override;
+
+ private:
+  params::SlotId add_table(int group, const std::string& name, const EmbeddingSpec& spec);
+  Axis axis_;
+  params::SlotId table_ = -1;
+};
+
+}  // namespace trainer::parallel

@@ -1,0 +1,40 @@
+#include "parallel/vocab.h"
+
+#include <algorithm>
+
+namespace trainer::parallel {
+
+void run(Exec& ex, comm::Communicator& ranks, const ShardedLoss& op) {
+  const int64_t rows = op.shard.logits.rows();
+  const Scratch here = ex.take("loss.largest_here", {rows}, DType::f64);
+  const Scratch largest = ex.take("loss.largest", {rows}, DType::f64);
+  const Scratch sums = ex.take("loss.sums", {2, rows}, DType::f64);
+  const Tensor flat = sums.tensor().reshape({2 * rows});
+  ops::run(ex, ops::ShardSums{op.shard, here, flat});
+  ops::run(ex, ops::Copy{here, largest});
+  ranks.all_reduce(ex, largest, comm::Reduce::max).join(ex);
+  ops::run(ex, ops::ShardRescale{op.shard, here, largest, flat});
+  ranks.all_reduce(ex, flat).join(ex);
+  ops::run(ex, ops::ShardLoss{.shard = op.shard,
+                              .largest = largest,
+                              .sums = flat,
+                              .weights = op.weights,
+                              .loss = op.loss,
+                              .dlogits = op.dlogits,
+                              .vocabulary = op.vocabulary,
+                              .scale = op.scale});
+}
+
+double sum_of_losses(Exec& ex, const Tensor& losses) {
+  double total = 0;
+  if (!ex.device.dry())
+    for (const double value : losses.span<double>()) total += value;
+  return total;
+}
+
+int64_t head_chunk(int64_t rows, int64_t padded, DType logits) {
+  constexpr int64_t kChunkBytes = int64_t{96} << 20, kLeastRows = 256;
+  return std::min(rows, std::max(kLeastRows, kChunkBytes / (padded * size_of(logits)) / 64 * 64));
+}
+
+}  // namespace trainer::parallel

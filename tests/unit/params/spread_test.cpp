@@ -1,0 +1,273 @@
+// Slots that are not stored where they are used, and gradients with addends on several ranks of a replica: every rank
+// writes integers that are a function of what it stands for, so all sums are known exactly.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "params/grad_sink.h"
+
+using namespace trainer;
+using mesh::AxisSet;
+using mesh::kFlat;
+using mesh::kReplicate;
+using mesh::kRoot;
+using mesh::Layout;
+using mesh::Mesh;
+using mesh::MeshShape;
+using mesh::split;
+using params::GradSink;
+using params::Init;
+using params::ParamStore;
+using params::Part;
+using params::SlotId;
+
+namespace {
+
+struct Grid {
+  int data, rep, z, x;
+  MeshShape shape() const { return MeshShape({{"data", data}, {"rep", rep}, {"z", z}, {"x", x}}); }
+};
+std::string to_string(const Grid& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
+
+/// One of everything: a flat matrix of two parts, a vector with addends over z, a hosted vector; two parts of which one
+/// is held by several ranks; a flat table that is written twice.
+struct Model {
+  explicit Model(ParamStore& store) : store(store) {
+    const MeshShape& shape = store.mesh_shape();
+    const auto layout = [&](Shape global) { return Layout(shape, global); };
+    const Init normal{Init::Kind::normal, 0.5};
+    const int first = store.add_group("first");
+    add(first, {{"q", layout({6, 8}).with("x", split(1)).with("z", kFlat), normal},
+                {"k", layout({6, 4}).with("x", split(1)).with("z", kFlat), normal}});
+    add(first, {{"gain", layout({8}).with("x", split(0)), normal, shape.set("z")}});
+    add(first, {{"hosted", layout({12}).with("x", split(0)).with("z", kRoot), normal}});
+    const int second = store.add_group("second");
+    const AxisSet rep = shape.set("rep"), z = shape.set("z"), x = shape.set("x");
+    add(second, {{"a", layout({6, 16}).with(rep | x, split(1)), normal, z},
+                 {"b", layout({6, 4}).with(x, split(1)), normal, rep | z}});
+    add(second, {{"table", layout({11, 5}).padded(0, 16).with("x", split(0)).with("z", kFlat), normal}});
+  }
+  void add(int group, const std::vector<Part>& parts) {
+    slots.emplace_back(store.add_slot(group, parts), parts);
+    groups.push_back(group);
+  }
+  ParamStore& store;
+  std::vector<std::pair<SlotId, std::vector<Part>>> slots;
+  std::vector<int> groups;  // of the slots
+};
+
+double element(const std::string& name, int64_t global, int64_t addend) {
+  const uint64_t h = std::hash<std::string>()(name) + static_cast<uint64_t>(global * 31 + addend * 1009);
+  return static_cast<double>((h * 0x9e3779b97f4a7c15u >> 40) % 7) - 3;
+}
+
+/// Calls f(index in the slot's local matrix, global index) for the elements of a part that are used on this rank.
+template <typename F>
+void each_used(const ParamStore& store, const std::vector<Part>& parts, size_t p, F&& f) {
+  const AxisSet z = store.mesh_shape().set("z");
+  int64_t cols = 0, first = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (i == p) first = cols;
+    cols += parts[i].layout.box()[-1];
+  }
+  const bool spread = parts[p].layout.on(2) == kFlat || parts[p].layout.on(2) == kRoot;
+  const Layout used = spread ? parts[p].layout.with(z, kReplicate) : parts[p].layout;
+  for (const mesh::Run& run : used.runs(store.rank(), {.offset = first, .pitch = cols}))
+    for (int64_t i = 0; i < run.length; ++i) f(run.local + i * run.stride, run.global + i);
+}
+
+struct OnRank {
+  OnRank(comm::World& world, const Grid& grid, DType compute, bool zero)
+      : mesh(world, device, grid.shape()), store(device, compute, &mesh, zero), model(store) {
+    store.allocate(true);
+  }
+  device::CpuDevice device{1};
+  Mesh mesh;
+  ParamStore store;
+  Model model;
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+};
+
+const Grid kGrids[] = {{1, 1, 1, 1}, {1, 1, 2, 1}, {1, 1, 3, 1}, {1, 2, 1, 1}, {1, 1, 2, 2},
+                       {2, 1, 1, 1}, {2, 2, 1, 1}, {2, 1, 3, 1}, {2, 2, 2, 1}, {3, 1, 2, 1}};
+
+TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
+  for (const Grid& grid : kGrids)
+    for (const DType type : {DType::f64, DType::f32, DType::bf16}) {
+      SCOPED_TRACE(to_string(grid));
+      comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
+        OnRank rank(world, grid, type, false);
+        rank.store.initialize(17);
+        device::CpuDevice device(1);
+        const auto alone = comm::solo_world();
+        Mesh one(*alone, device, Grid{1, 1, 1, 1}.shape());
+        ParamStore dense(device, type, &one);
+        Model whole(dense);
+        dense.allocate(false);
+        dense.initialize(17);
+        const auto value = [](const Tensor& t, int64_t i) {
+          return t.dtype == DType::f64   ? t.as<double>()[i]
+                 : t.dtype == DType::f32 ? static_cast<double>(t.as<float>()[i])
+                                         : static_cast<double>(static_cast<float>(t.as<bf16>()[i]));
+        };
+        // One slot ahead, as a forward pass would.
+        const auto& slots = rank.model.slots;
+        rank.store.gather_ahead(rank.ex, slots[0].first);
+        for (size_t s = 0; s < slots.size(); ++s) {
+          if (s + 1 < slots.size()) rank.store.gather_ahead(rank.ex, slots[s + 1].first);
+          const ParamStore::Gathered w = rank.store.gather(rank.ex, slots[s].first);
+          const Tensor local = w, all = dense.weight(whole.slots[s].first);
+          EXPECT_EQ(local.shape, rank.store.box(slots[s].first));
+          int64_t first = 0;
+          for (size_t p = 0; p < slots[s].second.size(); ++p) {
+            const Shape global = slots[s].second[p].layout.shape();
+            each_used(rank.store, slots[s].second, p, [&](int64_t at, int64_t index) {
+              const int64_t row = index / global[-1], col = index % global[-1];
+              EXPECT_EQ(value(local, at), value(all, row * all.cols() + first + col)) << slots[s].second[p].name;
+            });
+            first += global[-1];
+          }
+        }
+      });
+    }
+}
+
+/// Which of the addends of a gradient this rank computes: one for each place along data, z and Part::sum_over.
+AxisSet addend_axes(const ParamStore& store, const Part& part) {
+  return store.mesh_shape().set("data") | store.mesh_shape().set("z") | part.sum_over;
+}
+
+void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
+  sink.begin_micro(last);
+  const auto& slots = rank.model.slots;
+  for (size_t s = slots.size(); s-- > 0;) {
+    const auto& [slot, parts] = slots[s];
+    for (int use = 0; use < (parts[0].name == "table" ? 2 : 1); ++use) {
+      const params::GradSlot out = sink.slot(rank.ex, slot);
+      EXPECT_EQ(out.tensor.shape, rank.store.box(slot));
+      double* values = out.tensor.as<double>();
+      if (!out.accumulate) std::fill_n(values, out.tensor.count(), 0.0);
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const int64_t addend = rank.mesh.shape().index(rank.mesh.rank(), addend_axes(rank.store, parts[p]));
+        each_used(rank.store, parts, p, [&](int64_t at, int64_t global) {
+          values[at] += element(parts[p].name, global, addend * 10 + micro * 2 + use);
+        });
+      }
+    }
+    sink.ready(rank.ex, slot);
+    if (s == 0 || rank.model.groups[s - 1] != rank.model.groups[s]) sink.group_done(rank.ex, rank.model.groups[s]);
+  }
+  sink.end_micro(rank.ex);
+}
+
+double expected(const OnRank& rank, const Part& part, int64_t global, int micros) {
+  double sum = 0;
+  const int addends = rank.mesh.shape().group_size(addend_axes(rank.store, part));
+  for (int addend = 0; addend < addends; ++addend)
+    for (int micro = 0; micro < micros; ++micro)
+      for (int use = 0; use < (part.name == "table" ? 2 : 1); ++use)
+        sum += element(part.name, global, addend * 10 + micro * 2 + use);
+  return sum;
+}
+
+TEST(SpreadSlots, GradientsComeHomeAndCountOnce) {
+  for (const Grid& grid : kGrids)
+    for (const bool zero : {false, true})
+      for (const int micros : {1, 3}) {
+        SCOPED_TRACE(format("{} zero {} micro-batches {}", to_string(grid), zero, micros));
+        comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
+          OnRank rank(world, grid, DType::f64, zero);
+          GradSink sink(rank.store);
+          sink.prepare(rank.device);
+          for (int step = 0; step < 2; ++step) {  // the second one overwrites
+            sink.begin_step();
+            for (int micro = 0; micro < micros; ++micro) backward(rank, sink, micro, micro + 1 == micros);
+            const params::GradNorm norm = sink.finish(rank.ex);
+            double squares = 0;
+            int64_t checked = 0;
+            for (const auto& [slot, parts] : rank.model.slots)
+              for (const Part& part : parts)
+                for (int64_t i = 0; i < part.layout.shape().count(); ++i)
+                  squares += std::pow(expected(rank, part, i, micros), 2);
+            EXPECT_DOUBLE_EQ(norm.norm, std::sqrt(squares));
+            size_t at = 0;
+            for (const auto& [slot, parts] : rank.model.slots)
+              for (const Part& part : parts) {
+                const params::Param& param = rank.store.params()[at++];
+                const params::Group& group = rank.store.groups()[static_cast<size_t>(param.group)];
+                const Tensor grad = group.grad;
+                for (const mesh::Run& run : mesh::clip_runs(param.runs, group.owned.begin, group.owned.count))
+                  for (int64_t i = 0; i < run.length; ++i, ++checked)
+                    EXPECT_EQ(grad.as<double>()[group.owned.begin + run.local + i * run.stride],
+                              expected(rank, part, run.global + i, micros))
+                        << part.name << " " << run.global + i;
+              }
+            EXPECT_GT(checked, 0);
+          }
+        });
+      }
+}
+
+TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
+  const Grid grid{2, 2, 2, 1};
+  comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
+    OnRank rank(world, grid, DType::f64, false);
+    rank.store.initialize(1);
+    GradSink sink(rank.store);
+    sink.prepare(rank.device);
+    sink.begin_step();
+    for (int micro = 0; micro < 3; ++micro) {
+      for (const auto& [slot, parts] : rank.model.slots) const auto used = rank.store.gather(rank.ex, slot);
+      backward(rank, sink, micro, micro == 2);
+    }
+    sink.finish(rank.ex);
+    const auto payload = [&](const char* axis, CommOp op) {
+      int64_t sum = 0;
+      for (const auto& [key, count] : rank.meter.comm())
+        if (rank.mesh.shape().name_of(key.axes) == axis && key.op == op) sum += count.elements;
+      return sum;
+    };
+    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 16 * 5));
+    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 16 * 5));
+    EXPECT_EQ(payload("z", CommOp::broadcast), 3 * 12);
+    EXPECT_EQ(payload("z", CommOp::reduce), 3 * 12);
+    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8);  // gain; a, cut in two by rep
+    EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4);
+    EXPECT_EQ(payload("data", CommOp::all_reduce), rank.store.groups()[0].elements + rank.store.groups()[1].elements);
+  });
+}
+
+TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
+  const Grid grid{1, 2, 2, 1};
+  comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
+    OnRank rank(world, grid, DType::f64, false);
+    GradSink sink(rank.store);
+    sink.prepare(rank.device);
+    sink.begin_step();
+    backward(rank, sink, 0, true);
+    // Half of b's addends over z, on the ranks that share it: only its owner counts it, the others need not.
+    if (world.rank() == 0) {
+      const Tensor ab = rank.store.gradient(rank.model.slots[3].first);
+      ab.as<double>()[8] = NAN;  // the first of b's columns, behind eight of a's
+    }
+    EXPECT_EQ(sink.finish(rank.ex).bad_tensor, "b");
+  });
+}
+
+TEST(SpreadSlots, AGradientThatIsNeverReadyIsAnError) {
+  comm::run_on_threads(2, {}, [&](comm::World& world) {
+    OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
+    GradSink sink(rank.store);
+    sink.prepare(rank.device);
+    sink.begin_step();
+    sink.begin_micro(true);
+    sink.slot(rank.ex, rank.model.slots[0].first);
+    sink.group_done(rank.ex, 0);
+    EXPECT_THROW(sink.end_micro(rank.ex), Error);
+  });
+}
+
+}  // namespace

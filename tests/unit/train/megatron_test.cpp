@@ -1,0 +1,318 @@
+// Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
+#include "comm/bytes.h"
+#include "train/replica_check.h"
+#include "unit/train/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+using config::Arch;
+using config::Recompute;
+
+struct Layout {
+  int64_t tensor = 1, data = 1;
+  bool sequence_parallel = true;
+  Arch arch = Arch::gpt2;
+  int64_t micro_batch = 2;
+};
+std::string to_string(const Layout& l) {
+  return format("Tensor{}Data{}{}{}Each{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
+                l.arch == Arch::gpt2 ? "Gpt2" : "Llama");
+}
+std::ostream& operator<<(std::ostream& out, const Layout& l) { return out << to_string(l); }
+
+/// A vocabulary of 37, padded to 48: with eight ranks one has a single token and the last none.
+config::Config configure(const Layout& l) {
+  config::Config c = tiny_config(l.arch);
+  c.model.n_head = 24;
+  c.model.n_kv_head = l.arch == Arch::gpt2 ? 24 : l.tensor == 3 ? 3 : 2;
+  c.model.d_model = 48;
+  c.model.d_ff = 72;
+  c.model.seq_len = 24;
+  c.model.vocab_multiple = 48;
+  c.train.global_batch = 4;
+  c.train.micro_batch = l.micro_batch;
+  c.optim.grad_clip = 0.1;
+  c.parallel.tensor = l.tensor;
+  c.parallel.data = l.data;
+  c.parallel.sequence_parallel = l.sequence_parallel;
+  return c;
+}
+config::Config on_one_rank(config::Config c) {
+  c.parallel.tensor = c.parallel.data = 1;
+  return c;
+}
+
+class Megatron : public testing::TestWithParam<Layout> {};
+
+TEST_P(Megatron, FollowsOneRankInDoublePrecision) {
+  const config::Config c = configure(GetParam());
+  const Result one = train(on_one_rank(c), DType::f64, 20), many = train(c, DType::f64, 20);
+  EXPECT_TRUE(many.start == one.start) << "initial weights";
+  expect_same_run(many, one);
+}
+
+TEST_P(Megatron, SendsTheBytesThatWerePredicted) {
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    config::Config c = configure(GetParam());
+    c.train.recompute = recompute;
+    Result result = train(c, DType::f32, 2);
+    for (auto& [axis, operations] : result.predicted)
+      for (auto& [operation, bytes] : operations) bytes *= 2;
+    EXPECT_EQ(result.measured, result.predicted);
+  }
+}
+
+std::vector<Layout> layouts() {
+  std::vector<Layout> all;
+  for (const int64_t tensor : {2, 3, 4, 8})
+    for (const int64_t data : {1, 2})
+      for (const bool sequence_parallel : {false, true})
+        for (const Arch arch : {Arch::gpt2, Arch::llama})
+          // With one sequence of 24 rows shards lie inside it; with two, three shards of 16 cut one.
+          all.push_back({tensor, data, sequence_parallel, arch, tensor == 4 || data == 2 ? 1 : 2});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, Megatron, testing::ValuesIn(layouts()),
+                         [](const auto& info) { return to_string(info.param); });
+
+class MegatronSchedules : public testing::TestWithParam<Layout> {};
+
+TEST_P(MegatronSchedules, ChangeNoBit) {
+  for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
+    SCOPED_TRACE(name_of(compute));
+    const config::Config c = configure(GetParam());
+    const Result usual = train(c, compute, 3);
+    config::Config other = c;
+    other.debug.overlap = false;
+    expect_same_bits(train(other, compute, 3), usual);
+    expect_same_bits(train(c, compute, 3, {.threads = 2, .delay = 0.001}), usual);
+    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
+      other = c;
+      other.train.recompute = recompute;
+      expect_same_bits(train(other, compute, 3), usual);
+    }
+    other = c;
+    other.parallel.zero_stage = 1;
+    expect_same_bits(train(other, compute, 3), usual);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Layouts, MegatronSchedules,
+                         testing::Values(Layout{2, 1, false}, Layout{2, 2, true}, Layout{4, 1, true, Arch::llama, 1},
+                                         Layout{3, 1, true, Arch::gpt2, 2}),
+                         [](const auto& info) { return to_string(info.param); });
+
+TEST(MegatronNumbers, FollowOneRankInSinglePrecision) {
+  for (const Layout& l : {Layout{2, 1, true}, Layout{4, 1, false, Arch::llama, 1}, Layout{4, 2, true}}) {
+    SCOPED_TRACE(l);
+    config::Config c = configure(l);
+    c.model.init_std = 0.02;
+    const Result one = train(on_one_rank(c), DType::f32, 50), many = train(c, DType::f32, 50);
+    expect_same_gradients(many.gradients, one.gradients, 1e-5);
+    EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
+    EXPECT_NEAR(many.losses[49], one.losses[49], 1e-5 * one.losses[49]);
+  }
+}
+
+TEST(MegatronNumbers, AreNoWorseThanOneRankInBf16) {
+  for (const Layout& l : {Layout{2, 1, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}}) {
+    SCOPED_TRACE(l);
+    config::Config c = configure(l);
+    c.model.init_std = 0.02;
+    const Result exact = train(on_one_rank(c), DType::f64, 1);
+    const Result one = train(on_one_rank(c), DType::bf16, 10), many = train(c, DType::bf16, 10);
+    for (const auto& [name, values] : exact.gradients) {
+      if (is_key_bias(name)) continue;
+      EXPECT_LE(relative_error(many.gradients.at(name), values), 1.5 * relative_error(one.gradients.at(name), values))
+          << name;
+    }
+    EXPECT_NEAR(many.losses[9], one.losses[9], 2e-3 * one.losses[9]);
+  }
+}
+
+/// Elements passed to collectives over the tensor axis.
+std::map<CommOp, int64_t> elements(train::Trainer& trainer, const Meter& meter) {
+  std::map<CommOp, int64_t> sums;
+  for (const auto& [key, count] : meter.comm())
+    if (key.axes == trainer.store().mesh_shape().set("tensor")) sums[key.op] += count.elements;
+  return sums;
+}
+
+TEST(MegatronCounts, AreTheClosedForms) {
+  struct Golden {
+    int64_t t, b, s, h, n, layers, v;
+    int64_t no_sp, loss, gathered, scattered, per_step;
+  };
+  // The gathers are those of a head that gathers its input twice, less one of them.
+  for (const Golden& g : {Golden{2, 4, 8, 16, 4, 2, 64, 5120, 96, 7680 - 512, 5120, 352},
+                          Golden{4, 4, 8, 32, 8, 3, 128, 14336, 96, 21504 - 1024, 14336, 896}})
+    for (const bool sequence_parallel : {false, true})
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        config::Config c = tiny_config();
+        c.model.n_layer = g.layers;
+        c.model.n_head = c.model.n_kv_head = g.n;
+        c.model.d_model = g.h;
+        c.model.d_ff = 4 * g.h;
+        c.model.seq_len = g.s;
+        c.model.vocab_multiple = g.v;
+        c.train.micro_batch = c.train.global_batch = g.b;
+        c.train.recompute = recompute;
+        c.parallel.tensor = g.t;
+        c.parallel.sequence_parallel = sequence_parallel;
+        const int64_t rows = g.b * g.s * g.h, again = recompute == Recompute::full ? g.layers : 0;
+        device::DryDevice device(1);
+        const auto world = comm::dry_world(static_cast<int>(g.t));
+        train::Trainer trainer(device, *world, c, 60, DType::f32, true);
+        trainer.plan();
+        auto counted = elements(trainer, trainer.meter());
+        EXPECT_EQ(rows * (4 * g.layers + 2), g.no_sp);
+        if (sequence_parallel) {
+          EXPECT_EQ(counted[CommOp::all_gather], g.gathered + 2 * again * rows);
+          EXPECT_EQ(counted[CommOp::reduce_scatter], g.scattered + again * rows);
+          EXPECT_EQ(counted[CommOp::all_reduce], g.loss + g.per_step);
+        } else {
+          EXPECT_EQ(counted[CommOp::all_reduce], g.no_sp + g.loss + again * rows);
+          EXPECT_EQ(counted.size(), 1u);
+        }
+        // Forward alone: embedding and two reductions a layer.
+        Arena heap(device, Arena::Mode::heap);
+        Meter meter;
+        Exec ex{device, heap, meter};
+        trainer.model().loss(ex, {.ids = {nullptr, {g.b * g.s}, DType::i32},
+                                  .targets = {nullptr, {g.b * g.s}, DType::i32},
+                                  .weights = {nullptr, {g.b * g.s}, DType::f32},
+                                  .sequences = g.b,
+                                  .seq_len = g.s});
+        counted = elements(trainer, meter);
+        if (sequence_parallel) {
+          EXPECT_EQ(counted[CommOp::reduce_scatter], rows * (2 * g.layers + 1));
+          EXPECT_EQ(counted[CommOp::all_gather], rows * (2 * g.layers + 1));
+          EXPECT_EQ(counted[CommOp::all_reduce], g.loss);
+        } else {
+          EXPECT_EQ(counted[CommOp::all_reduce], rows * (2 * g.layers + 1) + g.loss);
+        }
+      }
+}
+
+TEST(MegatronMemory, IsWhatTheBlocksSay) {
+  // Of one layer between forward and backward, in elements of f32: residual rows n = N/t, all rows N.
+  const int64_t t = 4, b = 2, s = 8, h = 32, heads = 8, f = 128, all = b * s;
+  for (const bool sequence_parallel : {false, true})
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      const int64_t n = sequence_parallel ? all / t : all;
+      const bool keeps = recompute == Recompute::none;
+      // All are whole cache lines here but statistics of few rows.
+      const int64_t x = n * h, stats = 2 * round_up(n, 16), norm = keeps ? n * h : 0, attention = all * (3 * h + h) / t,
+                    lse = b * heads / t * s, pre = all * f / t, z = keeps ? all * f / t : 0;
+      const int64_t expected =
+          recompute == Recompute::full ? x : x + stats + norm + attention + lse + x + stats + norm + pre + z;
+      int64_t saved[2];
+      for (const int64_t layers : {2, 3}) {
+        config::Config c = tiny_config();
+        c.model.n_layer = layers;
+        c.model.n_head = c.model.n_kv_head = heads;
+        c.model.d_model = h;
+        c.model.d_ff = f;
+        c.model.seq_len = s;
+        c.train.micro_batch = c.train.global_batch = b;
+        c.train.recompute = recompute;
+        c.parallel.tensor = t;
+        c.parallel.sequence_parallel = sequence_parallel;
+        device::DryDevice device(1);
+        const auto world = comm::dry_world(t);
+        train::Trainer trainer(device, *world, c, 60, DType::f32, true);
+        Arena arena(device);
+        Meter meter;
+        Exec ex{device, arena, meter};
+        arena.record("forward", [&] {
+          model::Transformer::Saved kept(trainer.model());
+          trainer.model().forward(ex,
+                                  {.ids = {nullptr, {all}, DType::i32},
+                                   .targets = {nullptr, {all}, DType::i32},
+                                   .weights = {nullptr, {all}, DType::f32},
+                                   .sequences = b,
+                                   .seq_len = s},
+                                  kept);
+          const Scratch now = ex.take("now", {1}, DType::f32);
+        });
+        const auto& taken = arena.programs().at("forward").intervals;
+        saved[layers - 2] = 0;
+        for (const Arena::Interval& each : taken)
+          if (each.last > taken.back().first && each.tag != "now") saved[layers - 2] += each.bytes;
+      }
+      EXPECT_EQ((saved[1] - saved[0]) / 4, expected) << sequence_parallel << " " << static_cast<int>(recompute);
+    }
+}
+
+TEST(MegatronLoss, CountsMaskedRowsAndAnyNumberOfThemAsOneRankDoes) {
+  for (const bool sequence_parallel : {false, true}) {
+    const config::Config c = configure({4, 1, sequence_parallel, Arch::gpt2, 2});
+    const auto masked = [&](Tiny& run) {
+      data::TokenBatch batch;
+      run.batches(0, c.train.micro_batch, batch);
+      for (size_t r = 0; r < batch.weights.size(); ++r) batch.weights[r] = r % 5 == 1 || r > 40 ? 0 : 1;
+      return run.trainer.loss_sum(batch);
+    };
+    Tiny alone(on_one_rank(c), DType::f64, 1);
+    const double expected = masked(alone);
+    comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, 1);
+      EXPECT_NEAR(masked(run), expected, 1e-12 * expected);
+    });
+  }
+}
+
+TEST(MegatronReplicas, StayEqualAndAreCompared) {
+  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, true, Arch::llama, 1}}) {
+    const config::Config c = configure(l);
+    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f32, 1);
+      for (int64_t n = 1; n <= 5; ++n) run.step(n);
+      train::check_replicas(run.trainer, 5);
+      // A gain on one rank goes wrong by one bit.
+      const params::ParamStore& store = run.trainer.store();
+      for (const params::Param& param : store.params())
+        if (param.name == "blocks.1.norm2.gain" && world.rank() == 1)
+          store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^=
+              std::byte{1};
+      try {
+        train::check_replicas(run.trainer, 6);
+        ADD_FAILURE() << "not noticed";
+      } catch (const Error& e) {
+        EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
+      }
+    });
+  }
+}
+
+TEST(MegatronGeneration, ContinuesAsOneRankDoes) {
+  for (const bool sequence_parallel : {false, true}) {
+    const config::Config c = configure({4, 1, sequence_parallel, Arch::llama, 2});
+    const auto logits_of = [](Tiny& run) {
+      train::Trainer& trainer = run.trainer;
+      model::Transformer::Cache cache(run.device, trainer.model());
+      Arena heap(run.device, Arena::Mode::heap);
+      Meter meter;
+      Exec ex{run.device, heap, meter};
+      std::vector<double> all;
+      for (const std::vector<int32_t>& ids : {std::vector<int32_t>{3, 1, 4, 1, 5}, {9}, {2}}) {
+        std::vector<int32_t> copy = ids;
+        const auto n = static_cast<int64_t>(ids.size());
+        const Tensor tokens{reinterpret_cast<std::byte*>(copy.data()), {n}, DType::i32};
+        const Scratch out = trainer.model().extend(
+            ex, {.ids = tokens, .sequences = 1, .seq_len = n, .first_position = cache.used}, cache);
+        for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().as<double>()[v]);
+      }
+      return all;
+    };
+    Tiny alone(on_one_rank(c), DType::f64, 1);
+    const std::vector<double> expected = logits_of(alone);
+    comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, 1);
+      EXPECT_LE(distance(logits_of(run), expected), 1e-12);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace trainer::tests
