@@ -94,6 +94,10 @@ const Case kCases[] = {
      "[train]\nsteps = { n = 5 }\n",
      {},
      "f.toml:2:9: train.steps: expected an integer >= 1 and <= 1000000000, found a table"},
+    {"more_tokens_than_count",
+     "[train]\ntokens = 0x7fffffffffffffff\n",
+     {},
+     "f.toml:2:10: train.tokens: expected an integer >= 1 and <= 1e+18, found the integer 9223372036854775807"},
     {"huge_integer", "[train]\nsteps = 99999999999999999999\n", {}, "f.toml:2:"},
     // Choices.
     {"mistyped_choice",
