@@ -28,8 +28,9 @@ struct Resumed {
 std::optional<Resumed> resume(Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Weights only: model.init_from, evaluation, generation.
-void load_weights(Trainer& trainer, const checkpoint::Reader& reader);
+/// Weights only: model.init_from, evaluation, generation. Returns what is damaged in them, as some rank found; empty:
+/// nothing. Every rank calls it.
+[[nodiscard]] std::string load_weights(Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);

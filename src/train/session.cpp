@@ -13,6 +13,7 @@
 #include "optim/schedule.h"
 #include "train/deadline.h"
 #include "train/evaluate.h"
+#include "train/fallback.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/memory_probe.h"
@@ -119,7 +120,7 @@ class Session {
         log::info("changed since: {}", change);
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
-      load_weights(trainer_, reader);
+      load_first_whole(world_, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer_, reader); });
       log::info("weights of {}, fresh optimizer", reader.folder().string());
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
