@@ -5,6 +5,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
+#include "config/text.h"
 #include "train/fallback.h"
 
 namespace trainer::train {
@@ -41,8 +42,6 @@ std::string load_all(Trainer& trainer, const fs::path& folder, const checkpoint:
   return damage;
 }
 
-}  // namespace
-
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
   return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
           {"n_layer", format("{}", m.n_layer)},
@@ -56,6 +55,22 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
           {"norm_eps", format("{}", m.norm_eps)},
           {"rope_theta", format("{}", m.rope_theta)},
           {"vocab_size", format("{}", vocab)}};
+}
+
+}  // namespace
+
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute) {
+  checkpoint::Snapshot snapshot;
+  snapshot.config_toml = config::to_toml(config);
+  if (datasets.tokenizer) {
+    snapshot.tokenizer = datasets.tokenizer->bytes();
+    snapshot.tokenizer_hash = datasets.tokenizer->hash();
+  }
+  snapshot.data_hash = datasets.data_hash;
+  snapshot.model_keys = model_keys(config.model, datasets.vocab);
+  snapshot.tied = config.model.tie_embeddings.value();
+  snapshot.compute = name_of(compute);
+  return snapshot;
 }
 
 std::optional<Resumed> resume(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {

@@ -7,12 +7,13 @@
 
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
+#include "data/source.h"
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// What must agree between a run and a checkpoint it resumes from.
-std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
+/// The snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute);
 
 /// What a run goes on from.
 struct Resumed {
