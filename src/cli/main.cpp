@@ -144,6 +144,10 @@ int main(int argc, char** argv) {
       *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
   config_verb.add_option("what", config.what, "check | show | reference")->required();
   add_config(config_verb, config.config, false);
+  config_verb
+      .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
 
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();
