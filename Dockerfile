@@ -1,6 +1,8 @@
 # A small image with the CPU build of the trainer:
 #   docker build -t trainer .
 #   docker run --rm -v trainer-runs:/home/trainer/runs trainer train --config configs/quickstart.toml
+# On two ranks:
+#   docker run --rm --entrypoint mpirun trainer -np 2 --bind-to none trainer --config configs/quickstart.toml
 FROM debian:bookworm-slim AS build
 WORKDIR /src
 COPY scripts/install_packages.sh scripts/

@@ -102,15 +102,17 @@ std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCal
   return folders.empty() ? std::nullopt : std::optional(folders.front());
 }
 
-fs::path resolve(const fs::path& path, SystemCalls& calls) {
-  if (is_step_folder(path)) return path;
+std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls) {
+  if (is_step_folder(path)) return {path};
   if (const auto checkpoints = checkpoints_of(path)) {
-    if (const auto newest = newest_checkpoint(*checkpoints, calls)) return *newest;
+    if (const auto folders = complete_checkpoints(*checkpoints, calls); !folders.empty()) return folders;
   }
   std::error_code error;
   throw Error(Code::checkpoint,
               format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder", path.string(),
                      fs::exists(path, error) ? "no checkpoint here" : "does not exist", kManifestFile));
 }
+
+fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }
 
 }  // namespace trainer::checkpoint

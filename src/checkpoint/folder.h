@@ -40,8 +40,10 @@ std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::p
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints,
                                                        SystemCalls& calls = system_calls());
 
-/// The step folder that PATH means: a step folder itself (whatever its name), a `checkpoints` folder, its file `latest`
-/// or a run folder. Throws Code::checkpoint when there is none.
+/// The step folders that PATH means: a step folder itself (whatever its name), or the complete ones, newest first, of a
+/// `checkpoints` folder, its file `latest` or a run folder. Throws Code::checkpoint when there is none.
+std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+/// The first of them.
 std::filesystem::path resolve(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 
 /// The name in `latest`; empty when it is missing or unreadable.

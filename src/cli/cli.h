@@ -69,6 +69,7 @@ int checkpoint_command(const CheckpointOptions& options);
 struct ConfigVerbOptions {
   std::string what;  // check | show | reference
   ConfigOptions config;
+  int64_t ranks = 0;  // 0: not checked against a number of ranks
 };
 int config_command(const ConfigVerbOptions& options);
 

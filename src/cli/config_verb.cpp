@@ -1,12 +1,26 @@
 #include <cstdio>
+#include <optional>
 
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
 #include "config/load.h"
+#include "config/resolve.h"
 #include "config/text.h"
 
 namespace trainer::cli {
+namespace {
+
+/// The numbers of ranks that the configuration can run on.
+std::string ranks_of(const config::Config& config) {
+  const int64_t fewest = config::fewest_ranks(config);
+  if (config.parallel.data > 0 || config.parallel.transport == "threads")
+    return format("on {} rank{}", fewest, fewest == 1 ? "" : "s");
+  return format("on {}any number of ranks that divides global_batch / micro_batch = {}",
+                fewest > 1 ? format("{} x ", fewest) : "", config.train.global_batch / config.train.micro_batch);
+}
+
+}  // namespace
 
 config::Config load_configuration(const ConfigOptions& options) {
   return config::load(options.file, options.sets, {.world = 1});
@@ -19,10 +33,11 @@ int config_command(const ConfigVerbOptions& o) {
   }
   if (o.what != "check" && o.what != "show") throw unknown_word("config", o.what, "check, show, reference");
   if (o.config.file.empty()) throw Error(Code::usage, format("`config {}` needs --config FILE", o.what));
-  const config::Config config = load_configuration(o.config);
-  std::fputs(
-      o.what == "show" ? config::show(config).c_str() : format("{}: no mistakes, on one rank\n", o.config.file).c_str(),
-      stdout);
+  config::Config config =
+      config::load(o.config.file, o.config.sets, {.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt});
+  const std::string text = format("{}: no mistakes, {}\n", o.config.file, ranks_of(config));
+  config::resolve_world(config, config::fewest_ranks(config));
+  std::fputs(o.what == "show" ? config::show(config).c_str() : text.c_str(), stdout);
   return 0;
 }
 

@@ -23,30 +23,40 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
       ->allow_extra_args(false);
 }
 
+constexpr const char* kWholeCheckpoint = "step folder, or checkpoints or run folder: the newest in it that is whole";
+
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
 void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
-  app.add_option("--resume", o.resume,
-                 "the checkpoint to go on from; auto: the latest, if there is one (overrides checkpoint.resume)")
+  app.add_option(
+         "--resume", o.resume,
+         "the checkpoint to go on from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
       ->type_name("auto|must|never|PATH");
   app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
       ->type_name("N")
       ->check(CLI::PositiveNumber);
-  app.add_option("--max-time", o.max_time, "stop after this time, saved: 23h50m, 90s, 3600")->type_name("TIME");
+  app.add_option("--max-time", o.max_time,
+                 "stop so long after the start, tokenizing included, when the step at hand is done; saved, with exit "
+                 "status 0: 23h50m, 90s, 3600")
+      ->type_name("TIME");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"Pretrains GPT-style language models. `trainer --config FILE` trains; the verbs below do the rest.",
-               "trainer"};
+  CLI::App app{
+      "Pretrains GPT-style language models. `trainer --config FILE` trains, `mpirun -np N trainer --config FILE` on N "
+      "ranks; the verbs below do the rest.",
+      "trainer"};
   app.set_version_flag("--version,-V", [] { return cli::version_text(); });
   app.require_subcommand(0, 1);
   app.footer(
       "Results go to stdout, progress and logs to stderr. configs/ has examples; `trainer config reference` lists "
-      "every key.");
+      "every key.\n"
+      "Exit status: 0 done, 1 a bug, 2 usage or configuration, 3 does not fit into memory or onto the ranks, 4 data, "
+      "5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 75 saved after a signal.");
   app.failure_message([](const CLI::App* a, const CLI::Error& error) {
     return format("trainer: {}\nrun `{} --help` for what it takes\n", error.what(),
                   a->get_parent() == nullptr ? "trainer" : "trainer " + a->get_name());
@@ -62,7 +72,9 @@ int main(int argc, char** argv) {
   CLI::App& eval_verb =
       *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
   add_config(eval_verb, eval.config, false);
-  eval_verb.add_option("--checkpoint", eval.checkpoint, "step folder, checkpoints folder or run folder")
+  eval_verb
+      .add_option("--checkpoint", eval.checkpoint,
+                  std::string(kWholeCheckpoint) + "; instead of it --config: the newest of that run")
       ->type_name("PATH");
   eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")
       ->type_name("FILES");
@@ -72,9 +84,7 @@ int main(int argc, char** argv) {
 
   cli::GenerateOptions generate;
   CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
-  generate_verb.add_option("--checkpoint", generate.checkpoint, "step folder, checkpoints folder or run folder")
-      ->type_name("PATH")
-      ->required();
+  generate_verb.add_option("--checkpoint", generate.checkpoint, kWholeCheckpoint)->type_name("PATH")->required();
   CLI::Option* prompt = generate_verb.add_option(
       "--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
   generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")
@@ -134,7 +144,8 @@ int main(int argc, char** argv) {
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand("checkpoint", "look into a checkpoint, or check every byte of it");
   checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify")->required();
-  checkpoint_verb.add_option("--checkpoint", checkpoint.checkpoint, "step folder, checkpoints folder or run folder")
+  checkpoint_verb
+      .add_option("--checkpoint", checkpoint.checkpoint, "step folder, or checkpoints or run folder: the newest in it")
       ->type_name("PATH");
   add_json(checkpoint_verb, checkpoint.json);
   checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
@@ -144,6 +155,10 @@ int main(int argc, char** argv) {
       *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
   config_verb.add_option("what", config.what, "check | show | reference")->required();
   add_config(config_verb, config.config, false);
+  config_verb
+      .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
+      ->type_name("N")
+      ->check(CLI::PositiveNumber);
 
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();

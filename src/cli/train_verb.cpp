@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cstdio>
 
 #include "base/error.h"
@@ -32,7 +31,7 @@ int train_command(const TrainOptions& o) {
   if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return on_ranks(options, run);
   // A plan needs none of its ranks.
   config::Config config = config::load(options.file, options.sets);
-  const int64_t ranks = config.parallel.tensor * std::max<int64_t>(1, config.parallel.data);
+  const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);
   return run(*comm::dry_world(static_cast<int>(ranks)), config);
 }

@@ -93,7 +93,8 @@ void declare_train(std::vector<Key>& keys) {
   train.integer("steps", &Train::steps, 0,
                 {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or what train.tokens asks for"},
                 "Length of the run; give either steps or tokens.");
-  train.integer("tokens", &Train::tokens, 0, {.range = at_least(1), .unit = "tokens", .derived = "unset: train.steps"},
+  train.integer("tokens", &Train::tokens, 0,
+                {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
                 "Length of the run in training tokens, rounded up to whole steps.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
@@ -201,9 +202,10 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "Checkpoints at multiples of this stay for good; 0: none do.");
   checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
                      "The checkpoint with the lowest validation loss stays too.");
-  checkpoint.string("resume", &Checkpoint::resume, "auto", {},
-                    "auto: go on from the latest checkpoint if there is one; must: or fail; never: start anew; or a "
-                    "checkpoint's path.");
+  checkpoint.string(
+      "resume", &Checkpoint::resume, "auto", {},
+      "auto: go on from the newest checkpoint that is whole (damaged ones are passed over with a warning), if there "
+      "are any; must: from the newest, or fail; never: start anew; or a checkpoint's path.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume although the tokenizer or the data changed since the checkpoint was written.");
   checkpoint.later("async", Type::boolean, false, "Write checkpoints while training goes on.");

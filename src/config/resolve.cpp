@@ -49,9 +49,12 @@ void resolve(Config& config) {
   if (optim.warmup_steps < 0) optim.warmup_steps = std::min(kLongestDefaultWarmup, total_steps(config) / kWarmupShare);
 }
 
-int64_t world_size(const Config& config, int64_t launched) {
-  if (launched > 1 || config.parallel.transport != "threads") return launched;
+int64_t fewest_ranks(const Config& config) {
   return config.parallel.tensor * std::max<int64_t>(1, config.parallel.data);
+}
+
+int64_t world_size(const Config& config, int64_t launched) {
+  return launched > 1 || config.parallel.transport != "threads" ? launched : fewest_ranks(config);
 }
 
 void resolve_world(Config& config, int64_t world) {

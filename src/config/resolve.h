@@ -8,6 +8,8 @@ namespace trainer::config {
 /// steps, min_lr, warmup_steps. Doing it twice changes nothing.
 void resolve(Config& config);
 
+/// The fewest ranks the configuration is for; the only number when it gives parallel.data.
+int64_t fewest_ranks(const Config& config);
 /// Ranks that run `config` when `launched` were started together: as many, or, with ranks as threads, what the
 /// configuration asks for.
 int64_t world_size(const Config& config, int64_t launched);

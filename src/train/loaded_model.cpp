@@ -1,52 +1,69 @@
 #include "train/loaded_model.h"
 
+#include "checkpoint/folder.h"
 #include "config/load.h"
+#include "train/fallback.h"
 #include "train/run_state.h"
 
 namespace trainer::train {
+
+namespace fs = std::filesystem;
+
 namespace {
 
-config::Compute compute_named(const std::string& name, const std::filesystem::path& folder) {
+config::Compute compute_named(const std::string& name, const fs::path& folder) {
   if (name == name_of(DType::bf16)) return config::Compute::bf16;
   if (name == name_of(DType::f32)) return config::Compute::fp32;
   if (name == name_of(DType::f64)) return config::Compute::fp64;
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
-int64_t vocabulary(const checkpoint::Snapshot& header, const std::filesystem::path& folder) {
+int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
   const auto it = header.model_keys.find("vocab_size");
   if (it == header.model_keys.end())
     throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder.string()));
   return std::stoll(it->second);
 }
 
-}  // namespace
-
-LoadedModel load_model(comm::World& world, const std::filesystem::path& path, int threads) {
-  const checkpoint::Reader reader(path);
-  const checkpoint::Snapshot& header = reader.header();
+/// What is damaged in the checkpoint; empty: `out` holds it.
+std::string load_folder(comm::World& world, const fs::path& folder, int threads, std::optional<LoadedModel>& out) {
+  std::optional<checkpoint::Reader> reader;
+  if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
+  const checkpoint::Snapshot& header = reader->header();
   LoadedModel loaded;
-  loaded.folder = reader.folder();
+  loaded.folder = folder;
   loaded.step = header.state.step;
-  loaded.config =
-      config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
-  loaded.config.precision.compute = compute_named(header.compute, reader.folder());
+  loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), {}, {.files = false});
+  loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
   loaded.config.parallel.tensor = 1;
   loaded.config.parallel.data = world.size();
   loaded.tokenizer_hash = header.tokenizer_hash;
   if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(
-        data::Tokenizer::from_bytes(header.tokenizer, (reader.folder() / "tokenizer.model").string()));
+    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
   loaded.machine = choose_machine(loaded.config, world);
-  const int64_t vocab = vocabulary(header, reader.folder());
+  const int64_t vocab = vocabulary(header, folder);
   require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);
   loaded.device = std::make_unique<device::CpuDevice>(loaded.machine.threads, loaded.machine.isa);
   loaded.trainer =
       std::make_unique<Trainer>(*loaded.device, world, loaded.config, vocab, loaded.machine.compute, false);
-  load_weights(*loaded.trainer, reader);
+  if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
   loaded.trainer->plan();
-  return loaded;
+  out = std::move(loaded);
+  return {};
+}
+
+}  // namespace
+
+LoadedModel load_model(comm::World& world, const fs::path& path, int threads) {
+  const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
+  const std::string none_whole =
+      candidates.size() < 2 ? ""
+                            : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
+  std::optional<LoadedModel> loaded;
+  load_first_whole(world, candidates, none_whole,
+                   [&](const fs::path& folder) { return load_folder(world, folder, threads, loaded); });
+  return std::move(*loaded);
 }
 
 }  // namespace trainer::train

@@ -21,9 +21,10 @@ struct LoadedModel {
   std::unique_ptr<Trainer> trainer;  // weights only
 };
 
-/// For the ranks of `world`, each a replica. PATH: a step folder, a `checkpoints` folder or a run folder. `threads` 0:
-/// as many as the machine gives. The compute type is the one it was trained in. Throws Code::checkpoint when it cannot
-/// be read, Code::plan when it does not fit.
+/// For the ranks of `world`, each a replica. PATH: a step folder, or a `checkpoints` or run folder: its newest
+/// checkpoint that is whole, with a warning for each that was passed over. `threads` 0: as many as the machine gives.
+/// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
+/// does not fit.
 LoadedModel load_model(comm::World& world, const std::filesystem::path& path, int threads = 0);
 
 }  // namespace trainer::train

@@ -1,12 +1,12 @@
 #include "train/run_state.h"
 
 #include <algorithm>
-#include <functional>
 #include <sstream>
 
-#include "base/log.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
+#include "config/text.h"
+#include "train/fallback.h"
 
 namespace trainer::train {
 
@@ -27,43 +27,20 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   return {*newest};
 }
 
-/// The first rank's list on every rank.
-std::vector<fs::path> shared(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
-  std::string lines;
-  world.control().together([&] {
-    if (!world.first()) return;
-    for (const fs::path& path : list()) lines += path.string() + '\n';
-  });
-  world.control().broadcast(lines);
-  std::vector<fs::path> paths;
-  std::istringstream in(lines);
-  for (std::string line; std::getline(in, line);) paths.emplace_back(line);
-  return paths;
-}
-
 /// What is damaged in the checkpoint, as some rank found; empty: every rank has filled its tensors.
 std::string load_all(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected, Resumed& resumed) {
-  comm::Control& control = trainer.mesh().host();
-  std::string damage;
-  control.together([&] {
-    try {
-      const checkpoint::Reader reader(folder);
-      if (trainer.mesh().world().first())
-        checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
-      reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
-                  {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
-      resumed = {folder, reader.header().state, reader.header().config_toml};
-    } catch (const checkpoint::Damage& found) {
-      damage = found.what();
-    }
+  comm::World& world = trainer.mesh().world();
+  std::string damage = damage_met(world, [&] {
+    const checkpoint::Reader reader(folder);
+    if (world.first())
+      checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
+                {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+    resumed = {folder, reader.header().state, reader.header().config_toml};
   });
-  for (std::string& each : control.gather(damage))
-    if (!each.empty()) return std::move(each);
-  trainer.store().refresh_compute();
-  return {};
+  if (damage.empty()) trainer.store().refresh_compute();
+  return damage;
 }
-
-}  // namespace
 
 std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
   return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
@@ -80,31 +57,45 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
           {"vocab_size", format("{}", vocab)}};
 }
 
+}  // namespace
+
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute) {
+  checkpoint::Snapshot snapshot;
+  snapshot.config_toml = config::to_toml(config);
+  if (datasets.tokenizer) {
+    snapshot.tokenizer = datasets.tokenizer->bytes();
+    snapshot.tokenizer_hash = datasets.tokenizer->hash();
+  }
+  snapshot.data_hash = datasets.data_hash;
+  snapshot.model_keys = model_keys(config.model, datasets.vocab);
+  snapshot.tied = config.model.tie_embeddings.value();
+  snapshot.compute = name_of(compute);
+  return snapshot;
+}
+
 std::optional<Resumed> resume(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
   const config::Checkpoint& config = trainer.config().checkpoint;
   comm::World& world = trainer.mesh().world();
-  const std::vector<fs::path> candidates = shared(world, [&] { return resume_candidates(config, folder); });
-  for (const fs::path& candidate : candidates) {
-    Resumed resumed;
-    std::string damage = load_all(trainer, candidate, expected, resumed);
-    if (damage.empty()) return resumed;
-    if (candidate == candidates.back()) {
-      if (config.resume == "auto")
-        damage = format("{}: none of its {} checkpoints is whole; remove the folder to start anew: {}", folder.string(),
-                        candidates.size(), damage);
-      throw checkpoint::Damage(damage).on(Scope::all_ranks);
-    }
-    if (world.first()) log::warning("checkpoint passed over, trying the one before: {}", damage);
-  }
-  return std::nullopt;
+  const std::vector<fs::path> candidates = found_by_first(world, [&] { return resume_candidates(config, folder); });
+  if (candidates.empty()) return std::nullopt;
+  const std::string none_whole =
+      config.resume != "auto"
+          ? ""
+          : format("{}: none of its {} checkpoints is whole; remove the folder to start anew: ", folder.string(),
+                   candidates.size());
+  Resumed resumed;
+  load_first_whole(world, candidates, none_whole,
+                   [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
+  return resumed;
 }
 
-void load_weights(Trainer& trainer, const checkpoint::Reader& reader) {
-  trainer.mesh().host().together([&] {
+std::string load_weights(Trainer& trainer, const checkpoint::Reader& reader) {
+  std::string damage = damage_met(trainer.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
                 {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
   });
-  trainer.store().refresh_compute();
+  if (damage.empty()) trainer.store().refresh_compute();
+  return damage;
 }
 
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml) {

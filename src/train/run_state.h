@@ -7,12 +7,13 @@
 
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
+#include "data/source.h"
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// What must agree between a run and a checkpoint it resumes from.
-std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
+/// The snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute);
 
 /// What a run goes on from.
 struct Resumed {
@@ -28,8 +29,9 @@ struct Resumed {
 std::optional<Resumed> resume(Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Weights only: model.init_from, evaluation, generation.
-void load_weights(Trainer& trainer, const checkpoint::Reader& reader);
+/// Weights only: model.init_from, evaluation, generation. Returns what is damaged in them, as some rank found; empty:
+/// nothing. Every rank calls it.
+[[nodiscard]] std::string load_weights(Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);

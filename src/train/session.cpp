@@ -7,12 +7,12 @@
 #include "base/log.h"
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
-#include "config/text.h"
 #include "data/source.h"
 #include "ops/bench_gemm.h"
 #include "optim/schedule.h"
 #include "train/deadline.h"
 #include "train/evaluate.h"
+#include "train/fallback.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/memory_probe.h"
@@ -23,6 +23,7 @@
 #include "train/run_folder.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/start_report.h"
 #include "train/summary.h"
 #include "train/units.h"
 
@@ -110,7 +111,7 @@ class Session {
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
     trainer_.plan();
-    expected_ = header();
+    expected_ = snapshot_header(config_, datasets_, machine_.compute);
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
       state_ = resumed->state;
       saved_step_ = state_.step;
@@ -119,7 +120,7 @@ class Session {
         log::info("changed since: {}", change);
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
-      load_weights(trainer_, reader);
+      load_first_whole(world_, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer_, reader); });
       log::info("weights of {}, fresh optimizer", reader.folder().string());
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
@@ -137,33 +138,11 @@ class Session {
   }
 
   void announce() {
-    const std::string origin = config_.hardware.peak_tflops > 0 ? "user" : "measured";
-    StartReport start;
+    StartReport start = start_report(config_, datasets_, plan_, machine_);
     start.step = state_.step;
-    start.name = config_.run.name;
-    start.time = utc_now();
-    start.arch = config_.model.arch == config::Arch::llama ? "llama" : "gpt2";
-    start.compute = name_of(machine_.compute);
-    start.n_layer = config_.model.n_layer;
-    start.n_head = config_.model.n_head;
-    start.n_kv_head = config_.model.n_kv_head;
-    start.d_model = config_.model.d_model;
-    start.d_ff = config_.model.d_ff;
-    start.seq_len = config_.model.seq_len;
-    start.vocab_size = datasets_.vocab;
-    start.parameters = plan_.parameters;
-    start.total_steps = total_steps_;
-    start.global_batch = config_.train.global_batch;
-    start.micro_batch = config_.train.micro_batch;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
-    start.train_tokens = datasets_.train->tokens();
-    start.val_tokens = datasets_.val ? datasets_.val->tokens() : 0;
-    start.unigram_entropy = datasets_.unigram_entropy;
-    start.flops = plan_.flops;
     start.peak_flops = peak_flops_;
-    start.peak_origin = origin;
-    start.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
     start.environment = {options_.version,
                          options_.commit,
                          "cpu",
@@ -172,17 +151,7 @@ class Session {
                          world_.size(),
                          machine_.threads};
     start.config_toml = expected_.config_toml;
-    log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
-              format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
-              machine_.compute_reason, start.environment.product_path);
-    log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
-              start.micro_batch, accumulation_, start.data_replicas, total_steps_, tokens_per_step());
-    log::info("{} rank{} ({}) of {} thread{}, peak {} each ({})", world_.size(), world_.size() == 1 ? "" : "s",
-              world_.transport(), machine_.threads, machine_.threads == 1 ? "" : "s",
-              format_count(peak_flops_) + "FLOP/s", origin);
-    log::info("memory: {} predicted; data: {} training and {} validation tokens",
-              format_bytes(static_cast<double>(plan_.total)), format_count(static_cast<double>(start.train_tokens)),
-              format_count(static_cast<double>(start.val_tokens)));
+    log_start(start, machine_.compute_reason, world_.transport());
     if (metrics_) metrics_->write(start);
   }
 
@@ -293,21 +262,6 @@ class Session {
     sample.text = generator_->complete(*datasets_.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
     log::info("--- sample at step {} ---\n{}{}\n---", state_.step, sample.prompt, sample.text);
     samples_.push_back(std::move(sample));
-  }
-
-  // The snapshot without its tensors: what a resumed run is compared with.
-  checkpoint::Snapshot header() const {
-    checkpoint::Snapshot snapshot;
-    snapshot.config_toml = config::to_toml(config_);
-    if (datasets_.tokenizer) {
-      snapshot.tokenizer = datasets_.tokenizer->bytes();
-      snapshot.tokenizer_hash = datasets_.tokenizer->hash();
-    }
-    snapshot.data_hash = datasets_.data_hash;
-    snapshot.model_keys = model_keys(config_.model, datasets_.vocab);
-    snapshot.tied = config_.model.tie_embeddings.value();
-    snapshot.compute = name_of(machine_.compute);
-    return snapshot;
   }
 
   // A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.

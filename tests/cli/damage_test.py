@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run goes on from the
-newest checkpoint that is whole."""
+newest checkpoint that is whole, and so do evaluation and generation."""
+import json
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,10 @@ def flip_a_byte(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
+
+
+def wipe(path):
+    path.write_bytes(bytes(path.stat().st_size))
 
 
 class Damage(rig.Runs):
@@ -65,6 +70,27 @@ class Damage(rig.Runs):
         for resume in ("must", "run", "run/checkpoints/step-00000006"):
             self.assertIn("the checksum of bytes", self.train(resume=resume, status=5))
         self.assertEqual(self.saved_steps(), [2, 4, 6])
+
+    def test_eval_and_generate_pass_over_what_is_damaged(self):
+        self.saved_run()
+        wipe(self.step_folder(6) / "rank-00000.shard")
+        wipe(self.step_folder(4) / "tokenizer.model")
+        verbs = [["eval"], ["generate", "--prompt", "the cat", "--tokens", "4"]]
+        for verb in verbs:
+            for path in ("run", "run/checkpoints"):
+                stderr = self.trainer(*verb, "--checkpoint", path)
+                for damaged in ("step-00000006/rank-00000.shard", "step-00000004/tokenizer.model"):
+                    self.assertIn(f"checkpoint passed over, trying the one before: run/checkpoints/{damaged}", stderr)
+                result = json.loads(self.trainer(*verb, "--checkpoint", path, "--json", stdout=True))
+                self.assertEqual(result["step"], 2)
+        by_config = self.trainer("eval", "--config", "config.toml", "--json", stdout=True)
+        self.assertEqual(json.loads(by_config)["step"], 2)
+        wipe(self.step_folder(2) / "rank-00000.shard")
+        for verb in verbs:
+            for path in ("run/checkpoints/step-00000006", "run"):
+                stderr = self.trainer(*verb, "--checkpoint", path, status=5)
+                self.assertIn("the checksum of bytes", stderr.splitlines()[-1])
+            self.assertIn("run: none of its 3 checkpoints is whole: ", stderr)
 
     def test_another_model_is_no_damage(self):
         self.saved_run()

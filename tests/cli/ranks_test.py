@@ -42,6 +42,18 @@ class Ranks(rig.Runs):
         self.replicas(3, "run.dir=late", "parallel.zero_stage=1", 'debug.inject=["delay:0.002"]', "parallel.lanes=1")
         self.assert_same_run(8, "late", "plain")
 
+    def test_config_check_says_on_how_many_ranks(self):
+        def check(*args, verb="check", **more):
+            return self.trainer("config", verb, "--config", "config.toml", *args, stdout=True, **more)
+        self.assertIn("no mistakes, on any number of ranks that divides global_batch / micro_batch = 2", check())
+        self.assertIn("no mistakes, on 2 ranks", check("--ranks", "2"))
+        self.assertIn("no mistakes, on 2 ranks", check("--set", "parallel.data=2"))
+        self.assertIn("no mistakes, on 1 rank\n", check("--set", "parallel.transport=threads"))
+        self.assertRegex(check(verb="show"), r"data += 1 ")
+        self.assertRegex(check("--ranks", "2", verb="show"), r"data += 2 ")
+        self.assertIn("does not make 3 ranks", self.trainer("config", "check", "--config", "config.toml", "--ranks", "3",
+                                                            "--set", "parallel.data=2", status=3))
+
     def test_the_bytes_of_the_run_are_those_that_were_predicted(self):
         for stage, operations in ((0, {"all_reduce"}), (1, {"reduce_scatter", "all_gather"})):
             run = f"bytes{stage}"

@@ -28,6 +28,7 @@ CASES = [
     usage("checkpoint inspect without a path", ["checkpoint", "inspect"], "needs --checkpoint PATH"),
     usage("config of nothing known", ["config", "print"], "`config print`: expected one of check, show, reference"),
     usage("config check without a file", ["config", "check"], "needs --config FILE"),
+    usage("config check on no rank", ["config", "check", "--config", "x.toml", "--ranks", "0"], "--ranks"),
     usage("eval of nothing", ["eval"], "--checkpoint PATH", "--config FILE"),
     usage("generate without a checkpoint", ["generate", "--prompt", "x"], "--checkpoint"),
     usage("generate of zero tokens", ["generate", "--checkpoint", "c", "--prompt", "x", "--tokens", "0"], "--tokens"),

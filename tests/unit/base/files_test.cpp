@@ -107,9 +107,13 @@ TEST_F(Files, SurviveAFolderWithoutTheRightToWrite) {
   replace_file(at("f"), "old");
   ::chmod(at("").c_str(), 0555);
   const bool root = ::geteuid() == 0;  // who may write everywhere
-  if (root) ASSERT_EQ(::seteuid(kNobody), 0);
+  if (root) {
+    ASSERT_EQ(::seteuid(kNobody), 0);
+  }
   const std::string message = failure(at("f"), "new");
-  if (root) ASSERT_EQ(::seteuid(0), 0);
+  if (root) {
+    ASSERT_EQ(::seteuid(0), 0);
+  }
   EXPECT_EQ(message, at("f").string() +
                          ": cannot create: Permission denied; give this user the right to it or choose another folder");
   EXPECT_EQ(content(at("f")), "old");

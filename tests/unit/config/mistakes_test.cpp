@@ -63,6 +63,7 @@ const Case kCases[] = {
     {"unquoted_word_like_true", "[data]\ntokenizer = train\n", {}, "f.toml:2:15: not a value; strings need quotes"},
     {"missing_value", "[model]\nn_layer =\n", {}, "f.toml:2:10:"},
     {"unclosed_list", "[data]\ntrain = [\"a\"\n", {}, "f.toml:2:14: encountered end-of-file"},
+    {"letter_outside_quotes", "[model]\nn_layer = 2 \u00e9\n", {}, "f.toml:2:13: expected a comment or whitespace"},
     {"not_utf8", "[run]\nname = \"\xff\"\n", {}, "f.toml:2:8: encountered invalid utf-8"},
     {"python_bool", "[model]\nbias = True\n", {}, "f.toml:2:8:"},
     // Types.
@@ -93,6 +94,10 @@ const Case kCases[] = {
      "[train]\nsteps = { n = 5 }\n",
      {},
      "f.toml:2:9: train.steps: expected an integer >= 1 and <= 1000000000, found a table"},
+    {"more_tokens_than_count",
+     "[train]\ntokens = 0x7fffffffffffffff\n",
+     {},
+     "f.toml:2:10: train.tokens: expected an integer >= 1 and <= 1e+18, found the integer 9223372036854775807"},
     {"huge_integer", "[train]\nsteps = 99999999999999999999\n", {}, "f.toml:2:"},
     // Choices.
     {"mistyped_choice",

@@ -1,0 +1,52 @@
+#include "train/start_report.h"
+
+#include "base/log.h"
+#include "train/units.h"
+
+namespace trainer::train {
+
+StartReport start_report(const config::Config& config, const data::Datasets& datasets, const RunPlan& plan,
+                         const Machine& machine) {
+  const config::Model& model = config.model;
+  StartReport start;
+  start.name = config.run.name;
+  start.time = utc_now();
+  start.arch = model.arch == config::Arch::llama ? "llama" : "gpt2";
+  start.compute = name_of(machine.compute);
+  start.n_layer = model.n_layer;
+  start.n_head = model.n_head;
+  start.n_kv_head = model.n_kv_head;
+  start.d_model = model.d_model;
+  start.d_ff = model.d_ff;
+  start.seq_len = model.seq_len;
+  start.vocab_size = datasets.vocab;
+  start.parameters = plan.parameters;
+  start.total_steps = config::total_steps(config);
+  start.global_batch = config.train.global_batch;
+  start.micro_batch = config.train.micro_batch;
+  start.train_tokens = datasets.train->tokens();
+  start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
+  start.unigram_entropy = datasets.unigram_entropy;
+  start.flops = plan.flops;
+  start.peak_origin = config.hardware.peak_tflops > 0 ? "user" : "measured";
+  start.predicted = {.memory_bytes = plan.total, .comm_bytes = plan.comm_bytes};
+  return start;
+}
+
+void log_start(const StartReport& start, std::string_view compute_reason, std::string_view transport) {
+  const Environment& environment = start.environment;
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
+            format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
+            environment.product_path);
+  log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
+            start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
+            start.global_batch * start.seq_len);
+  log::info("{} rank{} ({}) of {} thread{}, peak {} each ({})", environment.ranks, environment.ranks == 1 ? "" : "s",
+            transport, environment.threads, environment.threads == 1 ? "" : "s",
+            format_count(start.peak_flops) + "FLOP/s", start.peak_origin);
+  log::info("memory: {} predicted; data: {} training and {} validation tokens",
+            format_bytes(static_cast<double>(start.predicted.memory_bytes)),
+            format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));
+}
+
+}  // namespace trainer::train
