@@ -30,14 +30,25 @@ std::string prompt_text(const GenerateOptions& o) {
 
 void generate(comm::World& world, const GenerateOptions& o) {
   const train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
-  train::validate(sampling);
-  const std::string prompt = prompt_text(o);
-  train::LoadedModel model = train::load_model(world, o.checkpoint);
+  std::string prompt;
+  world.control().together([&] {
+    if (!world.first()) return;
+    train::validate(sampling);
+    prompt = prompt_text(o);
+  });
+  world.control().broadcast(prompt);
+  train::LoadedModel model = train::load_model(world, o.checkpoint, parallel::lay_out_for_generation);
   if (!model.tokenizer)
     throw Error(Code::data,
-                format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()));
+                format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
+        .on(Scope::all_ranks);
+  if (model.trainer->replica() > 0) return;  // one token at a time leaves nothing for the others to do
   train::Generator generator(*model.trainer);
   const train::SignalGuard signals;
+  if (!world.first()) {
+    generator.write(*model.tokenizer, prompt, o.tokens, sampling, [](const std::string&) { return true; });
+    return;
+  }
   std::string text;
   const double start = now_seconds();
   const auto show = [&](const std::string& piece) {
@@ -70,11 +81,8 @@ void generate(comm::World& world, const GenerateOptions& o) {
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  // One token at a time leaves nothing to share out: the first rank writes, the others wait.
   return on_ranks([&](comm::World& world) {
-    world.control().together([&] {
-      if (world.first()) generate(*comm::solo_world(), o);
-    });
+    generate(world, o);
     return 0;
   });
 }

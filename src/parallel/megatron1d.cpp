@@ -356,6 +356,11 @@ mesh::MeshShape Megatron1D::mesh_shape(int world, int tensor, int64_t kv_heads) 
   return mesh::MeshShape({{"data", data}, {"kv", kv}, {"rep", tensor / kv}}, {{"tensor", {"kv", "rep"}}});
 }
 
+bool Megatron1D::divides(const config::Model& model, int64_t tensor) {
+  return model.n_head % tensor == 0 && model.d_ff % tensor == 0 && model.vocab_multiple % tensor == 0 &&
+         (model.n_kv_head % tensor == 0 || tensor % model.n_kv_head == 0);
+}
+
 Megatron1D::Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parallel, bool overlap)
     : axis_{.store = store,
             .ranks = mesh.along("tensor", comm::Lane::critical),

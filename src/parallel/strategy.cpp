@@ -13,6 +13,20 @@ mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
 
+void lay_out_replicas(config::Config& config, int world) {
+  config.parallel.strategy = "megatron-1d";
+  config.parallel.tensor = 1;
+  config.parallel.data = world;
+}
+
+void lay_out_for_generation(config::Config& config, int world) {
+  lay_out_replicas(config, world);
+  int64_t& tensor = config.parallel.tensor;
+  for (tensor = world; world % tensor != 0 || !Megatron1D::divides(config.model, tensor);) --tensor;
+  config.parallel.data = world / tensor;
+  config.parallel.sequence_parallel = false;  // one row at a time cannot be split
+}
+
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {
   // On one rank for each replica every strategy is the same program.
   if (config.parallel.tensor == 1) return std::make_unique<Serial>(store);

@@ -54,7 +54,8 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
     trainer_.arena().begin(rows == 1 ? decode_key_ : prefill_key_);
     {
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
-      if (rows == left) chosen = sampler.choose(logits, position, allowed);
+      if (rows == left)
+        chosen = static_cast<int32_t>(trainer_.of_first_rank(sampler.choose(logits, position, allowed)));
     }
     trainer_.arena().end();
     at += static_cast<size_t>(rows);
@@ -82,7 +83,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   std::vector<int32_t> next = text;
   for (int64_t i = 0; i < tokens; ++i) {
     const int32_t id = feed(next, sampler, i, i == 0 ? first : std::vector<bool>());
-    if (id == eos || !emit(id)) return;
+    if (id == eos || trainer_.of_first_rank(emit(id)) == 0) return;
     text.push_back(id);
     next.assign(1, id);
     if (cache_.used == capacity) {

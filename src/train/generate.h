@@ -14,7 +14,8 @@ namespace trainer::train {
 
 class Generator {
  public:
-  /// Records the generation programs of `trainer` and takes the memory (outside any step).
+  /// Records the generation programs of `trainer` and takes the memory (outside any step). Every rank of a replica
+  /// makes one and calls the same functions; what `emit` returns on the first of them counts.
   explicit Generator(Trainer& trainer);
 
   /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at

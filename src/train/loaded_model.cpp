@@ -26,7 +26,8 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
 }
 
 /// What is damaged in the checkpoint; empty: `out` holds it.
-std::string load_folder(comm::World& world, const fs::path& folder, int threads, std::optional<LoadedModel>& out) {
+std::string load_folder(comm::World& world, const fs::path& folder, const LayOut& lay_out, int threads,
+                        std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
   if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
   const checkpoint::Snapshot& header = reader->header();
@@ -36,8 +37,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, int threads,
   loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), {}, {.files = false});
   loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
-  loaded.config.parallel.tensor = 1;
-  loaded.config.parallel.data = world.size();
+  lay_out(loaded.config, world.size());
   loaded.tokenizer_hash = header.tokenizer_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
@@ -55,14 +55,14 @@ std::string load_folder(comm::World& world, const fs::path& folder, int threads,
 
 }  // namespace
 
-LoadedModel load_model(comm::World& world, const fs::path& path, int threads) {
+LoadedModel load_model(comm::World& world, const fs::path& path, const LayOut& lay_out, int threads) {
   const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
                             : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
   std::optional<LoadedModel> loaded;
   load_first_whole(world, candidates, none_whole,
-                   [&](const fs::path& folder) { return load_folder(world, folder, threads, loaded); });
+                   [&](const fs::path& folder) { return load_folder(world, folder, lay_out, threads, loaded); });
   return std::move(*loaded);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // A trained model from a checkpoint alone (its step folder holds config and tokenizer), for evaluation and generation.
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -21,10 +22,13 @@ struct LoadedModel {
   std::unique_ptr<Trainer> trainer;  // weights only
 };
 
-/// For the ranks of `world`, each a replica. PATH: a step folder, or a `checkpoints` or run folder: its newest
+/// Chooses config.parallel for so many ranks: parallel::lay_out_replicas, parallel::lay_out_for_generation.
+using LayOut = std::function<void(config::Config&, int)>;
+
+/// PATH: a step folder, or a `checkpoints` or run folder: its newest
 /// checkpoint that is whole, with a warning for each that was passed over. `threads` 0: as many as the machine gives.
 /// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
 /// does not fit.
-LoadedModel load_model(comm::World& world, const std::filesystem::path& path, int threads = 0);
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const LayOut& lay_out, int threads = 0);
 
 }  // namespace trainer::train

@@ -46,7 +46,8 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
   };
   config::Config changed = config;
   for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
-    if (config.train.global_batch % micro != 0) continue;
+    if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
+    if (config.parallel.sequence_parallel && micro * config.model.seq_len % config.parallel.tensor != 0) continue;
     changed.train.micro_batch = micro;
     for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
                                      {config::Recompute::selective, "selective"},
@@ -56,7 +57,8 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
       if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
     }
   }
-  return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller";
+  return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
+         "over more ranks";
 }
 
 }  // namespace
@@ -125,9 +127,19 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
   // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
-  plan.flops.recomputed = plan.recomputed_flops / static_cast<double>(config.train.micro_batch * config.model.seq_len);
+  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // of one replica
+  plan.flops.recomputed =
+      plan.recomputed_flops * share / static_cast<double>(config.train.micro_batch * config.model.seq_len);
   plan.comm_bytes = trainer.comm_bytes_per_step();
   return plan;
+}
+
+std::string to_string(const CommBytes& bytes) {
+  std::string text;
+  for (const auto& [axis, operations] : bytes)
+    for (const auto& [operation, count] : operations)
+      text += format("{}{} {} {} B", text.empty() ? "" : ", ", axis, operation, count);
+  return text.empty() ? "none" : text;
 }
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
@@ -137,8 +149,9 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
                  machine.compute_reason, machine.threads, device::name_of(machine.isa));
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), kFlopsDefinition);
-  text += format("executed FLOPs        {:>12}  per micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
-                 format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
+  text +=
+      format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
+             format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
   text += "memory\n";
   for (const auto& [category, bytes] : plan.memory)
     text += format("  {:<20}{:>12}\n", category, format_bytes(static_cast<double>(bytes)));

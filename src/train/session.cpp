@@ -127,9 +127,8 @@ class Session {
     }
     peak_flops_ = config_.hardware.peak_tflops > 0 ? config_.hardware.peak_tflops * 1e12
                                                    : ops::measured_peak_flops(device_, machine_.compute);
-    trainer_.meter().reset();
+    if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     if (!world_.first()) return;
-    if (writes_samples(config_)) generator_.emplace(trainer_);
     truncate_after_step(folder_ / "metrics.jsonl", state_.step);
     samples_ = read_samples(folder_, state_.step);
     write_run_files(config_, expected_.config_toml, expected_.tokenizer);
@@ -165,6 +164,7 @@ class Session {
     work.adam_step = state_.adam_step + 1;
     work.micro_batches = accumulation_;
     work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
+    trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
     const double start = now_seconds();
     const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_requested);
     if (outcome.interrupted) return false;
@@ -200,12 +200,16 @@ class Session {
     r.phase_ms = outcome.phase_ms;
     for (const auto& [key, count] : trainer_.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
     r.comm_bytes = trainer_.comm_bytes(trainer_.meter().comm());
-    trainer_.meter().reset();
     for (const auto& [axis, operations] : r.comm_bytes)
       for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
     r.memory_bytes = trainer_.memory();
     r.data_position = state_.samples_seen;
     if (metrics_) metrics_->write(r);
+    if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
+      bytes_differ_ = true;
+      warn(format("step {} sent other bytes than predicted: {}, not {}", r.step, to_string(r.comm_bytes),
+                  to_string(plan_.comm_bytes)));
+    }
     if (progress_) progress_->step(r);
     step_seconds_ += seconds;
     ++steps_run_;
@@ -260,6 +264,7 @@ class Session {
     const Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
     Sample sample{state_.step, config_.train.sample_prompt, {}};
     sample.text = generator_->complete(*datasets_.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+    if (!world_.first()) return;
     log::info("--- sample at step {} ---\n{}{}\n---", state_.step, sample.prompt, sample.text);
     samples_.push_back(std::move(sample));
   }
@@ -339,6 +344,7 @@ class Session {
   CommBytes comm_bytes_;
   double peak_flops_ = 0, started_ = now_seconds(), step_seconds_ = 0;
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
+  bool bytes_differ_ = false;
 };
 
 data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {

@@ -17,6 +17,8 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 using BytesByCategory = std::map<std::string, int64_t>;
 /// Wire bytes by mesh axis and operation, total over the ranks of one group of the axis.
 using CommBytes = std::map<std::string, std::map<std::string, int64_t>>;
+/// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
+std::string to_string(const CommBytes& bytes);
 
 /// Wall time of a step by phase; comm_exposed is waiting that nothing hid.
 struct PhaseMs {

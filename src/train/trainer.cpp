@@ -113,6 +113,16 @@ bool Trainer::on_any_rank(bool flag) {
   return value > 0;
 }
 
+int64_t Trainer::of_first_rank(int64_t value) {
+  comm::Communicator& ranks = mesh_.along(mesh_.shape().all() & ~mesh_.shape().set("data"), comm::Lane::control);
+  if (ranks.size() == 1) return value;
+  const Tensor scalar = scalars_.tensor().range(0, 1);
+  *scalar.as<double>() = static_cast<double>(value);  // exact below 2^53
+  Exec ex = exec();
+  ranks.broadcast(ex, scalar, 0).join(ex);
+  return static_cast<int64_t>(*scalar.as<double>());
+}
+
 void Trainer::plan() {
   device::DryDevice dry(device_.threads(), device_.isa());
   Exec ex{dry, arena_, meter_};

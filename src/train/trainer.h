@@ -60,6 +60,8 @@ class Trainer {
   /// values ← the largest on any rank; and whether `flag` holds on any. At most kMostScalars.
   void max_over_ranks(std::span<double> values);
   bool on_any_rank(bool flag);
+  /// The value of the first rank of this replica: what ranks must agree on and may round differently.
+  int64_t of_first_rank(int64_t value);
 
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }

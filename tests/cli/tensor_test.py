@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+"""Tensor parallelism through the program: the same run on one rank and on many, processes or threads."""
+import json
+import shutil
+
+import rig
+
+# Containers run as root, and a test machine has fewer cores than ranks.
+MPIRUN = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+COMMON = ("model.n_head=4", "run.threads=1")
+
+
+class Tensor(rig.Runs):
+    def layout(self, tensor, data, *sets, transport="threads", **options):
+        sets = [*COMMON, f"parallel.tensor={tensor}", f"parallel.data={data}", *sets]
+        if transport == "threads":
+            return self.train("parallel.transport=threads", *sets, **options)
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        self.launcher = [*MPIRUN, "-np", str(tensor * data)]
+        try:
+            return self.train(*sets, **options)
+        finally:
+            self.launcher = []
+
+    def assert_follows(self, run, alone, steps=8):
+        got, _ = self.losses(run)
+        expected, _ = self.losses(alone)
+        self.assertEqual(len(got), steps)
+        for mine, theirs in zip(got, expected):
+            self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+
+    def test_layouts_follow_one_rank(self):
+        for family in ("gpt2", "llama"):
+            common = ("precision.compute=fp64", f"model.arch={family}", "model.n_kv_head=2" if family == "llama" else
+                      "model.n_kv_head=4")
+            self.train(f"run.dir=alone-{family}", *COMMON, *common)
+            for tensor, data, transport in ((2, 1, "mpi"), (4, 1, "threads"), (2, 2, "threads")):
+                for rows in ("true", "false"):
+                    run = f"{family}-{tensor}-{data}-{rows}"
+                    self.layout(tensor, data, f"run.dir={run}", f"parallel.sequence_parallel={rows}", *common,
+                                transport=transport)
+                    self.assert_follows(run, f"alone-{family}")
+                    end = self.events("end", run)[-1]
+                    self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
+                    self.assertIn("all_gather" if rows == "true" else "all_reduce",
+                                  end["measured"]["comm_bytes"]["tensor"])
+
+    def test_transport_overlap_lanes_and_delays_change_no_bit(self):
+        for compute in ("fp32", "bf16"):
+            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
+            self.layout(2, 2, f"run.dir=first-{compute}", *common)
+            for name, change, transport in (("mpi", "parallel.lanes=3", "mpi"), ("waiting", "debug.overlap=false", "threads"),
+                                            ("lane", "parallel.lanes=1", "threads"),
+                                            ("late", 'debug.inject=["delay:0.001"]', "threads"),
+                                            ("recomputed", "train.recompute=full", "threads")):
+                self.layout(2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
+                self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+
+    def test_a_checkpoint_goes_on_in_any_layout(self):
+        common = ("precision.compute=fp64",)
+        self.train("run.dir=alone", *COMMON, *common)
+        for first, second in (((2, 1), (1, 1)), ((1, 1), (4, 1)), ((4, 1), (2, 2)), ((2, 2), (4, 1))):
+            run = "from{}x{}to{}x{}".format(*first, *second)
+            self.layout(*first, f"run.dir={run}", *common, max_steps=4)
+            self.layout(*second, f"run.dir={run}", *common)
+            self.assert_follows(run, "alone")
+            self.assert_whole(*self.step_folders(run))
+
+    def test_samples_and_generated_text_are_those_of_one_rank(self):
+        common = ("precision.compute=fp64", "train.sample_interval=4", "train.sample_prompt=the", "train.sample_tokens=20")
+        self.train("run.dir=alone", *COMMON, *common)
+        self.layout(4, 1, "run.dir=four", *common)
+        self.layout(2, 2, "run.dir=two", *common, transport="mpi")
+        prompt = ("generate", "--prompt", "the", "--tokens", "30", "--checkpoint")
+        expected = self.trainer(*prompt, "alone", stdout=True)
+        for run in ("four", "two"):
+            self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
+        for ranks in (2, 3, 4):  # three cannot share four heads: one of them writes
+            self.launcher = [*MPIRUN, "-np", str(ranks)]
+            self.assertEqual(self.trainer(*prompt, "four", stdout=True), expected)
+            self.assertIn("no prompt", self.trainer("generate", "--checkpoint", "four", status=2))
+        self.launcher = []
+
+    def test_evaluation_does_not_depend_on_the_layout(self):
+        self.layout(4, 1, "run.dir=four", "precision.compute=fp64")
+        alone = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", stdout=True))
+        last = self.events("eval", "four")[-1]
+        self.assertGreater(alone["tokens"], 0)
+        self.train("run.dir=one", *COMMON, "precision.compute=fp64")
+        self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
+
+    def test_what_does_not_divide_is_refused_once_on_all_ranks(self):
+        mistakes = (
+            ((), 3, 2, r"n_head = 4 heads do not divide over tensor = 3 ranks"),
+            (("model.d_ff=66",), 4, 2, r"d_ff = 66 does not divide over tensor = 4 ranks"),
+            (("model.vocab_multiple=97",), 2, 2, r"vocab_multiple = 97 does not divide over tensor = 2 ranks"),
+            (("model.n_head=12", "model.d_model=48", "model.n_kv_head=6", "model.arch=llama"), 4, 2,
+             r"n_kv_head = 6 heads neither divide over tensor = 4 ranks nor"),
+            (("model.seq_len=31", "train.micro_batch=1"), 2, 2,
+             r"1 x 31 token rows do not divide over tensor = 2 ranks; sequence_parallel = false"),
+            (("parallel.data=3",), 2, 3, r"tensor = 2 x data = 3 does not make 2 ranks"),
+        )
+        for sets, tensor, status, message in mistakes:
+            self.launcher = [*MPIRUN, "-np", str(tensor)]
+            stderr = self.train(*COMMON, *sets, f"parallel.tensor={tensor}", status=status)
+            self.assertRegex(stderr, message)
+            self.assertEqual(len(stderr.strip().splitlines()), 1, stderr)
+        self.launcher = []
+        # What the message proposes works.
+        self.layout(2, 1, "model.seq_len=31", "train.micro_batch=1", "parallel.sequence_parallel=false")
+
+    def test_a_dry_run_needs_no_ranks(self):
+        plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",
+                            "parallel.tensor=4", "--set", "parallel.data=2", stdout=True)
+        self.assertIn("over 8 ranks", plan)
+        self.assertRegex(plan, r"tensor all_gather +[0-9.]+ .iB")
+
+
+if __name__ == "__main__":
+    rig.main()
