@@ -165,7 +165,8 @@ void check_log(const Log& log, Checker& checker) {
                   "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
 }
 
-void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
+/// What tensor = T ranks must divide (parallel/megatron1d.h).
+void check_megatron(const Config& config, Checker& checker) {
   const Parallel& parallel = config.parallel;
   const Model& m = config.model;
   checker.require(m.n_head % parallel.tensor == 0, {"parallel.tensor", "model.n_head"},
@@ -184,6 +185,11 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
                   "micro_batch x seq_len = {} x {} token rows do not divide over tensor = {} ranks; "
                   "sequence_parallel = false keeps them whole",
                   config.train.micro_batch, m.seq_len, tensor);
+}
+
+void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
+  const Parallel& parallel = config.parallel;
+  if (parallel.strategy == "megatron-1d") check_megatron(config, checker);
   int64_t data = parallel.data;
   if (launched) {
     checker.require(

@@ -67,6 +67,7 @@ class ColumnLinear final : public ShardedLinear {
       : ShardedLinear(axis, group, weights(axis, spec), biases(axis, spec)) {}
 
   Scratch forward(Exec& ex, const Batch& batch, const Tensor& x, const ForwardFusion& fusion) override {
+    TRAINER_CHECK(!fusion.residual && !fusion.dropout, "an expand linear does not lead into the residual stream");
     Scratch all;
     if (axis_.splits_rows(batch)) all = axis_.gather_rows(ex, x);
     const Tensor& rows = all ? all.tensor() : x;
@@ -132,7 +133,7 @@ class RowLinear final : public ShardedLinear {
       : ShardedLinear(axis, group, weights(axis, spec), biases(axis, spec)) {}
 
   Scratch forward(Exec& ex, const Batch& batch, const Tensor& x, const ForwardFusion& fusion) override {
-    TRAINER_CHECK(fusion.act == ops::Activation::none, "a contract linear has no activation");
+    TRAINER_CHECK(fusion.act == ops::Activation::none && !fusion.pre, "a contract linear has no activation");
     Scratch y = ex.take("linear.y", {x.rows(), local_out()}, x.dtype);
     ops::run(ex, product(ex, x, y));
     if (axis_.splits_rows(batch)) {

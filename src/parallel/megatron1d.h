@@ -15,6 +15,7 @@
 //   without: all-reduce (4L + 2)·B + 3N
 //   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
 //            each rank has summed over its own rows: gains and biases of norms, biases of contract linears, positions.
+// Where ranks share key/value heads, gradients of their weights and biases are added over those ranks once a step.
 // The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
 // so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result
 // nobody needs.

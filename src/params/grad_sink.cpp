@@ -18,25 +18,6 @@ bool any_nonfinite(const T* values, const mesh::Run& run) {
 
 int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops::kNormBlock); }
 
-/// What of `region` lies in `chunk` of the flat space: of a matrix perhaps a part of a row, whole rows, and a part of
-/// another.
-std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
-  const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
-  const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
-  // Rows [first, last) lie inside whole.
-  const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
-  const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
-  std::vector<Region> inside;
-  const auto part_of_row = [&](int64_t row) {
-    const int64_t from = std::max(row * pitch, begin), to = std::min(row * pitch + cols, end);
-    if (row >= 0 && row < rows && from < to) inside.push_back({region.offset + from, 1, to - from, to - from});
-  };
-  part_of_row(first - 1);
-  if (last > first) inside.push_back({region.offset + first * pitch, last - first, cols, pitch});
-  part_of_row(last);
-  return inside;
-}
-
 }  // namespace
 
 GradSink::GradSink(ParamStore& store)
@@ -50,46 +31,30 @@ GradSink::GradSink(ParamStore& store)
 }
 
 void GradSink::prepare(device::Device& device) {
-  const int world = store_.mesh_shape().world_size();
   int64_t blocks = 0, largest_strided = 0;
   for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
-    offsets_.push_back(blocks);
-    int64_t most = 0;
-    for (int rank = 0; rank < world; ++rank) {
-      const std::vector<Piece> pieces = counted_pieces(rank, g);
-      if (!pieces.empty()) most = std::max(most, pieces.back().block + norm_blocks(pieces.back().region));
-      if (rank == store_.rank()) pieces_[static_cast<size_t>(g)] = pieces;
-    }
-    blocks += most;
-    for (const Piece& piece : pieces_[static_cast<size_t>(g)])
-      if (piece.region.rows > 1) largest_strided = std::max(largest_strided, piece.region.count());
-    for (auto& [axes, regions] : store_.sums_of(g)) {
+    // Blocks restart where another replica's chunk begins, whether or not the optimizer state is split there.
+    for (const Region& region : store_.counted(g))
+      for (const Region& piece : clip(region, store_.groups()[static_cast<size_t>(g)].owned)) {
+        pieces_[static_cast<size_t>(g)].push_back({piece, blocks});
+        blocks += norm_blocks(piece);
+        if (piece.rows > 1) largest_strided = std::max(largest_strided, piece.count());
+      }
+    for (ParamStore::Sum& sum : store_.sums_of(g)) {
       int64_t count = 0;
-      for (const Region& region : regions) count += region.count();
-      sums_[static_cast<size_t>(g)].push_back({&store_.mesh()->along(axes, comm::Lane::grads),
-                                               std::move(regions),
+      for (const Region& region : sum.regions) count += region.count();
+      sums_[static_cast<size_t>(g)].push_back({&store_.mesh()->along(sum.axes, comm::Lane::grads),
+                                               sum.spread,
+                                               std::move(sum.regions),
                                                Buffer(device, "gradients", {count}, store_.state_dtype()),
                                                {}});
     }
   }
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
-  blocks_ = Buffer(device, "gradients", {world, blocks}, DType::f64);
+  blocks_ = Buffer(device, "gradients", {blocks}, DType::f64);
+  squares_ =
+      Buffer(device, "gradients", {store_.mesh_shape().world_size(), static_cast<int64_t>(pieces_.size())}, DType::f64);
   bad_ = Buffer(device, "gradients", {1}, DType::f64);
-}
-
-std::vector<GradSink::Piece> GradSink::counted_pieces(int rank, int group) const {
-  const mesh::MeshShape& shape = store_.mesh_shape();
-  const int replicas = store_.replicas().count();
-  const comm::Chunk owned = comm::chunk_of(store_.elements_on(rank, group), replicas,
-                                           replicas == 1 ? 0 : shape.index(rank, shape.set("data")));
-  std::vector<Piece> pieces;
-  int64_t block = 0;
-  for (const Region& whole : store_.counted_by(rank, group))
-    for (const Region& region : clip(whole, owned)) {
-      pieces.push_back({region, block});
-      block += norm_blocks(region);
-    }
-  return pieces;
 }
 
 Tensor GradSink::region_of(int group, const Region& region) const {
@@ -142,13 +107,14 @@ void GradSink::group_done(Exec& ex, int group) {
   complete(ex);
   finished_ = group;
   leaving_.swap(scatters_);
-  if (leaving_.empty()) start_sums(ex);
+  start_sums(ex, /*spread=*/false);
   if (leaving_.empty() && sums_[static_cast<size_t>(group)].empty()) complete(ex);
 }
 
-void GradSink::start_sums(Exec& ex) {
+void GradSink::start_sums(Exec& ex, bool spread) {
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
+    if (sum.spread != spread) continue;
     int64_t at = 0;
     for (const Region& region : sum.regions) {
       const Tensor addend = region_of(finished_, region);
@@ -161,11 +127,9 @@ void GradSink::start_sums(Exec& ex) {
 
 void GradSink::complete(Exec& ex) {
   if (finished_ < 0) return;
-  if (!leaving_.empty()) {
-    for (comm::Ticket& scatter : leaving_) scatter.join(ex);
-    leaving_.clear();
-    start_sums(ex);  // of pieces that have only now come together
-  }
+  for (comm::Ticket& scatter : leaving_) scatter.join(ex);
+  leaving_.clear();
+  start_sums(ex, /*spread=*/true);  // of pieces that have only now come home
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {
@@ -193,10 +157,6 @@ void GradSink::end_micro(Exec& ex) {
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  comm::Communicator* ranks = store_.mesh_shape().world_size() == 1
-                                  ? nullptr
-                                  : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
-  const Tensor all = blocks_, own = all.row_range(store_.rank(), 1).reshape({all.cols()});
   // The groups' reductions end in the order they were started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
     if (replica_sums_[g].open()) replica_sums_[g].join(ex);
@@ -207,18 +167,20 @@ GradNorm GradSink::finish(Exec& ex) {
         ops::run(ex, ops::Copy{x, packed.reshape(x.shape)});
         x = packed;
       }
-      ops::run(ex, ops::SquaredNorm{x, own.range(offsets_[g] + piece.block, norm_blocks(piece.region))});
+      ops::run(ex, ops::SquaredNorm{x, blocks_.tensor().range(piece.block, norm_blocks(piece.region))});
     }
   }
+  const Tensor all = squares_, own = all.row_range(store_.rank(), 1).reshape({all.cols()});
+  if (!ex.device.dry())
+    for (size_t g = 0; g < pieces_.size(); ++g) own.as<double>()[g] = sum_of_blocks(pieces_[g]);
+  comm::Communicator* ranks =
+      all.rows() == 1 ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
   if (ranks != nullptr) ranks->all_gather(ex, own, all.reshape({all.count()})).join(ex);
   GradNorm result;
   if (ex.device.dry()) return result;
   double squares = 0;
-  for (size_t g = 0; g < offsets_.size(); ++g) {
-    const int64_t end = g + 1 < offsets_.size() ? offsets_[g + 1] : all.cols();
-    for (int64_t rank = 0; rank < all.rows(); ++rank)
-      for (int64_t block = offsets_[g]; block < end; ++block) squares += all.as<double>()[rank * all.cols() + block];
-  }
+  for (int64_t g = 0; g < all.cols(); ++g)
+    for (int64_t rank = 0; rank < all.rows(); ++rank) squares += all.as<double>()[rank * all.cols() + g];
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
     const int64_t bad = first_bad(ex, ranks);
@@ -227,6 +189,13 @@ GradNorm GradSink::finish(Exec& ex) {
                             : "the sum of squares (overflow)";
   }
   return result;
+}
+
+double GradSink::sum_of_blocks(const std::vector<Piece>& pieces) const {
+  double sum = 0;
+  for (const Piece& piece : pieces)
+    for (int64_t i = 0; i < norm_blocks(piece.region); ++i) sum += blocks_.tensor().as<double>()[piece.block + i];
+  return sum;
 }
 
 int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) const {

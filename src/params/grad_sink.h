@@ -8,7 +8,6 @@
 //                          flat axes, reduction to the root);
 //   the last micro-batch:  addends of slots that several ranks of a replica hold are added (Part::sum_over), and then
 //                          the group's sum over the replicas starts.
-#include <span>
 #include <string>
 #include <vector>
 
@@ -49,25 +48,26 @@ class GradSink {
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
   /// all parameters: 65 536-element block sums in f64 over what each rank owns and counts of each group's flat space,
-  /// added in order of group, rank and block. The same on every rank, and with or without ZeRO-1.
+  /// added in order of blocks, of ranks and of groups. The same on every rank, and with or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
   /// Addends of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
+    bool spread;  // of spread slots: once their gradients are home
     std::vector<Region> regions;
     Buffer packed;
     comm::Ticket ticket;
   };
-  /// A piece of a group's flat space whose squares a rank counts, from this of the group's block sums on.
+  /// A piece of a group's flat space whose squares are counted here, and its first block sum.
   struct Piece {
     Region region;
     int64_t block;
   };
-  std::vector<Piece> counted_pieces(int rank, int group) const;
+  double sum_of_blocks(const std::vector<Piece>& pieces) const;
   Tensor region_of(int group, const Region& region) const;
-  void start_sums(Exec& ex);
+  void start_sums(Exec& ex, bool spread);
   /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
   void complete(Exec& ex);
   /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
@@ -81,10 +81,10 @@ class GradSink {
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
   int finished_ = -1;                       // the group that waits for complete()
-  std::vector<std::vector<Piece>> pieces_;  // by group: counted here
-  std::vector<int64_t> offsets_;            // by group: its first block sum among a rank's
+  std::vector<std::vector<Piece>> pieces_;  // by group
   Buffer strided_;                          // a piece whose rows are apart, packed
-  Buffer blocks_;                           // [ranks, block sums of a rank] f64; unused ones are zero
+  Buffer blocks_;                           // [block sums of this rank] f64
+  Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64
   bool last_ = false;
 };

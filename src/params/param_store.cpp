@@ -48,6 +48,23 @@ void initialize_param(device::ThreadPool& pool, const Param& param, const std::v
 
 }  // namespace
 
+std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
+  const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
+  const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
+  // Rows [first, last) lie inside whole.
+  const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
+  const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
+  std::vector<Region> inside;
+  const auto part_of_row = [&](int64_t row) {
+    const int64_t from = std::max(row * pitch, begin), to = std::min(row * pitch + cols, end);
+    if (row >= 0 && row < rows && from < to) inside.push_back({region.offset + from, 1, to - from, to - from});
+  };
+  part_of_row(first - 1);
+  if (last > first) inside.push_back({region.offset + first * pitch, last - first, cols, pitch});
+  part_of_row(last);
+  return inside;
+}
+
 ParamStore::ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh, bool split_state)
     : device_(device),
       compute_(compute),
@@ -81,11 +98,12 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   slot.flat = first.axes(mesh::kFlat);
   slot.root = first.axes(mesh::kRoot);
   TRAINER_CHECK(slot.flat == 0 || slot.root == 0, "{} is both flat and on a root", parts.front().name);
-  slot.stored = slot.spread() ? Shape{stored_on(rank_, slot)} : slot.box;
+  slot.stored = slot.spread() ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
-  owner.elements = round_up(owner.elements + slot.stored.count(), kSlotAlign);
-  // The rank of the first replica at this place of the mesh stands for all of them.
-  const int here = replicas_.count() == 1 ? rank_ : mesh_shape_.members(rank_, mesh_shape_.set("data")).front();
+  // Room for the largest piece everywhere: equal places make equal chunks, and so equal bits, of what ranks share.
+  owner.elements =
+      round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
+  const int here = rank_of_first_replica();
   int64_t first_col = 0;
   for (const Part& part : parts) {
     const Shape box = part.layout.box();
@@ -106,69 +124,68 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   return static_cast<SlotId>(slots_.size()) - 1;
 }
 
-int64_t ParamStore::stored_on(int rank, const Slot& slot) const {
-  if (mesh_shape_.index(rank, slot.root) != 0) return 0;
-  return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank, slot.flat)).count;
+comm::Chunk ParamStore::piece_of(const Slot& slot) const {
+  if (mesh_shape_.index(rank_, slot.root) != 0) return {};
+  return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank_, slot.flat));
 }
 
-int64_t ParamStore::elements_on(int rank, int group) const {
-  int64_t elements = 0;
-  for (const Slot& slot : slots_)
-    if (slot.group == group) elements = round_up(elements + stored_on(rank, slot), kSlotAlign);
-  return elements;
+int ParamStore::rank_of_first_replica() const {
+  return replicas_.count() == 1 ? rank_ : mesh_shape_.members(rank_, mesh_shape_.set("data")).front();
 }
 
-std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> ParamStore::sums_of(int group) const {
-  std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> sums;
+std::vector<Region> ParamStore::columns_of(const Slot& slot, int64_t first, int64_t width) const {
+  const comm::Chunk piece = piece_of(slot);
+  const int64_t cols = slot.box[-1];
+  std::vector<Region> regions = width == cols ? std::vector<Region>{{piece.begin, 1, piece.count, piece.count}}
+                                              : clip({first, slot.box.count() / cols, width, cols}, piece);
+  for (Region& region : regions) region.offset += slot.offset - piece.begin;
+  std::erase_if(regions, [](const Region& region) { return region.count() == 0; });
+  return regions;
+}
+
+std::vector<ParamStore::Sum> ParamStore::sums_of(int group) const {
+  std::vector<Sum> sums;
   for (const Slot& slot : slots_) {
-    if (slot.group != group || slot.stored.count() == 0) continue;
-    int64_t first_col = 0;
-    for (size_t p = 0; p < slot.parts.size(); ++p) {
-      const mesh::AxisSet axes = slot.parts[p].sum_over;
-      const int64_t cols = slot.parts[p].layout.box()[-1];
-      if (mesh_shape_.group_size(axes) > 1) {
-        auto sum = std::ranges::find(sums, axes, &std::pair<mesh::AxisSet, std::vector<Region>>::first);
-        if (sum == sums.end()) sum = sums.insert(sums.end(), {axes, {}});
-        const Region all{slot.offset, 1, slot.stored.count(), slot.stored.count()};
-        const bool alone = slot.parts.size() == 1;
-        TRAINER_CHECK(alone || !slot.spread(), "{}: addends of one of several spread parts", slot.parts[p].name);
-        sum->second.push_back(
-            alone ? all : Region{slot.offset + first_col, slot.box.count() / slot.box[-1], cols, slot.box[-1]});
-      }
-      first_col += cols;
+    if (slot.group != group) continue;
+    int64_t first = 0;
+    for (const Part& part : slot.parts) {
+      const int64_t width = part.layout.box()[-1];
+      const std::vector<Region> regions = columns_of(slot, first, width);
+      first += width;
+      if (mesh_shape_.group_size(part.sum_over) == 1 || regions.empty()) continue;
+      auto sum = std::ranges::find_if(
+          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == slot.spread(); });
+      if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.spread(), {}});
+      sum->regions.insert(sum->regions.end(), regions.begin(), regions.end());
     }
   }
   return sums;
 }
 
-std::vector<Region> ParamStore::counted_by(int rank, int group) const {
-  std::vector<Region> regions;
-  int64_t offset = 0;
-  const int here = replicas_.count() == 1 ? rank : mesh_shape_.members(rank, mesh_shape_.set("data")).front();
+std::vector<Region> ParamStore::counted(int group) const {
+  std::vector<Region> all;
+  const int here = rank_of_first_replica();
+  bool whole_before = false;  // the slot before is counted whole: one region for both, with the padding between them
   for (const Slot& slot : slots_) {
     if (slot.group != group) continue;
-    const int64_t count = stored_on(rank, slot), cols = slot.box[-1];
     const auto owned = [&](const Part& part) { return part.layout.owner(here); };
-    if (std::ranges::all_of(slot.parts, owned)) {
-      const bool joins = !regions.empty() && regions.back().rows == 1 &&
-                         round_up(regions.back().offset + regions.back().cols, kSlotAlign) == offset;
-      if (joins) {
-        regions.back().cols = offset + count - regions.back().offset;
-      } else {
-        regions.push_back({offset, 1, count, count});
+    const bool whole = std::ranges::all_of(slot.parts, owned);
+    int64_t first = 0;
+    for (const Part& part : slot.parts) {
+      const int64_t width = whole ? slot.box[-1] : part.layout.box()[-1];
+      for (const Region& region : owned(part) ? columns_of(slot, first, width) : std::vector<Region>()) {
+        if (whole && whole_before) {
+          all.back().cols = region.offset + region.cols - all.back().offset;
+        } else {
+          all.push_back(region);
+        }
       }
-    } else if (std::ranges::any_of(slot.parts, owned)) {
-      TRAINER_CHECK(!slot.spread(), "{}: one of several spread parts is stored elsewhere too", slot.parts[0].name);
-      int64_t first_col = 0;
-      for (const Part& part : slot.parts) {
-        const int64_t width = part.layout.box()[-1];
-        if (owned(part)) regions.push_back({offset + first_col, count / cols, width, cols});
-        first_col += width;
-      }
+      if (whole) break;
+      first += width;
     }
-    offset = round_up(offset + count, kSlotAlign);
+    whole_before = whole && !all.empty();
   }
-  return regions;
+  return all;
 }
 
 void ParamStore::allocate(bool training) {

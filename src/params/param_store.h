@@ -50,11 +50,13 @@ struct Part {
   mesh::AxisSet sum_over = 0;
 };
 
-/// Part of a group's flat space: rows of `cols` elements, `pitch` apart.
+/// Part of a flat space: rows of `cols` elements, `pitch` apart.
 struct Region {
   int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
   int64_t count() const { return rows * cols; }
 };
+/// What of `region` lies in `chunk`: of a matrix perhaps the end of a row, whole rows, and the beginning of another.
+std::vector<Region> clip(const Region& region, comm::Chunk chunk);
 
 /// The replicas of the model that train together, each on its own sequences: the mesh axis "data". The communicators
 /// connect the ranks that hold the same shards.
@@ -68,7 +70,7 @@ struct Replicas {
 
 struct Group {
   std::string name;
-  int64_t elements = 0;  // of the flat space, padding included
+  int64_t elements = 0;  // of the flat space, padding included; the same on every rank, as are the places of slots
   std::vector<int> params;
   comm::Chunk owned;     // this replica's share: of block sums, of checkpoints, of ZeRO-1
   comm::Chunk held;      // master weights and moments are kept of these elements: `owned` with ZeRO-1, else all
@@ -157,16 +159,23 @@ class ParamStore {
   /// Of a spread slot: the axes of its flat or root placements; whether those are root placements.
   mesh::AxisSet spread_axes(SlotId slot) const { return slots_[static_cast<size_t>(slot)].spread_axes(); }
   bool on_root(SlotId slot) const { return slots_[static_cast<size_t>(slot)].root != 0; }
-  /// Whether all of the slot's matrix is stored on this rank.
-  bool stored_here(SlotId slot) const { return range_of(slot).count == box(slot).count(); }
+  /// Whether the slot's matrix is stored here whole, be it as the root.
+  bool stored_here(SlotId slot) const {
+    const Slot& it = slots_[static_cast<size_t>(slot)];
+    return it.root != 0 ? mesh_shape_.index(rank_, it.root) == 0 : it.flat == 0;
+  }
 
-  /// The elements of a group whose gradients are to be added up over `axes`, by these axes.
-  std::vector<std::pair<mesh::AxisSet, std::vector<Region>>> sums_of(int group) const;
-  /// Where `rank` stores the elements that it counts in the gradient norm: what several ranks of a replica hold counts
-  /// once. By ascending offset; padding, which is zero, may be among them.
-  std::vector<Region> counted_by(int rank, int group) const;
-  /// Elements of the group's flat space on `rank`.
-  int64_t elements_on(int rank, int group) const;
+  /// Elements of a group whose gradients are to be added up over some axes; `spread`: those of spread slots, which have
+  /// to come home first.
+  struct Sum {
+    mesh::AxisSet axes;
+    bool spread;
+    std::vector<Region> regions;
+  };
+  std::vector<Sum> sums_of(int group) const;
+  /// The elements of a group that this rank counts in the gradient norm: what several ranks of a replica hold counts
+  /// once. By slots; padding, which is zero, may be among them.
+  std::vector<Region> counted(int group) const;
 
   /// Null: one rank alone.
   mesh::Mesh* mesh() const { return mesh_; }
@@ -194,7 +203,12 @@ class ParamStore {
     mesh::AxisSet spread_axes() const { return flat | root; }
     bool spread() const { return spread_axes() != 0; }
   };
-  int64_t stored_on(int rank, const Slot& slot) const;
+  /// The piece of the slot's matrix that is stored here.
+  comm::Chunk piece_of(const Slot& slot) const;
+  /// Where columns [first, first + width) of the slot's matrix are in the group's flat space.
+  std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
+  /// A rank of the first replica at this place of the mesh, which stands for all of them.
+  int rank_of_first_replica() const;
   /// Of a slot's stored elements, in compute type.
   Tensor stored_weight(const Slot& slot) const;
   device::Device& device_;
@@ -204,8 +218,8 @@ class ParamStore {
   int rank_;
   Replicas replicas_;
   std::vector<Param> params_;
-  std::vector<Slot> slots_;
   std::vector<Group> groups_;
+  std::vector<Slot> slots_;  // after the groups: a gather that an exception leaves under way reads their memory
   int64_t version_ = 0;
 };
 

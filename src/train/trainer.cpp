@@ -124,6 +124,9 @@ int64_t Trainer::of_first_rank(int64_t value) {
 }
 
 void Trainer::plan() {
+  // Scalars are exchanged at any time: the memory of their communicators is there from the start.
+  const mesh::AxisSet all = mesh_.shape().all(), data = mesh_.shape().set("data");
+  for (const mesh::AxisSet axes : {data, all, all & ~data}) mesh_.along(axes, comm::Lane::control);
   device::DryDevice dry(device_.threads(), device_.isa());
   Exec ex{dry, arena_, meter_};
   parallel::Batch batch = views();

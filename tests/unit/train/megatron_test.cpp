@@ -1,6 +1,9 @@
 // Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
 #include "comm/bytes.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
 #include "train/replica_check.h"
+#include "unit/checkpoint/fixture.h"
 #include "unit/train/layouts.h"
 
 namespace trainer::tests {
@@ -14,10 +17,11 @@ struct Layout {
   bool sequence_parallel = true;
   Arch arch = Arch::gpt2;
   int64_t micro_batch = 2;
+  int64_t kv_heads = 0;  // 0: all heads of gpt2, few of llama
 };
 std::string to_string(const Layout& l) {
-  return format("Tensor{}Data{}{}{}Each{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
-                l.arch == Arch::gpt2 ? "Gpt2" : "Llama");
+  return format("Tensor{}Data{}{}{}Each{}{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
+                l.arch == Arch::gpt2 ? "Gpt2" : "Llama", l.kv_heads > 0 ? format("Kv{}", l.kv_heads) : "");
 }
 std::ostream& operator<<(std::ostream& out, const Layout& l) { return out << to_string(l); }
 
@@ -25,7 +29,7 @@ std::ostream& operator<<(std::ostream& out, const Layout& l) { return out << to_
 config::Config configure(const Layout& l) {
   config::Config c = tiny_config(l.arch);
   c.model.n_head = 24;
-  c.model.n_kv_head = l.arch == Arch::gpt2 ? 24 : l.tensor == 3 ? 3 : 2;
+  c.model.n_kv_head = l.kv_heads > 0 ? l.kv_heads : l.arch == Arch::gpt2 ? 24 : l.tensor == 3 ? 3 : 2;
   c.model.d_model = 48;
   c.model.d_ff = 72;
   c.model.seq_len = 24;
@@ -71,6 +75,9 @@ std::vector<Layout> layouts() {
         for (const Arch arch : {Arch::gpt2, Arch::llama})
           // With one sequence of 24 rows shards lie inside it; with two, three shards of 16 cut one.
           all.push_back({tensor, data, sequence_parallel, arch, tensor == 4 || data == 2 ? 1 : 2});
+  // Shared key/value heads with biases: what some ranks hold and others count lies side by side in one slot.
+  for (const int64_t tensor : {4, 8})
+    for (const int64_t data : {1, 2}) all.push_back({tensor, data, data == 1, Arch::gpt2, 1, 2});
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, Megatron, testing::ValuesIn(layouts()),
@@ -99,7 +106,8 @@ TEST_P(MegatronSchedules, ChangeNoBit) {
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MegatronSchedules,
                          testing::Values(Layout{2, 1, false}, Layout{2, 2, true}, Layout{4, 1, true, Arch::llama, 1},
-                                         Layout{3, 1, true, Arch::gpt2, 2}),
+                                         Layout{3, 1, true, Arch::gpt2, 2}, Layout{4, 2, true, Arch::llama, 1},
+                                         Layout{8, 2, false, Arch::gpt2, 1, 2}),
                          [](const auto& info) { return to_string(info.param); });
 
 TEST(MegatronNumbers, FollowOneRankInSinglePrecision) {
@@ -263,12 +271,12 @@ TEST(MegatronLoss, CountsMaskedRowsAndAnyNumberOfThemAsOneRankDoes) {
 }
 
 TEST(MegatronReplicas, StayEqualAndAreCompared) {
-  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, true, Arch::llama, 1}}) {
+  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}}) {
     const config::Config c = configure(l);
     comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
       Tiny run(&world, c, DType::f32, 1);
-      for (int64_t n = 1; n <= 5; ++n) run.step(n);
-      train::check_replicas(run.trainer, 5);
+      for (int64_t n = 1; n <= 20; ++n) run.step(n);
+      train::check_replicas(run.trainer, 20);
       // A gain on one rank goes wrong by one bit.
       const params::ParamStore& store = run.trainer.store();
       for (const params::Param& param : store.params())
@@ -276,11 +284,60 @@ TEST(MegatronReplicas, StayEqualAndAreCompared) {
           store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^=
               std::byte{1};
       try {
-        train::check_replicas(run.trainer, 6);
+        train::check_replicas(run.trainer, 21);
         ADD_FAILURE() << "not noticed";
       } catch (const Error& e) {
         EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
       }
+    });
+  }
+}
+
+TEST(MegatronCheckpoints, AreTheSameTensorsInAnyLayout) {
+  const Layout layouts[] = {{2, 1, true}, {1, 1, true}, {4, 2, true, Arch::gpt2, 1}, {8, 1, false}};
+  checkpoint::TempFolder folder;
+  Tensors saved;
+  for (size_t i = 0; i < std::size(layouts); ++i) {
+    Layout l = layouts[i];
+    config::Config c = configure(l);
+    c.parallel.zero_stage = 1;
+    const auto path = folder.path() / std::to_string(i);
+    std::mutex mutex;
+    Tensors loaded;
+    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::bf16, 1);
+      params::ParamStore& store = run.trainer.store();
+      if (i == 0) {
+        for (int64_t n = 1; n <= 2; ++n) run.step(n);
+      } else {
+        checkpoint::Reader(folder.path() / std::to_string(i - 1)).load(checkpoint::slices_to_fill(store, true), {});
+        store.refresh_compute();
+      }
+      {
+        const std::lock_guard lock(mutex);
+        for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(store, true)) collect(loaded, slice);
+      }
+      checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
+      checkpoint::Snapshot snapshot;
+      snapshot.tensors = checkpoint::slices_to_save(store, true);
+      files.save(snapshot);
+    });
+    if (i == 0) saved = loaded;
+    EXPECT_TRUE(loaded == saved) << i;
+  }
+}
+
+TEST(MegatronMemory, IsPredictedForEveryRank) {
+  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, false, Arch::llama, 1}}) {
+    const config::Config c = configure(l);
+    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
+      device::DryDevice dry(1);
+      const auto planned = comm::dry_world(world.size(), world.rank());
+      train::Trainer plan(dry, *planned, c, kTinyVocab, DType::f32, true);
+      plan.plan();
+      Tiny run(&world, c, DType::f32, 1);
+      for (int64_t n = 1; n <= 2; ++n) run.step(n);
+      EXPECT_EQ(run.trainer.memory(), plan.memory()) << "rank " << world.rank();
     });
   }
 }
