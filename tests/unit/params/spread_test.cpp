@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <mutex>
 
 #include "params/grad_sink.h"
 
@@ -31,7 +32,7 @@ struct Grid {
 std::string to_string(const Grid& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
 
 /// One of everything: a flat matrix of two parts, a vector with addends over z, a hosted vector; two parts of which one
-/// is held by several ranks; a flat table that is written twice.
+/// is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
 struct Model {
   explicit Model(ParamStore& store) : store(store) {
     const MeshShape& shape = store.mesh_shape();
@@ -46,6 +47,10 @@ struct Model {
     const AxisSet rep = shape.set("rep"), z = shape.set("z"), x = shape.set("x");
     add(second, {{"a", layout({6, 16}).with(rep | x, split(1)), normal, z},
                  {"b", layout({6, 4}).with(x, split(1)), normal, rep | z}});
+    add(second, {{"va", layout({16}).with(rep | x, split(0)), normal, z},
+                 {"vb", layout({4}).with(x, split(0)), normal, rep | z}});
+    add(second, {{"fa", layout({5, 12}).with(rep | x, split(1)).with("z", kFlat), normal},
+                 {"fb", layout({5, 4}).with(x, split(1)).with("z", kFlat), normal, rep}});
     add(second, {{"table", layout({11, 5}).padded(0, 16).with("x", split(0)).with("z", kFlat), normal}});
   }
   void add(int group, const std::vector<Part>& parts) {
@@ -230,12 +235,16 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
         if (rank.mesh.shape().name_of(key.axes) == axis && key.op == op) sum += count.elements;
       return sum;
     };
-    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 16 * 5));
-    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 16 * 5));
+    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 16 * 5 + 5 * (6 + 4)));
+    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 16 * 5 + 5 * (6 + 4)));
     EXPECT_EQ(payload("z", CommOp::broadcast), 3 * 12);
     EXPECT_EQ(payload("z", CommOp::reduce), 3 * 12);
-    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8);  // gain; a, cut in two by rep
-    EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4);
+    EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8);  // gain; a and va, cut in two by rep
+    EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4 + 4);
+    const comm::Chunk piece = comm::chunk_of(5 * (6 + 4), 2, rank.mesh.index("z"));
+    int64_t shared = 0;  // columns of fb in this rank's piece
+    for (int64_t i = piece.begin; i < piece.begin + piece.count; ++i) shared += i % 10 >= 6;
+    EXPECT_EQ(payload("rep", CommOp::all_reduce), shared);
     EXPECT_EQ(payload("data", CommOp::all_reduce), rank.store.groups()[0].elements + rank.store.groups()[1].elements);
   });
 }
@@ -255,6 +264,59 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
     }
     EXPECT_EQ(sink.finish(rank.ex).bad_tensor, "b");
   });
+}
+
+TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
+  // Sums of three replicas depend on their order, which goes by the place of an element: it must be the same place on
+  // every rank, though pieces of flat and hosted slots before it differ in size.
+  const Grid grid{3, 1, 2, 1};
+  std::mutex mutex;
+  std::map<int, std::vector<float>> gains;  // by replica and rank
+  comm::run_on_threads(grid.shape().world_size(), {}, [&](comm::World& world) {
+    device::CpuDevice device(1);
+    Mesh mesh(world, device, grid.shape());
+    ParamStore store(device, DType::f32, &mesh);
+    const int group = store.add_group("group");
+    const auto layout = [&](Shape shape) { return Layout(mesh.shape(), shape); };
+    const SlotId flat = store.add_slot(group, {{"flat", layout({65}).with("z", kFlat), {}}});
+    const SlotId hosted = store.add_slot(group, {{"hosted", layout({1000}).with("z", kRoot), {}}});
+    const SlotId gain = store.add_slot(group, {{"gain", layout({9000}), {}, mesh.shape().set("z")}});
+    store.allocate(true);
+    GradSink sink(store);
+    sink.prepare(device);
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    sink.begin_step();
+    sink.begin_micro(true);
+    for (const SlotId slot : {flat, hosted, gain}) {
+      const Tensor out = sink.slot(ex, slot).tensor;
+      for (int64_t i = 0; i < out.count(); ++i)
+        out.as<float>()[i] = 1.0f / static_cast<float>(1 + i % 97 + 31 * world.rank());
+      sink.ready(ex, slot);
+    }
+    sink.group_done(ex, group);
+    sink.end_micro(ex);
+    sink.finish(ex);
+    const std::lock_guard lock(mutex);
+    const auto values = store.gradient(gain).span<float>();
+    gains[world.rank()].assign(values.begin(), values.end());
+  });
+  for (const auto& [rank, values] : gains) EXPECT_TRUE(values == gains[0]) << rank;
+}
+
+TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
+  // Messages are late: when the exception comes the gather has not begun to copy.
+  comm::WorldOptions late;
+  late.delay = [](int) { return 0.02; };
+  EXPECT_THROW(comm::run_on_threads(2, late,
+                                    [](comm::World& world) {
+                                      OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
+                                      rank.store.initialize(1);
+                                      rank.store.gather_ahead(rank.ex, rank.model.slots[0].first);
+                                      throw Error(Code::data, "something else went wrong");
+                                    }),
+               Error);
 }
 
 TEST(SpreadSlots, AGradientThatIsNeverReadyIsAnError) {

@@ -88,6 +88,23 @@ TEST_P(EveryRun, AllocatesNothingFromTheThirdStepOn) {
   EXPECT_EQ(allocations, 0);
 }
 
+TEST_P(EveryRun, AllocatesNothingOnManyRanksEither) {
+  config::Config c = tiny_config(arch());
+  c.model.n_head = c.model.n_kv_head = 2;
+  c.model.seq_len = 12;
+  c.parallel.tensor = 2;
+  c.parallel.zero_stage = 1;
+  allocations = 0;
+  comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, compute(), 1);
+    for (int64_t n = 1; n <= 2; ++n) run.step(n);
+    counted = true;
+    for (int64_t n = 3; n <= 5; ++n) run.step(n);
+    counted = false;
+  });
+  EXPECT_EQ(allocations, 0);
+}
+
 TEST_P(EveryRun, PlannedMemoryIsWhatTheDeviceHolds) {
   const config::Config c = tiny_config(arch());
   Tiny run(c, compute(), 2);
