@@ -34,8 +34,8 @@ class Megatron1D final : public Strategy {
   /// The ranks along the tensor axis, as its layers see them.
   struct Axis {
     ParamStore& store;
-    comm::Communicator& ranks;    // activations; ordered on lane `critical`
-    mesh::AxisSet axes, kv, rep;  // kv and rep empty when key/value heads divide over all
+    comm::Communicator& ranks;            // activations; ordered on lane `critical`
+    mesh::AxisSet axes, kv = 0, rep = 0;  // kv and rep empty when key/value heads divide over all
     bool sequence_parallel;
     bool overlap;  // false: every collective is waited for at once, to see what it costs
 
@@ -50,6 +50,7 @@ class Megatron1D final : public Strategy {
     Scratch gather_rows(Exec& ex, const Tensor& shard) const;
   };
 
+  explicit Megatron1D(const Axis& axis) : axis_(axis) {}
   Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parallel, bool overlap);
 
   Tile residual(int layer, const Batch& batch) const override;
