@@ -13,11 +13,12 @@ namespace {
 
 /// The numbers of ranks that the configuration can run on.
 std::string ranks_of(const config::Config& config) {
-  const int64_t fewest = config::fewest_ranks(config);
-  if (config.parallel.data > 0 || config.parallel.transport == "threads")
+  const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
+  if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
     return format("on {} rank{}", fewest, fewest == 1 ? "" : "s");
-  return format("on {}any number of ranks that divides global_batch / micro_batch = {}",
-                fewest > 1 ? format("{} x ", fewest) : "", config.train.global_batch / config.train.micro_batch);
+  if (fewest == 1) return format("on any number of ranks that divides global_batch / micro_batch = {}", most);
+  return format("on {} ranks, or as many for each replica; replicas divide global_batch / micro_batch = {}", fewest,
+                most);
 }
 
 }  // namespace
