@@ -20,8 +20,9 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
   for (const mesh::Run& run : slice.runs) {
     TRAINER_CHECK(run.global >= 0 && run.length >= 0 && run.global + run.length <= slice.shape.count(),
                   "{}: run {}+{} of a tensor {}", slice.name, run.global, run.length, to_string(slice.shape));
-    TRAINER_CHECK(run.local >= 0 && run.local + run.length <= extent, "{}: run at {}+{} of {} local elements",
-                  slice.name, run.local, run.length, extent);
+    const int64_t last = run.local + (run.length - 1) * run.stride;
+    TRAINER_CHECK(run.local >= 0 && run.stride >= 1 && last < extent, "{}: run from {} to {} of {} local elements",
+                  slice.name, run.local, last, extent);
     if (run.length > 0) runs.push_back(run);
   }
   std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.global < b.global; });
@@ -30,6 +31,16 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
                   runs[i].global);
   }
   return runs;
+}
+
+/// Elements of `size` bytes from places `from_step` bytes apart to places `to_step` bytes apart.
+void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step, int64_t size,
+                   int64_t count) {
+  if (to_step == size && from_step == size) {
+    std::memcpy(to, from, static_cast<size_t>(count * size));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(size));
 }
 
 /// Hands out the bytes of the runs, laid end to end, in chunks: a view of the tensor itself where a run fills the
@@ -42,13 +53,13 @@ class Packer {
   /// The next `bytes` bytes (at most the buffer's).
   std::span<const std::byte> next(int64_t bytes) {
     for (int64_t filled = 0; filled < bytes;) {
-      const mesh::Run& run = runs_[run_];
-      const std::byte* source = data_ + run.local * size_ + done_;
+      const mesh::Run run = runs_[run_];
+      const std::byte* source = data_ + run.local * size_ + done_ * run.stride;
       const int64_t take = std::min(bytes - filled, run.length * size_ - done_);
       done_ += take;
       if (done_ == run.length * size_) ++run_, done_ = 0;
-      if (take == bytes) return {source, static_cast<size_t>(bytes)};
-      std::memcpy(buffer_.data() + filled, source, static_cast<size_t>(take));
+      if (take == bytes && run.stride == 1) return {source, static_cast<size_t>(bytes)};
+      copy_elements(buffer_.data() + filled, size_, source, run.stride * size_, size_, take / size_);
       filled += take;
     }
     return buffer_.first(static_cast<size_t>(bytes));
@@ -67,7 +78,7 @@ class Packer {
 class Intersection {
  public:
   struct Copy {
-    int64_t from, to, bytes;  // byte in the chunk, byte in the local storage
+    int64_t from, to, count, step;  // byte in the chunk, byte in the local storage; elements, bytes between them there
   };
   Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)
       : groups_(piece.runs), wanted_(wanted), size_(size) {}
@@ -94,8 +105,9 @@ class Intersection {
     while (wanted_next_ < wanted_.size() && end_of(wanted_[wanted_next_]) <= begin) ++wanted_next_;
     for (size_t w = wanted_next_; w < wanted_.size() && wanted_[w].global < begin + length; ++w) {
       const int64_t from = std::max(begin, wanted_[w].global), to = std::min(begin + length, end_of(wanted_[w]));
-      copies_.push_back({(position + from - begin) * size_, (wanted_[w].local + from - wanted_[w].global) * size_,
-                         (to - from) * size_});
+      const mesh::Run& run = wanted_[w];
+      copies_.push_back({(position + from - begin) * size_, (run.local + (from - run.global) * run.stride) * size_,
+                         to - from, run.stride * size_});
     }
   }
   static int64_t end_of(const mesh::Run& run) { return run.global + run.length; }
@@ -182,7 +194,7 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
       const auto data = chunk(piece, bytes, static_cast<int64_t>(index));
       if (!data) throw Damage(damage(stored, piece, static_cast<int64_t>(index)));
       for (const auto& copy : copies) {
-        std::memcpy(slice.local.data + copy.to, data->data() + copy.from, static_cast<size_t>(copy.bytes));
+        copy_elements(slice.local.data + copy.to, copy.step, data->data() + copy.from, size, size, copy.count);
       }
     }
   }

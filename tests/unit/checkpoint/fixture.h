@@ -103,7 +103,8 @@ class Tensors {
       int64_t local = 0;
       for (mesh::Run& run : slice.runs) {
         run.local = local += pick(random, 0, 3);
-        local += run.length;
+        if (pick(random, 0, 3) == 0) run.stride = pick(random, 2, 4);  // a transposed table
+        local += (run.length - 1) * run.stride + 1;
       }
       add(std::move(slice), spec.dtype, local + pick(random, 1, 3));
     }
@@ -145,7 +146,7 @@ class Tensors {
       for (const mesh::Run& run : slice.runs) {
         for (int64_t i = 0; i < run.length; ++i) {
           for (int64_t b = 0; b < size; ++b) {
-            visit(slice.local.data[(run.local + i) * size + b], slice.name, run.global + i, b);
+            visit(slice.local.data[(run.local + i * run.stride) * size + b], slice.name, run.global + i, b);
           }
         }
       }
