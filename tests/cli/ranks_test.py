@@ -27,13 +27,14 @@ class Ranks(rig.Runs):
             self.launcher = []
 
     def test_processes_and_threads_and_zero_stages_give_the_same_bits(self):
-        for compute in ("fp32", "bf16"):
+        # Three micro-batches a step of two sequences, or two, or three of one.
+        for compute, count, micro_batch in (("fp32", 2, 2), ("bf16", 2, 2), ("fp32", 3, 2), ("fp32", 4, 1)):
             runs = []
             for stage in (0, 1):
                 for transport in ("threads", "mpi"):
-                    runs.append(f"{compute}-{transport}{stage}")
-                    self.replicas(2, f"run.dir={runs[-1]}", f"precision.compute={compute}", f"parallel.zero_stage={stage}",
-                                  transport=transport)
+                    runs.append(f"{compute}-{count}-{transport}{stage}")
+                    self.replicas(count, f"run.dir={runs[-1]}", f"precision.compute={compute}",
+                                  f"parallel.zero_stage={stage}", f"train.micro_batch={micro_batch}", transport=transport)
             for run in runs[1:]:
                 self.assert_same_run(8, run, runs[0])
 
