@@ -161,8 +161,8 @@ class Strategy {
 /// The axes of the strategy named in the configuration for a world of `world` ranks: "data", outermost, and the
 /// strategy's own. Throws Code::config when the strategy is not built yet or does not fit the world.
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world);
-/// Layouts for a trained model (config resolved), whatever it was trained in: each of `world` ranks has a replica, or as
-/// many as can share one do, for one sequence that grows token by token.
+/// Layouts for a trained model (config resolved), whatever it was trained in: each of `world` ranks has a replica, or
+/// as many as can share one do, for one sequence that grows token by token.
 void lay_out_replicas(config::Config& config, int world);
 void lay_out_for_generation(config::Config& config, int world);
 /// Its layers on that mesh.

@@ -8,6 +8,7 @@ import rig
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
+@rig.counts_memory
 class Memory(rig.Runs):
     def holds(self, *sets):
         stdout = self.trainer("train", "--dry-run", *self.train_args(sets, {}), stdout=True)

@@ -53,6 +53,10 @@ peak_tflops = 1.0
 """
 
 
+# Sanitizers keep freed memory and shadows of it: what a process takes says nothing then.
+counts_memory = unittest.skipIf(os.environ.get("SANITIZED"), "memory is not counted under sanitizers")
+
+
 class Runs(unittest.TestCase):
     """The folder holds text.txt, tokens/ and config.toml; runs go to run/ unless told otherwise."""
 

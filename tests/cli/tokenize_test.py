@@ -80,6 +80,7 @@ class Tokenize(rig.Runs):
         self.trainer(*args)
         self.assert_same_tokens("parts", "whole")
 
+    @rig.counts_memory
     def test_memory_does_not_grow_with_the_text(self):
         def peak(copies):
             process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", self.long_text(copies), "--output", f"out{copies}",

@@ -1,7 +1,7 @@
 // Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
-#include "comm/bytes.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
+#include "comm/bytes.h"
 #include "train/replica_check.h"
 #include "unit/checkpoint/fixture.h"
 #include "unit/train/layouts.h"
