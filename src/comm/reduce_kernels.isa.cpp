@@ -68,17 +68,19 @@ void max(const void* va, const void* vb, void* vout, int64_t n) {
 }
 
 /// Two bf16 at a time, as the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
-typedef uint32_t Pair __attribute__((may_alias, aligned(2)));
+struct [[gnu::packed, gnu::may_alias]] Pair {  // at any address
+  uint32_t word;
+};
 template <typename F>
 [[gnu::always_inline]] inline void each_pair(const void* va, const void* vb, void* vout, int64_t n, F f) {
   const auto *a = static_cast<const Pair*>(va), *b = static_cast<const Pair*>(vb);
   auto* out = static_cast<Pair*>(vout);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n / 2; ++i) {
-    const uint32_t x = a[i], y = b[i];
+    const uint32_t x = a[i].word, y = b[i].word;
     const float low = f(__builtin_bit_cast(float, x << 16), __builtin_bit_cast(float, y << 16));
     const float high = f(__builtin_bit_cast(float, x & 0xffff0000u), __builtin_bit_cast(float, y & 0xffff0000u));
-    out[i] = BF16::rounded(low) >> 16 | (BF16::rounded(high) & 0xffff0000u);
+    out[i].word = BF16::rounded(low) >> 16 | (BF16::rounded(high) & 0xffff0000u);
   }
   if (n % 2 != 0) {
     const float last =
