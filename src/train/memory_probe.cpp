@@ -28,7 +28,9 @@ int64_t anonymous_bytes() {
 }
 
 int64_t bytes_in_use() {
-  malloc_trim(0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  malloc_trim(0);  // not of a sanitizer's allocator: the C library's is never set up then, and threads would race to
+#endif
   return anonymous_bytes();
 }
 

@@ -139,9 +139,8 @@ template <typename T>
 }
 [[gnu::always_inline]] inline void store(bf16* p, Vec<float> v) {
 #if defined(__AVX2__)
-  const Vec<int32_t> u = (Vec<int32_t>)v;
-  const Vec<int32_t> rounded =
-      (Vec<int32_t>)((Vec<uint32_t>)(u + 0x7fff + (Vec<int32_t>)(((Vec<uint32_t>)u >> 16) & 1u)) >> 16);
+  const Vec<uint32_t> u = (Vec<uint32_t>)v;
+  const Vec<int32_t> rounded = (Vec<int32_t>)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   const Vec<int32_t> nan = (Vec<int32_t>)(v != v);
   const Vec<int32_t> out = (nan & 0x7fff) | (~nan & rounded);
 #if defined(__AVX512F__)

@@ -140,7 +140,7 @@ struct Problem {
       for (int64_t j = 0; j < c.n; ++j) row[static_cast<size_t>(j)] = c.trans_b ? b.at(j, t) : b.at(t, j);
       for (int64_t i = 0; i < c.m; ++i) {
         const double x = c.trans_a ? a.at(t, i) : a.at(i, t);
-        double *sum = &sums[static_cast<size_t>(i * c.n)], *size = &sizes[static_cast<size_t>(i * c.n)];
+        double *sum = sums.data() + i * c.n, *size = sizes.data() + i * c.n;
         for (size_t j = 0; j < row.size(); ++j) sum[j] += x * row[j], size[j] += std::abs(x * row[j]);
       }
     }
