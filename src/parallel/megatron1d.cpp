@@ -134,15 +134,9 @@ class RowLinear final : public ShardedLinear {
 
   Scratch forward(Exec& ex, const Batch& batch, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && !fusion.pre, "a contract linear has no activation");
-    Scratch y = ex.take("linear.y", {x.rows(), local_out()}, x.dtype);
+    Scratch y = ex.take("linear.addend", {x.rows(), local_out()}, x.dtype);
     ops::run(ex, product(ex, x, y));
-    if (axis_.splits_rows(batch)) {
-      Scratch own = ex.take("linear.y_own", {x.rows() / axis_.size(), local_out()}, x.dtype);
-      axis_.ranks.reduce_scatter(ex, y, own).join(ex);
-      y = std::move(own);
-    } else {
-      axis_.ranks.all_reduce(ex, y).join(ex);
-    }
+    y = axis_.sum(ex, batch, std::move(y));
     const ops::DropoutSite site = fusion.dropout.value_or(ops::DropoutSite{});
     ops::run(ex, ops::DropoutAdd{.x = y, .residual = fusion.residual, .y = y, .site = site, .bias = bias()});
     return y;
@@ -194,15 +188,9 @@ class VocabEmbedding final : public Embedding {
 
   Scratch forward(Exec& ex, const Batch& batch) override {
     const Tensor table = axis_.store.weight(table_);
-    Scratch y = ex.take("embedding.y", {batch.rows(), table.cols()}, table.dtype);
+    Scratch y = ex.take("embedding.addend", {batch.rows(), table.cols()}, table.dtype);
     ops::run(ex, ops::EmbeddingForward{.ids = batch.ids, .table = table, .positions = {}, .y = y, .shard = shard()});
-    if (axis_.splits_rows(batch)) {
-      Scratch own = ex.take("embedding.y_own", {batch.residual.rows, table.cols()}, table.dtype);
-      axis_.ranks.reduce_scatter(ex, y, own).join(ex);
-      y = std::move(own);
-    } else {
-      axis_.ranks.all_reduce(ex, y).join(ex);
-    }
+    y = axis_.sum(ex, batch, std::move(y));
     if (positions_ >= 0)
       ops::run(ex, ops::AddPositions{.positions = axis_.store.weight(positions_),
                                      .y = y,
@@ -341,6 +329,17 @@ class VocabHead final : public Head {
 comm::Ticket Megatron1D::Axis::started(Exec& ex, Ticket ticket) const {
   if (!overlap) ticket.join(ex);
   return ticket;
+}
+
+Scratch Megatron1D::Axis::sum(Exec& ex, const Batch& batch, Scratch addend) const {
+  if (!splits_rows(batch)) {
+    ranks.all_reduce(ex, addend).join(ex);
+    return addend;
+  }
+  const Tensor& all = addend;
+  Scratch own = ex.take("residual", {all.rows() / size(), all.cols()}, all.dtype);
+  ranks.reduce_scatter(ex, all, own).join(ex);
+  return own;
 }
 
 Scratch Megatron1D::Axis::gather_rows(Exec& ex, const Tensor& shard) const {

@@ -46,6 +46,8 @@ class Megatron1D final : public Strategy {
     mesh::AxisSet row_axes() const { return sequence_parallel ? axes : mesh::AxisSet{0}; }
     /// Waits here when collectives are not to run under products.
     comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
+    /// addend [N, C] → this rank's part of the residual stream: the sum over the ranks, or its rows of it.
+    Scratch sum(Exec& ex, const Batch& batch, Scratch addend) const;
     /// shard [N/T, C] → [N, C].
     Scratch gather_rows(Exec& ex, const Tensor& shard) const;
   };

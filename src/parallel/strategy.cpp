@@ -28,8 +28,9 @@ void lay_out_for_generation(config::Config& config, int world) {
 }
 
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {
-  // On one rank for each replica every strategy is the same program.
-  if (config.parallel.tensor == 1) return std::make_unique<Serial>(store);
+  // With one rank for each replica every strategy is the same program.
+  const mesh::MeshShape& shape = mesh.shape();
+  if (shape.group_size(shape.all() & ~shape.set("data")) == 1) return std::make_unique<Serial>(store);
   return std::make_unique<Megatron1D>(mesh, store, config.parallel.sequence_parallel, config.debug.overlap);
 }
 

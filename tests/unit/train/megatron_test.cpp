@@ -252,6 +252,34 @@ TEST(MegatronMemory, IsWhatTheBlocksSay) {
     }
 }
 
+TEST(MegatronMemory, HoldsTwoWholeTensorsAtMostBesideTheShards) {
+  // With sequence parallelism what has all token rows and all of H lives only while it is gathered or summed.
+  const int64_t t = 4, b = 2, s = 8, h = 32;
+  config::Config c = tiny_config();
+  c.model.n_layer = 3;
+  c.model.n_head = c.model.n_kv_head = 8;
+  c.model.d_model = h;
+  c.model.d_ff = 4 * h;
+  c.model.seq_len = s;
+  c.train.micro_batch = c.train.global_batch = b;
+  c.parallel.tensor = t;
+  device::DryDevice device(1);
+  const auto world = comm::dry_world(t);
+  train::Trainer trainer(device, *world, c, 60, DType::f32, true);
+  trainer.plan();
+  int64_t most = 0;
+  const auto& taken = trainer.arena().programs().at("train").intervals;
+  for (const Arena::Interval& at : taken) {
+    int64_t live = 0;
+    for (const Arena::Interval& each : taken)
+      for (const char* tag : {"linear.x", "linear.dx_all", "linear.dy", "linear.addend", "embedding.addend",
+                              "embedding.dy", "rows", "head.dx_all"})
+        if (each.tag == tag && each.first <= at.first && at.first < each.last) live += each.bytes;
+    most = std::max(most, live);
+  }
+  EXPECT_EQ(most, 2 * b * s * h * 4);
+}
+
 TEST(MegatronLoss, CountsMaskedRowsAndAnyNumberOfThemAsOneRankDoes) {
   for (const bool sequence_parallel : {false, true}) {
     const config::Config c = configure({4, 1, sequence_parallel, Arch::gpt2, 2});
