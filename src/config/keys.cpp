@@ -160,8 +160,8 @@ void declare_parallel(std::vector<Key>& keys) {
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / tensor"},
                    "Replicas of the model, each with its own sequences.");
   parallel.boolean("sequence_parallel", &Parallel::sequence_parallel, true,
-                   "Norms, dropout and the residual stream are split over the tensor ranks by token rows: less memory "
-                   "for as many bytes sent. false: every tensor rank holds all rows.");
+                   "Norms, dropout and the residual stream are split over the tensor ranks by token rows: less memory, "
+                   "a quarter more bytes sent. false: every tensor rank holds all rows.");
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(

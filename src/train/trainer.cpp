@@ -48,7 +48,8 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   Outcome outcome;
   Exec ex = exec();
   PhaseClock clock;
-  const int64_t tokens = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
+  const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
+  const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {

@@ -24,6 +24,9 @@ struct StepWork {
   int64_t adam_step = 0;     // number of this update, 1-based (skipped steps do not count)
   int64_t micro_batches = 0;
   double lr = 0;
+  /// Tokens that count in the loss, of all micro-batches and replicas; 0: every one. What gradients are divided by, so
+  /// it is known before the first of them.
+  int64_t unmasked_tokens = 0;
 };
 
 /// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.

@@ -298,6 +298,46 @@ TEST(MegatronLoss, CountsMaskedRowsAndAnyNumberOfThemAsOneRankDoes) {
   }
 }
 
+TEST(MegatronLoss, MaskedTokensAreSharedOutUnequallyWithoutATrace) {
+  // Of every sequence another share counts: micro-batches and replicas have unequal numbers of tokens.
+  const Layout layouts[] = {{1, 1, true, Arch::gpt2, 1}, {2, 2, true, Arch::gpt2, 1}, {4, 2, false, Arch::gpt2, 1}};
+  const auto counts = [](int64_t sample, size_t position) {
+    return position % 7 < static_cast<size_t>(sample % 4) + 1;
+  };
+  std::vector<double> expected;
+  for (const Layout& l : layouts) {
+    const config::Config c = configure(l);
+    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, 1);
+      const auto length = static_cast<size_t>(c.model.seq_len);
+      const train::BatchSource masked = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+        run.batches(sample, sequences, out);
+        for (size_t r = 0; r < out.weights.size(); ++r)
+          out.weights[r] = counts(sample + static_cast<int64_t>(r / length), r % length) ? 1 : 0;
+      };
+      std::vector<double> found;
+      for (int64_t n = 1; n <= 3; ++n) {
+        int64_t unmasked = 0;
+        for (int64_t sample = (n - 1) * c.train.global_batch; sample < n * c.train.global_batch; ++sample)
+          for (size_t position = 0; position < length; ++position) unmasked += counts(sample, position);
+        const auto outcome = run.trainer.step({.step = n,
+                                               .first_sample = (n - 1) * c.train.global_batch,
+                                               .adam_step = n,
+                                               .micro_batches = run.trainer.accumulation(),
+                                               .lr = 1e-3,
+                                               .unmasked_tokens = unmasked},
+                                              masked);
+        found.insert(found.end(), {outcome.loss, outcome.norm.norm});
+      }
+      if (world.size() == 1) {
+        expected = found;
+        EXPECT_NEAR(found[0], std::log(37.0), 0.5);  // a mean over the tokens that count
+      }
+      EXPECT_LE(distance(found, expected), 1e-10) << to_string(l);
+    });
+  }
+}
+
 TEST(MegatronReplicas, StayEqualAndAreCompared) {
   for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}}) {
     const config::Config c = configure(l);
