@@ -36,6 +36,7 @@ const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, co
     case device::Isa::avx2:
       return avx2;
     case device::Isa::avx512:
+    case device::Isa::amx:
       return avx512;
   }
   return plain;

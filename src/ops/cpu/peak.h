@@ -13,6 +13,7 @@ using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
 struct PeakTable {
   PeakLoop f64 = nullptr, f32 = nullptr;
+  PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: needs Isa::amx
 };
 namespace plain {
 extern const PeakTable peak_table;
@@ -23,8 +24,5 @@ extern const PeakTable peak_table;
 namespace avx512 {
 extern const PeakTable peak_table;
 }
-
-/// AMX tiles on bf16 operands; only where device::amx_bf16_available().
-double amx_peak_loop(const void* operands, int64_t rounds, void* sink);
 
 }  // namespace trainer::ops

@@ -63,7 +63,7 @@ inline std::string to_string(const Case& c) {
   return fmt::format("batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}", s.batch, s.q_len,
                      s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout);
 }
-int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
+inline int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
 
 /// Operands and results of one case.
 template <typename T>
@@ -93,14 +93,15 @@ struct Problem {
     dout.draw(rng, 1);
     dropout = {c.dropout, philox_key(seed, "attention"), 3, 5, 2, c.shape.heads + 4};
   }
-  void forward(Exec& ex, bool keep_lse = true) {
-    run(ex, AttentionForward{q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale,
-                             dropout});
+  AttentionForward forward_op(bool keep_lse = true) {
+    return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale, dropout};
   }
-  void backward(Exec& ex) {
-    run(ex, AttentionBackward{q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(), dq.view(), dk.view(),
-                              dv.view(), c.shape, scale, dropout});
+  AttentionBackward backward_op() {
+    return {q.view(),  k.view(),  v.view(),  out.view(), lse.view(), dout.view(),
+            dq.view(), dk.view(), dv.view(), c.shape,    scale,      dropout};
   }
+  void forward(Exec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
+  void backward(Exec& ex) { run(ex, backward_op()); }
 };
 
 using Matrix = std::vector<double>;

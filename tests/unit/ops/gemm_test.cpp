@@ -16,9 +16,9 @@ namespace {
 using namespace gemm_test;
 
 std::vector<Isa> available() {
-  std::vector<Isa> sets{Isa::plain};
-  if (device::detect_isa() >= Isa::avx2) sets.push_back(Isa::avx2);
-  if (device::detect_isa() >= Isa::avx512) sets.push_back(Isa::avx512);
+  std::vector<Isa> sets;
+  for (const Isa isa : device::kIsas)
+    if (isa <= device::detect_isa()) sets.push_back(isa);
   return sets;
 }
 
