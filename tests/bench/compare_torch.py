@@ -28,6 +28,9 @@ CASES = {
     "6x384-12x256": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=50304"]),
     "6x384-12x256-v4096": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=4096"]),
     "llama-8x256-v2048": ("llama-style.toml", ["data.vocab_size=2048"]),
+    "llama-124m-2x512": ("llama-style.toml", ["model.n_layer=12", "model.n_head=12", "model.n_kv_head=4", "model.d_model=768",
+                                              "model.d_ff=2048", "model.seq_len=512", "train.global_batch=2",
+                                              "train.micro_batch=2", "data.vocab_size=32000"]),
 }
 PEER_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "MALLOC_MMAP_THRESHOLD_": str(1 << 34),
                     "MALLOC_TRIM_THRESHOLD_": str(1 << 35), "MALLOC_TOP_PAD_": str(1 << 28)}
