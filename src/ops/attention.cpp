@@ -1,6 +1,7 @@
 #include "ops/attention.h"
 
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/elementwise.h"
 #include "ops/operands.h"
 
@@ -146,6 +147,7 @@ void run(Exec& ex, const AttentionForward& op) {
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   const AttentionKernels& kernels = kernels_for(ex, dtype);
   job.q = operand(op.q);
@@ -192,6 +194,7 @@ void run(Exec& ex, const AttentionBackward& op) {
   TRAINER_CHECK(op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   const AttentionKernels& kernels = kernels_for(ex, dtype);
   job.backward = true;

@@ -120,7 +120,7 @@ double measured_peak_flops(device::CpuDevice& device, DType dtype) {
   std::vector<double> flops(memory.size());
   const auto pass = [&](int64_t rounds) {  // seconds
     const double start = now_seconds();
-    device.pool().parallel_for(threads, [&](int64_t task) {
+    device.host_pool().parallel_for(threads, [&](int64_t task) {
       PeakMemory& own = memory[static_cast<size_t>(task)];
       flops[static_cast<size_t>(task)] = loop(own.operands, rounds, own.sink);
     });

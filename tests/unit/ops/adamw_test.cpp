@@ -230,7 +230,7 @@ TEST(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
 
 TEST(FloatingPoint, ThreadsRoundToNearestAndKeepSubnormals) {
   device::CpuDevice device(3);
-  device.pool().parallel_for(64, [](int64_t) {
+  device.host_pool().parallel_for(64, [](int64_t) {
     const unsigned control = _mm_getcsr();
     TRAINER_CHECK((control & 0x8040u) == 0, "FTZ or DAZ is on: {:#x}", control);
     TRAINER_CHECK((control & 0x6000u) == 0, "rounding mode is not to nearest: {:#x}", control);
