@@ -52,6 +52,16 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+/// a / b to about two units in the last place, 0 where |b| is above 2^126.
+__device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
+
+/// Two values rounded to bf16, `low` in the lower half.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 }  // namespace trainer::ops::cuda
 #else
 #include <emulated_warp.h>
