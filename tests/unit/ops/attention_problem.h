@@ -1,7 +1,5 @@
 #pragma once
 // Random attention problems with a reference in double precision that keeps the whole matrix of scores.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,16 +9,12 @@
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "unit/ops/test_device.h"
 
 namespace trainer::ops::attention_test {
 
-struct Cpu {
-  explicit Cpu(int threads, device::Isa isa = device::detect_isa()) : device(threads, isa) {}
-  device::CpuDevice device;
-  Arena arena{device, Arena::Mode::heap};
-  Meter meter;
-  Exec ex{device, arena, meter};
-};
+using testing::Machine;
+using testing::TestExec;
 
 template <typename T>
 double unit_roundoff() {
@@ -93,11 +87,11 @@ struct Problem {
     dout.draw(rng, 1);
     dropout = {c.dropout, philox_key(seed, "attention"), 3, 5, 2, c.shape.heads + 4};
   }
-  void forward(Exec& ex, bool keep_lse = true) {
+  void forward(TestExec& ex, bool keep_lse = true) {
     run(ex, AttentionForward{q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale,
                              dropout});
   }
-  void backward(Exec& ex) {
+  void backward(TestExec& ex) {
     run(ex, AttentionBackward{q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(), dq.view(), dk.view(),
                               dv.view(), c.shape, scale, dropout});
   }

@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Loss : ::testing::Test {
+struct Loss : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Loss, ComputeTypes);
@@ -34,7 +34,7 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is not looked at
     const double scale = 0.25;
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
           run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
           run(ex, CrossEntropy{logits, targets, weights, alone, {}, c.vocab, scale});
@@ -82,7 +82,7 @@ TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
     targets.fill([] { return 3; });
     logits.set(40 + 21, bad);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid loss({2}, DType::f64);
           run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40, 1});
           EXPECT_TRUE(std::isfinite(loss.at(0)));

@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Elementwise : ::testing::Test {
+struct Elementwise : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Elementwise, ComputeTypes);
@@ -25,7 +25,7 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
       Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
       Grid residual = Grid({c.rows, c.cols}, this->kType).fill(draw);
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
             run(ex, DropoutAdd{x, residual, y, site});
             run(ex, DropoutAdd{alone, {}, alone, site});
@@ -66,7 +66,7 @@ TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
     const Grid before = Grid({c.cols}, this->kSums).fill(draw);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid sums({c.cols}, this->kSums), added = before;
           run(ex, ColumnSum{x, sums, false});
           run(ex, ColumnSum{x, added, true});
@@ -96,7 +96,7 @@ TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
   x.set(2, -0.0);
   x.set(3, 1e-40);
   on_every_device(
-      [&](Exec& ex) {
+      [&](TestExec& ex) {
         Grid wide({n}, DType::f64), single({n}, DType::f32), half({n}, DType::bf16);
         run(ex, Cast{x, wide});
         run(ex, Cast{x, single});
@@ -122,7 +122,7 @@ TYPED_TEST(Elementwise, CopyKeepsGapsAndFillSetsEveryElement) {
   Normal draw(44);
   Grid x = Grid({19, 1031}, this->kType, 4).fill(draw);
   on_every_device(
-      [&](Exec& ex) {
+      [&](TestExec& ex) {
         Grid y({19, 1031}, this->kType, 1), z({19, 1031}, this->kType);
         run(ex, Copy{x, y});
         run(ex, Fill{z, 2.5});

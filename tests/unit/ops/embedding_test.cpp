@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Embedding : ::testing::Test {
+struct Embedding : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Embedding, ComputeTypes);
@@ -34,7 +34,7 @@ TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
     const int64_t first = c.positions > c.length ? c.positions - c.length : 0;
     Grid positions = c.positions > 0 ? Grid({c.positions, c.cols}, this->kType).fill(draw) : Grid();
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid y({c.sequences * c.length, c.cols}, this->kType);
           run(ex, EmbeddingForward{ids, table, positions, y, c.length, first});
           return std::vector<Grid>{y};
@@ -61,7 +61,7 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(format("vocabulary {}, {} columns, accumulate {}", c.vocab, c.cols, accumulate));
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid dtable = table_before, dpositions = c.positions > 0 ? positions_before : Grid();
             run(ex, EmbeddingBackward{ids, dy, dtable, accumulate});
             if (c.positions > 0) run(ex, PositionsBackward{dy, dpositions, c.length, 0, accumulate});

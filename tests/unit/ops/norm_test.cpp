@@ -39,7 +39,7 @@ std::vector<V> row_of(const Grid& grid, int64_t r) {
 }
 
 template <typename T>
-struct Norm : ::testing::Test {
+struct Norm : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Norm, ComputeTypes);
@@ -52,7 +52,7 @@ TYPED_TEST(Norm, ForwardMatchesTheFormulaAndApplyRepeatsItsBits) {
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
     Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid y({c.rows, c.cols}, this->kType, c.gap), again({c.rows, c.cols}, this->kType, c.gap);
           Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
           run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
@@ -106,7 +106,7 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
     }
     for (const bool accumulate : {false, true}) {
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
             Grid y({c.rows, c.cols}, this->kType), dg = sums_before, db = c.bias ? sums_before : Grid();
             run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
