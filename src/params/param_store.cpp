@@ -4,6 +4,7 @@
 
 #include "base/philox.h"
 #include "ops/elementwise.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::params {
 namespace {
@@ -210,17 +211,21 @@ void ParamStore::allocate(bool training) {
 
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
-  device::ThreadPool& pool = device::pool_of(device_);
-  for (const Param& param : params_) {
-    const Group& group = groups_[static_cast<size_t>(param.group)];
-    const Tensor master = group.master;
+  device::ThreadPool& pool = device_.host_pool();
+  HostCopy master;  // draws are made on the host for every device: they are the same bits
+  for (const Group& group : groups_) {
+    master.get(device_, group.master);
     const auto [begin, count] = group.master_range();
-    const std::vector<mesh::Run> runs = mesh::clip_runs(param.runs, begin, count);
-    if (master.dtype == DType::f64) {
-      initialize_param(pool, param, runs, master.as<double>(), seed);
-    } else {
-      initialize_param(pool, param, runs, master.as<float>(), seed);
+    for (const int index : group.params) {
+      const Param& param = params_[static_cast<size_t>(index)];
+      const std::vector<mesh::Run> runs = mesh::clip_runs(param.runs, begin, count);
+      if (master.tensor().dtype == DType::f64) {
+        initialize_param(pool, param, runs, master.tensor().as<double>(), seed);
+      } else {
+        initialize_param(pool, param, runs, master.tensor().as<float>(), seed);
+      }
     }
+    master.put();
   }
   refresh_compute();
 }

@@ -24,8 +24,11 @@ int64_t attribute(int ordinal, cudaDeviceAttr which) {
 Facts facts_at(int ordinal) {
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "facts of a CUDA device");
+  char pci_bus_id[32] = {};
+  check(cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), ordinal), "facts of a CUDA device");
   return {.ordinal = ordinal,
           .name = properties.name,
+          .pci_bus_id = pci_bus_id,
           .multiprocessors = static_cast<int>(attribute(ordinal, cudaDevAttrMultiProcessorCount)),
           .capability = static_cast<int>(10 * attribute(ordinal, cudaDevAttrComputeCapabilityMajor) +
                                          attribute(ordinal, cudaDevAttrComputeCapabilityMinor)),
@@ -166,6 +169,8 @@ cudaStream_t stream_of(Device& device) {
   return static_cast<CudaDevice&>(device).stream();
 }
 
+std::optional<std::string> version() { return format("CUDA {}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10); }
+
 std::vector<Facts> devices() {
   std::string reason;
   std::vector<Facts> found;
@@ -177,6 +182,13 @@ std::string no_device_reason() {
   std::string reason;
   device_count(reason);
   return reason;
+}
+
+int64_t free_memory(int ordinal) {
+  size_t free_bytes = 0, total = 0;
+  check(cudaSetDevice(ordinal), "choice of the CUDA device");
+  check(cudaMemGetInfo(&free_bytes, &total), "free device memory");
+  return static_cast<int64_t>(free_bytes);
 }
 
 std::unique_ptr<Device> make_device(int ordinal, int host_threads) {

@@ -8,7 +8,7 @@ namespace trainer::device::cuda {
 
 struct Facts {
   int ordinal = 0;
-  std::string name;
+  std::string name, pci_bus_id;
   int multiprocessors = 0;
   int capability = 0;            // 80, 90: major·10 + minor
   int64_t shared_per_block = 0;  // bytes, the largest a kernel may ask for

@@ -11,6 +11,7 @@
 
 #include "emulator.h"
 
+#define CUDART_VERSION 13000
 #define __global__
 #define __device__
 #define __host__
@@ -65,6 +66,7 @@ cudaError_t cudaSetDevice(int ordinal);
 cudaError_t cudaGetDevice(int* ordinal);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int ordinal);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal);
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int ordinal);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
 
