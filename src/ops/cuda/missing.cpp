@@ -8,8 +8,6 @@ namespace {
 
 }  // namespace
 
-std::string product_path(const device::Device&, DType) { refuse("Gemm"); }
-void run(Exec&, const Gemm&) { refuse("Gemm"); }
 void run(Exec&, const AttentionForward&) { refuse("AttentionForward"); }
 void run(Exec&, const AttentionBackward&) { refuse("AttentionBackward"); }
 

@@ -11,6 +11,8 @@ namespace {
 }  // namespace
 
 std::string product_path(const device::Device&, DType) { refuse(); }
+void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
+GemmCandidates gemm_candidates(Exec&, const Gemm&, int) { refuse(); }
 
 void run(Exec&, const Gemm&) { refuse(); }
 void run(Exec&, const AttentionForward&) { refuse(); }

@@ -10,7 +10,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/gemm.h"
+#include "ops/gemm_tuning.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
 
@@ -19,6 +19,8 @@ namespace trainer::ops::cuda {
 void run(Exec& ex, const Gemm& op);
 /// What computes products of this dtype, with its version: "cuBLASLt 13.1.0".
 std::string product_path(const device::Device& device, DType compute);
+void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
+GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most);
 
 void run(Exec& ex, const AttentionForward& op);
 void run(Exec& ex, const AttentionBackward& op);
