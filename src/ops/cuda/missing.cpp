@@ -10,7 +10,5 @@ namespace {
 
 std::string product_path(const device::Device&, DType) { refuse("Gemm"); }
 void run(Exec&, const Gemm&) { refuse("Gemm"); }
-void run(Exec&, const AttentionForward&) { refuse("AttentionForward"); }
-void run(Exec&, const AttentionBackward&) { refuse("AttentionBackward"); }
 
 }  // namespace trainer::ops::cuda
