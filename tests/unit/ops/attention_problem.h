@@ -57,7 +57,7 @@ inline std::string to_string(const Case& c) {
   return fmt::format("batch {}, {} queries, {} keys (room {}), heads {}/{}, head size {}, dropout {}", s.batch, s.q_len,
                      s.k_len, s.k_capacity, s.heads, s.kv_heads, s.head_dim, c.dropout);
 }
-int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
+inline int64_t capacity(const AttentionShape& s) { return s.k_capacity == 0 ? s.k_len : s.k_capacity; }
 
 /// Operands and results of one case.
 template <typename T>
