@@ -50,6 +50,32 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
   }
 }
 
+TYPED_TEST(Elementwise, DropoutAddsTheBiasBeforeItDrops) {
+  using T = TypeParam;
+  for (const Case& c : {Case{5, 7, 0}, Case{3, 304, 8}}) {
+    const DropoutSite site{0.25, philox_key(8, "bias"), 3, 17, 4, c.cols + 4};
+    Normal draw(45);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), bias = Grid({c.cols}, this->kType).fill(draw);
+    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    on_every_device(
+        [&](TestExec& ex) {
+          Grid y({c.rows, c.cols}, this->kType, c.gap);
+          run(ex, DropoutAdd{x, residual, y, site, bias});
+          return std::vector<Grid>{y};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t r = 0; r < c.rows; ++r)
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const auto index = static_cast<uint64_t>((site.first_row + r) * site.width + site.first_col + i);
+              const double kept = philox_at(site.key, index, site.step) >= dropout_threshold(site.p) ? 1 / 0.75 : 0.0;
+              const double want = residual.at(r, i) + (x.at(r, i) + bias.at(i)) * kept;
+              const double scale = std::abs(x.at(r, i)) + std::abs(bias.at(i)) + std::abs(residual.at(r, i));
+              expect_close<T>(out[0].at(r, i), want, 4, scale, format("y[{}, {}]", r, i));
+            }
+        });
+  }
+}
+
 TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
   EXPECT_EQ(dropout_threshold(0), 0u);
   EXPECT_EQ(dropout_threshold(0.5), 0x80000000u);
@@ -60,7 +86,7 @@ TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
 TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
-  for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}}) {
+  for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}, Case{259, 776, 8}}) {
     SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
     Normal draw(42);
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
