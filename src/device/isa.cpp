@@ -11,19 +11,7 @@
 namespace trainer::device {
 namespace {
 
-bool has(Isa isa) {
-  switch (isa) {
-    case Isa::plain:
-      return true;
-    case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
-    case Isa::avx512:
-      return has(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  }
-  return false;
-}
-
+/// bf16 tiles, enabled by the kernel and permitted to this process.
 bool request_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
@@ -35,17 +23,35 @@ bool request_amx() {
 
 }  // namespace
 
+bool available(Isa isa) {
+  switch (isa) {
+    case Isa::plain:
+      return true;
+    case Isa::avx2:
+      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    case Isa::avx512:
+      return available(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case Isa::amx:
+      static const bool permitted = request_amx();
+      return available(Isa::avx512) && permitted;
+  }
+  return false;
+}
+
 Isa detect_isa() {
-  Isa best = has(Isa::avx512) ? Isa::avx512 : has(Isa::avx2) ? Isa::avx2 : Isa::plain;
+  Isa best = Isa::plain;
+  for (const Isa isa : kIsas)
+    if (available(isa)) best = isa;
   const char* wanted = std::getenv("TRAINER_ISA");
   if (wanted == nullptr || *wanted == '\0') return best;
-  for (const Isa isa : {Isa::plain, Isa::avx2, Isa::avx512}) {
+  for (const Isa isa : kIsas) {
     if (name_of(isa) != wanted) continue;
-    if (!has(isa))
+    if (!available(isa))
       throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {} at most", wanted, name_of(best)));
     return isa;
   }
-  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2 or avx512", wanted));
+  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512 or amx", wanted));
 }
 
 std::string_view name_of(Isa isa) {
@@ -56,20 +62,16 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::amx:
+      return "amx";
   }
   return "?";
 }
 
-bool amx_bf16_available() {
-  static const bool available = request_amx();
-  return available;
-}
-
 std::string isa_summary() {
-  std::string text = "plain";
-  for (const Isa isa : {Isa::avx2, Isa::avx512})
-    if (has(isa)) text += format(" {}", name_of(isa));
-  if (amx_bf16_available()) text += " amx-bf16";
+  std::string text;
+  for (const Isa isa : kIsas)
+    if (available(isa)) text += format("{}{}", text.empty() ? "" : " ", name_of(isa));
   return text;
 }
 

@@ -11,10 +11,16 @@ namespace {
 /// Up to this many queries keys and values are read where they are, one query after the other.
 constexpr int64_t kDecodeQueries = 4;
 
+/// Of vectors.
 const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
   return table_for(ex, plain::attention_kernels, avx2::attention_kernels, avx512::attention_kernels)(dtype);
 }
-int64_t vector_bytes(device::Isa isa) { return isa == device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
+/// The best there are for whole blocks of queries.
+const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
+  const bool tiles = dtype == DType::bf16 && ex.device.isa() == device::Isa::amx;
+  return tiles ? avx512::attention_tiles : kernels_for(ex, dtype);
+}
+int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
 /// Pairs (query, key) that causality leaves, in one head of one sequence.
 double visible_pairs(const AttentionShape& s) {
@@ -66,51 +72,64 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
   return job;
 }
 
-/// Sizes of packed operands, in elements; a function of shape, type and instruction set.
-void set_packing(AttentionJob& job, DType accumulator, device::Isa isa) {
+/// Sizes of packed operands; a function of shape, type and kernels.
+void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool tiles) {
+  if (tiles) {
+    constexpr int64_t kPanel = 32;
+    job.row_ld = round_up(job.head_dim, kPanel);
+    job.k_pad = round_up(job.k_len, kPanel);
+    job.q_pad = round_up(job.q_len, kQueryBlock);
+    return;
+  }
   const int64_t size = size_of(accumulator), line = 64 / size, panel = 2 * vector_bytes(isa) / size;
   int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
   if (lines % 2 == 0) ++lines;  // rows at an even distance of lines meet in few sets of the cache
   job.row_ld = lines * line;
   job.k_pad = round_up(job.k_capacity, panel);
+  job.q_pad = job.q_len;
 }
 
 /// Hands out pieces of one scratch block.
 class Pieces {
  public:
-  Pieces(std::byte* data, int64_t element_bytes) : data_(data), element_bytes_(element_bytes) {}
+  explicit Pieces(std::byte* data) : data_(data) {}
   /// 64-byte aligned; null on the dry device.
-  std::byte* next(int64_t elements) {
+  std::byte* next(int64_t bytes) {
     std::byte* piece = data_ == nullptr ? nullptr : data_ + used_;
-    used_ += round_up(elements * element_bytes_, 64);
+    used_ += round_up(bytes, 64);
     return piece;
   }
   int64_t bytes() const { return used_; }
 
  private:
   std::byte* data_;
-  int64_t element_bytes_;
   int64_t used_ = 0;
 };
 
 /// Lays the job's scratch out from `data` and returns its bytes. `pairs`: of a whole wave.
-int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t pairs, int threads) {
-  Pieces pieces(data, size_of(accumulator));
-  const int64_t rows = pairs * job.k_pad * job.row_ld;
-  job.keys_t = pieces.next(pairs * job.k_pad * job.head_dim);
-  int64_t worker = kQueryBlock * (2 * job.row_ld + kScoreLd + 3);
+int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t pairs, int threads,
+                const AttentionKernels& kernels) {
+  Pieces pieces(data);
+  const bool tiles = kernels.pack_queries != nullptr;
+  const int64_t sum = size_of(accumulator), operand = tiles ? size_of(DType::bf16) : sum;
+  const int64_t rows = pairs * job.k_pad * job.row_ld, queries = pairs * job.q_pad * job.row_ld;
+  const int64_t columns = tiles ? rows : pairs * job.k_pad * job.head_dim;
+  if (job.backward || !tiles) job.keys_t = pieces.next(columns * operand);
+  if (job.backward || tiles) job.keys = pieces.next(rows * operand);
+  if (job.backward != tiles) job.values_t = pieces.next(columns * operand);
+  if (job.backward == tiles) job.values = pieces.next(rows * operand);
   if (job.backward) {
-    job.values_t = pieces.next(pairs * job.k_pad * job.head_dim);
-    job.keys = pieces.next(rows);
-    job.dk_sum = pieces.next(rows);
-    job.dv_sum = pieces.next(rows);
-    job.dq_parts = pieces.next(pairs * job.chunks * job.q_len * job.row_ld);
-    worker += kQueryBlock * kScoreLd;
-  } else {
-    job.values = pieces.next(rows);
+    job.dk_sum = pieces.next(rows * sum);
+    job.dv_sum = pieces.next(rows * sum);
+    job.dq_parts = pieces.next(queries * job.chunks * sum);
+    if (tiles) {
+      for (std::byte** piece : {&job.queries_t, &job.queries, &job.douts_t, &job.douts})
+        *piece = pieces.next(queries * operand);
+      for (std::byte** piece : {&job.shifts, &job.deltas}) *piece = pieces.next(pairs * job.q_pad * sum);
+    }
   }
-  job.worker_elements = round_up(worker, 16);
-  job.workers = pieces.next(threads * job.worker_elements);
+  job.worker_bytes = round_up(kernels.worker_bytes(job.row_ld, job.backward), 64);
+  job.workers = pieces.next(threads * job.worker_bytes);
   return pieces.bytes();
 }
 
@@ -121,8 +140,9 @@ int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) 
 
 void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const AttentionKernels& kernels) {
   const DType accumulator = accumulator_of(op.q.dtype);
-  job.worker_elements = round_up(job.row_ld + round_up(job.k_capacity, 16), 16);
-  const Scratch scratch = ex.take("attention.scores", {ex.device.threads(), job.worker_elements}, accumulator);
+  const int64_t elements = round_up(job.row_ld + round_up(job.k_capacity, 16), 16);
+  job.worker_bytes = elements * size_of(accumulator);
+  const Scratch scratch = ex.take("attention.scores", {ex.device.threads(), elements}, accumulator);
   if (ex.device.dry()) return;
   job.workers = scratch.tensor().data;
   device::pool_of(ex.device).parallel_for(op.shape.batch * op.shape.heads,
@@ -134,7 +154,10 @@ void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const A
 Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
 Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
 
-void run(Exec& ex, const AttentionForward& op) {
+void run(Exec& ex, const AttentionForward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
+void run(Exec& ex, const AttentionBackward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
+
+void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
   check_shape(s, dtype);
@@ -149,21 +172,22 @@ void run(Exec& ex, const AttentionForward& op) {
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
-  const AttentionKernels& kernels = kernels_for(ex, dtype);
   job.q = operand(op.q);
   job.k = operand(op.k);
   job.v = operand(op.v);
   job.out = operand(op.out);
   job.lse = op.lse ? op.lse.data : nullptr;
-  set_packing(job, accumulator, isa);
-  if (s.q_len <= kDecodeQueries && !job.dropout) return run_decode(ex, op, job, kernels);
+  const bool few = s.q_len <= kDecodeQueries && !job.dropout;
+  set_packing(job, accumulator, isa, !few && kernels.pack_queries != nullptr);
+  if (few) return run_decode(ex, op, job, kernels_for(ex, dtype));
 
   const int threads = ex.device.threads();
   const int64_t pairs = s.batch * s.kv_heads;
   const int64_t wave = wave_of(s, job.group * job.query_blocks, 16 * threads);
-  const Scratch scratch = ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads)}, DType::u8);
+  const Scratch scratch =
+      ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads, kernels)}, DType::u8);
   if (ex.device.dry()) return;
-  lay_out(job, scratch.tensor().data, accumulator, wave, threads);
+  lay_out(job, scratch.tensor().data, accumulator, wave, threads, kernels);
   device::ThreadPool& pool = device::pool_of(ex.device);
   for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
     job.pairs = std::min(wave, pairs - job.first_pair);
@@ -173,7 +197,7 @@ void run(Exec& ex, const AttentionForward& op) {
   }
 }
 
-void run(Exec& ex, const AttentionBackward& op) {
+void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels& kernels) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype, accumulator = accumulator_of(dtype);
   check_shape(s, dtype);
@@ -196,7 +220,6 @@ void run(Exec& ex, const AttentionBackward& op) {
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
-  const AttentionKernels& kernels = kernels_for(ex, dtype);
   job.backward = true;
   job.q = operand(op.q);
   job.k = operand(op.k);
@@ -207,7 +230,7 @@ void run(Exec& ex, const AttentionBackward& op) {
   job.dk = operand(op.dk);
   job.dv = operand(op.dv);
   job.lse = op.lse.data;
-  set_packing(job, accumulator, isa);
+  set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
   // At most eight parts of dq, each over enough keys to pay for reading the queries again.
   job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
   job.chunks = divide_up(s.k_len, job.chunk_keys);
@@ -215,14 +238,17 @@ void run(Exec& ex, const AttentionBackward& op) {
   const int threads = ex.device.threads();
   const int64_t pairs = s.batch * s.kv_heads;
   const int64_t wave = wave_of(s, job.chunks, 8 * threads);
-  const Scratch scratch = ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads)}, DType::u8);
+  const Scratch scratch =
+      ex.take("attention.packed", {lay_out(job, nullptr, accumulator, wave, threads, kernels)}, DType::u8);
   if (ex.device.dry()) return;
-  lay_out(job, scratch.tensor().data, accumulator, wave, threads);
+  lay_out(job, scratch.tensor().data, accumulator, wave, threads, kernels);
   device::ThreadPool& pool = device::pool_of(ex.device);
   for (job.first_pair = 0; job.first_pair < pairs; job.first_pair += wave) {
     job.pairs = std::min(wave, pairs - job.first_pair);
     pool.parallel_for(job.pairs * job.key_blocks, [&](int64_t task) { kernels.pack(job, task); });
     for (job.head_in_group = 0; job.head_in_group < job.group; ++job.head_in_group) {
+      if (kernels.pack_queries != nullptr)
+        pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.pack_queries(job, task); });
       pool.parallel_for(job.pairs * job.chunks, [&](int64_t task, int worker) { kernels.backward(job, task, worker); });
       pool.parallel_for(job.pairs * job.query_blocks, [&](int64_t task) { kernels.sum_dq(job, task); });
     }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "base/philox.h"
 #include "ops/cpu/peak.h"
 #include "tensor/host_copy.h"
@@ -46,11 +47,6 @@ void fill_normal(device::Device& device, const Tensor& tensor, std::string_view 
   here.put();
 }
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// GFLOP/s of one product, its scratch planned by a dry run.
 double rate(Exec& ex, const Gemm& op, int repeats) {
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
@@ -83,8 +79,8 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
 }
 
 PeakLoop peak_loop(const device::Device& device, DType dtype) {
-  const bool wide = device.isa() == device::Isa::avx512;
-  if (dtype == DType::bf16 && wide && device::amx_bf16_available()) return amx_peak_loop;
+  const bool wide = device.isa() >= device::Isa::avx512;
+  if (dtype == DType::bf16 && device.isa() == device::Isa::amx) return avx512::peak_table.bf16_tiles;
   const PeakTable& table = wide                                ? avx512::peak_table
                            : device.isa() == device::Isa::avx2 ? avx2::peak_table
                                                                : plain::peak_table;
@@ -142,7 +138,8 @@ double measured_peak_flops(device::Device& device, DType dtype) {
   const PeakLoop loop = peak_loop(device, dtype);
   const int threads = device.threads();
   std::vector<PeakMemory> memory(static_cast<size_t>(threads));
-  const DType stored = dtype == DType::f64 ? DType::f64 : loop == amx_peak_loop ? DType::bf16 : DType::f32;
+  const bool tiles = dtype == DType::bf16 && device.isa() == device::Isa::amx;
+  const DType stored = dtype == DType::f64 ? DType::f64 : tiles ? DType::bf16 : DType::f32;
   for (PeakMemory& own : memory) fill_normal({own.operands, {kPeakOperandBytes / size_of(stored)}, stored}, "peak");
 
   std::vector<double> flops(memory.size());

@@ -1,5 +1,8 @@
 #include "ops/gemm.h"
 
+#include <cstdlib>
+#include <string_view>
+
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/onednn_gemm.h"
 #include "ops/cuda/ops.h"
@@ -49,6 +52,23 @@ void check(const device::Device& device, const Gemm& op) {
                 packed_bytes(device, op.a.dtype, k, n), text());
 }
 
+/// The environment variable TRAINER_PRODUCTS: own (default), or onednn for bf16 on CPUs with AMX.
+bool onednn_asked_for() {
+  const char* const name = std::getenv("TRAINER_PRODUCTS");
+  if (name == nullptr || *name == '\0' || std::string_view(name) == "own") return false;
+  if (std::string_view(name) != "onednn")
+    throw Error(Code::usage, format("TRAINER_PRODUCTS={}: expected own or onednn", name));
+  if (!onednn::supports(DType::bf16))
+    throw Error(
+        Code::usage,
+        "TRAINER_PRODUCTS=onednn: this trainer was built without oneDNN, or oneDNN has no bf16 on this CPU; unset it");
+  return true;
+}
+bool by_onednn(const device::Device& device, DType compute) {
+  static const bool wanted = onednn_asked_for();
+  return wanted && prefers_packed(device, compute);
+}
+
 }  // namespace
 
 Cost cost(const Gemm& op) {
@@ -64,18 +84,20 @@ void run(Exec& ex, const Gemm& op) {
   const OpTimer timer(ex.meter, OpKind::gemm, cost(op));
   if (op.c.count() == 0) return;
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  if (onednn::serves(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0) {
+  if (by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0) {
     onednn::product(ex, op);
   } else {
     own_product(ex, op, gemm_table(ex.device.isa()));
   }
 }
 
-bool prefers_packed(const device::Device& device, DType compute) { return onednn::serves(device, compute); }
+bool prefers_packed(const device::Device& device, DType compute) {
+  return device.kind() == device::Kind::cpu && compute == DType::bf16 && device.isa() == device::Isa::amx;
+}
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {
   if (device.kind() == device::Kind::cuda) return 0;
-  if (onednn::serves(device, compute)) return onednn::packed_bytes(compute, k, n);
+  if (by_onednn(device, compute)) return onednn::packed_bytes(compute, k, n);
   return own_packed_bytes(compute, k, n, gemm_table(device.isa()));
 }
 
@@ -88,7 +110,7 @@ void run(Exec& ex, const PackB& op) {
   TRAINER_CHECK(op.packed.bytes() == expected, "packing {}{}: packed has {} bytes, expected {}", to_string(op.b),
                 op.trans_b ? " transposed" : "", op.packed.bytes(), expected);
   const OpTimer timer(ex.meter, OpKind::pack, {0, bytes_of(op.b) + bytes_of(op.packed)});
-  if (onednn::serves(ex.device, op.b.dtype)) {
+  if (by_onednn(ex.device, op.b.dtype)) {
     onednn::pack(ex, op);
   } else {
     own_pack(ex, op, gemm_table(ex.device.isa()));
@@ -97,8 +119,9 @@ void run(Exec& ex, const PackB& op) {
 
 std::string product_path(const device::Device& device, DType compute) {
   if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
-  if (onednn::serves(device, compute)) return onednn::description();
-  return format("own {} kernels", name_of(device.isa()));
+  if (by_onednn(device, compute)) return onednn::description();
+  const bool tiles = compute == DType::bf16 || device.isa() < device::Isa::amx;
+  return format("own {} kernels", name_of(tiles ? device.isa() : device::Isa::avx512));
 }
 
 }  // namespace trainer::ops

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/median.h"
+#include "ops/bench_gemm.h"
 #include "ops/gemm.h"
 #include "train/units.h"
 
@@ -55,9 +57,7 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
     const double ms = timed_step(i);
     if (i >= warmup) bench.step_ms.push_back(ms);
   }
-  std::vector<double> sorted = bench.step_ms;
-  std::sort(sorted.begin(), sorted.end());
-  bench.median_ms = (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+  bench.median_ms = median(bench.step_ms);
   bench.parameters = trainer.store().parameter_count();
   bench.tokens = config.train.global_batch * config.model.seq_len;
   bench.threads = machine.threads;

@@ -106,7 +106,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
       machine.compute = DType::f64;
       break;
     case config::Compute::automatic:
-      machine.compute = machine.gpu || device::amx_bf16_available() ? DType::bf16 : DType::f32;
+      machine.compute = machine.gpu || machine.isa == device::Isa::amx ? DType::bf16 : DType::f32;
       break;
   }
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"

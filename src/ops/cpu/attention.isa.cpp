@@ -1,9 +1,9 @@
 // Attention kernels: blocks of kQueryBlock × kKeyBlock scores, online softmax (Dao et al. 2022), backward from the
 // log-sum-exp. Storage is the element type in memory, T the type of packed operands, scores and sums.
 #include "ops/cpu/attention_block.h"
+#include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/math.h"
-#include "ops/cpu/philox_lanes.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -54,24 +54,6 @@ template <typename T>
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// Global index of (sequence, head, query position, key 0).
-[[gnu::always_inline]] inline uint64_t dropout_index(const AttentionJob& job, int64_t sequence, int64_t head,
-                                                     int64_t position) {
-  const int64_t global_head = (job.first_sample + sequence) * job.heads_global + job.first_head + head;
-  return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(job.k_len) + static_cast<uint64_t>(position)) *
-         static_cast<uint64_t>(job.k_len);
-}
-/// factors[i] = keep_scale, or 0 where the draw of element index + i is below the threshold; n <= kKeyBlock.
-template <typename T>
-void fill_dropout_factors(const AttentionJob& job, uint64_t index, int64_t n, T* factors) {
-  uint32_t draws[kKeyBlock + 2 * kPhiloxGroup];
-  const int64_t skip = static_cast<int64_t>(index % 4);
-  for (int64_t i = 0; i < skip + n; i += kPhiloxGroup)
-    philox_group(job.key.k0, job.key.k1, job.step, index / 4 + static_cast<uint64_t>(i / 4), draws + i);
-  const T kept = static_cast<T>(job.keep_scale);
-  for (int64_t i = 0; i < n; ++i) factors[i] = draws[skip + i] >= job.threshold ? kept : T{0};
-}
-
 /// What a task works on: one query head of a pair of the wave.
 struct Place {
   int64_t slot, sequence, kv_head, head;
@@ -96,7 +78,7 @@ template <typename T>
 }
 template <typename T>
 [[gnu::always_inline]] inline T* part_of(const AttentionJob& job, int64_t slot, int64_t chunk, int64_t row) {
-  return as<T>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_len + row) * job.row_ld;
+  return as<T>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_pad + row) * job.row_ld;
 }
 
 template <typename Storage, typename T>
@@ -125,7 +107,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
   const int64_t position = job.k_len - job.q_len + query;  // of row 0
 
-  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* sums = q + kQueryBlock * ld;
   T* s = sums + kQueryBlock * ld;
   T* top = s + kQueryBlock * kScoreLd;
@@ -198,7 +180,7 @@ template <int NV, typename Storage, typename T>
 template <typename Storage, typename T>
 void decode(const AttentionJob& job, int64_t task, int worker) {
   const int64_t sequence = task / job.heads, head = task % job.heads, kv_head = head / job.group, d = job.head_dim;
-  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* s = q + job.row_ld;
   for (int64_t r = 0; r < job.q_len; ++r) {
     const int64_t row = sequence * job.q_len + r, visible = job.k_len - job.q_len + r + 1;
@@ -232,7 +214,7 @@ void backward(const AttentionJob& job, int64_t task, int worker) {
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;
 
-  T* q = as<T>(job.workers) + worker * job.worker_elements;
+  T* q = as<T>(job.workers + worker * job.worker_bytes);
   T* dout = q + kQueryBlock * ld;
   T* p = dout + kQueryBlock * ld;
   T* ds = p + kQueryBlock * kScoreLd;
@@ -321,9 +303,19 @@ void sum_dq(const AttentionJob& job, int64_t task) {
   }
 }
 
+template <typename T>
+int64_t worker_bytes(int64_t row_ld, bool is_backward) {
+  const int64_t blocks = is_backward ? 2 : 1;
+  return kQueryBlock * (2 * row_ld + blocks * kScoreLd + 3) * static_cast<int64_t>(sizeof(T));
+}
+
 template <typename Storage, typename T>
-inline constexpr AttentionKernels kKernels = {pack<Storage, T>, forward<Storage, T>, decode<Storage, T>,
-                                              backward<Storage, T>, sum_dq<Storage, T>};
+inline constexpr AttentionKernels kKernels = {.pack = pack<Storage, T>,
+                                              .forward = forward<Storage, T>,
+                                              .decode = decode<Storage, T>,
+                                              .backward = backward<Storage, T>,
+                                              .sum_dq = sum_dq<Storage, T>,
+                                              .worker_bytes = worker_bytes<T>};
 
 }  // namespace
 

@@ -8,7 +8,14 @@
 #include "base/dtype.h"
 #include "base/philox.h"
 
+namespace trainer {
+struct Exec;
+}
+
 namespace trainer::ops {
+
+struct AttentionForward;
+struct AttentionBackward;
 
 /// Rows of queries and keys a task multiplies at a time: a block of scores stays in L2, a panel of keys in L1.
 inline constexpr int64_t kQueryBlock = 64, kKeyBlock = 128;
@@ -41,39 +48,60 @@ struct AttentionJob {
   int64_t chunks, chunk_keys;  // backward: keys of a task; dq is summed over chunks in order
   bool backward;
 
-  // Scratch in accumulator elements. row_ld: distance of packed rows, an odd number of cache lines.
+  // Scratch. Kernels of vectors: accumulator elements; row_ld: distance of packed rows, an odd number of cache lines.
+  // Kernels of tiles: sums in f32; operands in bf16, in panels of 32 rows or columns (tile_panels.h) beside whose terms
+  // the shapes below say nothing; row_ld: D rounded up to a panel.
   int64_t row_ld;
-  std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]
+  std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; tiles: [pair][row_ld][k_pad]
   std::byte *keys, *values;      // [pair][k_pad][row_ld]
   std::byte *dk_sum, *dv_sum;    // [pair][k_pad][row_ld]
-  std::byte* dq_parts;           // [pair][chunk][q_len][row_ld]
+  std::byte* dq_parts;           // [pair][chunk][q_pad][row_ld]
   int64_t k_pad;                 // keys rounded up to whole panels
+  int64_t q_pad;                 // queries; tiles: rounded up to whole blocks
   std::byte* workers;            // private blocks and rows of a worker
-  int64_t worker_elements;
+  int64_t worker_bytes;
+  // Tiles, backward, of the head whose turn it is: Q and dO with terms along D (_t) and along queries, log-sum-exps, Σ
+  // dO·O.
+  std::byte *queries_t, *queries, *douts_t, *douts;  // [pair][q_pad][row_ld]
+  std::byte *shifts, *deltas;                        // [pair][q_pad]
 };
 
 /// Kernels of one element type. Tasks of a kind are independent of each other.
 struct AttentionKernels {
   /// task = pair·key_blocks + key block: packs keys and values.
-  void (*pack)(const AttentionJob& job, int64_t task);
+  void (*pack)(const AttentionJob& job, int64_t task) = nullptr;
+  /// task = pair·query_blocks + query block: packs what backward reads of the queries of one head of each group. Null:
+  /// nothing is packed.
+  void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
   /// task of query_blocks · pairs · group.
-  void (*forward)(const AttentionJob& job, int64_t task, int worker);
+  void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = sequence·heads + head: few queries, keys and values read where they are.
-  void (*decode)(const AttentionJob& job, int64_t task, int worker);
+  void (*decode)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = chunk·pairs + pair: dk, dv of a chunk of keys and its part of dq, for one query head of each group.
-  void (*backward)(const AttentionJob& job, int64_t task, int worker);
+  void (*backward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = pair·query_blocks + query block: dq from its parts.
-  void (*sum_dq)(const AttentionJob& job, int64_t task);
+  void (*sum_dq)(const AttentionJob& job, int64_t task) = nullptr;
+  /// What a worker needs for itself.
+  int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 
+// attention_tiles: bf16 by matrix tiles, but for decoding; avx512's needs AMX, the others' compute tiles in plain C++,
+// for tests.
 namespace plain {
 const AttentionKernels& attention_kernels(DType dtype);
-}
+extern const AttentionKernels attention_tiles;
+}  // namespace plain
 namespace avx2 {
 const AttentionKernels& attention_kernels(DType dtype);
-}
+extern const AttentionKernels attention_tiles;
+}  // namespace avx2
 namespace avx512 {
 const AttentionKernels& attention_kernels(DType dtype);
-}
+extern const AttentionKernels attention_tiles;
+}  // namespace avx512
+
+/// ops::run of attention by kernels that are not the device's own: for tests.
+void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels);
+void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels& kernels);
 
 }  // namespace trainer::ops

@@ -15,20 +15,23 @@ constexpr int64_t kPackCost = 12;                   // of one element of A, in c
 
 /// The sum in blocks of nearly equal length: the only choice here that bits of the result depend on.
 struct SumBlocks {
-  SumBlocks(int64_t k, int64_t longest)
+  template <typename T, typename C, typename P>
+  SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
       : terms(k),
-        count(std::max<int64_t>(1, divide_up(k, longest))),
-        length(std::max<int64_t>(8, round_up(divide_up(k, count), 8))) {}
+        step(kernels.step),
+        count(k <= kernels.whole_k ? 1 : std::max<int64_t>(1, divide_up(k, kernels.block_k))),
+        length(round_up(std::max<int64_t>(1, divide_up(k, count)), std::max<int64_t>(8, step))) {}
   int64_t first(int64_t block) const { return std::min(block * length, terms); }
   int64_t size(int64_t block) const { return first(block + 1) - first(block); }
-  int64_t terms, count, length;
+  int64_t stored(int64_t block) const { return round_up(size(block), step); }  // in panels, with the zeros that fill up
+  int64_t terms, step, count, length;
 };
 
 /// How a product is cut. C has tiles of tile_cols columns; a chunk is chunk_tiles tiles and chunk_blocks blocks of the
 /// sum, whose part of B is packed at once; a task is task_rows rows and group_tiles tiles of a chunk.
 struct Plan {
-  template <typename T, typename C>
-  Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads);
+  template <typename T, typename C, typename P>
+  Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads);
 
   int64_t m, n, k;
   SumBlocks sum;
@@ -42,11 +45,10 @@ struct Plan {
   int64_t bytes(int threads) const { return b_bytes + threads * a_bytes + (sums_shared ? 1 : threads) * sums_bytes; }
 };
 
-template <typename T, typename C>
-Plan::Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads)
-    : m(op.c.shape[0]), n(op.c.shape[1]), k(op.trans_a ? op.a.shape[0] : op.a.shape[1]), sum(k, kernels.block_k) {
-  using P = AccumulatorOf<T>;
-  constexpr int64_t kSize = sizeof(P);
+template <typename T, typename C, typename P>
+Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
+    : m(op.c.shape[0]), n(op.c.shape[1]), k(op.trans_a ? op.a.shape[0] : op.a.shape[1]), sum(k, kernels) {
+  constexpr int64_t kSize = sizeof(P), kSumSize = sizeof(AccumulatorOf<T>);
   const bool packed = static_cast<bool>(op.packed_b);
   tiles = divide_up(n, kernels.block_cols);
   tile_cols = round_up(divide_up(n, tiles), kernels.cols);
@@ -63,7 +65,8 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads)
   }
   sums_shared = chunk_blocks < sum.count;
 
-  const int64_t panels = divide_up(m, kernels.rows), most = kernels.block_rows / kernels.rows;
+  const int64_t panels = divide_up(m, kernels.rows),
+                most = (k <= kernels.whole_k ? kernels.whole_rows : kernels.block_rows) / kernels.rows;
   double best = std::numeric_limits<double>::infinity();
   int64_t task_panels = 1;
   group_tiles = 1;
@@ -81,7 +84,8 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C>& kernels, int threads)
   const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
   b_bytes = packed ? 0 : aligned(chunk_cols() * chunk_blocks * sum.length * kSize);
   a_bytes = aligned(task_rows * chunk_blocks * sum.length * kSize);
-  sums_bytes = aligned(sums_count() * (sums_shared ? row_blocks * chunk_tiles : 1) * kSize);
+  const bool kept = sum.count > 1 || kernels.whole_sums;
+  sums_bytes = kept ? aligned(sums_count() * (sums_shared ? row_blocks * chunk_tiles : 1) * kSumSize) : 0;
 }
 
 /// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
@@ -104,23 +108,32 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
                   int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels) {
   const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, kPackStrip);
   pool.parallel_for(strips * blocks, [&](int64_t task) {
-    const int64_t block = first + task / strips, offset = task % strips * kPackStrip, length = sum.size(block);
+    const int64_t block = first + task / strips, offset = task % strips * kPackStrip, length = sum.stored(block);
     D* const panels = dst + (sum.first(block) - sum.first(first)) * padded + offset * length;
-    pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, std::min(kPackStrip, cols - offset), length,
-                panels, length * panel_cols);
+    pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, std::min(kPackStrip, cols - offset),
+                sum.size(block), panels, length * panel_cols);
   });
 }
 
-template <typename T, typename C>
-void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
-  using P = AccumulatorOf<T>;
+/// Whether C is written past the caches: whole lines only, and more of them than a core's own caches hold.
+template <typename C>
+bool streams(const Tensor& c) {
+  constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
+  return c.bytes() > kCache && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
+         c.ld() * static_cast<int64_t>(sizeof(C)) % kLine == 0;
+}
+
+template <typename T, typename C, typename P>
+void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kernels) {
+  using Sum = AccumulatorOf<T>;
   const Plan plan(op, kernels, ex.device.threads());
   const Scratch scratch = ex.take("gemm", {plan.bytes(ex.device.threads())}, DType::u8);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
   const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
-  const GemmStore<T, C> store = store_of<T, C>(op);
+  GemmStore<T, C> store = store_of<T, C>(op);
+  store.stream = kernels.may_stream && streams<C>(op.c);
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
   std::byte* const b_memory = scratch.tensor().data;
@@ -152,22 +165,22 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels)
         const int64_t last_tile = std::min(tiles, (group + 1) * plan.group_tiles);
         for (int64_t tile = group * plan.group_tiles; tile < last_tile; ++tile) {
           const int64_t col = tile * plan.tile_cols;
-          P* sums = reinterpret_cast<P*>(sums_memory + (plan.sums_shared ? 0 : worker * plan.sums_bytes));
+          Sum* sums = reinterpret_cast<Sum*>(sums_memory + (plan.sums_shared ? 0 : worker * plan.sums_bytes));
           if (plan.sums_shared) sums += (tile * plan.row_blocks + row_block) * plan.sums_count();
           for (int64_t block = block0; block < block0 + blocks; ++block) {
-            const int64_t length = sum.size(block);
+            const int64_t length = sum.stored(block);
             const int64_t offset = (sum.first(block) - panel_term0) * stored_cols + (panel_col0 + col) * length;
-            const GemmBlock<P> part{.k = length,
-                                    .a = a_panels + padded_rows * (sum.first(block) - term0),
-                                    .b = panels + offset * size,
-                                    .b_stride = length * kernels.cols,
-                                    .sums = sums,
-                                    .row = row,
-                                    .col = col0 + col,
-                                    .rows = rows,
-                                    .cols = std::min(plan.tile_cols, cols - col),
-                                    .first = block == 0,
-                                    .last = block + 1 == sum.count};
+            const GemmBlock<P, Sum> part{.k = length,
+                                         .a = a_panels + padded_rows * (sum.first(block) - term0),
+                                         .b = panels + offset * size,
+                                         .b_stride = length * kernels.cols,
+                                         .sums = sums,
+                                         .row = row,
+                                         .col = col0 + col,
+                                         .rows = rows,
+                                         .cols = std::min(plan.tile_cols, cols - col),
+                                         .first = block == 0,
+                                         .last = block + 1 == sum.count};
             (packed ? kernels.block_kept : kernels.block)(part, store);
           }
         }
@@ -202,22 +215,17 @@ void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) 
   });
 }
 
-template <typename T, typename C>
-void product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
-  reads_b_unpacked(op) ? skinny_product(ex, op, kernels) : blocked_product(ex, op, kernels);
-}
-
-template <typename T, typename C>
-void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C>& kernels) {
+template <typename T, typename C, typename P>
+void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
-  const SumBlocks sum(k, kernels.block_k);
+  const SumBlocks sum(k, kernels);
   pack_columns(device::pool_of(ex.device), operand<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
                reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept);
 }
 
-/// fn(kernels) for the operands' dtype.
+/// fn(kernels) of vectors for the operands' dtype.
 template <typename F>
-void with_kernels(DType compute, DType result, const GemmTable& table, F&& fn) {
+void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   switch (compute) {
     case DType::f64:
       return fn(table.f64);
@@ -228,10 +236,19 @@ void with_kernels(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
+/// fn(kernels) of tiles where the table has them and they serve the dtype, else of vectors.
+template <typename F>
+void with_kernels(DType compute, DType result, const GemmTable& table, F&& fn) {
+  if (table.tiles == nullptr || compute != DType::bf16) return with_vectors(compute, result, table, fn);
+  result == DType::bf16 ? fn(table.tiles->bf16_out) : fn(table.tiles->bf16_f32_out);
+}
+
 }  // namespace
 
 const GemmTable& gemm_table(device::Isa isa) {
   switch (isa) {
+    case device::Isa::amx:
+      return avx512::gemm_table_tiles;
     case device::Isa::avx512:
       return avx512::gemm_table;
     case device::Isa::avx2:
@@ -247,13 +264,18 @@ bool reads_b_unpacked(const Gemm& op) {
 }
 
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
-  with_kernels(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { product(ex, op, kernels); });
+  if (reads_b_unpacked(op)) {
+    with_vectors(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { skinny_product(ex, op, kernels); });
+  } else {
+    with_kernels(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { blocked_product(ex, op, kernels); });
+  }
 }
 
 int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table) {
   int64_t bytes = 0;
-  with_kernels(compute, compute, table,
-               [&](const auto& kernels) { bytes = k * round_up(n, kernels.cols) * size_of(compute); });
+  with_kernels(compute, compute, table, [&](const auto& kernels) {
+    bytes = round_up(k, kernels.step) * round_up(n, kernels.cols) * size_of(compute);
+  });
   return bytes;
 }
 

@@ -2,8 +2,9 @@
 // Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
-// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored [k][rows] or [k][cols]
-// so that the micro-kernel reads it in order. Short panels are filled up with zeros.
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored so that the
+// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, tiles for kernels of tiles. Short
+// panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -21,48 +22,58 @@ struct GemmStore {
   const C* residual = nullptr;
   int64_t ld_residual = 0;
   bool gelu = false, gradient = false, accumulate = false;
+  bool stream = false;  // c is written past the caches: whole lines, more of them than a cache holds
 };
 
 /// One block of the sum over one tile of C: `rows` × `cols` elements whose first is (row, col) of C.
-template <typename P>
+template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
-  int64_t k = 0;            // terms of the sum in this block
-  const P* a = nullptr;     // row panels, one after the other
-  const void* b = nullptr;  // column panels, b_stride elements apart
+  int64_t k = 0;             // terms of the sum in this block, zeros that fill up its last step included
+  const Panel* a = nullptr;  // row panels, one after the other; those of the next block follow
+  const void* b = nullptr;   // column panels, b_stride elements apart
   int64_t b_stride = 0;
-  P* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
+  Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
   int64_t row = 0, col = 0, rows = 0, cols = 0;
   bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
 };
 
-/// T: operands; C: result; P: panels and sums. x of the skinny kernels is op(A) with its m <= kSkinnyRows rows filled
-/// up with zero rows to m_pad = 1, 2, 4 or 8.
+/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A) with its
+/// m <= kSkinnyRows rows filled up with zero rows to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
-  int64_t rows = 0, cols = 0;  // of the micro-kernel
-  int64_t block_k = 0;         // longest block of the sum: the only thing here that bits of the result depend on
-  int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
-  int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
+  using Operand = T;
+  using Panel = P;
+  using Sum = AccumulatorOf<T>;
 
-  /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (`stride`) apart in dst.
-  /// along_k: the terms of a row lie side by side in src; else the rows of a term do.
+  int64_t rows = 0, cols = 0;  // of the micro-kernel
+  int64_t step = 1;            // terms it takes at a time: panels are filled up to a multiple with zeros
+  // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend on these alone.
+  int64_t block_k = 0, whole_k = 0;
+  int64_t block_rows = 0;   // most rows of A per task, a multiple of rows
+  int64_t whole_rows = 0;   // the same where the sum is one block of at most whole_k terms
+  int64_t block_cols = 0;   // most columns of a tile of C, a multiple of cols
+  bool whole_sums = true;   // false: where the sum is one block, its kernel needs no memory for sums
+  bool may_stream = false;  // large results are worth writing past the caches
+
+  /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
+  /// `stride`) apart in dst. along_k: the terms of a row lie side by side in src; else the rows of a term do.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
   /// The same, kept in the operands' dtype: packed weights.
   void (*pack_b_kept)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, T* dst,
                       int64_t stride) = nullptr;
 
-  void (*block)(const GemmBlock<P>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
-  void (*block_kept)(const GemmBlock<P>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
+  void (*block)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;       // b: P
+  void (*block_kept)(const GemmBlock<P, Sum>& block, const GemmStore<T, C>& store) = nullptr;  // b: T
 
   /// C[:, col, col + cols) for b [k, ·] row-major; x [k][m_pad]; cols <= kSkinnyCols.
-  void (*skinny)(const P* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+  void (*skinny)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                  const GemmStore<T, C>& store) = nullptr;
   /// The same for b [·, k] (trans_b); x [m_pad][k].
-  void (*skinny_trans)(const P* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
+  void (*skinny_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                        const GemmStore<T, C>& store) = nullptr;
   /// Epilogue alone, for sums [rows, cols] that something else has formed; element (0, 0) is (row, col) of C.
-  void (*finish)(const P* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
+  void (*finish)(const Sum* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
                  const GemmStore<T, C>& store) = nullptr;
 };
 
@@ -70,22 +81,31 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
+/// Kernels of matrix tiles: panels and block products only.
+struct TileTable {
+  GemmKernels<bf16, bf16, bf16> bf16_out;
+  GemmKernels<bf16, float, bf16> bf16_f32_out;
+};
+
 struct GemmTable {
   GemmKernels<double, double> f64;
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
+  const TileTable* tiles = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
+// gemm_table_tiles of avx512 needs AMX; that of other sets computes tiles in plain C++, for tests: the loops around
+// them run on any machine.
 namespace plain {
-extern const GemmTable gemm_table;
+extern const GemmTable gemm_table, gemm_table_tiles;
 }
 namespace avx2 {
-extern const GemmTable gemm_table;
+extern const GemmTable gemm_table, gemm_table_tiles;
 extern const GemmTable gemm_table_tall;  // the 14-row block of avx512 at this set's width: tests the wide code anywhere
 }  // namespace avx2
 namespace avx512 {
-extern const GemmTable gemm_table;
+extern const GemmTable gemm_table, gemm_table_tiles;
 }
 
 }  // namespace trainer::ops

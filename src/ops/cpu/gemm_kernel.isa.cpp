@@ -1,80 +1,10 @@
 #include "ops/cpu/gemm_kernel.h"
 
+#include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/gemm_pack.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
-
-// --- epilogue ---
-
-/// v as it reads back after a store to C: the activation of a kept `pre` can then be rebuilt bit by bit.
-template <typename C, typename P>
-[[gnu::always_inline]] inline Vec<P> as_stored(Vec<P> v) {
-  if constexpr (std::is_same_v<C, bf16>) {
-    const Vec<uint32_t> u = (Vec<uint32_t>)v;
-    return v == v ? (Vec<float>)((u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u) : v;
-  } else {
-    return v;
-  }
-}
-
-enum class Ending { store, accumulate, epilogue };
-
-template <Ending Kind, bool Whole, typename T, typename C>
-[[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
-                                                 const GemmStore<T, C>& s) {
-  const auto get = [=](const auto* p) __attribute__((always_inline)) {
-    if constexpr (Whole)
-      return load(p);
-    else
-      return load_n(p, n);
-  };
-  const auto put = [=](auto* p, Vec<AccumulatorOf<T>> value) __attribute__((always_inline)) {
-    if constexpr (Whole)
-      store(p, value);
-    else
-      store_n(p, value, n);
-  };
-  C* const c = s.c + row * s.ldc + col;
-  if constexpr (Kind == Ending::accumulate) {
-    v += get(static_cast<const C*>(c));
-  } else if constexpr (Kind == Ending::epilogue) {
-    if (s.gradient) {
-      v *= vgelu_grad(get(static_cast<const C*>(s.pre) + row * s.ld_pre + col));
-    } else {
-      if (s.bias != nullptr) v += get(s.bias + col);
-      if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
-      if (s.gelu) v = vgelu(as_stored<C, AccumulatorOf<T>>(v));
-    }
-    if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
-  }
-  put(c, v);
-}
-
-template <Ending Kind, typename T, typename C>
-[[gnu::always_inline]] inline void finish_as(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col,
-                                             int64_t rows, int64_t cols, GemmStore<T, C> s) {
-  constexpr int L = kLanes<AccumulatorOf<T>>;
-  const int64_t whole = cols / L * L;
-  for (int64_t i = 0; i < rows; ++i) {
-    const AccumulatorOf<T>* const sum = sums + i * ld;
-    for (int64_t j = 0; j < whole; j += L) finish_vector<Kind, true>(load(sum + j), row + i, col + j, L, s);
-    if (whole < cols)
-      finish_vector<Kind, false>(load_n(sum + whole, cols - whole), row + i, col + whole, cols - whole, s);
-  }
-}
-
-template <typename T, typename C>
-void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
-            const GemmStore<T, C>& s) {
-  if (s.accumulate) {
-    finish_as<Ending::accumulate>(sums, ld, row, col, rows, cols, s);
-  } else if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) {
-    finish_as<Ending::store>(sums, ld, row, col, rows, cols, s);
-  } else {
-    finish_as<Ending::epilogue>(sums, ld, row, col, rows, cols, s);
-  }
-}
 
 // --- products of panels ---
 
@@ -243,6 +173,7 @@ constexpr GemmKernels<T, C> kernels() {
           .cols = kCols<P>,
           .block_k = kBlockK / kShare<P>,
           .block_rows = kBlockRows / R * R,
+          .whole_rows = kBlockRows / R * R,
           .block_cols = kBlockCols / kShare<P>,
           .pack_a = pack_a<R, T>,
           .pack_b = pack_b<T, P>,
@@ -255,16 +186,19 @@ constexpr GemmKernels<T, C> kernels() {
 }
 
 template <int R>
-constexpr GemmTable table() {
+constexpr GemmTable table(const TileTable* tiles = nullptr) {
   return {.f64 = kernels<R, double, double>(),
           .f32 = kernels<R, float, float>(),
           .bf16_out = kernels<R, bf16, bf16>(),
-          .bf16_f32_out = kernels<R, bf16, float>()};
+          .bf16_f32_out = kernels<R, bf16, float>(),
+          .tiles = tiles};
 }
 
 }  // namespace
 
+extern const TileTable tile_table;  // gemm_tiles.isa.cpp
 constinit const GemmTable gemm_table = table<kRows>();
+constinit const GemmTable gemm_table_tiles = table<kRows>(&tile_table);
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constinit const GemmTable gemm_table_tall = table<14>();
 #endif

@@ -3,7 +3,6 @@
 
 namespace trainer::ops::onednn {
 
-bool serves(const device::Device&, DType) { return false; }
 bool supports(DType) { return false; }
 std::string description() { return "built without oneDNN"; }
 void product(Exec&, const Gemm&) { TRAINER_CHECK(false, "built without oneDNN"); }

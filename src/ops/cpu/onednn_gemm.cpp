@@ -237,11 +237,6 @@ bool supports(DType compute) {
   }
 }
 
-bool serves(const device::Device& device, DType compute) {
-  static const bool fast = device::amx_bf16_available() && supports(DType::bf16);
-  return compute == DType::bf16 && device.isa() == device::Isa::avx512 && fast;
-}
-
 std::string description() {
   const dnnl::version_t& version = *dnnl::version();
   return format("oneDNN {}.{}.{} amx-bf16", version.major, version.minor, version.patch);

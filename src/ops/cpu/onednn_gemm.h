@@ -1,14 +1,12 @@
 #pragma once
-// Products by oneDNN: bf16 where the CPU has AMX tiles. Called per tile of C from our pool, with one thread each; the
-// tiles are fixed by shape. Builds without oneDNN get no_onednn_gemm.cpp, where nothing is served.
+// Products by oneDNN, a second opinion on our own. Called per tile of C from our pool, with one thread each; the tiles
+// are fixed by shape. Builds without oneDNN get no_onednn_gemm.cpp, where nothing is supported.
 #include <string>
 
 #include "ops/gemm.h"
 
 namespace trainer::ops::onednn {
 
-/// True where products of this dtype go to oneDNN: bf16 on AMX, unless the device is held to a lesser instruction set.
-bool serves(const device::Device& device, DType compute);
 /// True where oneDNN can compute products of this dtype at all here (tests run fp32 through it on CPUs without AMX).
 bool supports(DType compute);
 /// "oneDNN 2.6.3 amx-bf16"

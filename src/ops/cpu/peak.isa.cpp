@@ -1,6 +1,7 @@
 #include "ops/cpu/peak.h"
 
-#include "ops/cpu/simd.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/tiles.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -38,8 +39,43 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 
+/// A block of two by two tiles, all operands from L1.
+double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
+  constexpr int64_t kTileBytes = 1024, kHalf = kPeakOperandBytes / 2, kSteps = kHalf / (2 * kTileBytes);
+  configure_tiles();
+  const char *left = static_cast<const char*>(operands), *right = left + kHalf;
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (int64_t step = 0; step < kSteps; ++step) {
+      load_tile<4>(left + 2 * step * kTileBytes);
+      load_tile<5>(left + (2 * step + 1) * kTileBytes);
+      load_tile<6>(right + 2 * step * kTileBytes);
+      load_tile<7>(right + (2 * step + 1) * kTileBytes);
+      multiply_tiles<0, 4, 6>();
+      multiply_tiles<1, 4, 7>();
+      multiply_tiles<2, 5, 6>();
+      multiply_tiles<3, 5, 7>();
+    }
+  }
+  char* const out = static_cast<char*>(sink);
+  store_tile<0>(out, 64);
+  store_tile<1>(out + kTileBytes, 64);
+  store_tile<2>(out + 2 * kTileBytes, 64);
+  store_tile<3>(out + 3 * kTileBytes, 64);
+  return 4.0 * 2 * kTileRows * kTileRows * kTileTerms * static_cast<double>(kSteps * rounds);
+}
+
+void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
+  each_vector<float>(n, [=](int64_t i, auto tag) {
+    const Vec<float> x = get(g + i, tag);
+    put(p + i, get(p + i, tag) + x, tag);
+    put(m + i, get(m + i, tag) + x, tag);
+    put(v + i, get(v + i, tag) + x, tag);
+  });
+}
+
 }  // namespace
 
-constinit const PeakTable peak_table{.f64 = peak_loop<double>, .f32 = peak_loop<float>};
+constinit const PeakTable peak_table{
+    .f64 = peak_loop<double>, .f32 = peak_loop<float>, .bf16_tiles = tile_peak_loop, .traffic = traffic_loop};
 
 }  // namespace trainer::ops::TRAINER_ISA

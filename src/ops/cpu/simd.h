@@ -153,6 +153,34 @@ template <typename T>
   for (int i = 0; i < kLanes<float>; ++i) p[i] = bf16(v[i]);
 #endif
 }
+/// Written past the caches, where the set can: `p` on a boundary of the bytes written. A fence (stream_fence) goes
+/// before another thread reads.
+template <typename T>
+[[gnu::always_inline]] inline void stream(T* p, Vec<T> v) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), (__m512i)v);
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), (__m256i)v);
+#else
+  store(p, v);
+#endif
+}
+[[gnu::always_inline]] inline void stream(bf16* p, Vec<float> v) {
+  alignas(kVectorBytes / 2) bf16 lanes[kLanes<float>];
+  store(lanes, v);
+#if defined(__AVX512F__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), *reinterpret_cast<const __m256i*>(lanes));
+#elif defined(__AVX2__)
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), *reinterpret_cast<const __m128i*>(lanes));
+#else
+  std::memcpy(p, lanes, sizeof(lanes));
+#endif
+}
+inline void stream_fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
 [[gnu::always_inline]] inline Vec<float> load_n(const bf16* p, int64_t n) {
   float lanes[kLanes<float>] = {};
   for (int64_t i = 0; i < n; ++i) lanes[i] = static_cast<float>(p[i]);

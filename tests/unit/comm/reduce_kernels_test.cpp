@@ -9,9 +9,9 @@ namespace trainer::comm {
 namespace {
 
 std::vector<device::Isa> usable() {
-  std::vector<device::Isa> sets = {device::Isa::plain};
-  for (const device::Isa isa : {device::Isa::avx2, device::Isa::avx512})
-    if (device::detect_isa() >= isa) sets.push_back(isa);
+  std::vector<device::Isa> sets;
+  for (const device::Isa isa : device::kIsas)
+    if (isa <= device::detect_isa()) sets.push_back(isa);
   return sets;
 }
 

@@ -87,14 +87,15 @@ struct Problem {
     dout.draw(rng, 1);
     dropout = {c.dropout, philox_key(seed, "attention"), 3, 5, 2, c.shape.heads + 4};
   }
-  void forward(TestExec& ex, bool keep_lse = true) {
-    run(ex, AttentionForward{q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale,
-                             dropout});
+  AttentionForward forward_op(bool keep_lse = true) {
+    return {q.view(), k.view(), v.view(), out.view(), keep_lse ? lse.view() : Tensor{}, c.shape, scale, dropout};
   }
-  void backward(TestExec& ex) {
-    run(ex, AttentionBackward{q.view(), k.view(), v.view(), out.view(), lse.view(), dout.view(), dq.view(), dk.view(),
-                              dv.view(), c.shape, scale, dropout});
+  AttentionBackward backward_op() {
+    return {q.view(),  k.view(),  v.view(),  out.view(), lse.view(), dout.view(),
+            dq.view(), dk.view(), dv.view(), c.shape,    scale,      dropout};
   }
+  void forward(TestExec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
+  void backward(TestExec& ex) { run(ex, backward_op()); }
 };
 
 using Matrix = std::vector<double>;

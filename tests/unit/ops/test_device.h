@@ -164,10 +164,10 @@ struct Machine {
 
 /// What this CPU has; one that stands for all on CUDA.
 inline std::vector<device::Isa> instruction_sets() {
-  std::vector<device::Isa> sets{device::Isa::plain};
-  if (on_cuda()) return sets;
-  if (device::detect_isa() >= device::Isa::avx2) sets.push_back(device::Isa::avx2);
-  if (device::detect_isa() >= device::Isa::avx512) sets.push_back(device::Isa::avx512);
+  if (on_cuda()) return {device::Isa::plain};
+  std::vector<device::Isa> sets;
+  for (const device::Isa isa : device::kIsas)
+    if (isa <= device::detect_isa()) sets.push_back(isa);
   return sets;
 }
 

@@ -1,0 +1,150 @@
+#pragma once
+// Panels of bf16 operands for products by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left
+// or 32 columns of a right factor; one step is 32 terms and 2 KiB of it:
+//   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
+// Rows, columns and terms that are not there are zero.
+#include "ops/cpu/gemm_pack.h"
+#include "ops/cpu/tiles.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+constexpr int64_t kTilePanel = 2 * kTileRows;               // rows or columns of a panel
+constexpr int64_t kStepElements = kTilePanel * kTileTerms;  // of a panel, per step
+constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a step
+
+// --- packing: terms in pairs, a pair in one 32-bit lane ---
+
+using Pairs = Vec<uint32_t>;
+constexpr int64_t kPairLanes = kLanes<uint32_t>;
+
+/// Lane i: element i of two rows, terms 2p and 2p + 1; `below` is null where the sum ends with an odd term.
+[[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
+  const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
+  const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);
+  return (Pairs)first >> 16 | (Pairs)second;
+}
+/// Lane i: terms 2i and 2i + 1 of a row that has n more.
+[[gnu::always_inline]] inline Pairs row_pairs(const bf16* row, int64_t n) {
+  Pairs pairs{};
+  std::memcpy(&pairs, row, static_cast<size_t>(at_most(n, 2 * kPairLanes)) * sizeof(bf16));
+  return pairs;
+}
+[[gnu::always_inline]] inline void store_pairs(bf16* to, Pairs pairs) { std::memcpy(to, &pairs, sizeof(pairs)); }
+
+/// to[pair][row] <- from[row][pair] for a square of lanes; rows of `to` are `pitch` elements apart.
+[[gnu::always_inline]] inline void store_transposed(Pairs (&square)[kPairLanes], bf16* to, int64_t pitch) {
+  transpose<uint32_t>(square);
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kPairLanes; ++i) store_pairs(to + i * pitch, square[i]);
+}
+
+/// Rows of A as they lie, 64 bytes of terms at a time.
+void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
+  const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
+  for (int64_t row = 0; row < kTilePanel; ++row, dst += kTileTerms) {
+    const bf16* const from = src + row * ld;
+    for (int64_t step = 0; step < steps; ++step) {
+      bf16* const to = dst + step * kStepElements;
+      if (row < extent && step < whole) {
+        std::memcpy(to, from + step * kTileTerms, kTileTerms * sizeof(bf16));
+      } else {
+        std::memset(to, 0, kTileTerms * sizeof(bf16));
+        if (row < extent)
+          std::memcpy(to, from + step * kTileTerms, static_cast<size_t>(k - whole * kTileTerms) * sizeof(bf16));
+      }
+    }
+  }
+}
+/// A transposed: rows side by side in src, turned by squares.
+void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
+  const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
+  for (int64_t term = 0; term < padded; term += 2 * kPairLanes) {
+    bf16* const step = dst + term / kTileTerms * kStepElements + term % kTileTerms;
+    for (int64_t row = 0; row < kTilePanel; row += kPairLanes) {
+      Pairs square[kPairLanes];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kPairLanes; ++i) {
+        const int64_t t = term + 2 * i;
+        const bf16* const above = src + t * ld + row;
+        square[i] =
+            t >= k || row >= extent ? Pairs{} : pair_rows(above, t + 1 < k ? above + ld : nullptr, extent - row);
+      }
+      store_transposed(square, step + row * kTileTerms, kTileTerms);
+    }
+  }
+}
+
+/// Where pair `pair` of terms of columns [column, …) lies in a panel of B.
+[[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
+  return panel + pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
+         column % kTileRows * 2;
+}
+/// B as it lies: two rows of it make a row of pairs. All panels of a row before the next one: src is read in order.
+void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
+  const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs;
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const bf16* const above = src + 2 * pair * ld;
+    const bf16* const below = 2 * pair + 1 < k ? above + ld : nullptr;
+    bf16* panel = dst;
+    for (int64_t first = 0; first < extent; first += kTilePanel, panel += stride)
+      for (int64_t column = 0; column < kTilePanel; column += kPairLanes) {
+        const int64_t at = first + column;
+        const Pairs row = 2 * pair >= k || at >= extent
+                              ? Pairs{}
+                              : pair_rows(above + at, below == nullptr ? nullptr : below + at, extent - at);
+        store_pairs(pair_of(panel, pair, column), row);
+      }
+  }
+}
+/// B transposed: a column's terms lie side by side in src, and are turned by squares.
+void pack_b_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
+  const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
+  for (int64_t column = 0; column < kTilePanel; column += kPairLanes)
+    for (int64_t term = 0; term < padded; term += 2 * kPairLanes) {
+      Pairs square[kPairLanes];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kPairLanes; ++i)
+        square[i] = term >= k || column + i >= extent ? Pairs{} : row_pairs(src + (column + i) * ld + term, k - term);
+      store_transposed(square, pair_of(dst, term / 2, column), kTileTerms);
+    }
+}
+
+// --- products ---
+
+/// sums[32][32], rows `ld` apart, (+)= a·b over the steps of two panels; between(step) runs among the products.
+template <bool Backwards, typename Between>
+[[gnu::always_inline]] inline void multiply_panels(int64_t steps, const bf16* a, const bf16* b, bool first, float* sums,
+                                                   int64_t ld, Between between) {
+  const int64_t pitch = ld * static_cast<int64_t>(sizeof(float)), half_way = kTileRows * ld;
+  if (first) {
+    clear_tile<0>();
+    clear_tile<1>();
+    clear_tile<2>();
+    clear_tile<3>();
+  } else {
+    load_tile<0>(sums, pitch);
+    load_tile<1>(sums + kTileRows, pitch);
+    load_tile<2>(sums + half_way, pitch);
+    load_tile<3>(sums + half_way + kTileRows, pitch);
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t at = (Backwards ? steps - 1 - step : step) * kStepElements;
+    load_passing_tile<4>(a + at);
+    load_tile<6>(b + at);
+    multiply_tiles<0, 4, 6>();
+    load_tile<7>(b + at + kTileElements);
+    multiply_tiles<1, 4, 7>();
+    load_passing_tile<5>(a + at + kTileElements);
+    multiply_tiles<2, 5, 6>();
+    multiply_tiles<3, 5, 7>();
+    between(step);
+  }
+  store_tile<0>(sums, pitch);
+  store_tile<1>(sums + kTileRows, pitch);
+  store_tile<2>(sums + half_way, pitch);
+  store_tile<3>(sums + half_way + kTileRows, pitch);
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,156 @@
+// Attention by matrix tiles: on the matrix unit where there is one, else with tiles computed in plain C++.
+#include <gtest/gtest.h>
+
+#include "ops/cpu/attention_kernels.h"
+#include "unit/ops/attention_problem.h"
+
+namespace trainer::ops::attention_test {
+namespace {
+
+using device::Isa;
+
+struct Tiles {
+  Isa isa;
+  const AttentionKernels* kernels;
+};
+std::vector<Tiles> tiles() {
+  if (device::detect_isa() >= Isa::amx) return {{Isa::amx, &avx512::attention_tiles}};
+  std::vector<Tiles> sets{{Isa::plain, &plain::attention_tiles}};
+  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::attention_tiles});
+  return sets;
+}
+
+void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels& kernels) {
+  own_attention(cpu.ex, x.forward_op(), kernels);
+  own_attention(cpu.ex, x.backward_op(), kernels);
+}
+
+/// Error of a result of sums of roundings: of the operands of the second products and of the result itself.
+constexpr double kForward = 0x1p-8, kBackward = 0x1p-7;
+
+TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
+  // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; heads alone and shared; head sizes that fill a
+  // step of 32 terms and that do not.
+  std::vector<Case> cases;
+  for (const int64_t length : {1, 2, 31, 32, 33, 64, 65, 97, 127, 129, 200, 257, 300})
+    cases.push_back({{length < 100 ? 2 : 1, length, length, 0, 2, 1, length % 2 == 0 ? 32 : 40}});
+  cases.push_back({{1, 600, 600, 0, 1, 1, 8}});
+  cases.push_back({{2, 150, 150, 0, 4, 4, 64}, 0, 1, false});
+  cases.push_back({{1, 150, 150, 0, 6, 2, 5}});
+  cases.push_back({{2, 70, 70, 0, 2, 2, 16}, 0.3});
+  cases.push_back({{1, 200, 200, 0, 4, 2, 33}, 0.2});
+  cases.push_back({{1, 130, 130, 0, 2, 1, 96}, 0, 4});
+  for (const Tiles& set : tiles()) {
+    Machine cpu(2, set.isa);
+    for (const Case& c : cases) {
+      SCOPED_TRACE(to_string(c) + ", " + std::string(device::name_of(set.isa)));
+      Problem<bf16> x(c);
+      const Problem<bf16> before = x;
+      const Reference<bf16> expected(x);
+      forward_and_backward(cpu, x, *set.kernels);
+      EXPECT_LE(relative_error(x.out, expected.out), kForward);
+      EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
+      EXPECT_LE(relative_error(x.dv, expected.dv), kBackward);
+      if (c.shape.k_len > 1) {  // one key: its probability is 1, dq and dk are 0 but for rounding
+        EXPECT_LE(relative_error(x.dq, expected.dq), kBackward);
+        EXPECT_LE(relative_error(x.dk, expected.dk), kBackward);
+      }
+      expect_margins_untouched(before.out, x.out, "out");
+      expect_margins_untouched(before.dq, x.dq, "dq");
+      expect_margins_untouched(before.dk, x.dk, "dk");
+      expect_margins_untouched(before.dv, x.dv, "dv");
+    }
+  }
+}
+
+TEST(AttentionTiles, ReadACacheOfAnyLength) {
+  for (const Tiles& set : tiles()) {
+    Machine cpu(3, set.isa);
+    for (const int64_t queries : {5, 33, 70, 130})
+      for (const int64_t keys : {130, 131, 160, 200, 300})
+        for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{1, 1}, {4, 2}}) {
+          const Case c{{2, queries, keys, keys + 9, heads, kv_heads, 48}};
+          SCOPED_TRACE(to_string(c));
+          Problem<bf16> x(c);
+          own_attention(cpu.ex, x.forward_op(), *set.kernels);
+          const Reference<bf16> expected(x, false);
+          EXPECT_LE(relative_error(x.out, expected.out), kForward);
+          EXPECT_LE(relative_error(x.lse, expected.lse), 1e-5);
+        }
+  }
+}
+
+TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
+  const auto same = [](const auto& a, const auto& b) {
+    return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
+  };
+  for (const Tiles& set : tiles())
+    for (const Case& c : {Case{{1, 300, 300, 0, 2, 1, 33}, 0.2}, Case{{3, 130, 130, 0, 4, 4, 16}}}) {
+      SCOPED_TRACE(to_string(c));
+      std::vector<Problem<bf16>> runs;
+      for (const int threads : {1, 2, 5}) {
+        Machine cpu(threads, set.isa);
+        Problem<bf16> x(c);
+        forward_and_backward(cpu, x, *set.kernels);
+        runs.push_back(std::move(x));
+        EXPECT_TRUE(same(runs[0].out, runs.back().out)) << threads << " threads";
+        EXPECT_TRUE(same(runs[0].lse, runs.back().lse)) << threads << " threads";
+        EXPECT_TRUE(same(runs[0].dq, runs.back().dq)) << threads << " threads";
+        EXPECT_TRUE(same(runs[0].dk, runs.back().dk)) << threads << " threads";
+        EXPECT_TRUE(same(runs[0].dv, runs.back().dv)) << threads << " threads";
+      }
+    }
+}
+
+TEST(AttentionTiles, SurviveVeryLargeScores) {
+  for (const Tiles& set : tiles()) {
+    Machine cpu(2, set.isa);
+    Problem<bf16> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
+    forward_and_backward(cpu, x, *set.kernels);
+    for (int64_t r = 0; r < x.out.rows; ++r)
+      for (int64_t e = 0; e < x.out.cols; ++e) {
+        ASSERT_TRUE(std::isfinite(x.out.value(r, e)) && std::isfinite(x.dq.value(r, e)));
+        ASSERT_LE(std::abs(x.out.value(r, e)), 6);  // a mean of values
+      }
+    for (int64_t r = 0; r < x.dk.rows; ++r)
+      for (int64_t e = 0; e < x.dk.cols; ++e)
+        ASSERT_TRUE(std::isfinite(x.dk.value(r, e)) && std::isfinite(x.dv.value(r, e)));
+  }
+}
+
+TEST(AttentionTiles, PassNanOnToTheRowsThatSeeIt) {
+  for (const Tiles& set : tiles())
+    for (const int64_t length : {3, 150}) {
+      Machine cpu(2, set.isa);
+      Problem<bf16> x(Case{{1, length, length, 0, 1, 1, 16}});
+      const int64_t bad = length - 2;
+      x.k.at(bad, 4) = bf16(std::numeric_limits<float>::quiet_NaN());
+      own_attention(cpu.ex, x.forward_op(), *set.kernels);
+      for (int64_t r = 0; r < length; ++r)
+        for (int64_t e = 0; e < 16; ++e) ASSERT_EQ(std::isnan(x.out.value(r, e)), r >= bad) << "row " << r;
+    }
+}
+
+TEST(AttentionTiles, ReplayTheMemoryPlanOfTheirDryRun) {
+  for (const Tiles& set : tiles()) {
+    device::CpuDevice device(2, set.isa);
+    device::DryDevice dry(2, set.isa);
+    Arena arena(device);
+    Meter meter, dry_meter;
+    Exec ex{device, arena, meter}, dry_ex{dry, arena, dry_meter};
+    Problem<bf16> x(Case{{2, 70, 70, 0, 4, 2, 16}});
+    const auto step = [&](Exec& exec) {
+      own_attention(exec, x.forward_op(), *set.kernels);
+      own_attention(exec, x.backward_op(), *set.kernels);
+    };
+    arena.record("step", [&] { step(dry_ex); });
+    arena.seal();
+    arena.begin("step");
+    step(ex);  // the arena refuses a take that differs from the record
+    arena.end();
+    EXPECT_LE(relative_error(x.out, Reference<bf16>(x, false).out), kForward);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::ops::attention_test

@@ -1,0 +1,191 @@
+// Products by matrix tiles: on the matrix unit where there is one, else with tiles computed in plain C++,
+// which runs the same packing, blocking and epilogues.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "ops/cpu/gemm.h"
+#include "unit/ops/gemm_problem.h"
+
+namespace trainer::ops {
+namespace {
+
+using namespace gemm_test;
+
+struct Tiles {
+  Isa isa;
+  const GemmTable* table;
+};
+std::vector<Tiles> tiles() {
+  if (device::detect_isa() >= Isa::amx) return {{Isa::amx, &avx512::gemm_table_tiles}};
+  std::vector<Tiles> sets{{Isa::plain, &plain::gemm_table_tiles}};
+  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::gemm_table_tiles});
+  return sets;
+}
+
+Buffer packed_weight(Machine& machine, const Problem& problem, const GemmTable& table) {
+  const Case& c = problem.c;
+  Buffer weight(*machine.device, "packed", {own_packed_bytes(c.in, c.k, c.n, table)}, DType::u8);
+  Exec ex = machine.ex;
+  own_pack(ex, PackB{problem.op.b, weight, c.trans_b}, table);
+  return weight;
+}
+
+void multiply(Machine& machine, Problem& problem, const GemmTable& table, bool packed) {
+  Buffer weight;
+  problem.op.packed_b = {};
+  if (packed) problem.op.packed_b = weight = packed_weight(machine, problem, table);
+  Exec ex = machine.ex;
+  own_product(ex, problem.op, table);
+  problem.op.packed_b = {};
+}
+
+TEST(GemmTiles, MatchDoublePrecisionForEveryTransposeAndOddSize) {
+  for (const Tiles& set : tiles()) {
+    Machine machine(2, set.isa);
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{9, 1, 40},
+                                                                               {16, 16, 32},
+                                                                               {13, 37, 1},
+                                                                               {31, 47, 53},
+                                                                               {32, 32, 64},
+                                                                               {97, 31, 65},
+                                                                               {50, 65, 300},
+                                                                               {20, 33, 0}})
+      for (const DType out : {DType::bf16, DType::f32})
+        for (const bool trans_a : {false, true})
+          for (const bool trans_b : {false, true})
+            for (const bool packed : {false, true}) {
+              Problem problem({m, n, k, DType::bf16, out, trans_a, trans_b, Ending::none, n % 3});
+              multiply(machine, problem, *set.table, packed);
+              problem.expect_result();
+            }
+  }
+}
+
+TEST(GemmTiles, ApplyEveryEpilogueOnce) {
+  for (const Tiles& set : tiles()) {
+    Machine machine(2, set.isa);
+    for (const DType out : {DType::bf16, DType::f32})
+      for (const Ending ending : kEndings) {
+        if (ending == Ending::accumulate && out == DType::bf16) continue;
+        // One step, several, more than one block of the sum, none.
+        for (const auto& [m, n, k] :
+             std::initializer_list<std::array<int64_t, 3>>{{40, 51, 30}, {70, 70, 200}, {33, 40, 1100}, {20, 19, 0}}) {
+          Problem problem({m, n, k, DType::bf16, out, false, true, ending, 3});
+          multiply(machine, problem, *set.table, true);
+          problem.expect_result();
+        }
+      }
+  }
+}
+
+TEST(GemmTiles, AreExactOnSmallIntegers) {
+  for (const Tiles& set : tiles()) {
+    Machine machine(2, set.isa);
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{70, 70, 1300}, {300, 600, 33}})
+      for (const bool trans_a : {false, true})
+        for (const bool trans_b : {false, true}) {
+          Problem problem({m, n, k, DType::bf16, DType::f32, trans_a, trans_b, Ending::accumulate, 0, true});
+          multiply(machine, problem, *set.table, false);
+          problem.expect_result();
+        }
+  }
+}
+
+TEST(GemmTiles, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
+  for (const Tiles& set : tiles())
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 130, 96}, {70, 600, 1100}}) {
+      Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
+      std::vector<std::byte> first;
+      for (const int threads : {1, 2, 7})
+        for (const bool packed : {false, true}) {
+          Machine machine(threads, set.isa);
+          multiply(machine, problem, *set.table, packed);
+          if (first.empty()) {
+            problem.expect_result();
+            first = problem.out.memory;
+          }
+          EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", threads " << threads << ", packed " << packed;
+        }
+    }
+}
+
+// Large enough to be written past the caches, on whole lines and, with a gap, not.
+TEST(GemmTiles, WriteLargeResultsWholly) {
+  for (const Tiles& set : tiles()) {
+    Machine machine(2, set.isa);
+    for (const DType out : {DType::bf16, DType::f32})
+      for (const int64_t gap : {0, 5}) {
+        Problem problem({1030, 1056, 20, DType::bf16, out, false, false, Ending::all, gap});
+        // The heap gives 16-byte boundaries: the result goes to a line's.
+        Buffer c(*machine.device, "c", {1030, 1056 + gap}, out);
+        const Tensor own = problem.op.c;
+        problem.op.c = {c.tensor().data, own.shape, out, own.ld()};
+        multiply(machine, problem, *set.table, false);
+        std::memcpy(own.data, problem.op.c.data, static_cast<size_t>(1029 * own.ld() + 1056) * size_of(out));
+        if (gap == 0) problem.expect_result();
+        for (int64_t i = 0; i < 1030; i += 97)
+          for (int64_t j = 0; j < 1056; ++j) {
+            const size_t at = static_cast<size_t>(i * 1056 + j);
+            ASSERT_NEAR(problem.out.at(i, j), problem.value[at], problem.bound[at]) << i << ", " << j << " gap " << gap;
+          }
+      }
+  }
+}
+
+// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
+TEST(GemmTiles, CutLargeOperandsIntoChunks) {
+  const Tiles set = tiles().back();
+  Machine machine(2, set.isa);
+  for (const auto& [m, n, k] :
+       std::initializer_list<std::array<int64_t, 3>>{{9, 2100, 5000}, {11, 40, 30000}, {9, 1100, 9000}})
+    for (const bool packed : {false, true}) {
+      Problem problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place});
+      multiply(machine, problem, *set.table, packed);
+      problem.expect_result();
+    }
+}
+
+TEST(GemmTiles, NanAndInfinityStayInTheirRowAndColumn) {
+  for (const Tiles& set : tiles()) {
+    Machine machine(2, set.isa);
+    for (const bool trans_a : {false, true})
+      for (const bool trans_b : {false, true}) {
+        Problem problem({20, 37, 19, DType::bf16, DType::bf16, trans_a, trans_b, Ending::none, 1});
+        trans_a ? problem.a.set(5, 3, std::numeric_limits<double>::quiet_NaN())
+                : problem.a.set(3, 5, std::numeric_limits<double>::quiet_NaN());
+        trans_b ? problem.b.set(36, 7, std::numeric_limits<double>::infinity())
+                : problem.b.set(7, 36, std::numeric_limits<double>::infinity());
+        multiply(machine, problem, *set.table, false);
+        for (int64_t i = 0; i < 20; ++i)
+          for (int64_t j = 0; j < 37; ++j)
+            EXPECT_EQ(std::isfinite(problem.out.at(i, j)), i != 3 && j != 36) << i << " " << j;
+      }
+  }
+}
+
+TEST(GemmTiles, DryDeviceTakesTheScratchOfTheRealOne) {
+  for (const Tiles& set : tiles())
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}}) {
+      Problem problem({m, n, k, DType::bf16, DType::f32, true, false, Ending::accumulate});
+      device::CpuDevice cpu(2, set.isa);
+      device::DryDevice dry(2, set.isa);
+      Arena arena(cpu);
+      Meter meter;
+      arena.record("product", [&] {
+        Exec ex{dry, arena, meter};
+        own_product(ex, problem.op, *set.table);
+      });
+      arena.seal();
+      arena.begin("product");
+      Exec ex{cpu, arena, meter};
+      own_product(ex, problem.op, *set.table);
+      arena.end();
+      problem.expect_result();
+    }
+}
+
+}  // namespace
+}  // namespace trainer::ops
