@@ -14,4 +14,4 @@ if [ "$1" = --fix ]; then
 else
   how="--dry-run -Werror"
 fi
-find src tests -name '*.cpp' -o -name '*.h' | sort | xargs "$format" $how
+find src tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | sort | xargs "$format" $how

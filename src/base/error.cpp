@@ -5,6 +5,7 @@ namespace trainer {
 int exit_status(Code code) {
   switch (code) {
     case Code::internal:
+    case Code::device:
       return 1;
     case Code::config:
     case Code::usage:

@@ -11,7 +11,7 @@
 
 namespace trainer {
 
-enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io };
+enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device };
 
 /// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);

@@ -1,6 +1,7 @@
 #pragma once
 // Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). A draw is a pure function of (seed, name, global
-// index, step), so that weights and dropout masks do not depend on the layout, the thread or the device.
+// index, step), so that weights and dropout masks do not depend on the layout, the thread or the device. What is
+// constexpr here also runs inside CUDA kernels.
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -15,7 +16,7 @@ struct PhiloxKey {
 /// Key of a stream: (seed, name of the tensor or dropout site).
 PhiloxKey philox_key(uint64_t seed, std::string_view name);
 
-inline Philox4 philox(Philox4 ctr, PhiloxKey key) {
+constexpr Philox4 philox(Philox4 ctr, PhiloxKey key) {
   uint32_t k0 = key.k0, k1 = key.k1;
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53u} * ctr[0], p1 = uint64_t{0xCD9E8D57u} * ctr[2];
@@ -28,11 +29,11 @@ inline Philox4 philox(Philox4 ctr, PhiloxKey key) {
 }
 
 /// The four draws of elements 4·block … 4·block + 3 at `step`.
-inline Philox4 philox_block(PhiloxKey key, uint64_t block, uint32_t step = 0) {
+constexpr Philox4 philox_block(PhiloxKey key, uint64_t block, uint32_t step = 0) {
   return philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), step, 0}, key);
 }
 /// The draw of one element.
-inline uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
+constexpr uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 

@@ -10,8 +10,8 @@ std::vector<TensorSlice> slices(const params::ParamStore& store, bool moments, b
     if (owned_only && !param.primary) continue;
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
     const auto add = [&](const char* suffix, const Tensor& local, comm::Chunk range) {
-      slices.push_back(
-          {param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count)});
+      slices.push_back({param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count),
+                        &store.device()});
     };
     const comm::Chunk weights = owned_only ? group.owned : group.master_range();
     add("", group.master_of(weights), weights);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/error.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::checkpoint {
 
@@ -43,12 +45,39 @@ void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(size));
 }
 
+/// The elements that a slice's runs lie in, on the host. `local` may be far larger: all of a block's parameters.
+class OnHost {
+ public:
+  OnHost(const TensorSlice& slice, const std::vector<mesh::Run>& runs) : data_(slice.local.data) {
+    if (slice.device == nullptr || slice.device->kind() == device::Kind::cpu || runs.empty()) return;
+    int64_t first = std::numeric_limits<int64_t>::max(), end = 0;
+    for (const mesh::Run& run : runs) {
+      first = std::min(first, run.local);
+      end = std::max(end, run.local + (run.length - 1) * run.stride + 1);
+    }
+    const int64_t size = size_of(slice.local.dtype);
+    data_ = copy_.get(*slice.device, {slice.local.data + first * size, {end - first}, slice.local.dtype}).data -
+            first * size;
+  }
+  /// Where element 0 of `local` is, or would be.
+  std::byte* data() const { return data_; }
+  void put() { copy_.put(); }
+
+ private:
+  HostCopy copy_;
+  std::byte* data_;
+};
+
 /// Hands out the bytes of the runs, laid end to end, in chunks: a view of the tensor itself where a run fills the
 /// chunk.
 class Packer {
  public:
   Packer(const TensorSlice& slice, std::vector<mesh::Run> runs, std::span<std::byte> buffer)
-      : data_(slice.local.data), size_(size_of(slice.local.dtype)), runs_(std::move(runs)), buffer_(buffer) {}
+      : local_(slice, runs),
+        data_(local_.data()),
+        size_(size_of(slice.local.dtype)),
+        runs_(std::move(runs)),
+        buffer_(buffer) {}
 
   /// The next `bytes` bytes (at most the buffer's).
   std::span<const std::byte> next(int64_t bytes) {
@@ -66,6 +95,7 @@ class Packer {
   }
 
  private:
+  OnHost local_;
   const std::byte* data_;
   int64_t size_;
   std::vector<mesh::Run> runs_;
@@ -183,6 +213,7 @@ std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, 
 
 void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
   const std::vector<mesh::Run> wanted = sorted_runs(slice);
+  OnHost local(slice, wanted);
   const int64_t size = size_of(stored.dtype);
   for (const Piece& piece : stored.pieces) {
     const int64_t bytes = piece.elements() * size;
@@ -194,10 +225,11 @@ void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {
       const auto data = chunk(piece, bytes, static_cast<int64_t>(index));
       if (!data) throw Damage(damage(stored, piece, static_cast<int64_t>(index)));
       for (const auto& copy : copies) {
-        copy_elements(slice.local.data + copy.to, copy.step, data->data() + copy.from, size, size, copy.count);
+        copy_elements(local.data() + copy.to, copy.step, data->data() + copy.from, size, size, copy.count);
       }
     }
   }
+  local.put();
 }
 
 void ShardReader::verify(const StoredTensor& stored, const std::function<void(const std::string&)>& report) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "mesh/runs.h"
 #include "tensor/tensor.h"
 
@@ -17,6 +18,7 @@ struct TensorSlice {
   Shape shape;       // global
   Tensor local;      // flat storage that the runs' local offsets count in
   std::vector<mesh::Run> runs;
+  device::Device* device = nullptr;  // whose memory `local` is; null: the host's
 };
 
 struct TrainState {

@@ -42,16 +42,16 @@ struct Bench {
 };
 
 json bench_gemm(const Bench& b) {
-  device::CpuDevice device(b.machine.threads, b.machine.isa);
-  Arena arena(device, Arena::Mode::heap);
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
   Meter meter;
-  Exec ex{device, arena, meter};
-  const double peak = ops::measured_peak_flops(device, b.machine.compute);
+  Exec ex{*device, arena, meter};
+  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
   const std::vector<ops::GemmShape> shapes = {{4096, 768, 3072}, {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
                                               {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
   b.say(format("{}, {} threads, {}; measured peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
-               name_of(b.machine.compute), b.machine.threads, ops::product_path(device, b.machine.compute), peak * 1e-9,
-               "m, k, n", "forward", "dX", "dW"));
+               name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
+               peak * 1e-9, "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
   for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, shapes, b.options.repeats)) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
@@ -67,16 +67,16 @@ json bench_gemm(const Bench& b) {
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
           {"peak_gflops", peak * 1e-9},
-          {"path", ops::product_path(device, b.machine.compute)},
+          {"path", ops::product_path(*device, b.machine.compute)},
           {"rates", rates}};
 }
 
 json bench_attention(const Bench& b) {
-  device::CpuDevice device(b.machine.threads, b.machine.isa);
-  Arena arena(device, Arena::Mode::heap);
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
   Meter meter;
-  Exec ex{device, arena, meter};
-  const double peak = ops::measured_peak_flops(device, b.machine.compute);
+  Exec ex{*device, arena, meter};
+  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
   const std::vector<ops::AttentionShape> shapes = {
       {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 12, .kv_heads = 12, .head_dim = 64},
       {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 6, .kv_heads = 6, .head_dim = 128},
@@ -105,15 +105,15 @@ json bench_attention(const Bench& b) {
 
 json bench_optimizer(const Bench& b) {
   constexpr int64_t kParameters = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
-  device::CpuDevice device(b.machine.threads, b.machine.isa);
-  Arena arena(device, Arena::Mode::heap);
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
   Meter meter;
-  Exec ex{device, arena, meter};
+  Exec ex{*device, arena, meter};
   const ops::OptimizerRate rate = ops::bench_optimizer(ex, kParameters, b.options.repeats);
+  const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(
-      format("AdamW fp32, {} threads: {:.2f} billion parameters/s, {:.1f} GB/s = {} of a loop that moves the same "
-             "28 bytes a parameter\n",
-             b.machine.threads, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
+      format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",
+             where, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
   return {{"threads", b.machine.threads},
           {"parameters_per_s", rate.parameters_per_s},
           {"gb_per_s", rate.gb_per_s},

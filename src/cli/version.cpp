@@ -1,22 +1,39 @@
 #include "base/dtype.h"
 #include "cli/cli.h"
 #include "comm/world.h"
-#include "device/device.h"
+#include "device/cuda/cuda_device.h"
 #include "ops/gemm.h"
+#include "train/units.h"
 
 namespace trainer::cli {
 
 std::string version() { return TRAINER_VERSION; }
 std::string commit() { return TRAINER_COMMIT; }
 
+namespace {
+
+/// "; cuda 0: NVIDIA H200, sm_90, 132 multiprocessors, 139.8 GiB" for each, or why there is none.
+std::string gpus() {
+  if (!device::cuda::version()) return "";
+  const std::vector<device::cuda::Facts> devices = device::cuda::devices();
+  if (devices.empty()) return "; " + device::cuda::no_device_reason();
+  std::string text;
+  for (const device::cuda::Facts& gpu : devices)
+    text += format("\n         cuda {}: {}, sm_{}, {} multiprocessors, {}", gpu.ordinal, gpu.name, gpu.capability,
+                   gpu.multiprocessors, train::format_bytes(static_cast<double>(gpu.memory_bytes)));
+  return text;
+}
+
+}  // namespace
+
 std::string version_text() {
   device::DryDevice here(device::default_threads());
   return format(
-      "trainer {} (commit {})\nbackends: cpu, {} (no CUDA in this build)\nISA found: {}; in use: {}\n"
-      "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads",
-      version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"), device::isa_summary(),
-      device::name_of(here.isa()), ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16),
-      here.threads());
+      "trainer {} (commit {})\nbackends: cpu, {}, {}\nISA found: {}; in use: {}\n"
+      "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads{}",
+      version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"),
+      device::cuda::version().value_or("no CUDA in this build"), device::isa_summary(), device::name_of(here.isa()),
+      ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16), here.threads(), gpus());
 }
 
 }  // namespace trainer::cli

@@ -1,8 +1,9 @@
 #include "comm/communicator.h"
 
-#include <cstring>
+#include <algorithm>
 
 #include "comm/reduce_kernels.h"
+#include "comm/staged.h"
 
 namespace trainer::comm {
 namespace {
@@ -16,11 +17,10 @@ bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
   return part.count() == 0 || !overlap(part, whole) || part.data == whole.data + begin * size_of(whole.dtype);
 }
 
-void copy(const Tensor& from, const Tensor& to) {
-  if (from.data != to.data && from.bytes() > 0) std::memcpy(to.data, from.data, static_cast<size_t>(from.bytes()));
-}
-
 }  // namespace
+
+Communicator::Communicator(Group group) : group_(std::move(group)) {}
+Communicator::~Communicator() = default;
 
 std::string_view name_of(Lane lane) {
   static constexpr std::string_view names[kLanes] = {"critical", "weights", "grads", "control"};
@@ -80,11 +80,20 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
 
   const CommKey key{group_.control ? kControlGroup : group_.axes, r.op, r.in.dtype};
   if (size() == 1 || (r.op == CommOp::send_recv && r.root == 0)) {
-    if (!ex.device.dry()) copy(r.in, r.out);
+    if (r.in.data != r.out.data) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return Ticket(nullptr, key);
   }
   ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
-  return Ticket(ex.device.dry() || payload == 0 ? nullptr : start(r), key);
+  if (ex.device.dry() || payload == 0) return Ticket(nullptr, key);
+  return Ticket(ex.device.kind() == device::Kind::cpu ? start(r) : start_staged(ex.device, r), key);
+}
+
+Pending* Communicator::start_staged(device::Device& device, Request request) {
+  auto free = std::ranges::find_if(staged_, [](const auto& staged) { return !staged->busy(); });
+  if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>());
+  (*free)->stage(device, request.in, request.out);
+  (*free)->follow(start(request));
+  return free->get();
 }
 
 }  // namespace trainer::comm

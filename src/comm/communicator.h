@@ -68,14 +68,17 @@ class [[nodiscard]] Ticket {
   std::array<Scratch, 2> kept_;
 };
 
+class Staged;
+
 /// n is a count of elements. Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type
-/// otherwise; bf16 is rounded after each addition. Memory must stay in place until the ticket is joined. Every call of
-/// a group of two or more is counted in ex.meter under its axes; on a dry device nothing else happens. A group of one
-/// copies at once and counts nothing. Shapes are checked (internal error).
+/// otherwise; bf16 is rounded after each addition. Operands in the memory of a GPU go through the host. Memory must
+/// stay in place until the ticket is joined. Every call of a group of two or more is counted in ex.meter under its
+/// axes; on a dry device nothing else happens. A group of one copies at once and counts nothing. Shapes are checked
+/// (internal error).
 class Communicator {
  public:
-  explicit Communicator(Group group) : group_(std::move(group)) {}
-  virtual ~Communicator() = default;
+  explicit Communicator(Group group);
+  virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
@@ -116,7 +119,10 @@ class Communicator {
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);
+  /// Of operands in the memory of a GPU.
+  Pending* start_staged(device::Device& device, Request request);
   Group group_;
+  std::vector<std::unique_ptr<Staged>> staged_;
 };
 
 }  // namespace trainer::comm

@@ -12,7 +12,9 @@ constexpr double kFarewellAfterFailure = 2;
 class EngineCommunicator final : public Communicator {
  public:
   EngineCommunicator(Engine& engine, device::Device& device, Group group, Lane lane)
-      : Communicator(std::move(group)), engine_(engine), kernels_(reduce_kernels(device.isa())) {
+      : Communicator(std::move(group)),
+        engine_(engine),
+        kernels_(reduce_kernels(device.kind() == device::Kind::cpu ? device.isa() : device::detect_isa())) {
     if (size() == 1) return;
     channel_ = &engine.channel(this->group(), lane);
     staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);

@@ -22,7 +22,7 @@ void declare_run(std::vector<Key>& keys) {
              "Folder for everything the run writes; {name} stands for run.name. Relative to where the program starts.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
-  run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {"cuda"},
+  run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {},
              "Where to compute; auto takes the best there is.");
   run.integer("threads", &Run::threads, 0, {.range = between(0, 4096), .unit = "threads per rank"},
               "CPU threads; 0 takes all cores this process may use. Results do not depend on it.");

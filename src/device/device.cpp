@@ -19,7 +19,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
-  if (memory == nullptr && bytes != 0 && kind_ != Kind::dry)
+  if (memory == nullptr && bytes != 0 && !dry_)
     throw Error(
         Code::plan,
         format("out of memory: {} needs {:.1f} MiB more; {:.1f} MiB are held. Lower train.micro_batch "
@@ -42,7 +42,28 @@ int64_t Device::memory_total() const {
   return total;
 }
 
-CpuDevice::CpuDevice(int threads, Isa isa) : Device(Kind::cpu, threads, isa), pool_(threads) {}
+const cuda::Facts& Device::gpu() const {
+  TRAINER_CHECK(kind_ == Kind::cuda, "a CPU device was asked for the facts of its GPU");
+  return gpu_;
+}
+
+ThreadPool& Device::host_pool() { check_failed("host_pool()", "a dry device has no threads", std::source_location()); }
+
+void Device::copy_to_host(void* to, const std::byte* from, int64_t bytes) {
+  if (!dry_ && bytes > 0) to_host_impl(to, from, bytes);
+}
+void Device::copy_to_device(std::byte* to, const void* from, int64_t bytes) {
+  if (!dry_ && bytes > 0) to_device_impl(to, from, bytes);
+}
+void Device::copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
+                       int64_t width) {
+  if (!dry_ && rows > 0 && width > 0) copy_rows_impl(to, to_pitch, from, from_pitch, rows, width);
+}
+void Device::clear(std::byte* to, int64_t bytes) {
+  if (!dry_ && bytes > 0) clear_impl(to, bytes);
+}
+
+CpuDevice::CpuDevice(int threads, Isa isa) : Device(Kind::cpu, false, threads, isa), pool_(threads) {}
 CpuDevice::~CpuDevice() = default;
 
 std::byte* CpuDevice::allocate_impl(int64_t bytes) {
@@ -80,9 +101,33 @@ void CpuDevice::release_impl(std::byte* memory, int64_t bytes) noexcept {
   }
 }
 
+void CpuDevice::to_host_impl(void* to, const std::byte* from, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+void CpuDevice::to_device_impl(std::byte* to, const void* from, int64_t bytes) {
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+void CpuDevice::clear_impl(std::byte* to, int64_t bytes) { std::memset(to, 0, static_cast<size_t>(bytes)); }
+
+void CpuDevice::copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
+                               int64_t width) {
+  constexpr int64_t kTaskBytes = 1 << 18;
+  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / width);
+  pool_.parallel_for(divide_up(rows, per_task), [&](int64_t task) {
+    const int64_t begin = task * per_task, end = std::min(rows, begin + per_task);
+    for (int64_t row = begin; row < end; ++row)
+      std::memcpy(to + row * to_pitch, from + row * from_pitch, static_cast<size_t>(width));
+  });
+}
+
+std::unique_ptr<Device> make_dry(const Device& device) {
+  if (device.kind() == Kind::cuda) return std::make_unique<DryDevice>(device.gpu(), device.threads());
+  return std::make_unique<DryDevice>(device.threads(), device.isa());
+}
+
 ThreadPool& pool_of(Device& device) {
-  TRAINER_CHECK(device.kind() == Kind::cpu, "kernels run on a CPU device");
-  return static_cast<CpuDevice&>(device).pool();
+  TRAINER_CHECK(device.kind() == Kind::cpu && !device.dry(), "kernels run on a CPU device");
+  return device.host_pool();
 }
 
 }  // namespace trainer::device

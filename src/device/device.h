@@ -1,19 +1,21 @@
 #pragma once
-// A device runs kernels and owns memory. `cpu` computes synchronously on a thread pool. `dry` computes nothing and
-// allocates nothing: it stands for a CPU of given threads and instruction set, so that one pass over the program yields
-// the memory plan and the cost of a step.
+// A device runs kernels and owns memory. A CPU computes synchronously on a thread pool; a CUDA device in the order of
+// its compute stream, and only kernels and the copies below may touch its memory. A dry device computes nothing and
+// allocates nothing: it stands for a CPU of given threads and instruction set, or for a GPU, so that one pass over the
+// program yields the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "device/cuda/facts.h"
 #include "device/isa.h"
 #include "device/thread_pool.h"
 
 namespace trainer::device {
 
-enum class Kind { cpu, dry };
+enum class Kind { cpu, cuda };
 
 /// Bytes held, by category ("weights", "gradients", …); `peak` is the largest value each category has had.
 struct MemoryUse {
@@ -27,26 +29,52 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   Kind kind() const { return kind_; }
-  bool dry() const { return kind_ == Kind::dry; }
+  bool dry() const { return dry_; }
+  /// Of this rank on the host: what kernels of a CPU run on; beside a GPU, for initial values and checkpoints.
   int threads() const { return threads_; }
-  Isa isa() const { return isa_; }
+  Isa isa() const { return isa_; }  // of the kernels of a CPU
+  /// Of the GPU that this device is or stands for; an internal error on a CPU.
+  const cuda::Facts& gpu() const;
+  /// The host threads; an internal error on a dry device.
+  virtual ThreadPool& host_pool();
 
-  /// Zeroed memory, 64-byte aligned (2 MiB and huge pages when large), touched by the device's threads; nullptr on dry.
-  /// Throws Code::plan naming the category when the system has no more.
+  /// Zeroed memory; nullptr on dry. CPU: 64-byte aligned (2 MiB and huge pages when large), touched by the device's
+  /// threads. CUDA: 256-byte aligned. Throws Code::plan naming the category when the device has no more.
   std::byte* allocate(const std::string& category, int64_t bytes);
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
+  /// Every start and length handed out or planned inside one block is a multiple of this many bytes.
+  int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
+
+  /// Copies in order with the operators run before; nothing on dry. To the host: the bytes are there on return. To the
+  /// device: `from` may be reused on return.
+  void copy_to_host(void* to, const std::byte* from, int64_t bytes);
+  void copy_to_device(std::byte* to, const void* from, int64_t bytes);
+  /// Inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.
+  void copy_rows(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
+                 int64_t width);
+  void clear(std::byte* to, int64_t bytes);
+  /// Returns when everything run before is done.
+  virtual void synchronize() {}
 
  protected:
-  Device(Kind kind, int threads, Isa isa) : kind_(kind), threads_(threads), isa_(isa) {}
+  Device(Kind kind, bool dry, int threads, Isa isa) : kind_(kind), dry_(dry), threads_(threads), isa_(isa) {}
+  Device(cuda::Facts gpu, bool dry, int threads)
+      : kind_(Kind::cuda), dry_(dry), threads_(threads), isa_(Isa::plain), gpu_(std::move(gpu)) {}
   virtual std::byte* allocate_impl(int64_t bytes) = 0;  // nullptr: none left
   virtual void release_impl(std::byte* memory, int64_t bytes) noexcept = 0;
+  virtual void to_host_impl(void*, const std::byte*, int64_t) {}
+  virtual void to_device_impl(std::byte*, const void*, int64_t) {}
+  virtual void copy_rows_impl(std::byte*, int64_t, const std::byte*, int64_t, int64_t, int64_t) {}
+  virtual void clear_impl(std::byte*, int64_t) {}
 
  private:
   Kind kind_;
+  bool dry_;
   int threads_;
   Isa isa_;
+  cuda::Facts gpu_;
   std::map<std::string, MemoryUse> memory_;
 };
 
@@ -54,24 +82,33 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads, Isa isa = detect_isa());
   ~CpuDevice() override;
-  ThreadPool& pool() { return pool_; }
+  ThreadPool& host_pool() override { return pool_; }
 
  private:
   std::byte* allocate_impl(int64_t bytes) override;
   void release_impl(std::byte* memory, int64_t bytes) noexcept override;
+  void to_host_impl(void* to, const std::byte* from, int64_t bytes) override;
+  void to_device_impl(std::byte* to, const void* from, int64_t bytes) override;
+  void copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
+                      int64_t width) override;
+  void clear_impl(std::byte* to, int64_t bytes) override;
   ThreadPool pool_;
 };
 
 class DryDevice final : public Device {
  public:
-  explicit DryDevice(int threads, Isa isa = detect_isa()) : Device(Kind::dry, threads, isa) {}
+  explicit DryDevice(int threads, Isa isa = detect_isa()) : Device(Kind::cpu, true, threads, isa) {}
+  DryDevice(cuda::Facts gpu, int threads) : Device(std::move(gpu), true, threads) {}
 
  private:
   std::byte* allocate_impl(int64_t) override { return nullptr; }
   void release_impl(std::byte*, int64_t) noexcept override {}
 };
 
-/// The pool of a CPU device; an internal error on any other kind.
+/// Stands for the same CPU or GPU as `device`.
+std::unique_ptr<Device> make_dry(const Device& device);
+
+/// The pool that kernels of a CPU device run on; an internal error on any other.
 ThreadPool& pool_of(Device& device);
 
 }  // namespace trainer::device

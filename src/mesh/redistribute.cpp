@@ -1,7 +1,5 @@
 #include "mesh/redistribute.h"
 
-#include <cstring>
-
 #include "base/error.h"
 
 namespace trainer::mesh {
@@ -13,19 +11,12 @@ using Kind = Placement::Kind;
 void copy_rows(Exec& ex, const std::byte* from, int64_t from_pitch, std::byte* to, int64_t to_pitch, int64_t rows,
                int64_t width) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2.0 * static_cast<double>(rows * width)});
-  if (ex.device.dry() || rows * width == 0) return;
-  constexpr int64_t kTaskBytes = 1 << 18;
-  const int64_t per_task = std::max<int64_t>(1, kTaskBytes / width);
-  device::pool_of(ex.device).parallel_for(divide_up(rows, per_task), [&](int64_t task) {
-    const int64_t end = std::min(rows, (task + 1) * per_task);
-    for (int64_t row = task * per_task; row < end; ++row)
-      std::memcpy(to + row * to_pitch, from + row * from_pitch, static_cast<size_t>(width));
-  });
+  ex.device.copy_rows(to, to_pitch, from, from_pitch, rows, width);
 }
 
 void fill_zeros(Exec& ex, const Tensor& tensor) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, static_cast<double>(tensor.bytes())});
-  if (!ex.device.dry()) std::memset(tensor.data, 0, static_cast<size_t>(tensor.bytes()));
+  ex.device.clear(tensor.data, tensor.bytes());
 }
 
 /// A tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.

@@ -1,6 +1,7 @@
 #include "model/transformer.h"
 
 #include "ops/rope.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::model {
 
@@ -27,7 +28,9 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   if (llama) {
     rope = std::make_shared<const Buffer>(device, "tables", Shape{model.seq_len, model.d_model / model.n_head},
                                           store.state_dtype());
-    if (!device.dry()) ops::fill_rope_table(*rope, model.rope_theta);
+    HostCopy table_here(device, *rope);
+    ops::fill_rope_table(table_here.tensor(), model.rope_theta);
+    table_here.put();
   }
   blocks_.reserve(static_cast<size_t>(model.n_layer));
   for (int layer = 0; layer < model.n_layer; ++layer) {

@@ -1,6 +1,7 @@
 #include "ops/activation.h"
 
 #include "ops/cpu/activation_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -23,6 +24,7 @@ void run(Exec& ex, const GeluForward& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   expect_rows(op.y, rows, cols, op.x.dtype, "gelu y");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, 2));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).gelu[type];
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(),
@@ -35,6 +37,7 @@ void run(Exec& ex, const SwigluForward& op) {
   expect_rows(op.up, rows, cols, op.gate.dtype, "swiglu up");
   expect_rows(op.y, rows, cols, op.gate.dtype, "swiglu y");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).swiglu[type];
   const bool packed = op.gate.packed() && op.up.packed() && op.y.packed();
@@ -51,6 +54,7 @@ void run(Exec& ex, const SwigluBackward& op) {
   expect_rows(op.dgate, rows, cols, op.gate.dtype, "swiglu dgate");
   expect_rows(op.dup, rows, cols, op.gate.dtype, "swiglu dup");
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).swiglu_backward[type];
   const bool packed = op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();

@@ -1,6 +1,7 @@
 #include "ops/adamw.h"
 
 #include "ops/cpu/adamw_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -30,6 +31,7 @@ void run(Exec& ex, const AdamW& op) {
   }
   const double bytes = 7.0 * static_cast<double>(op.p.bytes()) + (op.compute ? 2.0 * static_cast<double>(n) : 0.0);
   const OpTimer timer(ex.meter, OpKind::optimizer, {14.0 * static_cast<double>(n), bytes});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
 
   const AdamWScalars& s = op.scalars;
@@ -49,6 +51,7 @@ void run(Exec& ex, const SquaredNorm& op) {
   expect_count(op.x, n, op.x.dtype, "squared norm x");
   expect_count(op.blocks, divide_up(n, kNormBlock), DType::f64, "squared norm blocks");
   const OpTimer timer(ex.meter, OpKind::grad_norm, {2.0 * static_cast<double>(n), static_cast<double>(op.x.bytes())});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).square_sum[type];
   double* blocks = op.blocks.as<double>();

@@ -1,6 +1,7 @@
 #include "ops/attention.h"
 
 #include "ops/cpu/attention_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/elementwise.h"
 #include "ops/operands.h"
 
@@ -169,6 +170,7 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.q = operand(op.q);
   job.k = operand(op.k);
@@ -216,6 +218,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   TRAINER_CHECK(op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
   const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.backward = true;
   job.q = operand(op.q);

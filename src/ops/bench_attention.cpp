@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tensor/buffer.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::ops {
 namespace {
@@ -16,25 +17,31 @@ void fill_rows(const Tensor& x, PhiloxKey key) {
     x.as<T>()[i] = static_cast<T>(2 * (static_cast<double>(draw) * 0x1p-32) - 1);
   }
 }
-void fill(const Tensor& x, const char* name) {
+void fill(device::Device& device, const Tensor& x, const char* name) {
   const PhiloxKey key = philox_key(1, name);
+  HostCopy here(device, x);
   switch (x.dtype) {
     case DType::f64:
-      return fill_rows<double>(x, key);
+      fill_rows<double>(here.tensor(), key);
+      break;
     case DType::f32:
-      return fill_rows<float>(x, key);
+      fill_rows<float>(here.tensor(), key);
+      break;
     default:
-      return fill_rows<bf16>(x, key);
+      fill_rows<bf16>(here.tensor(), key);
   }
+  here.put();
 }
 
 template <typename F>
-double median_seconds(int repeats, F&& body) {
+double median_seconds(device::Device& device, int repeats, F&& body) {
   body();
+  device.synchronize();
   std::vector<double> seconds;
   for (int i = 0; i < std::max(1, repeats); ++i) {
     const double start = now_seconds();
     body();
+    device.synchronize();
     seconds.push_back(now_seconds() - start);
   }
   std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
@@ -55,9 +62,9 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const AttentionShape& shape
   const Buffer dq(ex.device, category, {queries, query_cols}, dtype),
       dkv(ex.device, category, {keys, 2 * key_cols}, dtype);
   const Buffer lse(ex.device, category, {shape.batch * shape.heads, shape.q_len}, accumulator_of(dtype));
-  fill(q, "q");
-  fill(kv, "kv");
-  fill(dout, "dout");
+  fill(ex.device, q, "q");
+  fill(ex.device, kv, "kv");
+  fill(ex.device, dout, "dout");
 
   const double scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const Tensor k = kv.tensor().col_range(0, key_cols), v = kv.tensor().col_range(key_cols, key_cols);
@@ -82,13 +89,13 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const AttentionShape& shape
   // Scratch is planned, as in training: no page is touched for the first time inside the measurement.
   Arena arena(ex.device);
   Meter unused;
-  device::DryDevice dry(ex.device.threads(), ex.device.isa());
-  Exec plan{dry, arena, unused}, planned{ex.device, arena, ex.meter};
+  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
+  Exec plan{*dry, arena, unused}, planned{ex.device, arena, ex.meter};
   arena.record("forward", [&] { run(plan, forward); });
   if (both) arena.record("backward", [&] { run(plan, backward); });
   arena.seal();
   const auto seconds = [&](const char* program, const auto& op) {
-    return median_seconds(repeats, [&] {
+    return median_seconds(ex.device, repeats, [&] {
       arena.begin(program);
       run(planned, op);
       arena.end();

@@ -7,14 +7,15 @@
 #include "base/median.h"
 #include "base/philox.h"
 #include "ops/cpu/peak.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::ops {
 namespace {
 
-void fill_normal(const Tensor& tensor, std::string_view name) {
-  const PhiloxKey key = philox_key(1, name);
+/// Blocks [first, end) of four draws.
+void fill_blocks(const Tensor& tensor, PhiloxKey key, int64_t first, int64_t end) {
   const int64_t count = tensor.count();
-  for (int64_t block = 0; block < divide_up(count, int64_t{4}); ++block) {
+  for (int64_t block = first; block < end; ++block) {
     const std::array<double, 4> draws = philox_normals(key, static_cast<uint64_t>(block));
     for (int64_t i = 4 * block; i < std::min(count, 4 * block + 4); ++i) {
       const double value = draws[static_cast<size_t>(i % 4)];
@@ -32,13 +33,27 @@ void fill_normal(const Tensor& tensor, std::string_view name) {
   }
 }
 
+void fill_normal(const Tensor& tensor, std::string_view name) {
+  fill_blocks(tensor, philox_key(1, name), 0, divide_up(tensor.count(), int64_t{4}));
+}
+void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name) {
+  constexpr int64_t kBlocks = 1 << 14;  // of one task
+  HostCopy here(device, tensor);
+  const PhiloxKey key = philox_key(1, name);
+  const int64_t blocks = divide_up(tensor.count(), int64_t{4});
+  device.host_pool().parallel_for(divide_up(blocks, kBlocks), [&](int64_t task) {
+    fill_blocks(here.tensor(), key, task * kBlocks, std::min(blocks, (task + 1) * kBlocks));
+  });
+  here.put();
+}
+
 /// GFLOP/s of one product, its scratch planned by a dry run.
 double rate(Exec& ex, const Gemm& op, int repeats) {
-  device::DryDevice dry(ex.device.threads(), ex.device.isa());
+  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);
   Meter meter;
   arena.record("product", [&] {
-    Exec planned{dry, arena, meter};
+    Exec planned{*dry, arena, meter};
     run(planned, op);
   });
   arena.seal();
@@ -46,8 +61,10 @@ double rate(Exec& ex, const Gemm& op, int repeats) {
   std::vector<double> seconds;
   for (int i = 0; i <= repeats; ++i) {
     arena.begin("product");
+    ex.device.synchronize();
     const double start = now_seconds();
     run(real, op);
+    ex.device.synchronize();
     if (i > 0) seconds.push_back(now_seconds() - start);
     arena.end();
   }
@@ -61,7 +78,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
-PeakLoop peak_loop(const device::CpuDevice& device, DType dtype) {
+PeakLoop peak_loop(const device::Device& device, DType dtype) {
   const bool wide = device.isa() >= device::Isa::avx512;
   if (dtype == DType::bf16 && device.isa() == device::Isa::amx) return avx512::peak_table.bf16_tiles;
   const PeakTable& table = wide                                ? avx512::peak_table
@@ -75,6 +92,16 @@ struct alignas(64) PeakMemory {
   std::byte operands[kPeakOperandBytes], sink[8192];
 };
 
+/// FLOP/s of the fastest of several products that fill every multiprocessor many times.
+double best_product(device::Device& device, DType dtype) {
+  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const GemmShape shape{n, n, n};
+  return bench_gemm(ex, dtype, {&shape, 1}, 9).front().forward * 1e9;
+}
+
 }  // namespace
 
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats) {
@@ -84,9 +111,9 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
     const auto [m, k, n] = shape;
     Buffer x(ex.device, "bench", {m, k}, dtype), w(ex.device, "bench", {k, n}, dtype);
     Buffer y(ex.device, "bench", {m, n}, dtype), dw(ex.device, "bench", {k, n}, accumulator_of(dtype));
-    fill_normal(x, "x");
-    fill_normal(w, "w");
-    fill_normal(y, "y");
+    fill_normal(ex.device, x, "x");
+    fill_normal(ex.device, w, "w");
+    fill_normal(ex.device, y, "y");
 
     Gemm forward{.a = x, .b = w, .c = y, .epilogue = {}, .packed_b = {}};
     Gemm dx{.a = y, .b = w, .c = x, .trans_b = true, .epilogue = {}, .packed_b = {}};
@@ -106,7 +133,8 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
   return rates;
 }
 
-double measured_peak_flops(device::CpuDevice& device, DType dtype) {
+double measured_peak_flops(device::Device& device, DType dtype) {
+  if (device.kind() == device::Kind::cuda) return best_product(device, dtype);
   const PeakLoop loop = peak_loop(device, dtype);
   const int threads = device.threads();
   std::vector<PeakMemory> memory(static_cast<size_t>(threads));
@@ -117,7 +145,7 @@ double measured_peak_flops(device::CpuDevice& device, DType dtype) {
   std::vector<double> flops(memory.size());
   const auto pass = [&](int64_t rounds) {  // seconds
     const double start = now_seconds();
-    device.pool().parallel_for(threads, [&](int64_t task) {
+    device.host_pool().parallel_for(threads, [&](int64_t task) {
       PeakMemory& own = memory[static_cast<size_t>(task)];
       flops[static_cast<size_t>(task)] = loop(own.operands, rounds, own.sink);
     });

@@ -18,12 +18,13 @@ struct GemmRate {
   double forward = 0, dx = 0, dw = 0;
 };
 
-/// Normal random operands; one call of each product to warm up and `repeats` (at least 1) measured. Uses the CPU device
-/// of ex, not its arena: scratch is planned as in training. Throws Code::plan when the operands do not fit into memory.
+/// Normal random operands; one call of each product to warm up and `repeats` (at least 1) measured. Uses the device of
+/// ex, not its arena: scratch is planned as in training. Throws Code::plan when the operands do not fit into memory.
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats);
 
-/// FLOP/s of the matrix-instruction loop of this compute type (AMX tiles for bf16 where present, else multiply-adds of
-/// the device's instruction set) on random operands in L1, on all threads of the device. Takes about 0.2 s.
-double measured_peak_flops(device::CpuDevice& device, DType dtype);
+/// FLOP/s. CPU: of the matrix-instruction loop of this compute type (AMX tiles for bf16 where present, else
+/// multiply-adds of the device's instruction set) on random operands in L1, on all threads; takes about 0.2 s. GPU: of
+/// the library's product of large square matrices, the best of several.
+double measured_peak_flops(device::Device& device, DType dtype);
 
 }  // namespace trainer::ops

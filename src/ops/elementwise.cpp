@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ops/cpu/elementwise_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 #include "ops/reduce.h"
 
@@ -39,6 +40,7 @@ void run(Exec& ex, const DropoutAdd& op) {
   const uint32_t threshold = dropout_threshold(site.p);
   const OpTimer timer(ex.meter, OpKind::elementwise,
                       {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).dropout[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
@@ -56,9 +58,10 @@ void run(Exec& ex, const ColumnSum& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   const DType sums = accumulator_of(op.x.dtype);
   expect_count(op.sums, cols, sums, "column sums");
+  const OpTimer timer(ex.meter, OpKind::column_sum, {static_cast<double>(op.x.count()), bytes_of(op.x)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block), chunks = divide_up(cols, kColumns);
   const Scratch partials = ex.take("column_sum.partials", {blocks, cols}, sums);
-  const OpTimer timer(ex.meter, OpKind::column_sum, {static_cast<double>(op.x.count()), bytes_of(op.x)});
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).column_sum[type];
   device::pool_of(ex.device).parallel_for(blocks * chunks, [&](int64_t task) {
@@ -74,6 +77,7 @@ void run(Exec& ex, const Cast& op) {
   TRAINER_CHECK(op.x.count() == op.y.count() && op.x.packed() && op.y.packed(),
                 "cast of {} to {}: packed, equal counts", to_string(op.x), to_string(op.y));
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x) + bytes_of(op.y)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).cast[from][to];
   for_row_blocks(ex, op.x.count(), kTaskElements, [&](int64_t first, int64_t n) {
@@ -85,6 +89,7 @@ void run(Exec& ex, const Copy& op) {
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   expect_rows(op.y, rows, cols, op.x.dtype, "copy y");
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2 * bytes_of(op.x)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(), [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     for (int64_t i = r; i < r + n; ++i)
@@ -95,6 +100,7 @@ void run(Exec& ex, const Copy& op) {
 void run(Exec& ex, const Fill& op) {
   TRAINER_CHECK(op.x.packed(), "fill of {} with rows {} apart", to_string(op.x), op.x.ld());
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   switch (op.x.dtype) {
     case DType::f64:

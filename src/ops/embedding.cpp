@@ -1,6 +1,7 @@
 #include "ops/embedding.h"
 
 #include "ops/cpu/embedding_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -63,6 +64,7 @@ void run(Exec& ex, const EmbeddingForward& op) {
   }
   const double bytes = static_cast<double>(op.y.bytes());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 2 * bytes});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const TableShard shard = shard_of(op.shard, op.table);
   check_ids(op.ids, shard.vocabulary);
@@ -85,6 +87,7 @@ void run(Exec& ex, const AddPositions& op) {
   TRAINER_CHECK(op.rows_per_sequence > 0 && op.first_position + op.rows_per_sequence <= op.positions.rows(),
                 "positions {}+{} of a table of {}", op.first_position, op.rows_per_sequence, op.positions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).look_up[type];
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
@@ -101,10 +104,11 @@ void run(Exec& ex, const EmbeddingBackward& op) {
   expect_count(op.ids, n, DType::i32, "embedding ids");
   expect_rows(op.dy, n, cols, op.dy.dtype, "embedding dy");
   expect_rows(op.dtable, rows, cols, sums, "embedding dtable");
-  const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
-  const Scratch order = ex.take("embedding.order", {n}, DType::i32);
   const double written = op.accumulate ? 2.0 * static_cast<double>(n * cols * size_of(sums)) : bytes_of(op.dtable);
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.dy.count()), bytes_of(op.dy) + written});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  const Scratch start = ex.take("embedding.start", {rows + 1}, DType::i32);
+  const Scratch order = ex.take("embedding.order", {n}, DType::i32);
   if (ex.device.dry()) return;
   const TableShard shard = shard_of(op.shard, op.dtable);
   check_ids(op.ids, shard.vocabulary);
@@ -126,6 +130,7 @@ void run(Exec& ex, const PositionsBackward& op) {
                 "{} rows per sequence, {} positions", length, op.dpositions.rows());
   const OpTimer timer(ex.meter, OpKind::embedding,
                       {static_cast<double>(op.dy.count()), bytes_of(op.dy) + bytes_of(op.dpositions)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dpositions, [&](int64_t p, int64_t c, int64_t width) {

@@ -5,6 +5,7 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/onednn_gemm.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -82,6 +83,7 @@ void run(Exec& ex, const Gemm& op) {
   check(ex.device, op);
   const OpTimer timer(ex.meter, OpKind::gemm, cost(op));
   if (op.c.count() == 0) return;
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0) {
     onednn::product(ex, op);
   } else {
@@ -90,15 +92,17 @@ void run(Exec& ex, const Gemm& op) {
 }
 
 bool prefers_packed(const device::Device& device, DType compute) {
-  return compute == DType::bf16 && device.isa() == device::Isa::amx;
+  return device.kind() == device::Kind::cpu && compute == DType::bf16 && device.isa() == device::Isa::amx;
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {
+  if (device.kind() == device::Kind::cuda) return 0;
   if (by_onednn(device, compute)) return onednn::packed_bytes(compute, k, n);
   return own_packed_bytes(compute, k, n, gemm_table(device.isa()));
 }
 
 void run(Exec& ex, const PackB& op) {
+  TRAINER_CHECK(ex.device.kind() == device::Kind::cpu, "weights are packed for products on a CPU");
   TRAINER_CHECK(op.b.shape.dims() == 2 && is_compute(op.b.dtype), "packing {}: expected a matrix of a compute dtype",
                 to_string(op.b));
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
@@ -114,6 +118,7 @@ void run(Exec& ex, const PackB& op) {
 }
 
 std::string product_path(const device::Device& device, DType compute) {
+  if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
   if (by_onednn(device, compute)) return onednn::description();
   const bool tiles = compute == DType::bf16 || device.isa() < device::Isa::amx;
   return format("own {} kernels", name_of(tiles ? device.isa() : device::Isa::avx512));

@@ -1,6 +1,7 @@
 #include "ops/norm.h"
 
 #include "ops/cpu/norm_kernels.h"
+#include "ops/cuda/ops.h"
 #include "ops/operands.h"
 #include "ops/reduce.h"
 
@@ -33,6 +34,7 @@ void run(Exec& ex, const NormForward& op) {
   TRAINER_CHECK(!op.center || static_cast<bool>(op.mean) == static_cast<bool>(op.rstd),
                 "norm keeps both statistics or none");
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).forward[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
@@ -43,6 +45,7 @@ void run(Exec& ex, const NormApply& op) {
   const NormRows rows = checked(op.x, op.gain, op.bias, op.y, op.mean, op.rstd, 0, op.center);
   TRAINER_CHECK(op.rstd && (op.mean || !op.center), "norm is applied from kept statistics");
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   const auto kernel = kernels(ex).apply[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
@@ -61,12 +64,13 @@ void run(Exec& ex, const NormBackward& op) {
   expect_count(op.dgain, cols, sums, "norm dgain");
   if (op.dbias) expect_count(op.dbias, cols, sums, "norm dbias");
 
+  const OpTimer timer(ex.meter, OpKind::norm,
+                      {16.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.residual ? 4 : 3)});
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block);
   const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, sums);
   Scratch bias_sums;
   if (op.dbias) bias_sums = ex.take("norm.bias_sums", {blocks, cols}, sums);
-  const OpTimer timer(ex.meter, OpKind::norm,
-                      {16.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.residual ? 4 : 3)});
   if (ex.device.dry()) return;
   const NormGradient args{op.dy.data,       op.x.data,  op.gain.data, op.mean.data, op.rstd.data,
                           op.residual.data, op.dx.data, op.dy.ld(),   op.x.ld(),    op.residual.ld(),

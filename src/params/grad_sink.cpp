@@ -171,16 +171,21 @@ GradNorm GradSink::finish(Exec& ex) {
     }
   }
   const Tensor all = squares_, own = all.row_range(store_.rank(), 1).reshape({all.cols()});
-  if (!ex.device.dry())
-    for (size_t g = 0; g < pieces_.size(); ++g) own.as<double>()[g] = sum_of_blocks(pieces_[g]);
+  if (!ex.device.dry()) {
+    const Tensor& blocks = on_host_.get(ex.device, blocks_);
+    own_squares_.resize(pieces_.size());
+    for (size_t g = 0; g < pieces_.size(); ++g) own_squares_[g] = sum_of_blocks(blocks, pieces_[g]);
+    ex.device.copy_to_device(own.data, own_squares_.data(), own.bytes());
+  }
   comm::Communicator* ranks =
       all.rows() == 1 ? nullptr : &store_.mesh()->along(store_.mesh_shape().all(), comm::Lane::control);
   if (ranks != nullptr) ranks->all_gather(ex, own, all.reshape({all.count()})).join(ex);
   GradNorm result;
   if (ex.device.dry()) return result;
   double squares = 0;
+  const auto* gathered = on_host_.get(ex.device, all).as<double>();
   for (int64_t g = 0; g < all.cols(); ++g)
-    for (int64_t rank = 0; rank < all.rows(); ++rank) squares += all.as<double>()[rank * all.cols() + g];
+    for (int64_t rank = 0; rank < all.rows(); ++rank) squares += gathered[rank * all.cols() + g];
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
     const int64_t bad = first_bad(ex, ranks);
@@ -191,29 +196,30 @@ GradNorm GradSink::finish(Exec& ex) {
   return result;
 }
 
-double GradSink::sum_of_blocks(const std::vector<Piece>& pieces) const {
+double GradSink::sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces) {
   double sum = 0;
   for (const Piece& piece : pieces)
-    for (int64_t i = 0; i < norm_blocks(piece.region); ++i) sum += blocks_.tensor().as<double>()[piece.block + i];
+    for (int64_t i = 0; i < norm_blocks(piece.region); ++i) sum += blocks.as<double>()[piece.block + i];
   return sum;
 }
 
-int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) const {
+int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) {
   const auto params = static_cast<int64_t>(store_.params().size());
   int64_t first = 0;
   for (; first < params; ++first) {
     const Param& param = store_.params()[static_cast<size_t>(first)];
     const Group& group = store_.groups()[static_cast<size_t>(param.group)];
-    const Tensor owned = group.grad.tensor().range(group.owned.begin, group.owned.count);
+    const Tensor& owned = on_host_.get(ex.device, group.grad.tensor().range(group.owned.begin, group.owned.count));
     const auto bad = [&](const mesh::Run& run) {
       return owned.dtype == DType::f64 ? any_nonfinite(owned.as<double>(), run) : any_nonfinite(owned.as<float>(), run);
     };
     if (std::ranges::any_of(mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), bad)) break;
   }
   if (ranks == nullptr) return first;
-  double& least = *bad_.tensor().as<double>();
-  least = -static_cast<double>(first);
+  double least = -static_cast<double>(first);
+  ex.device.copy_to_device(bad_.tensor().data, &least, sizeof(least));
   ranks->all_reduce(ex, bad_, comm::Reduce::max).join(ex);
+  ex.device.copy_to_host(&least, bad_.tensor().data, sizeof(least));
   return static_cast<int64_t>(-least);
 }
 

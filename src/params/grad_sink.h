@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "params/param_store.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::params {
 
@@ -65,13 +66,13 @@ class GradSink {
     Region region;
     int64_t block;
   };
-  double sum_of_blocks(const std::vector<Piece>& pieces) const;
+  static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
   void start_sums(Exec& ex, bool spread);
   /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
   void complete(Exec& ex);
   /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
-  int64_t first_bad(Exec& ex, comm::Communicator* ranks) const;
+  int64_t first_bad(Exec& ex, comm::Communicator* ranks);
 
   ParamStore& store_;
   std::vector<char> written_;               // by slot
@@ -86,6 +87,8 @@ class GradSink {
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64
+  HostCopy on_host_;                        // of one of the above
+  std::vector<double> own_squares_;         // [groups], of this rank
   bool last_ = false;
 };
 

@@ -5,6 +5,7 @@
 #include "base/philox.h"
 #include "ops/elementwise.h"
 #include "ops/normals.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::params {
 namespace {
@@ -37,7 +38,7 @@ void initialize_param(device::Device& device, const Param& param, const std::vec
   std::vector<std::pair<size_t, int64_t>> chunks;
   for (size_t r = 0; r < runs.size(); ++r)
     for (int64_t at = 0; at < runs[r].length; at += kInitChunk) chunks.emplace_back(r, at);
-  device::pool_of(device).parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
+  device.host_pool().parallel_for(static_cast<int64_t>(chunks.size()), [&](int64_t task) {
     const auto [index, begin] = chunks[static_cast<size_t>(task)];
     const mesh::Run& run = runs[index];
     const int64_t end = std::min(run.length, begin + kInitChunk);
@@ -214,16 +215,20 @@ void ParamStore::allocate(bool training) {
 
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
-  for (const Param& param : params_) {
-    const Group& group = groups_[static_cast<size_t>(param.group)];
-    const Tensor master = group.master;
+  HostCopy master;  // draws are made on the host for every device: they are the same bits
+  for (const Group& group : groups_) {
+    master.get(device_, group.master);
     const auto [begin, count] = group.master_range();
-    const std::vector<mesh::Run> runs = mesh::clip_runs(param.runs, begin, count);
-    if (master.dtype == DType::f64) {
-      initialize_param(device_, param, runs, master.as<double>(), seed);
-    } else {
-      initialize_param(device_, param, runs, master.as<float>(), seed);
+    for (const int index : group.params) {
+      const Param& param = params_[static_cast<size_t>(index)];
+      const std::vector<mesh::Run> runs = mesh::clip_runs(param.runs, begin, count);
+      if (master.tensor().dtype == DType::f64) {
+        initialize_param(device_, param, runs, master.tensor().as<double>(), seed);
+      } else {
+        initialize_param(device_, param, runs, master.tensor().as<float>(), seed);
+      }
     }
+    master.put();
   }
   refresh_compute();
 }

@@ -115,6 +115,7 @@ class ParamStore {
 
   const Replicas& replicas() const { return replicas_; }
   DType compute_dtype() const { return compute_; }
+  device::Device& device() const { return device_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
   /// The matrix of a slot that is stored where it is used; compute type.

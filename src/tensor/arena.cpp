@@ -1,16 +1,9 @@
 #include "tensor/arena.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <numeric>
 
 namespace trainer {
-namespace {
-
-constexpr int64_t kAlign = 64;
-
-}  // namespace
-
 Scratch& Scratch::operator=(Scratch&& other) noexcept {
   if (this != &other) {
     reset();
@@ -22,7 +15,7 @@ Scratch& Scratch::operator=(Scratch&& other) noexcept {
 }
 
 void Scratch::reset() noexcept {
-  if (arena_ != nullptr) arena_->drop(id_, tensor_.data);
+  if (arena_ != nullptr) arena_->drop(id_);
   arena_ = nullptr;
   tensor_ = {};
 }
@@ -119,14 +112,13 @@ void Arena::end() {
 
 Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
   Tensor tensor{nullptr, shape, dtype, 0};
-  const int64_t bytes = round_up(tensor.bytes(), kAlign);
+  const int64_t bytes = round_up(tensor.bytes(), device_.alignment());
   if (mode_ == Mode::heap) {
-    if (!device_.dry()) {
-      tensor.data = static_cast<std::byte*>(std::aligned_alloc(kAlign, static_cast<size_t>(std::max(bytes, kAlign))));
-      TRAINER_CHECK(tensor.data != nullptr, "{} bytes for {}", bytes, tag);
-    }
+    Buffer memory(device_, "scratch", {std::max(bytes, device_.alignment())}, DType::u8);
+    tensor.data = memory.tensor().data;
+    heap_.emplace(next_, std::move(memory));
     ++alive_;
-    return {this, 0, tensor};
+    return {this, next_++, tensor};
   }
   TRAINER_CHECK(state_ != State::idle, "\"{}\" is taken outside a program", tag);
   const int64_t id = next_++;
@@ -145,10 +137,10 @@ Scratch Arena::take(std::string_view tag, Shape shape, DType dtype) {
   return {this, id, tensor};
 }
 
-void Arena::drop(int64_t id, std::byte* data) noexcept {
+void Arena::drop(int64_t id) noexcept {
   --alive_;
   if (mode_ == Mode::heap) {
-    std::free(data);
+    heap_.erase(id);
   } else if (state_ == State::recording) {
     current_->intervals[static_cast<size_t>(id)].last = clock_++;
   }

@@ -67,7 +67,7 @@ class Arena {
   void begin(const std::string& key);
   void end();
 
-  /// 64-byte aligned; contents undefined. An internal error when it differs in tag or size from the record.
+  /// Aligned as the device says; contents undefined. An internal error when it differs in tag or size from the record.
   Scratch take(std::string_view tag, Shape shape, DType dtype);
 
   const std::map<std::string, Program>& programs() const { return programs_; }
@@ -78,13 +78,14 @@ class Arena {
 
  private:
   friend class Scratch;
-  void drop(int64_t id, std::byte* data) noexcept;
+  void drop(int64_t id) noexcept;
   static void pack(Program& program);
 
   device::Device& device_;
   Mode mode_;
   std::map<std::string, Program> programs_;
   Buffer block_;
+  std::map<int64_t, Buffer> heap_;  // heap mode: what is taken
   enum class State { idle, recording, replaying } state_ = State::idle;
   Program* current_ = nullptr;
   std::string current_key_;

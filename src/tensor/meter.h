@@ -4,11 +4,13 @@
 #include <array>
 #include <compare>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <string_view>
 
 #include "base/clock.h"
 #include "base/dtype.h"
+#include "device/device.h"
 
 namespace trainer {
 
@@ -87,6 +89,9 @@ class Meter {
     if (recomputing && (kind == OpKind::gemm || kind == OpKind::attention)) recomputed_ += cost.flops;
   }
 
+  /// Set: operators on this device are timed to their end, which keeps them from overlapping. Otherwise the seconds of
+  /// an operator on a GPU are those of its launch.
+  device::Device* timed = nullptr;
   bool recomputing = false;  // set while a block's forward runs again for its backward
 
  private:
@@ -99,7 +104,10 @@ class Meter {
 class OpTimer {
  public:
   OpTimer(Meter& meter, OpKind kind, Cost cost) : meter_(meter), kind_(kind), cost_(cost), start_(now_seconds()) {}
-  ~OpTimer() { meter_.add(kind_, cost_, now_seconds() - start_); }
+  ~OpTimer() noexcept(false) {
+    if (meter_.timed != nullptr && std::uncaught_exceptions() == 0) meter_.timed->synchronize();
+    meter_.add(kind_, cost_, now_seconds() - start_);
+  }
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 

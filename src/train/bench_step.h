@@ -17,6 +17,7 @@ struct StepBench {
   int threads = 0;
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
+  std::string peak_origin;
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0, peak_tflops = 0, mfu = 0;
   std::vector<OpShare> operators;  // slowest first; "other" is what no operator accounts for
   int64_t memory_bytes = 0;

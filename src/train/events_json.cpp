@@ -161,6 +161,8 @@ Json to_json(const StepReport& step) {
                {"memory_bytes", step.memory_bytes},
                {"data_position", step.data_position}};
   if (step.skipped) json["bad_tensor"] = step.bad_tensor;
+  if (step.gpu)
+    json["gpu"] = {{"watts", step.gpu->watts}, {"sm_mhz", step.gpu->sm_mhz}, {"celsius", step.gpu->celsius}};
   return json;
 }
 
@@ -259,6 +261,12 @@ StepReport step_from(const Json& object) {
   read(object, "comm_bytes", step.comm_bytes);
   read(object, "memory_bytes", step.memory_bytes);
   read(object, "data_position", step.data_position);
+  if (const Json& gpu = child(object, "gpu"); !gpu.empty()) {
+    step.gpu.emplace();
+    read(gpu, "watts", step.gpu->watts);
+    read(gpu, "sm_mhz", step.gpu->sm_mhz);
+    read(gpu, "celsius", step.gpu->celsius);
+  }
   return step;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::train {
 namespace {
@@ -22,9 +23,9 @@ Generator::Generator(Trainer& trainer)
       cache_(trainer.device(), trainer.model()),
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
-  device::DryDevice dry(trainer.device().threads(), trainer.device().isa());
+  const std::unique_ptr<device::Device> dry = device::make_dry(trainer.device());
   Meter meter;
-  Exec ex{dry, trainer.arena(), meter};
+  Exec ex{*dry, trainer.arena(), meter};
   // Scratch sizes depend on the cache's capacity, not on how much of it is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
     trainer.arena().record(key, [&] {
@@ -50,12 +51,14 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
   for (size_t at = 0; at < ids.size();) {
     const auto left = static_cast<int64_t>(ids.size() - at);
     const int64_t rows = left >= chunk_ ? chunk_ : 1;
-    std::copy_n(ids.begin() + static_cast<int64_t>(at), rows, ids_.tensor().as<int32_t>());
+    trainer_.device().copy_to_device(ids_.tensor().data, ids.data() + at, rows * size_of(DType::i32));
     trainer_.arena().begin(rows == 1 ? decode_key_ : prefill_key_);
     {
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
-      if (rows == left)
-        chosen = static_cast<int32_t>(trainer_.of_first_rank(sampler.choose(logits, position, allowed)));
+      if (rows == left) {
+        const HostCopy scores(ex.device, logits);
+        chosen = static_cast<int32_t>(trainer_.of_first_rank(sampler.choose(scores.tensor(), position, allowed)));
+      }
     }
     trainer_.arena().end();
     at += static_cast<size_t>(rows);

@@ -44,7 +44,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const LayOut
   loaded.machine = choose_machine(loaded.config, world);
   const int64_t vocab = vocabulary(header, folder);
   require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);
-  loaded.device = std::make_unique<device::CpuDevice>(loaded.machine.threads, loaded.machine.isa);
+  loaded.device = make_device(loaded.machine);
   loaded.trainer =
       std::make_unique<Trainer>(*loaded.device, world, loaded.config, vocab, loaded.machine.compute, false);
   if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;

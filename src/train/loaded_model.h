@@ -18,7 +18,7 @@ struct LoadedModel {
   std::optional<data::Tokenizer> tokenizer;
   std::string tokenizer_hash;
   Machine machine;
-  std::unique_ptr<device::CpuDevice> device;
+  std::unique_ptr<device::Device> device;
   std::unique_ptr<Trainer> trainer;  // weights only
 };
 

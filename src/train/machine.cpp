@@ -1,12 +1,15 @@
 #include "train/machine.h"
 
 #include <algorithm>
+#include <cctype>
 #include <fstream>
 #include <optional>
 #include <sstream>
 
 #include "base/log.h"
 #include "checkpoint/manifest.h"
+#include "device/cuda/cuda_device.h"
+#include "ops/bench_gemm.h"
 #include "train/generate.h"
 #include "train/units.h"
 
@@ -61,12 +64,27 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
          "over more ranks";
 }
 
+/// The GPU of this rank: ranks of one host take its devices in turn, and share them when there are more ranks.
+std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
+  const bool asked = config.run.device == config::DeviceChoice::cuda;
+  const bool fp64 = config.precision.compute == config::Compute::fp64;
+  if (config.run.device == config::DeviceChoice::cpu || (fp64 && !asked)) return std::nullopt;
+  if (fp64)
+    throw Error(Code::config, "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is computed on CPUs only");
+  const std::vector<device::cuda::Facts> devices = device::cuda::devices();
+  if (devices.empty()) {
+    if (!asked) return std::nullopt;
+    throw Error(Code::config,
+                format("run.device = \"cuda\": {}; use \"auto\" or \"cpu\"", device::cuda::no_device_reason()));
+  }
+  return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
+}
+
 }  // namespace
 
 Machine choose_machine(const config::Config& config, const comm::World& world) {
-  if (config.run.device == config::DeviceChoice::cuda)
-    throw Error(Code::config, "run.device = \"cuda\": this program was built without CUDA; use \"auto\" or \"cpu\"");
   Machine machine;
+  machine.gpu = choose_gpu(config, world);
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
   if (config.run.threads == 0 && threads < share && world.local_rank() == 0)
@@ -88,16 +106,70 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
       machine.compute = DType::f64;
       break;
     case config::Compute::automatic:
-      machine.compute = machine.isa == device::Isa::amx ? DType::bf16 : DType::f32;
+      machine.compute = machine.gpu || machine.isa == device::Isa::amx ? DType::bf16 : DType::f32;
       break;
   }
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
+                           : machine.gpu                                          ? "default: a GPU"
                            : machine.compute == DType::bf16                       ? "default: this CPU has AMX"
                                                             : "default: no matrix unit for bf16 here";
-  machine.memory_limit = config.hardware.memory_limit > 0
-                             ? static_cast<int64_t>(config.hardware.memory_limit * (1 << 30))
-                             : available_memory() / world.local_size();
+  if (config.hardware.memory_limit > 0) {
+    machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
+  } else if (machine.gpu) {
+    const auto devices = static_cast<int64_t>(device::cuda::devices().size());
+    machine.memory_limit =
+        device::cuda::free_memory(machine.gpu->ordinal) / divide_up(int64_t{world.local_size()}, devices);
+  } else {
+    machine.memory_limit = available_memory() / world.local_size();
+  }
   return machine;
+}
+
+std::unique_ptr<device::Device> make_device(const Machine& machine) {
+  if (machine.gpu) return device::cuda::make_device(machine.gpu->ordinal, machine.threads);
+  return std::make_unique<device::CpuDevice>(machine.threads, machine.isa);
+}
+
+std::unique_ptr<device::Device> make_dry_device(const Machine& machine) {
+  if (machine.gpu) return std::make_unique<device::DryDevice>(*machine.gpu, machine.threads);
+  return std::make_unique<device::DryDevice>(machine.threads, machine.isa);
+}
+
+std::string device_text(const Machine& machine) {
+  if (!machine.gpu) return std::string(device::name_of(machine.isa));
+  return format("{}, sm_{}", machine.gpu->name, machine.gpu->capability);
+}
+
+/// By data sheets, dense: the longest name that the device's contains, and its TFLOP/s in bf16 and in fp32 without
+/// TF32.
+std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
+  // TFLOP/s in bf16, and in fp32 without TF32. The longest name that the device's contains is it.
+  struct Part {
+    std::string_view name;
+    double bf16, fp32;
+  };
+  static constexpr Part kParts[] = {
+      {"A100", 312, 19.5},      {"A10", 125, 31.2},        {"A30", 165, 10.3},        {"H100", 989.4, 66.9},
+      {"H100 PCIe", 756, 51.2}, {"H100 NVL", 835.5, 60.3}, {"H200", 989.4, 66.9},     {"H200 NVL", 835.5, 60.3},
+      {"GH200", 989.4, 66.9},   {"H800", 989.4, 66.9},     {"H20", 148, 44},          {"L4", 121, 30.3},
+      {"L40S", 362, 91.6},      {"RTX 3090", 71.2, 35.6},  {"RTX 4090", 165.2, 82.6}, {"RTX 5090", 209.5, 104.8}};
+  const Part* best = nullptr;
+  for (const Part& part : kParts) {
+    const size_t at = name.find(part.name);
+    if (at == std::string::npos) continue;
+    const size_t end = at + part.name.size();  // "L4" is not the start of "L40S"
+    if (end < name.size() && std::isalnum(static_cast<unsigned char>(name[end]))) continue;
+    if (best == nullptr || part.name.size() > best->name.size()) best = &part;
+  }
+  if (best == nullptr) return std::nullopt;
+  return (compute == DType::bf16 ? best->bf16 : best->fp32) * 1e12;
+}
+
+Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config) {
+  if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
+  if (machine.gpu)
+    if (const auto known = data_sheet_peak(machine.gpu->name, machine.compute)) return {*known, "data sheet"};
+  return {ops::measured_peak_flops(device, machine.compute), "measured"};
 }
 
 bool writes_samples(const config::Config& config) {
@@ -105,16 +177,17 @@ bool writes_samples(const config::Config& config) {
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
-  device::DryDevice device(machine.threads, machine.isa);
+  const std::unique_ptr<device::Device> device = make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
-  Trainer trainer(device, *world, config, vocab, machine.compute, training);
+  Trainer trainer(*device, *world, config, vocab, machine.compute, training);
   trainer.plan();
   std::optional<Generator> generator;
   if (writes_samples(config)) generator.emplace(trainer);
   RunPlan plan;
   plan.memory = trainer.memory();
   plan.memory["host"] = host_bytes(trainer, training);
-  for (const auto& [category, bytes] : plan.memory) plan.total += bytes;
+  for (const auto& [category, bytes] : plan.memory)
+    if (!machine.gpu || category != "host") plan.total += bytes;
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {
     if (program.peak <= largest) continue;
@@ -147,7 +220,7 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   std::string text = format("parameters            {:>12}  ({})\n", plan.parameters,
                             format_count(static_cast<double>(plan.parameters)));
   text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
-                 machine.compute_reason, machine.threads, device::name_of(machine.isa));
+                 machine.compute_reason, machine.threads, device_text(machine));
   text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), kFlopsDefinition);
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",

@@ -2,6 +2,7 @@
 // What a run computes on and in which type, decided once and said aloud.
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -16,9 +17,25 @@ struct Machine {
   std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
   int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
   int ranks = 1, rank = 0;     // of the run, and which of them this is
+  std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
 };
-/// What this rank computes on. Throws Code::config for a device this program does not have.
+/// What this rank computes on: the GPU of its place on the host, where one is wanted and there, else the CPU. Throws
+/// Code::config for a device that is not there, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
+/// The device, or a dry one that stands for it.
+std::unique_ptr<device::Device> make_device(const Machine& machine);
+std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
+/// "avx2" or "H200, sm_90", for people.
+std::string device_text(const Machine& machine);
+
+/// Dense FLOP/s of a GPU by its data sheet; none for a part that is not known.
+std::optional<double> data_sheet_peak(const std::string& name, DType compute);
+/// FLOP/s that utilisation is a share of, and where they come from: "user", "data sheet" or "measured".
+struct Peak {
+  double flops;
+  std::string origin;
+};
+Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config);
 
 /// The run lets the model write: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);
@@ -26,9 +43,9 @@ bool writes_samples(const config::Config& config);
 /// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of
 /// a step, from the run's own code.
 struct RunPlan {
-  BytesByCategory memory;  // bytes, by category, "host" for what is not on the device; activations by tag below
+  BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
   BytesByCategory activations;
-  int64_t total = 0;
+  int64_t total = 0;  // of the device: on a GPU without "host"
   int64_t parameters = 0;
   FlopsPerToken flops;
   double executed_flops = 0;    // products and attention of one micro-step, as executed

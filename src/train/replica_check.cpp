@@ -3,6 +3,7 @@
 #include <map>
 
 #include "checkpoint/checksum.h"
+#include "tensor/host_copy.h"
 
 namespace trainer::train {
 namespace {
@@ -38,9 +39,13 @@ void check_replicas(Trainer& trainer, int64_t step) {
   const params::ParamStore& store = trainer.store();
   std::string own;
   std::vector<std::byte> scratch;
+  HostCopy weights;
+  int here = -1;  // the group whose weights those are
   for (const params::Param& param : store.params()) {
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
-    own += describe(param, group.compute ? group.compute.tensor() : group.master.tensor(), scratch);
+    if (std::exchange(here, param.group) != param.group)
+      weights.get(trainer.device(), group.compute ? group.compute.tensor() : group.master.tensor());
+    own += describe(param, weights.tensor(), scratch);
   }
   const std::vector<std::string> all = trainer.mesh().host().gather(own);
   const size_t width = own.size() / store.params().size();

@@ -8,7 +8,6 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "data/source.h"
-#include "ops/bench_gemm.h"
 #include "optim/schedule.h"
 #include "train/deadline.h"
 #include "train/evaluate.h"
@@ -47,8 +46,8 @@ class Session {
         folder_(config.run.dir),
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
-        device_((require_memory(plan_, config, datasets_.vocab, machine), machine.threads), machine.isa),
-        trainer_(device_, world, config, datasets_.vocab, machine.compute, true),
+        device_((require_memory(plan_, config, datasets_.vocab, machine), make_device(machine))),
+        trainer_(*device_, world, config, datasets_.vocab, machine.compute, true),
         accumulation_(trainer_.accumulation()),
         store_(checkpoint_folder(config),
                {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
@@ -125,8 +124,7 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    peak_flops_ = config_.hardware.peak_tflops > 0 ? config_.hardware.peak_tflops * 1e12
-                                                   : ops::measured_peak_flops(device_, machine_.compute);
+    peak_ = find_peak(*device_, machine_, config_);
     if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     if (!world_.first()) return;
     truncate_after_step(folder_ / "metrics.jsonl", state_.step);
@@ -141,12 +139,13 @@ class Session {
     start.step = state_.step;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
-    start.peak_flops = peak_flops_;
+    start.peak_flops = peak_.flops;
+    start.peak_origin = peak_.origin;
     start.environment = {options_.version,
                          options_.commit,
-                         "cpu",
-                         std::string(device::name_of(machine_.isa)),
-                         ops::product_path(device_, machine_.compute),
+                         machine_.gpu ? "cuda" : "cpu",
+                         device_text(machine_),
+                         ops::product_path(*device_, machine_.compute),
                          world_.size(),
                          machine_.threads};
     start.config_toml = expected_.config_toml;
@@ -193,7 +192,7 @@ class Session {
     r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
     const double tokens_per_device = r.tokens_per_s / world_.size();
     r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
-    const Utilisation use = utilisation(plan_.flops, tokens_per_device, peak_flops_);
+    const Utilisation use = utilisation(plan_.flops, tokens_per_device, peak_.flops);
     r.mfu = use.mfu;
     r.mfu_causal = use.mfu_causal;
     r.hfu = use.hfu;
@@ -204,6 +203,7 @@ class Session {
       for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
     r.memory_bytes = trainer_.memory();
     r.data_position = state_.samples_seen;
+    r.gpu = gpu_reading();
     if (metrics_) metrics_->write(r);
     if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
       bytes_differ_ = true;
@@ -213,6 +213,17 @@ class Session {
     if (progress_) progress_->step(r);
     step_seconds_ += seconds;
     ++steps_run_;
+  }
+
+  /// NVML takes a while: it is asked once a second.
+  std::optional<device::PowerMeter::Reading> gpu_reading() {
+    if (!machine_.gpu || !world_.first()) return std::nullopt;
+    if (!power_) power_.emplace(machine_.gpu->pci_bus_id);
+    if (const double now = now_seconds(); now - power_read_ >= 1) {
+      power_read_ = now;
+      gpu_ = power_->read();
+    }
+    return gpu_;
   }
 
   void count_skips(const Trainer::Outcome& outcome) {
@@ -295,6 +306,14 @@ class Session {
     if (metrics_) metrics_->write(report);
   }
 
+  /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
+  int64_t measured_memory() const {
+    if (!machine_.gpu) return memory_.peak();
+    int64_t bytes = 0;
+    for (const auto& [category, peak] : trainer_.memory()) bytes += peak;
+    return bytes;
+  }
+
   int finish(const std::string& outcome) {
     memory_.sample();
     EndReport end;
@@ -306,7 +325,7 @@ class Session {
     for (auto& [axis, operations] : end.predicted.comm_bytes)
       for (auto& [operation, bytes] : operations) bytes *= steps_run_;
     end.measured = {.step_ms = steps_run_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_run_) : kUnknown,
-                    .memory_bytes = memory_.peak(),
+                    .memory_bytes = measured_memory(),
                     .comm_bytes = comm_bytes_};
     if (metrics_) metrics_->write(end);
     if (!metrics_) return 0;
@@ -327,7 +346,7 @@ class Session {
   fs::path folder_;
   int64_t total_steps_;
   RunPlan plan_;
-  device::CpuDevice device_;
+  std::unique_ptr<device::Device> device_;
   Trainer trainer_;
   int64_t accumulation_;
   checkpoint::CheckpointStore store_;
@@ -342,7 +361,11 @@ class Session {
   checkpoint::TrainState state_;
   std::vector<Sample> samples_;
   CommBytes comm_bytes_;
-  double peak_flops_ = 0, started_ = now_seconds(), step_seconds_ = 0;
+  Peak peak_{};
+  std::optional<device::PowerMeter> power_;
+  std::optional<device::PowerMeter::Reading> gpu_;
+  double power_read_ = 0;
+  double started_ = now_seconds(), step_seconds_ = 0;
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
   bool bytes_differ_ = false;
 };

@@ -28,7 +28,6 @@ StartReport start_report(const config::Config& config, const data::Datasets& dat
   start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
-  start.peak_origin = config.hardware.peak_tflops > 0 ? "user" : "measured";
   start.predicted = {.memory_bytes = plan.total, .comm_bytes = plan.comm_bytes};
   return start;
 }
@@ -41,9 +40,9 @@ void log_start(const StartReport& start, std::string_view compute_reason, std::s
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.seq_len);
-  log::info("{} rank{} ({}) of {} thread{}, peak {} each ({})", environment.ranks, environment.ranks == 1 ? "" : "s",
-            transport, environment.threads, environment.threads == 1 ? "" : "s",
-            format_count(start.peak_flops) + "FLOP/s", start.peak_origin);
+  log::info("{} rank{} ({}) of {} thread{} on {}, peak {} each ({})", environment.ranks,
+            environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
+            environment.isa, format_count(start.peak_flops) + "FLOP/s", start.peak_origin);
   log::info("memory: {} predicted; data: {} training and {} validation tokens",
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device/power.h"
 #include "train/flops.h"
 
 namespace trainer::train {
@@ -36,9 +37,10 @@ struct StepReport {
   double tflops_per_device = kUnknown;  // model FLOPs, full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   PhaseMs phase_ms;
-  CommBytes comm_bytes;          // of this step
-  BytesByCategory memory_bytes;  // peaks so far
-  int64_t data_position = 0;     // samples seen
+  CommBytes comm_bytes;                                 // of this step
+  BytesByCategory memory_bytes;                         // peaks so far
+  int64_t data_position = 0;                            // samples seen
+  std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known
 };
 
 struct EvalReport {

@@ -2,21 +2,23 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace trainer::train {
 namespace {
 
-/// Adds the time since the last call to a phase.
+/// Adds the time since the last call to a phase. A GPU's work belongs to the phase that launched it: it is waited for.
 class PhaseClock {
  public:
+  explicit PhaseClock(device::Device& device) : device_(device) {}
   void charge(double& phase_ms) {
+    device_.synchronize();
     const double now = now_seconds();
     phase_ms += (now - last_) * 1e3;
     last_ = now;
   }
 
  private:
+  device::Device& device_;
   double last_ = now_seconds();
 };
 
@@ -47,7 +49,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
   Outcome outcome;
   Exec ex = exec();
-  PhaseClock clock;
+  PhaseClock clock(device_);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
@@ -94,10 +96,10 @@ double Trainer::loss_sum(const data::TokenBatch& host) {
 void Trainer::reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how) {
   if (group.size() == 1) return;
   const Tensor scalars = scalars_.tensor().range(0, static_cast<int64_t>(values.size()));
-  std::ranges::copy(values, scalars.as<double>());
+  device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
   Exec ex = exec();
   group.all_reduce(ex, scalars, how).join(ex);
-  std::copy_n(scalars.as<double>(), values.size(), values.begin());
+  device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
 }
 
 void Trainer::sum_over_replicas(std::span<double> values) {
@@ -118,18 +120,20 @@ int64_t Trainer::of_first_rank(int64_t value) {
   comm::Communicator& ranks = mesh_.along(mesh_.shape().all() & ~mesh_.shape().set("data"), comm::Lane::control);
   if (ranks.size() == 1) return value;
   const Tensor scalar = scalars_.tensor().range(0, 1);
-  *scalar.as<double>() = static_cast<double>(value);  // exact below 2^53
+  auto number = static_cast<double>(value);  // exact below 2^53
+  device_.copy_to_device(scalar.data, &number, sizeof(number));
   Exec ex = exec();
   ranks.broadcast(ex, scalar, 0).join(ex);
-  return static_cast<int64_t>(*scalar.as<double>());
+  device_.copy_to_host(&number, scalar.data, sizeof(number));
+  return static_cast<int64_t>(number);
 }
 
 void Trainer::plan() {
   // Scalars are exchanged at any time: the memory of their communicators is there from the start.
   const mesh::AxisSet all = mesh_.shape().all(), data = mesh_.shape().set("data");
   for (const mesh::AxisSet axes : {data, all, all & ~data}) mesh_.along(axes, comm::Lane::control);
-  device::DryDevice dry(device_.threads(), device_.isa());
-  Exec ex{dry, arena_, meter_};
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  Exec ex{*dry, arena_, meter_};
   parallel::Batch batch = views();
   if (saved_ != nullptr) {
     grads_->prepare(device_);
@@ -144,8 +148,8 @@ void Trainer::plan() {
     optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
     std::map<CommKey, CommCount> step = meter_.comm();
     Meter earlier;  // what each micro-step before the last one communicates
-    Arena heap(dry, Arena::Mode::heap);
-    Exec apart{dry, heap, earlier};
+    Arena heap(*dry, Arena::Mode::heap);
+    Exec apart{*dry, heap, earlier};
     micro_step(apart, /*last=*/false);
     for (const auto& [key, count] : earlier.comm()) step[key].wire_bytes += (accumulation() - 1) * count.wire_bytes;
     comm_bytes_per_step_ = comm_bytes(step);
@@ -182,12 +186,12 @@ parallel::Batch Trainer::views() const {
 parallel::Batch Trainer::upload(const data::TokenBatch& host) {
   const auto rows = static_cast<size_t>(ids_.tensor().count());
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
-  std::memcpy(ids_.tensor().data, host.ids.data(), rows * sizeof(int32_t));
-  std::memcpy(targets_.tensor().data, host.targets.data(), rows * sizeof(int32_t));
-  if (weights_.tensor().dtype == DType::f64) {
+  device_.copy_to_device(ids_.tensor().data, host.ids.data(), ids_.tensor().bytes());
+  device_.copy_to_device(targets_.tensor().data, host.targets.data(), targets_.tensor().bytes());
+  if (weights_.tensor().dtype == DType::f64) {  // on CPUs only
     std::copy(host.weights.begin(), host.weights.end(), weights_.tensor().as<double>());
   } else {
-    std::copy(host.weights.begin(), host.weights.end(), weights_.tensor().as<float>());
+    device_.copy_to_device(weights_.tensor().data, host.weights.data(), weights_.tensor().bytes());
   }
   return views();
 }

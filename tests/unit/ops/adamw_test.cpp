@@ -88,7 +88,7 @@ void expect_same_bits(const std::vector<T>& got, const std::vector<T>& want, con
 }
 
 template <typename T>
-struct Adam : ::testing::Test {};
+struct Adam : DeviceTest {};
 using StateTypes = ::testing::Types<double, float>;
 TYPED_TEST_SUITE(Adam, StateTypes);
 
@@ -108,10 +108,8 @@ TYPED_TEST(Adam, EveryInstructionSetRoundsAsTheScalarLoop) {
       for (const Isa isa : instruction_sets()) {
         for (const int threads : {1, 3}) {
           SCOPED_TRACE(format("{}, {} threads", device::name_of(isa), threads));
-          device::CpuDevice device(threads, isa);
-          Arena arena(device, Arena::Mode::heap);
-          Meter meter;
-          Exec ex{device, arena, meter};
+          Machine machine(threads, isa);
+          TestExec& ex = machine.ex;
           State<T> x(n, seed);
           AdamW op{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), {}, s};
           if (sizeof(T) == 4) op.compute = {reinterpret_cast<std::byte*>(x.compute.data()), {n}, DType::bf16, 0};
@@ -134,10 +132,8 @@ TYPED_TEST(Adam, KeepsSubnormalsNegativeZeroAndOddTails) {
   const T tiny = std::numeric_limits<T>::denorm_min();
   for (const Isa isa : instruction_sets()) {
     for (int64_t n = 1; n <= 35; ++n) {
-      device::CpuDevice device(2, isa);
-      Arena arena(device, Arena::Mode::heap);
-      Meter meter;
-      Exec ex{device, arena, meter};
+      Machine machine(2, isa);
+      TestExec& ex = machine.ex;
       State<T> x(n, 1);
       std::fill(x.p.begin(), x.p.end(), T(-0.0));
       std::fill(x.m.begin(), x.m.end(), tiny * 100);
@@ -162,7 +158,7 @@ TYPED_TEST(Adam, SquaredNormAddsInAnOrderFixedByTheIndex) {
     Grid x = Grid({n}, DTypeOf<T>::value).fill(draw);
     const int64_t blocks = divide_up(n, kNormBlock);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid sums({blocks}, DType::f64);
           run(ex, SquaredNorm{x, sums});
           return std::vector<Grid>{sums};
@@ -187,7 +183,7 @@ TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
     x.fill([] { return 1.0; });
     x.set(kNormBlock + 17, bad);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid sums({3}, DType::f64);
           run(ex, SquaredNorm{x, sums});
           return std::vector<Grid>{sums};
@@ -206,10 +202,8 @@ TEST(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
   AdamWScalars s = scalars(1, 0);
   s.negative_step = -0.0;
   for (const Isa isa : instruction_sets()) {
-    device::CpuDevice device(2, isa);
-    Arena arena(device, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{device, arena, meter};
+    Machine machine(2, isa);
+    TestExec& ex = machine.ex;
     State<float> x(kBatch, 1);
     for (uint64_t batch = 0; batch < 64; ++batch) {
       for (uint64_t i = 0; i < kBatch; ++i)  // all upper halves, 64 lower halves with those next to a tie among them
@@ -230,7 +224,7 @@ TEST(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
 
 TEST(FloatingPoint, ThreadsRoundToNearestAndKeepSubnormals) {
   device::CpuDevice device(3);
-  device.pool().parallel_for(64, [](int64_t) {
+  device.host_pool().parallel_for(64, [](int64_t) {
     const unsigned control = _mm_getcsr();
     TRAINER_CHECK((control & 0x8040u) == 0, "FTZ or DAZ is on: {:#x}", control);
     TRAINER_CHECK((control & 0x6000u) == 0, "rounding mode is not to nearest: {:#x}", control);

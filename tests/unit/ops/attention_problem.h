@@ -1,7 +1,5 @@
 #pragma once
 // Random attention problems with a reference in double precision that keeps the whole matrix of scores.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,16 +9,12 @@
 
 #include "ops/attention.h"
 #include "ops/elementwise.h"
+#include "unit/ops/test_device.h"
 
 namespace trainer::ops::attention_test {
 
-struct Cpu {
-  explicit Cpu(int threads, device::Isa isa = device::detect_isa()) : device(threads, isa) {}
-  device::CpuDevice device;
-  Arena arena{device, Arena::Mode::heap};
-  Meter meter;
-  Exec ex{device, arena, meter};
-};
+using testing::Machine;
+using testing::TestExec;
 
 template <typename T>
 double unit_roundoff() {
@@ -100,8 +94,8 @@ struct Problem {
     return {q.view(),  k.view(),  v.view(),  out.view(), lse.view(), dout.view(),
             dq.view(), dk.view(), dv.view(), c.shape,    scale,      dropout};
   }
-  void forward(Exec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
-  void backward(Exec& ex) { run(ex, backward_op()); }
+  void forward(TestExec& ex, bool keep_lse = true) { run(ex, forward_op(keep_lse)); }
+  void backward(TestExec& ex) { run(ex, backward_op()); }
 };
 
 using Matrix = std::vector<double>;

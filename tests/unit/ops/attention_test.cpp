@@ -28,15 +28,16 @@ std::vector<Case> training_cases() {
   return cases;
 }
 
+struct Attention : testing::DeviceTest {};
 template <typename T>
-class AttentionOf : public ::testing::Test {};
+class AttentionOf : public testing::DeviceTest {};
 using Types = ::testing::Types<double, float, bf16>;
 TYPED_TEST_SUITE(AttentionOf, Types);
 
 TYPED_TEST(AttentionOf, MatchesItsDefinitionForwardAndBackward) {
   using T = TypeParam;
-  for (const auto isa : {device::Isa::plain, device::detect_isa()}) {
-    Cpu cpu(2, isa);
+  for (const auto isa : testing::instruction_sets()) {
+    Machine cpu(2, isa);
     for (const Case& c : training_cases()) {
       SCOPED_TRACE(to_string(c) + ", " + std::string(device::name_of(isa)));
       Problem<T> x(c);
@@ -61,11 +62,12 @@ TYPED_TEST(AttentionOf, MatchesItsDefinitionForwardAndBackward) {
   }
 }
 
-TEST(Attention, GradientsMatchFiniteDifferencesOfItsOwnForward) {
+TEST_F(Attention, GradientsMatchFiniteDifferencesOfItsOwnForward) {
+  SKIP_ON_CUDA("differences need fp64");
   for (const double dropout : {0.0, 0.4}) {
     const Case c{{1, 9, 9, 0, 4, 2, 6}, dropout};
     SCOPED_TRACE(to_string(c));
-    Cpu cpu(2);
+    Machine cpu(2);
     Problem<double> x(c);
     x.forward(cpu.ex);
     x.backward(cpu.ex);
@@ -100,7 +102,7 @@ TEST(Attention, GradientsMatchFiniteDifferencesOfItsOwnForward) {
 
 TYPED_TEST(AttentionOf, ReadsACacheOfAnyLength) {
   using T = TypeParam;
-  Cpu cpu(3);
+  Machine cpu(3);
   std::vector<Case> cases;
   for (const int64_t queries : {1, 2, 4, 5, 70, 130})
     for (const int64_t keys : {130, 131, 200, 300})
@@ -121,7 +123,7 @@ TYPED_TEST(AttentionOf, ReadsACacheOfAnyLength) {
 TYPED_TEST(AttentionOf, DecodingWithACacheEqualsTheRowsOfOnePass) {
   using T = TypeParam;
   const int64_t length = 150, heads = 4, kv_heads = 2, d = 32;
-  Cpu cpu(2);
+  Machine cpu(2);
   Problem<T> whole(Case{{1, length, length, 0, heads, kv_heads, d}, 0, 1, false});
   whole.forward(cpu.ex);
   for (int64_t position = 0; position < length; position += 7) {
@@ -148,7 +150,7 @@ TYPED_TEST(AttentionOf, DoesNotDependOnTheThreadCount) {
     SCOPED_TRACE(to_string(c));
     std::vector<Problem<T>> runs;
     for (const int threads : {1, 2, 3, 5}) {
-      Cpu cpu(threads);
+      Machine cpu(threads);
       Problem<T> x(c);
       x.forward(cpu.ex);
       x.backward(cpu.ex);
@@ -167,7 +169,7 @@ TYPED_TEST(AttentionOf, DoesNotDependOnTheThreadCount) {
 
 TYPED_TEST(AttentionOf, SurvivesVeryLargeScores) {
   using T = TypeParam;
-  Cpu cpu(2);
+  Machine cpu(2);
   Problem<T> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
   x.forward(cpu.ex);
   x.backward(cpu.ex);
@@ -186,7 +188,7 @@ TYPED_TEST(AttentionOf, SurvivesVeryLargeScores) {
 TYPED_TEST(AttentionOf, PassesNanOnToTheRowsThatSeeIt) {
   using T = TypeParam;
   for (const int64_t length : {3, 150}) {
-    Cpu cpu(2);
+    Machine cpu(2);
     Problem<T> x(Case{{1, length, length, 0, 1, 1, 16}});
     const int64_t bad = length - 2;
     x.k.at(bad, 4) = T(std::numeric_limits<AccumulatorOf<T>>::quiet_NaN());
@@ -196,11 +198,12 @@ TYPED_TEST(AttentionOf, PassesNanOnToTheRowsThatSeeIt) {
   }
 }
 
-TEST(Attention, DropoutKeepsTheMean) {
+TEST_F(Attention, DropoutKeepsTheMean) {
+  SKIP_ON_CUDA("fp64");
   // v = 1: an output is the sum of the kept probabilities, of mean 1 and variance p/(1−p)·Σ P² over masks.
   const int64_t length = 256, heads = 8;
   const double p = 0.25;
-  Cpu cpu(2);
+  Machine cpu(2);
   Problem<double> x(Case{{1, length, length, 0, heads, heads, 2}, p, 0.1});
   for (double& value : x.v.data) value = 1;
   x.forward(cpu.ex);
@@ -211,15 +214,14 @@ TEST(Attention, DropoutKeepsTheMean) {
   EXPECT_NEAR(sum / rows, 1, 4 * deviation);
 }
 
-TEST(Attention, ReplaysTheMemoryPlanOfItsDryRun) {
+TEST_F(Attention, ReplaysTheMemoryPlanOfItsDryRun) {
   for (const Case& c : {Case{{2, 70, 70, 0, 4, 2, 16}}, Case{{1, 1, 50, 64, 4, 2, 16}}}) {
-    device::CpuDevice device(2);
-    device::DryDevice dry(2);
-    Arena arena(device);
+    const auto device = testing::make_test_device(2, device::detect_isa()), dry = device::make_dry(*device);
+    Arena arena(*device);
     Meter meter, dry_meter;
-    Exec ex{device, arena, meter}, dry_ex{dry, arena, dry_meter};
+    TestExec ex{{*device, arena, meter}}, dry_ex{{*dry, arena, dry_meter}};
     Problem<float> x(c);
-    const auto step = [&](Exec& exec) {
+    const auto step = [&](TestExec& exec) {
       x.forward(exec);
       if (c.shape.q_len == c.shape.k_len) x.backward(exec);
     };
@@ -234,7 +236,7 @@ TEST(Attention, ReplaysTheMemoryPlanOfItsDryRun) {
   }
 }
 
-TEST(Attention, CountsWhatCausalityLeaves) {
+TEST_F(Attention, CountsWhatCausalityLeaves) {
   Problem<float> x(Case{{2, 3, 3, 0, 4, 2, 16}});
   const AttentionForward forward{x.q.view(), x.k.view(), x.v.view(), x.out.view(), {}, x.c.shape, 1, {}};
   EXPECT_EQ(cost(forward).flops, 2.0 * 4 * 16 * 4 * (1 + 2 + 3));
@@ -244,8 +246,9 @@ TEST(Attention, CountsWhatCausalityLeaves) {
   EXPECT_EQ(cost(tail).flops, 4.0 * 8 * (4 + 5));
 }
 
-TEST(Attention, BenchReportsRatesOfBothPasses) {
-  Cpu cpu(2);
+TEST_F(Attention, BenchReportsRatesOfBothPasses) {
+  SKIP_ON_CUDA("measures a CPU");
+  Machine cpu(2);
   const AttentionRate training = bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
   EXPECT_GT(training.forward_gflops, 0);
   EXPECT_GT(training.backward_gflops, 0);
@@ -254,8 +257,8 @@ TEST(Attention, BenchReportsRatesOfBothPasses) {
   EXPECT_EQ(decoding.backward_seconds, 0);
 }
 
-TEST(Attention, NamesTheOperandThatDoesNotFit) {
-  Cpu cpu(1);
+TEST_F(Attention, NamesTheOperandThatDoesNotFit) {
+  Machine cpu(1);
   Problem<float> x(Case{{1, 4, 4, 0, 2, 2, 8}});
   AttentionForward op{x.q.view(), x.k.view(), x.v.view().col_range(0, 8), x.out.view(), {}, x.c.shape, 1, {}};
   try {

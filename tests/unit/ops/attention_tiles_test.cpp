@@ -20,7 +20,7 @@ std::vector<Tiles> tiles() {
   return sets;
 }
 
-void forward_and_backward(Cpu& cpu, Problem<bf16>& x, const AttentionKernels& kernels) {
+void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels& kernels) {
   own_attention(cpu.ex, x.forward_op(), kernels);
   own_attention(cpu.ex, x.backward_op(), kernels);
 }
@@ -41,7 +41,7 @@ TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
   cases.push_back({{1, 200, 200, 0, 4, 2, 33}, 0.2});
   cases.push_back({{1, 130, 130, 0, 2, 1, 96}, 0, 4});
   for (const Tiles& set : tiles()) {
-    Cpu cpu(2, set.isa);
+    Machine cpu(2, set.isa);
     for (const Case& c : cases) {
       SCOPED_TRACE(to_string(c) + ", " + std::string(device::name_of(set.isa)));
       Problem<bf16> x(c);
@@ -65,7 +65,7 @@ TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
 
 TEST(AttentionTiles, ReadACacheOfAnyLength) {
   for (const Tiles& set : tiles()) {
-    Cpu cpu(3, set.isa);
+    Machine cpu(3, set.isa);
     for (const int64_t queries : {5, 33, 70, 130})
       for (const int64_t keys : {130, 131, 160, 200, 300})
         for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{1, 1}, {4, 2}}) {
@@ -89,7 +89,7 @@ TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
       SCOPED_TRACE(to_string(c));
       std::vector<Problem<bf16>> runs;
       for (const int threads : {1, 2, 5}) {
-        Cpu cpu(threads, set.isa);
+        Machine cpu(threads, set.isa);
         Problem<bf16> x(c);
         forward_and_backward(cpu, x, *set.kernels);
         runs.push_back(std::move(x));
@@ -104,7 +104,7 @@ TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
 
 TEST(AttentionTiles, SurviveVeryLargeScores) {
   for (const Tiles& set : tiles()) {
-    Cpu cpu(2, set.isa);
+    Machine cpu(2, set.isa);
     Problem<bf16> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
     forward_and_backward(cpu, x, *set.kernels);
     for (int64_t r = 0; r < x.out.rows; ++r)
@@ -121,7 +121,7 @@ TEST(AttentionTiles, SurviveVeryLargeScores) {
 TEST(AttentionTiles, PassNanOnToTheRowsThatSeeIt) {
   for (const Tiles& set : tiles())
     for (const int64_t length : {3, 150}) {
-      Cpu cpu(2, set.isa);
+      Machine cpu(2, set.isa);
       Problem<bf16> x(Case{{1, length, length, 0, 1, 1, 16}});
       const int64_t bad = length - 2;
       x.k.at(bad, 4) = bf16(std::numeric_limits<float>::quiet_NaN());

@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Loss : ::testing::Test {
+struct Loss : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Loss, ComputeTypes);
@@ -16,7 +16,8 @@ struct Case {
   double spread;
 };
 std::vector<Case> cases() {
-  return {{1, 1, 1, 1}, {3, 17, 17, 2}, {5, 65, 128, 1}, {4, 5003, 5056, 3}, {2, 4100, 4100, 200}};
+  return {{1, 1, 1, 1},         {3, 17, 17, 2},       {5, 65, 128, 1},     {4, 5003, 5056, 3},
+          {2, 4100, 4100, 200}, {2, 50257, 50304, 2}, {1, 60001, 60032, 1}};
 }
 
 TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
@@ -34,7 +35,7 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
     targets.set(c.rows > 1 ? 1 : 0, c.rows > 1 ? -100 : 0);  // the target of a masked row is not looked at
     const double scale = 0.25;
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid loss({c.rows}, DType::f64), dlogits({c.rows, c.padded}, this->kType), alone({c.rows}, DType::f64);
           run(ex, CrossEntropy{logits, targets, weights, loss, dlogits, c.vocab, scale});
           run(ex, CrossEntropy{logits, targets, weights, alone, {}, c.vocab, scale});
@@ -75,6 +76,73 @@ TYPED_TEST(Loss, MatchesTheFormulaAndItsGradient) {
   }
 }
 
+// Three ranks share the vocabulary, the last without a token; the reductions between the steps are done here.
+TYPED_TEST(Loss, OfSharedVocabulariesIsThatOfOne) {
+  using T = TypeParam;
+  const int64_t rows = 5, vocab = 300, firsts[] = {0, 180, 300}, counts[] = {180, 120, 0}, padded[] = {192, 128, 8};
+  Normal draw(63, 1, 3);
+  Grid whole = Grid({rows, vocab}, this->kSums).fill(draw), targets({rows}, DType::i32), weights({rows}, this->kSums);
+  std::vector<Grid> logits;
+  for (int rank = 0; rank < 3; ++rank) {
+    logits.push_back(Grid({rows, padded[rank]}, this->kSums).fill([] { return 1e30; }));
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < counts[rank]; ++i) logits.back().set(r * padded[rank] + i, whole.at(r, firsts[rank] + i));
+  }
+  for (int64_t r = 0; r < rows; ++r) {
+    targets.set(r, static_cast<double>(r == 4 ? 299 : r * 61));
+    weights.set(r, r == 2 ? 0.0 : 0.5 + static_cast<double>(r));
+  }
+  on_every_device(
+      [&](TestExec& ex) {
+        std::vector<Grid> largest, sums, results;
+        Grid top({rows}, DType::f64), total({2, rows}, DType::f64), loss({rows}, DType::f64);
+        top.fill([] { return -std::numeric_limits<double>::infinity(); });
+        total.fill([] { return 0.0; });
+        const auto shard = [&](size_t rank) {
+          return CrossEntropyShard{logits[rank], targets, firsts[rank], counts[rank]};
+        };
+        for (size_t rank = 0; rank < 3; ++rank) {
+          largest.emplace_back(Shape{rows}, DType::f64);
+          sums.emplace_back(Shape{2, rows}, DType::f64);
+          run(ex, ShardSums{shard(rank), largest[rank], sums[rank]});
+          for (int64_t r = 0; r < rows; ++r) top.set(r, std::max(top.at(r), largest[rank].at(r)));
+        }
+        for (size_t rank = 0; rank < 3; ++rank) {
+          run(ex, ShardRescale{shard(rank), largest[rank], top, sums[rank]});
+          for (int64_t i = 0; i < 2 * rows; ++i) total.set(i, total.at(i) + sums[rank].at(i));
+        }
+        for (size_t rank = 0; rank < 3; ++rank) {
+          Grid dlogits({rows, padded[rank]}, this->kType), alone({rows}, DType::f64);
+          run(ex, ShardLoss{shard(rank), top, total, weights, loss, dlogits, vocab, 0.25});
+          run(ex, ShardLoss{shard(rank), top, total, weights, alone, {}, vocab, 0.25});
+          EXPECT_TRUE(loss.memory() == alone.memory());
+          results.push_back(dlogits);
+        }
+        results.push_back(loss);
+        return results;
+      },
+      [&](const std::vector<Grid>& out) {
+        for (int64_t r = 0; r < rows; ++r) {
+          double top = whole.at(r, 0), sum = 0;
+          for (int64_t i = 0; i < vocab; ++i) top = std::max(top, whole.at(r, i));
+          for (int64_t i = 0; i < vocab; ++i) sum += std::exp(whole.at(r, i) - top);
+          const auto target = static_cast<int64_t>(targets.at(r));
+          const double w = weights.at(r), want = std::log(sum) + top - whole.at(r, target);
+          expect_close<AccumulatorOf<T>>(out[3].at(r), w * want, 8, w * (1 + std::abs(want)), format("loss[{}]", r));
+          for (size_t rank = 0; rank < 3; ++rank)
+            for (int64_t i = 0; i < padded[rank]; ++i) {
+              const int64_t token = firsts[rank] + i;
+              const bool here = i < counts[rank];
+              const double softmax = here ? std::exp(whole.at(r, token) - top) / sum : 0, hot = token == target;
+              const double distance = here ? top - whole.at(r, token) : 0;
+              expect_close<T>(out[rank].at(r, i), here ? w * 0.25 * (softmax - hot) : 0, 8,
+                              w * 0.25 * (softmax * (1 + distance) + hot) + 1e-37,
+                              format("dlogits[{}, {}] of rank {}", r, i, rank));
+            }
+        }
+      });
+}
+
 TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
   for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Normal draw(62);
@@ -82,7 +150,7 @@ TYPED_TEST(Loss, NonFiniteLogitsGiveANonFiniteLoss) {
     targets.fill([] { return 3; });
     logits.set(40 + 21, bad);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid loss({2}, DType::f64);
           run(ex, CrossEntropy{logits, targets, {}, loss, {}, 40, 1});
           EXPECT_TRUE(std::isfinite(loss.at(0)));

@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Elementwise : ::testing::Test {
+struct Elementwise : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Elementwise, ComputeTypes);
@@ -25,7 +25,7 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
       Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
       Grid residual = Grid({c.rows, c.cols}, this->kType).fill(draw);
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid y({c.rows, c.cols}, this->kType, c.gap), alone = x, on_top = residual;
             run(ex, DropoutAdd{x, residual, y, site});
             run(ex, DropoutAdd{alone, {}, alone, site});
@@ -50,6 +50,32 @@ TYPED_TEST(Elementwise, DropoutMaskIsTheDrawOfTheGlobalElement) {
   }
 }
 
+TYPED_TEST(Elementwise, DropoutAddsTheBiasBeforeItDrops) {
+  using T = TypeParam;
+  for (const Case& c : {Case{5, 7, 0}, Case{3, 304, 8}}) {
+    const DropoutSite site{0.25, philox_key(8, "bias"), 3, 17, 4, c.cols + 4};
+    Normal draw(45);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), bias = Grid({c.cols}, this->kType).fill(draw);
+    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    on_every_device(
+        [&](TestExec& ex) {
+          Grid y({c.rows, c.cols}, this->kType, c.gap);
+          run(ex, DropoutAdd{x, residual, y, site, bias});
+          return std::vector<Grid>{y};
+        },
+        [&](const std::vector<Grid>& out) {
+          for (int64_t r = 0; r < c.rows; ++r)
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const auto index = static_cast<uint64_t>((site.first_row + r) * site.width + site.first_col + i);
+              const double kept = philox_at(site.key, index, site.step) >= dropout_threshold(site.p) ? 1 / 0.75 : 0.0;
+              const double want = residual.at(r, i) + (x.at(r, i) + bias.at(i)) * kept;
+              const double scale = std::abs(x.at(r, i)) + std::abs(bias.at(i)) + std::abs(residual.at(r, i));
+              expect_close<T>(out[0].at(r, i), want, 4, scale, format("y[{}, {}]", r, i));
+            }
+        });
+  }
+}
+
 TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
   EXPECT_EQ(dropout_threshold(0), 0u);
   EXPECT_EQ(dropout_threshold(0.5), 0x80000000u);
@@ -60,13 +86,13 @@ TEST(Dropout, ThresholdIsTheProbabilityIn32Bits) {
 TYPED_TEST(Elementwise, ColumnSumsMatchAndAccumulate) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
-  for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}}) {
+  for (const Case& c : {Case{1, 1, 0}, Case{17, 33, 3}, Case{131, 1030, 0}, Case{2100, 5, 0}, Case{259, 776, 8}}) {
     SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
     Normal draw(42);
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
     const Grid before = Grid({c.cols}, this->kSums).fill(draw);
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid sums({c.cols}, this->kSums), added = before;
           run(ex, ColumnSum{x, sums, false});
           run(ex, ColumnSum{x, added, true});
@@ -96,7 +122,7 @@ TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
   x.set(2, -0.0);
   x.set(3, 1e-40);
   on_every_device(
-      [&](Exec& ex) {
+      [&](TestExec& ex) {
         Grid wide({n}, DType::f64), single({n}, DType::f32), half({n}, DType::bf16);
         run(ex, Cast{x, wide});
         run(ex, Cast{x, single});
@@ -122,7 +148,7 @@ TYPED_TEST(Elementwise, CopyKeepsGapsAndFillSetsEveryElement) {
   Normal draw(44);
   Grid x = Grid({19, 1031}, this->kType, 4).fill(draw);
   on_every_device(
-      [&](Exec& ex) {
+      [&](TestExec& ex) {
         Grid y({19, 1031}, this->kType, 1), z({19, 1031}, this->kType);
         run(ex, Copy{x, y});
         run(ex, Fill{z, 2.5});

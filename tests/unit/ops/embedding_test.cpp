@@ -6,7 +6,7 @@ namespace trainer::ops::testing {
 namespace {
 
 template <typename T>
-struct Embedding : ::testing::Test {
+struct Embedding : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Embedding, ComputeTypes);
@@ -34,7 +34,7 @@ TYPED_TEST(Embedding, ForwardAddsTokenAndPosition) {
     const int64_t first = c.positions > c.length ? c.positions - c.length : 0;
     Grid positions = c.positions > 0 ? Grid({c.positions, c.cols}, this->kType).fill(draw) : Grid();
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid y({c.sequences * c.length, c.cols}, this->kType);
           run(ex, EmbeddingForward{ids, table, positions, y, c.length, first});
           return std::vector<Grid>{y};
@@ -61,7 +61,7 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
     for (const bool accumulate : {false, true}) {
       SCOPED_TRACE(format("vocabulary {}, {} columns, accumulate {}", c.vocab, c.cols, accumulate));
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid dtable = table_before, dpositions = c.positions > 0 ? positions_before : Grid();
             run(ex, EmbeddingBackward{ids, dy, dtable, accumulate});
             if (c.positions > 0) run(ex, PositionsBackward{dy, dpositions, c.length, 0, accumulate});
@@ -83,6 +83,62 @@ TYPED_TEST(Embedding, BackwardSumsTheRowsOfEachTokenInOrder) {
           });
     }
   }
+}
+
+// More rows than one block sorts, more tokens than two digits hold, rows of other shards between them.
+TYPED_TEST(Embedding, BackwardSortsManyRowsOfALargeShard) {
+  using T = TypeParam;
+  using A = AccumulatorOf<T>;
+  const int64_t n = 5000, vocab = 70000, first = 1000, rows = 67000, cols = 8;
+  std::mt19937_64 engine(54);
+  Normal draw(55);
+  Grid ids({n}, DType::i32), dy = Grid({n, cols}, this->kType).fill(draw);
+  ids.fill([&] { return static_cast<double>(engine() % 3 == 0 ? engine() % vocab : 1000 + engine() % 40); });
+  std::vector<A> want(static_cast<size_t>(rows * cols), A(0));
+  for (int64_t r = 0; r < n; ++r) {
+    const int64_t row = static_cast<int64_t>(ids.at(r)) - first;
+    for (int64_t i = 0; i < cols && row >= 0 && row < rows; ++i)
+      want[static_cast<size_t>(row * cols + i)] += static_cast<A>(dy.at(r, i));
+  }
+  on_every_device(
+      [&](TestExec& ex) {
+        Grid dtable({rows, cols}, this->kSums);
+        run(ex, EmbeddingBackward{ids, dy, dtable, false, {first, vocab}});
+        return std::vector<Grid>{dtable};
+      },
+      [&](const std::vector<Grid>& out) {
+        int64_t differ = 0;
+        for (int64_t i = 0; i < rows * cols; ++i)
+          differ += out[0].at(i) != static_cast<double>(want[static_cast<size_t>(i)]);
+        EXPECT_EQ(differ, 0);
+      });
+}
+
+TYPED_TEST(Embedding, ShardsAddUpToTheWholeTable) {
+  const int64_t n = 26, vocab = 40, cut = 17, cols = 24, length = 9;
+  std::mt19937_64 engine(56);
+  Normal draw(57);
+  Grid ids({n}, DType::i32), table = Grid({vocab, cols}, this->kType).fill(draw);
+  Grid positions = Grid({length + 2, cols}, this->kType).fill(draw);
+  ids.fill([&] { return static_cast<double>(engine() % vocab); });
+  on_every_device(
+      [&](TestExec& ex) {
+        Grid whole({n, cols}, this->kType), low = whole, high = whole;
+        run(ex, EmbeddingForward{ids, table, positions, whole, length, 2});
+        run(ex, EmbeddingForward{ids, table.tensor().row_range(0, cut), {}, low, 0, 0, {0, vocab}});
+        run(ex, EmbeddingForward{ids, table.tensor().row_range(cut, vocab - cut), {}, high, 0, 0, {cut, vocab}});
+        for (int64_t i = 0; i < low.count(); ++i) {
+          EXPECT_TRUE(low.at(i) == 0 || high.at(i) == 0);
+          low.set(i, low.at(i) + high.at(i));
+        }
+        // The second half of the batch as a rank that holds rows 13 … sees it.
+        const Tensor first_rows = low.tensor().row_range(0, 13), others = low.tensor().row_range(13, n - 13);
+        run(ex, AddPositions{positions, first_rows, length, 2, 0});
+        run(ex, AddPositions{positions, others, length, 2, 13});
+        EXPECT_TRUE(low.memory() == whole.memory());
+        return std::vector<Grid>{whole};
+      },
+      [](const std::vector<Grid>&) {});
 }
 
 TEST(EmbeddingChecks, RefuseATokenOutsideTheTable) {

@@ -28,7 +28,7 @@ void for_each_supported(F&& fn) {
 TEST(OnednnGemm, MatchesDoublePrecisionWithEveryEpilogue) {
   for_each_supported([](DType in) {
     Machine machine(2, device::detect_isa());
-    Exec ex = machine.exec();
+    TestExec& ex = machine.ex;
     for (const DType out : {in, DType::f32})
       for (const Ending ending : kEndings) {
         if (ending == Ending::accumulate && out == DType::bf16) continue;
@@ -52,11 +52,11 @@ TEST(OnednnGemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
       for (const int threads : {1, 2, 3})
         for (const bool packed : {false, true}) {
           Machine machine(threads, device::detect_isa());
-          Exec ex = machine.exec();
+          TestExec& ex = machine.ex;
           Buffer weight;
           problem.op.packed_b = {};
           if (packed) {
-            weight = Buffer(machine.cpu, "packed", {onednn::packed_bytes(in, 200, 1100)}, DType::u8);
+            weight = Buffer(*machine.device, "packed", {onednn::packed_bytes(in, 200, 1100)}, DType::u8);
             onednn::pack(ex, PackB{problem.op.b, weight, trans_b});
             problem.op.packed_b = weight;
           }

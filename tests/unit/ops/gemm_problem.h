@@ -1,16 +1,17 @@
 #pragma once
 // Random products with double-precision references and error bounds, shared by the tests of the product paths.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "ops/gemm.h"
+#include "unit/ops/test_device.h"
 
 namespace trainer::ops::gemm_test {
 
 using device::Isa;
+using testing::Machine;
+using testing::TestExec;
 
 /// A matrix in its own memory, rows `pitch` apart; what lies between the rows is a sentinel that must survive.
 struct Matrix {
@@ -198,15 +199,6 @@ struct Problem {
   Matrix a, b, out, bias, pre, residual;
   Gemm op;
   std::vector<double> value, pre_value, bound, pre_bound;
-};
-
-/// A CPU with a heap arena.
-struct Machine {
-  explicit Machine(int threads, Isa isa) : cpu(threads, isa), arena(cpu, Arena::Mode::heap) {}
-  Exec exec() { return {cpu, arena, meter}; }
-  device::CpuDevice cpu;
-  Arena arena;
-  Meter meter;
 };
 
 }  // namespace trainer::ops::gemm_test

@@ -15,20 +15,23 @@ namespace {
 
 using namespace gemm_test;
 
-std::vector<Isa> available() {
-  std::vector<Isa> sets;
-  for (const Isa isa : device::kIsas)
-    if (isa <= device::detect_isa()) sets.push_back(isa);
-  return sets;
+using testing::instruction_sets;
+using testing::on_cuda;
+
+/// Operands and result.
+std::vector<std::pair<DType, DType>> types() {
+  std::vector<std::pair<DType, DType>> all{
+      {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+  if (!on_cuda()) all.emplace_back(DType::f64, DType::f64);
+  return all;
 }
 
-constexpr std::pair<DType, DType> kTypes[] = {
-    {DType::f64, DType::f64}, {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+struct Gemm : testing::DeviceTest {};
 
 template <typename F>
 void for_each_case(const std::vector<std::array<int64_t, 3>>& sizes, F&& fn) {
   for (const auto& [m, n, k] : sizes)
-    for (const auto& [in, out] : kTypes)
+    for (const auto& [in, out] : types())
       for (const bool trans_a : {false, true})
         for (const bool trans_b : {false, true}) fn(Case{m, n, k, in, out, trans_a, trans_b});
 }
@@ -39,30 +42,30 @@ const std::vector<std::array<int64_t, 3>> kOddSizes = {
     {100, 515, 33}, {50, 65, 300}, {121, 90, 517}, {7, 3, 0},   {20, 33, 0},
 };
 
-TEST(Gemm, MatchesDoublePrecisionForEveryTransposeTypeAndOddSize) {
-  for (const Isa isa : available()) {
+TEST_F(Gemm, MatchesDoublePrecisionForEveryTransposeTypeAndOddSize) {
+  for (const Isa isa : instruction_sets()) {
     Machine machine(2, isa);
     for_each_case(kOddSizes, [&](Case c) {
       c.gap = c.n % 3;
       Problem problem(c);
-      Exec ex = machine.exec();
+      TestExec& ex = machine.ex;
       run(ex, problem.op);
       problem.expect_result();
     });
   }
 }
 
-TEST(Gemm, AppliesEveryEpilogueOnce) {
-  for (const Isa isa : available()) {
+TEST_F(Gemm, AppliesEveryEpilogueOnce) {
+  for (const Isa isa : instruction_sets()) {
     Machine machine(2, isa);
-    for (const auto& [in, out] : kTypes)
+    for (const auto& [in, out] : types())
       for (const Ending ending : kEndings) {
         if (ending == Ending::accumulate && out == DType::bf16) continue;
         for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
                  {3, 45, 70}, {40, 51, 30}, {70, 40, 700}, {20, 19, 0}, {2, 19, 0}})
           for (const bool trans_b : {false, true}) {
             Problem problem({m, n, k, in, out, false, trans_b, ending, 3});
-            Exec ex = machine.exec();
+            TestExec& ex = machine.ex;
             run(ex, problem.op);
             problem.expect_result();
           }
@@ -70,33 +73,34 @@ TEST(Gemm, AppliesEveryEpilogueOnce) {
   }
 }
 
-TEST(Gemm, IsExactOnSmallIntegers) {
-  for (const Isa isa : available()) {
+TEST_F(Gemm, IsExactOnSmallIntegers) {
+  for (const Isa isa : instruction_sets()) {
     Machine machine(2, isa);
     for_each_case({{4, 70, 33}, {61, 70, 300}, {15, 600, 20}}, [&](Case c) {
       if (c.out == DType::bf16) return;
       c.integers = true;
       Problem problem(c);
-      Exec ex = machine.exec();
+      TestExec& ex = machine.ex;
       run(ex, problem.op);
       problem.expect_result();
     });
   }
 }
 
-TEST(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
-  for (const Isa isa : available())
+TEST_F(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
+  SKIP_ON_CUDA("weights are packed for CPUs");
+  for (const Isa isa : instruction_sets())
     for_each_case({{6, 600, 90}, {130, 1100, 280}, {40, 20, 600}}, [&](Case c) {
       Problem problem(c);
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 3, 7})
         for (const bool packed : {false, true}) {
           Machine machine(threads, isa);
-          Exec ex = machine.exec();
+          TestExec& ex = machine.ex;
           Buffer weight;
           problem.op.packed_b = {};
           if (packed) {
-            weight = Buffer(machine.cpu, "packed", {packed_bytes(machine.cpu, c.in, c.k, c.n)}, DType::u8);
+            weight = Buffer(*machine.device, "packed", {packed_bytes(*machine.device, c.in, c.k, c.n)}, DType::u8);
             run(ex, PackB{problem.op.b, weight, c.trans_b});
             problem.op.packed_b = weight;
           }
@@ -111,17 +115,18 @@ TEST(Gemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
 }
 
 // More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
-TEST(Gemm, CutsLargeOperandsIntoChunks) {
+TEST_F(Gemm, CutsLargeOperandsIntoChunks) {
+  SKIP_ON_CUDA("packed weights and the sizes of a CPU's caches");
   const Isa isa = device::detect_isa();
   for (const auto& [m, n, k] :
        std::initializer_list<std::array<int64_t, 3>>{{10, 9000, 600}, {11, 300, 17000}, {9, 1100, 9000}})
     for (const bool packed : {false, true}) {
       Problem problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place});
       Machine machine(2, isa);
-      Exec ex = machine.exec();
+      TestExec& ex = machine.ex;
       Buffer weight;
       if (packed) {
-        weight = Buffer(machine.cpu, "packed", {packed_bytes(machine.cpu, DType::bf16, k, n)}, DType::u8);
+        weight = Buffer(*machine.device, "packed", {packed_bytes(*machine.device, DType::bf16, k, n)}, DType::u8);
         run(ex, PackB{problem.op.b, weight, true});
         problem.op.packed_b = weight;
       }
@@ -130,20 +135,21 @@ TEST(Gemm, CutsLargeOperandsIntoChunks) {
     }
 }
 
-TEST(Gemm, TallRegisterBlockOfWideSetsAgreesAtNarrowVectors) {
+TEST_F(Gemm, TallRegisterBlockOfWideSetsAgreesAtNarrowVectors) {
+  SKIP_ON_CUDA("a kernel of CPUs");
   if (device::detect_isa() < Isa::avx2) GTEST_SKIP() << "needs AVX2";
   Machine machine(2, Isa::avx2);
   for_each_case(kOddSizes, [&](Case c) {
     Problem problem(c);
-    Exec ex = machine.exec();
+    TestExec& ex = machine.ex;
     own_product(ex, problem.op, avx2::gemm_table_tall);
     problem.expect_result();
   });
 }
 
-TEST(Gemm, LeavesNothingToDoWithoutRowsOrColumns) {
+TEST_F(Gemm, LeavesNothingToDoWithoutRowsOrColumns) {
   Machine machine(2, device::detect_isa());
-  Exec ex = machine.exec();
+  TestExec& ex = machine.ex;
   for (const auto& [m, n] : {std::pair<int64_t, int64_t>{0, 5}, {5, 0}}) {
     Problem problem({m, n, 4, DType::f32, DType::f32});
     run(ex, problem.op);
@@ -151,34 +157,33 @@ TEST(Gemm, LeavesNothingToDoWithoutRowsOrColumns) {
   EXPECT_EQ(machine.meter.of(OpKind::gemm).calls, 2);
 }
 
-TEST(Gemm, NanAndInfinityStayInTheirRowAndColumn) {
+TEST_F(Gemm, NanAndInfinityStayInTheirRowAndColumn) {
   Machine machine(2, device::detect_isa());
   Problem problem({20, 37, 19, DType::f32, DType::f32});
   problem.a.set(3, 5, std::numeric_limits<double>::quiet_NaN());
   problem.b.set(7, 36, std::numeric_limits<double>::infinity());
-  Exec ex = machine.exec();
+  TestExec& ex = machine.ex;
   run(ex, problem.op);
   for (int64_t i = 0; i < 20; ++i)
     for (int64_t j = 0; j < 37; ++j) EXPECT_EQ(std::isfinite(problem.out.at(i, j)), i != 3 && j != 36) << i << " " << j;
 }
 
-TEST(Gemm, DryDeviceTakesTheScratchOfTheRealOne) {
+TEST_F(Gemm, DryDeviceTakesTheScratchOfTheRealOne) {
   for (const auto& [m, n, k] :
        std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {3, 700, 60}, {12, 5000, 2000}}) {
     Problem problem({m, n, k, DType::f32, DType::f32, true, false});
-    device::CpuDevice cpu(2);
-    device::DryDevice dry(2);
-    Arena arena(cpu);
+    const auto device = testing::make_test_device(2, device::detect_isa()), dry = device::make_dry(*device);
+    Arena arena(*device);
     Meter dry_meter, meter;
     arena.record("product", [&] {
-      Exec ex{dry, arena, dry_meter};
-      Gemm op = problem.op;
+      TestExec ex{{*dry, arena, dry_meter}};
+      ops::Gemm op = problem.op;
       op.a.data = op.b.data = op.c.data = nullptr;
       run(ex, op);
     });
     arena.seal();
     arena.begin("product");
-    Exec ex{cpu, arena, meter};
+    TestExec ex{{*device, arena, meter}};
     run(ex, problem.op);
     arena.end();
     problem.expect_result();
@@ -187,11 +192,11 @@ TEST(Gemm, DryDeviceTakesTheScratchOfTheRealOne) {
   }
 }
 
-TEST(Gemm, NamesTheShapesThatDoNotFit) {
+TEST_F(Gemm, NamesTheShapesThatDoNotFit) {
   Machine machine(1, device::detect_isa());
   Problem problem({4, 6, 5, DType::f32, DType::f32});
   problem.op.trans_b = true;
-  Exec ex = machine.exec();
+  TestExec& ex = machine.ex;
   try {
     run(ex, problem.op);
     FAIL() << "accepted";

@@ -27,8 +27,8 @@ std::vector<Tiles> tiles() {
 
 Buffer packed_weight(Machine& machine, const Problem& problem, const GemmTable& table) {
   const Case& c = problem.c;
-  Buffer weight(machine.cpu, "packed", {own_packed_bytes(c.in, c.k, c.n, table)}, DType::u8);
-  Exec ex = machine.exec();
+  Buffer weight(*machine.device, "packed", {own_packed_bytes(c.in, c.k, c.n, table)}, DType::u8);
+  Exec ex = machine.ex;
   own_pack(ex, PackB{problem.op.b, weight, c.trans_b}, table);
   return weight;
 }
@@ -37,7 +37,7 @@ void multiply(Machine& machine, Problem& problem, const GemmTable& table, bool p
   Buffer weight;
   problem.op.packed_b = {};
   if (packed) problem.op.packed_b = weight = packed_weight(machine, problem, table);
-  Exec ex = machine.exec();
+  Exec ex = machine.ex;
   own_product(ex, problem.op, table);
   problem.op.packed_b = {};
 }
@@ -120,7 +120,7 @@ TEST(GemmTiles, WriteLargeResultsWholly) {
       for (const int64_t gap : {0, 5}) {
         Problem problem({1030, 1056, 20, DType::bf16, out, false, false, Ending::all, gap});
         // The heap gives 16-byte boundaries: the result goes to a line's.
-        Buffer c(machine.cpu, "c", {1030, 1056 + gap}, out);
+        Buffer c(*machine.device, "c", {1030, 1056 + gap}, out);
         const Tensor own = problem.op.c;
         problem.op.c = {c.tensor().data, own.shape, out, own.ld()};
         multiply(machine, problem, *set.table, false);

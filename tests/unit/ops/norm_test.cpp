@@ -39,7 +39,7 @@ std::vector<V> row_of(const Grid& grid, int64_t r) {
 }
 
 template <typename T>
-struct Norm : ::testing::Test {
+struct Norm : DeviceTest {
   static constexpr DType kType = DTypeOf<T>::value, kSums = accumulator_of(kType);
 };
 TYPED_TEST_SUITE(Norm, ComputeTypes);
@@ -52,7 +52,7 @@ TYPED_TEST(Norm, ForwardMatchesTheFormulaAndApplyRepeatsItsBits) {
     Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
     Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
     on_every_device(
-        [&](Exec& ex) {
+        [&](TestExec& ex) {
           Grid y({c.rows, c.cols}, this->kType, c.gap), again({c.rows, c.cols}, this->kType, c.gap);
           Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
           run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
@@ -106,7 +106,7 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
     }
     for (const bool accumulate : {false, true}) {
       on_every_device(
-          [&](Exec& ex) {
+          [&](TestExec& ex) {
             Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
             Grid y({c.rows, c.cols}, this->kType), dg = sums_before, db = c.bias ? sums_before : Grid();
             run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
@@ -132,6 +132,71 @@ TYPED_TEST(Norm, BackwardMatchesTheComplexStep) {
             }
           });
     }
+  }
+}
+
+// Long rows by the closed form of the gradient, which the complex step has confirmed for short ones in fp64.
+TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
+  using T = TypeParam;
+  for (const Case& c : {Case{35, 768, 0, true, true}, Case{3, 1030, 0, false, true}, Case{34, 2048, 8, true, true},
+                        Case{3, 4104, 8, true, true}, Case{2, 8200, 0, false, true}, Case{3, 8203, 0, true, true},
+                        Case{2, 17000, 0, true, false}}) {
+    SCOPED_TRACE(format("[{}, {}] gap {} center {} bias {}", c.rows, c.cols, c.gap, c.center, c.bias));
+    Normal draw(13, 0.25, 1);
+    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw), gain = Grid({c.cols}, this->kType).fill(draw);
+    Grid bias = c.bias ? Grid({c.cols}, this->kType).fill(draw) : Grid();
+    Grid dy = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    Grid residual = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    on_every_device(
+        [&](TestExec& ex) {
+          Grid mean = c.center ? Grid({c.rows}, this->kSums) : Grid(), rstd({c.rows}, this->kSums);
+          Grid y({c.rows, c.cols}, this->kType, c.gap), again = y, dx = residual, dg({c.cols}, this->kSums);
+          Grid db = c.bias ? Grid({c.cols}, this->kSums) : Grid();
+          run(ex, NormForward{x, gain, bias, y, mean, rstd, 1e-5, c.center});
+          run(ex, NormApply{x, gain, bias, mean, rstd, again, c.center});
+          EXPECT_TRUE(y.memory() == again.memory());
+          run(ex, NormBackward{dy, x, gain, mean, rstd, dx, dx, dg, db, c.center, false, false});
+          return std::vector<Grid>{y, dx, dg, db};
+        },
+        [&](const std::vector<Grid>& out) {
+          const double n = static_cast<double>(c.cols);
+          std::vector<long double> dgain(static_cast<size_t>(c.cols)), dbias(dgain);  // sums of many rounded terms
+          const auto g = row_of<double>(gain, 0), b = c.bias ? row_of<double>(bias, 0) : std::vector<double>();
+          double worst = 0, worst_dx = 0;
+          for (int64_t r = 0; r < c.rows; ++r) {
+            const auto want = reference_row<double>(row_of<double>(x, r), g, b, 1e-5, c.center);
+            long double mean = 0, squares = 0, sum = 0, product = 0;
+            for (int64_t i = 0; i < c.cols && c.center; ++i) mean += x.at(r, i) / n;
+            for (int64_t i = 0; i < c.cols; ++i) squares += (x.at(r, i) - mean) * (x.at(r, i) - mean) / n;
+            const long double rstd = 1 / std::sqrt(squares + 1e-5L);
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const long double hat = (x.at(r, i) - mean) * rstd, gradient = dy.at(r, i) * g[i];
+              sum += gradient / n;
+              product += gradient * hat / n;
+              dgain[i] += dy.at(r, i) * hat;
+              dbias[i] += dy.at(r, i);
+            }
+            for (int64_t i = 0; i < c.cols; ++i) {
+              const long double hat = (x.at(r, i) - mean) * rstd;
+              const auto dx = static_cast<double>(residual.at(r, i) +
+                                                  rstd * (dy.at(r, i) * g[i] - (c.center ? sum : 0) - hat * product));
+              const double size = 32 * kEps<AccumulatorOf<T>>, rounding = kEps<T>;
+              worst = std::max(worst, std::abs(out[0].at(r, i) - want[i]) /
+                                          (size * (4 + std::abs(want[i])) + rounding * std::abs(want[i])));
+              worst_dx = std::max(worst_dx, std::abs(out[1].at(r, i) - dx) / (size * 10 + rounding * std::abs(dx)));
+            }
+          }
+          EXPECT_LE(worst, 1) << "y, in units of its bound";
+          EXPECT_LE(worst_dx, 1) << "dx, in units of its bound";
+          for (int64_t i = 0; i < c.cols; ++i) {
+            const double scale = static_cast<double>(c.rows);
+            expect_close<AccumulatorOf<T>>(out[2].at(i), static_cast<double>(dgain[i]), 32, scale,
+                                           format("dgain[{}]", i));
+            if (c.bias)
+              expect_close<AccumulatorOf<T>>(out[3].at(i), static_cast<double>(dbias[i]), 32, scale,
+                                             format("dbias[{}]", i));
+          }
+        });
   }
 }
 

@@ -1,8 +1,6 @@
 #pragma once
 // What the tests of row-wise operators share: tensors in their own memory, and runs on every instruction set of this
 // machine and several numbers of threads, whose results must agree in every bit.
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -10,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "tensor/exec.h"
+#include "unit/ops/test_device.h"
 
 namespace trainer::ops::testing {
 
@@ -86,34 +84,34 @@ class Normal {
   std::normal_distribution<double> draw_;
 };
 
-inline std::vector<Isa> instruction_sets() {
-  std::vector<Isa> sets;
-  for (const Isa isa : device::kIsas)
-    if (isa <= device::detect_isa()) sets.push_back(isa);
-  return sets;
-}
-
-/// Calls body(ex), which runs operators on copies of its operands and returns the results, for every instruction set
-/// and 1, 2, 3, 7 threads; results must not depend on the threads. check(results) sees each set's results once.
-inline void on_every_device(const std::function<std::vector<Grid>(Exec&)>& body,
+/// Calls body(ex), which runs operators on copies of its operands and returns the results, on a CPU for every
+/// instruction set and 1, 2, 3, 7 threads, or on a CUDA device in several orders of its blocks; results may depend on
+/// the instruction set only. check(results) sees each set's results once.
+inline void on_every_device(const std::function<std::vector<Grid>(TestExec&)>& body,
                             const std::function<void(const std::vector<Grid>&)>& check) {
   for (const Isa isa : instruction_sets()) {
     std::vector<Grid> first;
-    for (const int threads : {1, 2, 3, 7}) {
-      SCOPED_TRACE(format("{}, {} threads", device::name_of(isa), threads));
-      device::CpuDevice device(threads, isa);
-      Arena arena(device, Arena::Mode::heap);
-      Meter meter;
-      Exec ex{device, arena, meter};
-      const std::vector<Grid> results = body(ex);
+    bool checked = false;
+    const auto run_once = [&](int threads) {
+      Machine machine(threads, isa);
+      const std::vector<Grid> results = body(machine.ex);
       for (const Grid& grid : results) EXPECT_TRUE(grid.gaps_intact());
-      if (threads == 1) {
+      if (!checked) {
         first = results;
         check(results);
+        checked = true;
       }
       ASSERT_EQ(results.size(), first.size());
       for (size_t i = 0; i < results.size(); ++i)
-        EXPECT_TRUE(results[i].memory() == first[i].memory()) << "result " << i << " depends on the threads";
+        EXPECT_TRUE(results[i].memory() == first[i].memory()) << "result " << i << " depends on threads or their order";
+    };
+    if (on_cuda()) {
+      for_each_order([&] { run_once(1); });
+      continue;
+    }
+    for (const int threads : {1, 2, 3, 7}) {
+      SCOPED_TRACE(format("{}, {} threads", device::name_of(isa), threads));
+      run_once(threads);
     }
   }
 }

@@ -1,7 +1,5 @@
 #include "ops/rope.h"
 
-#include <gtest/gtest.h>
-
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -9,13 +7,17 @@
 #include <vector>
 
 #include "tensor/buffer.h"
+#include "unit/ops/test_device.h"
 
 using namespace trainer;
+using trainer::ops::testing::DeviceTest;
+using trainer::ops::testing::Machine;
 
 namespace {
 
+struct Rope : DeviceTest {};
 template <typename T>
-class RopeOf : public ::testing::Test {};
+class RopeOf : public DeviceTest {};
 using Types = ::testing::Types<double, float, bf16>;
 TYPED_TEST_SUITE(RopeOf, Types);
 
@@ -23,14 +25,6 @@ template <typename T>
 double unit_roundoff() {
   return std::is_same_v<T, bf16> ? 0x1p-8 : std::numeric_limits<AccumulatorOf<T>>::epsilon() / 2;
 }
-
-struct Cpu {
-  explicit Cpu(int threads, device::Isa isa = device::detect_isa()) : device(threads, isa) {}
-  device::CpuDevice device;
-  Arena arena{device, Arena::Mode::heap};
-  Meter meter;
-  Exec ex{device, arena, meter};
-};
 
 template <typename T>
 std::vector<T> draw(size_t n, unsigned seed) {
@@ -87,11 +81,11 @@ TEST(RopeTable, HasTheSameBitsOnEveryMachine) {
 TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
   using T = TypeParam;
   using A = AccumulatorOf<T>;
-  for (const auto isa : {device::Isa::plain, device::detect_isa()}) {
+  for (const auto isa : ops::testing::instruction_sets()) {
     for (const int64_t head_dim : {2, 6, 16, 34, 64}) {
       const int64_t sequence = 7, sequences = 3, rows = sequence * sequences, heads = 3, first = 4;
       const int64_t before = 5, pitch = before + heads * head_dim + 3, half = head_dim / 2;
-      Cpu cpu(2, isa);
+      Machine cpu(2, isa);
       std::vector<A> table = table_of<T>(first + sequence, head_dim);
       std::vector<T> x = draw<T>(static_cast<size_t>(rows * pitch), 1);
       const std::vector<T> original = x;
@@ -121,7 +115,7 @@ TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
 TYPED_TEST(RopeOf, KeepsNormsAndInvertsToRounding) {
   using T = TypeParam;
   const int64_t rows = 33, head_dim = 48, heads = 2;
-  Cpu cpu(2);
+  Machine cpu(2);
   std::vector<AccumulatorOf<T>> table = table_of<T>(rows, head_dim);
   std::vector<T> x = draw<T>(static_cast<size_t>(rows * heads * head_dim), 2);
   const std::vector<T> original = x;
@@ -141,9 +135,10 @@ TYPED_TEST(RopeOf, KeepsNormsAndInvertsToRounding) {
     ASSERT_NEAR(static_cast<double>(x[i]), static_cast<double>(original[i]), 24 * unit_roundoff<T>()) << i;
 }
 
-TEST(Rope, ScoresDependOnDistanceAlone) {
+TEST_F(Rope, ScoresDependOnDistanceAlone) {
+  SKIP_ON_CUDA("fp64");
   const int64_t positions = 200, head_dim = 32;
-  Cpu cpu(1);
+  Machine cpu(1);
   std::vector<double> table = table_of<double>(positions, head_dim);
   const std::vector<double> q = draw<double>(head_dim, 3), k = draw<double>(head_dim, 4);
   const auto score = [&](int64_t q_position, int64_t k_position) {
@@ -164,7 +159,7 @@ TYPED_TEST(RopeOf, DoesNotDependOnTheThreadCount) {
   std::vector<AccumulatorOf<T>> table = table_of<T>(rows, head_dim);
   std::vector<T> first;
   for (const int threads : {1, 2, 3, 5}) {
-    Cpu cpu(threads);
+    Machine cpu(threads);
     std::vector<T> x = draw<T>(static_cast<size_t>(rows * heads * head_dim), 5);
     run(cpu.ex, ops::Rope{view(x, rows, heads * head_dim), view(table, rows, head_dim), head_dim, rows, 0, false});
     if (first.empty()) first = x;
@@ -172,8 +167,8 @@ TYPED_TEST(RopeOf, DoesNotDependOnTheThreadCount) {
   }
 }
 
-TEST(Rope, RefusesPositionsBeyondItsTable) {
-  Cpu cpu(1);
+TEST_F(Rope, RefusesPositionsBeyondItsTable) {
+  Machine cpu(1);
   std::vector<float> table = table_of<float>(8, 4), x(12 * 4);
   EXPECT_THROW(run(cpu.ex, ops::Rope{view(x, 12, 4), view(table, 8, 4), 4, 12, 0, false}), Error);
   EXPECT_THROW(run(cpu.ex, ops::Rope{view(x, 4, 4), view(table, 8, 4), 4, 4, 5, false}), Error);

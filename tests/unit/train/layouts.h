@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -16,14 +17,16 @@ namespace trainer::tests {
 using Tensors = std::map<std::string, std::vector<double>>;
 
 inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
+  HostCopy copy;
+  const Tensor local = slice.device == nullptr ? slice.local : copy.get(*slice.device, slice.local);
   std::vector<double>& out = all[slice.name];
   out.resize(static_cast<size_t>(slice.shape.count()), NAN);
   for (const mesh::Run& run : slice.runs)
     for (int64_t i = 0; i < run.length; ++i) {
       double& element = out[static_cast<size_t>(run.global + i)];
       EXPECT_TRUE(std::isnan(element)) << slice.name << " " << run.global + i << " is owned twice";
-      const int64_t local = run.local + i * run.stride;
-      element = slice.local.dtype == DType::f64 ? slice.local.as<double>()[local] : slice.local.as<float>()[local];
+      const int64_t at = run.local + i * run.stride;
+      element = local.dtype == DType::f64 ? local.as<double>()[at] : local.as<float>()[at];
     }
 }
 
@@ -39,6 +42,8 @@ struct Result {
 struct HowToRun {
   int threads = 1;   // of each rank
   double delay = 0;  // of messages, seconds at most
+  /// What each rank computes on, instead of a CPU.
+  std::function<std::unique_ptr<device::Device>()> device = {};
 };
 
 /// `steps` steps of tensor × data ranks.
@@ -50,8 +55,9 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
       return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
     };
-  comm::run_on_threads(static_cast<int>(c.parallel.tensor * c.parallel.data), options, [&](comm::World& world) {
-    Tiny run(&world, c, compute, how.threads);
+  const auto ranks = static_cast<int>(c.parallel.tensor * std::max<int64_t>(c.parallel.data, 1));
+  comm::run_on_threads(ranks, options, [&](comm::World& world) {
+    Tiny run(&world, c, compute, how.device ? how.device() : std::make_unique<device::CpuDevice>(how.threads));
     {
       const std::lock_guard lock(mutex);
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))
@@ -67,7 +73,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
           const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
           collect(result.gradients,
                   {param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
-                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count)});
+                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), &run.device});
         }
       if (static_cast<int64_t>(result.losses.size()) < n) {
         result.losses.push_back(outcome.loss);

@@ -97,6 +97,18 @@ TEST_F(Metrics, DoublesSurviveTheRoundTrip) {
   EXPECT_EQ(back.comm_bytes, step.comm_bytes);
   EXPECT_EQ(back.memory_bytes, step.memory_bytes);
   EXPECT_EQ(back.data_position, step.data_position);
+  EXPECT_FALSE(back.gpu.has_value());
+}
+
+TEST_F(Metrics, AStepOnAGpuTellsItsPowerClockAndTemperature) {
+  StepReport step = full_step();
+  step.gpu = {.watts = 612.5, .sm_mhz = 1755, .celsius = 61};
+  { MetricsLog(file_).write(step); }
+  const StepReport back = step_from(events().at(0));
+  ASSERT_TRUE(back.gpu.has_value());
+  EXPECT_EQ(back.gpu->watts, 612.5);
+  EXPECT_EQ(back.gpu->sm_mhz, 1755);
+  EXPECT_EQ(back.gpu->celsius, 61);
 }
 
 TEST_F(Metrics, WhatIsNotFiniteBecomesNullAndComesBackAsNaN) {

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "base/philox.h"
+#include "tensor/host_copy.h"
 #include "train/trainer.h"
 
 namespace trainer::tests {
@@ -62,8 +63,11 @@ struct Tiny {
       : Tiny(nullptr, c, compute, threads, isa) {}
   /// One rank of a world; null: a world of its own.
   Tiny(comm::World* world, const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
+      : Tiny(world, c, compute, std::make_unique<device::CpuDevice>(threads, isa)) {}
+  Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where)
       : alone(world == nullptr ? comm::solo_world() : nullptr),
-        device(threads, isa),
+        owned(std::move(where)),
+        device(*owned),
         trainer(device, world == nullptr ? *alone : *world, c, kTinyVocab, compute, true),
         batches(tiny_batches(c)) {
     trainer.plan();
@@ -82,12 +86,15 @@ struct Tiny {
   std::vector<std::byte> state() {
     std::vector<std::byte> bytes;
     for (const auto& group : trainer.store().groups())
-      for (const Tensor& t : {group.master.tensor(), group.m.tensor(), group.v.tensor()})
-        bytes.insert(bytes.end(), t.data, t.data + t.bytes());
+      for (const Tensor& t : {group.master.tensor(), group.m.tensor(), group.v.tensor()}) {
+        const HostCopy here(device, t);
+        bytes.insert(bytes.end(), here.tensor().data, here.tensor().data + t.bytes());
+      }
     return bytes;
   }
   std::unique_ptr<comm::World> alone;
-  device::CpuDevice device;
+  std::unique_ptr<device::Device> owned;
+  device::Device& device;
   train::Trainer trainer;
   train::BatchSource batches;
 };

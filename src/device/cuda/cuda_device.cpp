@@ -1,0 +1,203 @@
+#include "device/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/error.h"
+#include "device/cuda/runtime.h"
+
+namespace trainer::device::cuda {
+namespace {
+
+/// Pinned buffers that copies between host and device go through, so that they overlap with kernels and with memcpy.
+constexpr int kStages = 4;
+constexpr int64_t kStageBytes = int64_t{4} << 20;
+
+/// One of the device's numbers.
+int64_t attribute(int ordinal, cudaDeviceAttr which) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "facts of a CUDA device");
+  return value;
+}
+
+Facts facts_at(int ordinal) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, ordinal), "facts of a CUDA device");
+  char pci_bus_id[32] = {};
+  check(cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), ordinal), "facts of a CUDA device");
+  return {.ordinal = ordinal,
+          .name = properties.name,
+          .pci_bus_id = pci_bus_id,
+          .multiprocessors = static_cast<int>(attribute(ordinal, cudaDevAttrMultiProcessorCount)),
+          .capability = static_cast<int>(10 * attribute(ordinal, cudaDevAttrComputeCapabilityMajor) +
+                                         attribute(ordinal, cudaDevAttrComputeCapabilityMinor)),
+          .shared_per_block = attribute(ordinal, cudaDevAttrMaxSharedMemoryPerBlockOptin),
+          .l2_bytes = attribute(ordinal, cudaDevAttrL2CacheSize),
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+}
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(Facts facts, int host_threads) : Device(std::move(facts), false, host_threads), pool_(host_threads) {
+    activate();
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "compute stream");
+    for (Stage& stage : stages_) {
+      check(cudaMallocHost(reinterpret_cast<void**>(&stage.memory), kStageBytes), "pinned host memory");
+      check(cudaEventCreateWithFlags(&stage.done, cudaEventDisableTiming), "event");
+    }
+  }
+  ~CudaDevice() override {
+    cudaSetDevice(gpu().ordinal);
+    cudaStreamSynchronize(stream_);
+    for (const Stage& stage : stages_) {
+      cudaEventDestroy(stage.done);
+      cudaFreeHost(stage.memory);
+    }
+    cudaStreamDestroy(stream_);
+  }
+
+  cudaStream_t stream() const { return stream_; }
+  ThreadPool& host_pool() override { return pool_; }
+  void synchronize() override { check(cudaStreamSynchronize(stream_), "CUDA device"); }
+
+ private:
+  struct Stage {
+    std::byte* memory = nullptr;
+    cudaEvent_t done = nullptr;  // the copy that used the buffer last
+  };
+
+  void activate() const { check(cudaSetDevice(gpu().ordinal), "choice of the CUDA device"); }
+  Stage& next_stage() {
+    Stage& stage = stages_[next_stage_++ % kStages];
+    check(cudaEventSynchronize(stage.done), "CUDA device");
+    return stage;
+  }
+
+  std::byte* allocate_impl(int64_t bytes) override {
+    activate();
+    void* memory = nullptr;
+    const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
+    if (status == cudaErrorMemoryAllocation) {
+      cudaGetLastError();  // this error is no reason to refuse what follows
+      return nullptr;
+    }
+    check(status, "device memory");
+    clear_impl(static_cast<std::byte*>(memory), bytes);
+    return static_cast<std::byte*>(memory);
+  }
+  void release_impl(std::byte* memory, int64_t) noexcept override {
+    cudaSetDevice(gpu().ordinal);
+    cudaStreamSynchronize(stream_);
+    cudaFree(memory);
+  }
+  void clear_impl(std::byte* to, int64_t bytes) override {
+    check(cudaMemsetAsync(to, 0, static_cast<size_t>(bytes), stream_), "clearing of device memory");
+  }
+  void copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte* from, int64_t from_pitch, int64_t rows,
+                      int64_t width) override {
+    const auto bytes = static_cast<size_t>(width);
+    if (rows == 1 || (to_pitch == width && from_pitch == width)) {
+      check(cudaMemcpyAsync(to, from, static_cast<size_t>(rows) * bytes, cudaMemcpyDeviceToDevice, stream_),
+            "copy in device memory");
+    } else {
+      check(cudaMemcpy2DAsync(to, static_cast<size_t>(to_pitch), from, static_cast<size_t>(from_pitch), bytes,
+                              static_cast<size_t>(rows), cudaMemcpyDeviceToDevice, stream_),
+            "copy in device memory");
+    }
+  }
+
+  void to_device_impl(std::byte* to, const void* from, int64_t bytes) override {
+    activate();
+    for (int64_t at = 0; at < bytes; at += kStageBytes) {
+      const auto n = static_cast<size_t>(std::min(kStageBytes, bytes - at));
+      Stage& stage = next_stage();
+      std::memcpy(stage.memory, static_cast<const std::byte*>(from) + at, n);
+      check(cudaMemcpyAsync(to + at, stage.memory, n, cudaMemcpyHostToDevice, stream_), "copy to the device");
+      check(cudaEventRecord(stage.done, stream_), "event");
+    }
+  }
+
+  void to_host_impl(void* to, const std::byte* from, int64_t bytes) override {
+    activate();
+    const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
+    std::array<Stage*, kStages> in_flight{};
+    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is handed over
+      if (const int64_t done = i - kStages + 1; done >= 0) {
+        const Stage& stage = *in_flight[static_cast<size_t>(done % kStages)];
+        check(cudaEventSynchronize(stage.done), "CUDA device");
+        const int64_t at = done * kStageBytes;
+        std::memcpy(static_cast<std::byte*>(to) + at, stage.memory,
+                    static_cast<size_t>(std::min(kStageBytes, bytes - at)));
+      }
+      if (i < chunks) {
+        Stage& stage = next_stage();
+        in_flight[static_cast<size_t>(i % kStages)] = &stage;
+        const int64_t at = i * kStageBytes;
+        check(cudaMemcpyAsync(stage.memory, from + at, static_cast<size_t>(std::min(kStageBytes, bytes - at)),
+                              cudaMemcpyDeviceToHost, stream_),
+              "copy to the host");
+        check(cudaEventRecord(stage.done, stream_), "event");
+      }
+    }
+  }
+
+  ThreadPool pool_;
+  cudaStream_t stream_ = nullptr;
+  std::array<Stage, kStages> stages_;
+  size_t next_stage_ = 0;
+};
+
+int device_count(std::string& reason) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) return count;
+  cudaGetLastError();
+  reason = format("no CUDA device: {}", status == cudaSuccess ? "the driver lists none" : cudaGetErrorString(status));
+  return 0;
+}
+
+}  // namespace
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    throw Error(Code::device, format("{}: {} ({})", what, cudaGetErrorName(status), cudaGetErrorString(status)));
+}
+
+cudaStream_t stream_of(Device& device) {
+  TRAINER_CHECK(device.kind() == Kind::cuda && !device.dry(), "a stream is asked of another device than a CUDA one");
+  return static_cast<CudaDevice&>(device).stream();
+}
+
+std::optional<std::string> version() { return format("CUDA {}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10); }
+
+std::vector<Facts> devices() {
+  std::string reason;
+  std::vector<Facts> found;
+  for (int i = 0, count = device_count(reason); i < count; ++i) found.push_back(facts_at(i));
+  return found;
+}
+
+std::string no_device_reason() {
+  std::string reason;
+  device_count(reason);
+  return reason;
+}
+
+int64_t free_memory(int ordinal) {
+  size_t free_bytes = 0, total = 0;
+  check(cudaSetDevice(ordinal), "choice of the CUDA device");
+  check(cudaMemGetInfo(&free_bytes, &total), "free device memory");
+  return static_cast<int64_t>(free_bytes);
+}
+
+std::unique_ptr<Device> make_device(int ordinal, int host_threads) {
+  std::string reason;
+  const int count = device_count(reason);
+  if (count == 0) throw Error(Code::usage, reason);
+  if (ordinal < 0 || ordinal >= count)
+    throw Error(Code::usage, format("CUDA device {} does not exist: the driver lists {}", ordinal, count));
+  return std::make_unique<CudaDevice>(facts_at(ordinal), host_threads);
+}
+
+}  // namespace trainer::device::cuda

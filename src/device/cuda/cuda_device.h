@@ -1,0 +1,27 @@
+#pragma once
+// CUDA devices as the rest of the program sees them, without CUDA's headers. In a program built without CUDA there are
+// none, and `no_device_reason` says so.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/device.h"
+
+namespace trainer::device::cuda {
+
+/// "CUDA 13.0" of the toolkit this program was built with; none without CUDA.
+std::optional<std::string> version();
+/// The devices this process may use; none without CUDA, without a driver, or without a GPU.
+std::vector<Facts> devices();
+/// Why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
+std::string no_device_reason();
+
+/// What device `ordinal` can give now, in bytes.
+int64_t free_memory(int ordinal);
+
+/// One compute stream on device `ordinal`, and `host_threads` beside it for the work of this rank on the host.
+/// Throws Code::usage when the device does not exist, Code::device when it cannot be used.
+std::unique_ptr<Device> make_device(int ordinal, int host_threads);
+
+}  // namespace trainer::device::cuda

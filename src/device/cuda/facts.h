@@ -1,0 +1,19 @@
+#pragma once
+// What a GPU is, as far as launch geometry, scratch sizes and messages depend on it. No CUDA header is needed to know
+// it, so that dry devices and plans can stand for a GPU that is not here.
+#include <cstdint>
+#include <string>
+
+namespace trainer::device::cuda {
+
+struct Facts {
+  int ordinal = 0;
+  std::string name, pci_bus_id;
+  int multiprocessors = 0;
+  int capability = 0;            // 80, 90: major·10 + minor
+  int64_t shared_per_block = 0;  // bytes, the largest a kernel may ask for
+  int64_t l2_bytes = 0;
+  int64_t memory_bytes = 0;
+};
+
+}  // namespace trainer::device::cuda

@@ -1,0 +1,15 @@
+// Compiled instead of the CUDA device where there is no CUDA compiler.
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+
+namespace trainer::device::cuda {
+
+std::optional<std::string> version() { return std::nullopt; }
+std::vector<Facts> devices() { return {}; }
+std::string no_device_reason() {
+  return "this trainer was built without CUDA (configure it with -DTRAINER_CUDA=ON where nvcc is installed)";
+}
+int64_t free_memory(int) { return 0; }
+std::unique_ptr<Device> make_device(int, int) { throw Error(Code::usage, no_device_reason()); }
+
+}  // namespace trainer::device::cuda

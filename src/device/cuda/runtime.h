@@ -1,0 +1,40 @@
+#pragma once
+// The CUDA runtime for device/cuda, ops/cuda and comm/nccl; nothing else includes it.
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "device/device.h"
+
+namespace trainer::device::cuda {
+
+/// Throws Error{Code::device} "what: cudaErrorName (text)".
+void check(cudaError_t status, const char* what);
+
+/// The compute stream of a CUDA device; an internal error on any other.
+cudaStream_t stream_of(Device& device);
+/// Also of the dry device that stands for a GPU.
+inline const Facts& facts_of(const Device& device) { return device.gpu(); }
+
+struct Grid {
+  dim3 blocks, threads;
+  size_t shared_bytes = 0;  // dynamic shared memory
+};
+
+/// Runs the kernel in the order of the stream. Throws Code::device when the launch is refused.
+template <typename... P, typename... A>
+void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(P...), A&&... args) {
+  constexpr size_t kWithoutAsking = 48 << 10;
+  if (grid.shared_bytes > kWithoutAsking)
+    check(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes)),
+        "shared memory of a kernel");
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid.blocks;
+  config.blockDim = grid.threads;
+  config.dynamicSmemBytes = grid.shared_bytes;
+  config.stream = stream;
+  check(cudaLaunchKernelEx(&config, kernel, std::forward<A>(args)...), "kernel launch");
+}
+
+}  // namespace trainer::device::cuda

@@ -1,0 +1,33 @@
+#pragma once
+// Power, clock and temperature of a GPU by NVML, which comes with the driver: loaded at run time, never required.
+#include <optional>
+#include <string>
+
+namespace trainer::device {
+
+class PowerMeter {
+ public:
+  struct Reading {
+    double watts = 0, sm_mhz = 0, celsius = 0;
+  };
+  /// `pci_bus_id` as the CUDA runtime tells it. Without the library or the device read() has nothing to say.
+  explicit PowerMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
+  ~PowerMeter();
+  PowerMeter(const PowerMeter&) = delete;
+  PowerMeter& operator=(const PowerMeter&) = delete;
+
+  /// Takes up to a millisecond.
+  std::optional<Reading> read() const;
+
+ private:
+  template <typename F>
+  F function(const char* name) const;
+
+  void* library_ = nullptr;
+  void* handle_ = nullptr;  // of the device
+  int (*power_)(void*, unsigned*) = nullptr;
+  int (*clock_)(void*, int, unsigned*) = nullptr;
+  int (*temperature_)(void*, int, unsigned*) = nullptr;
+};
+
+}  // namespace trainer::device

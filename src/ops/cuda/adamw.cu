@@ -1,0 +1,103 @@
+#include "ops/adamw.h"
+
+#include "ops/cuda/map.cuh"
+#include "ops/cuda/ops.h"
+
+namespace trainer::ops::cuda {
+namespace {
+
+/// The canonical arithmetic: fmaf, *, / and sqrtf round once each, and none of these products meets an addition that
+/// could absorb it.
+struct AdamWBody {
+  Rows<float> p, m, v;
+  Rows<const float> g;
+  Rows<bf16> compute;
+  float b1, b2, ob1, ob2, correction, eps, step, decay, scale;
+
+  template <int V>
+  struct Values {
+    float p[V], m[V], v[V], g[V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& x, const Piece& at) const {
+    get(g.at(0, at.c), at.n, x.g);
+    get(p.at(0, at.c), at.n, x.p);
+    get(m.at(0, at.c), at.n, x.m);
+    get(v.at(0, at.c), at.n, x.v);
+  }
+  template <int V>
+  __device__ void store(Values<V>& x, const Piece& at) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float gradient = x.g[i] * scale;
+      x.m[i] = fmaf(b1, x.m[i], ob1 * gradient);
+      x.v[i] = fmaf(b2, x.v[i], ob2 * gradient * gradient);
+      const float u = x.m[i] / fmaf(sqrtf(x.v[i]), correction, eps);
+      x.p[i] = fmaf(step, u, fmaf(decay, x.p[i], x.p[i]));
+    }
+    put(p.at(0, at.c), at.n, x.p);
+    put(m.at(0, at.c), at.n, x.m);
+    put(v.at(0, at.c), at.n, x.v);
+    if (compute.data != nullptr) put(compute.at(0, at.c), at.n, x.p);
+  }
+};
+
+// The sixteen sums of a block (ops/adamw.h) are chains of additions, one per thread; other blocks fill the machine.
+constexpr int kSums = 16, kBlocksPerGroup = 4;
+constexpr int kAhead = 32;  // loads under way per chain
+
+__global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(const float* x, int64_t n, double* blocks) {
+  const int lane = static_cast<int>(threadIdx.x) % kSums;
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * kBlocksPerGroup + threadIdx.x / kSums;
+  const int64_t first = block * kNormBlock, end = first + kNormBlock < n ? first + kNormBlock : n;
+  double sum = 0;
+  int64_t i = first + lane;
+  for (; i + (kAhead - 1) * kSums < end; i += kAhead * kSums) {
+    float next[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) next[k] = x[i + k * kSums];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) sum = fma(static_cast<double>(next[k]), static_cast<double>(next[k]), sum);
+  }
+  for (; i < end; i += kSums) sum = fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sum);
+    // The tree of the CPU: lane j takes lane j + width. Lanes above hold sums that nobody reads.
+#pragma unroll
+  for (int width = kSums / 2; width > 0; width /= 2) sum += shuffle_xor(sum, width);
+  if (lane == 0 && first < n) blocks[block] = sum;
+}
+
+}  // namespace
+
+void run(Exec& ex, const AdamW& op) {
+  TRAINER_CHECK(op.p.dtype == DType::f32, "adamw p is {}: a CUDA device updates fp32 weights", name_of(op.p.dtype));
+  if (ex.device.dry()) return;
+  const AdamWScalars& s = op.scalars;
+  const auto rounded = [](double x) { return static_cast<float>(x); };
+  const AdamWBody body{rows_of<float>(op.p),
+                       rows_of<float>(op.m),
+                       rows_of<float>(op.v),
+                       rows_in<float>(op.g),
+                       rows_of<bf16>(op.compute),
+                       rounded(s.beta1),
+                       rounded(s.beta2),
+                       rounded(1 - s.beta1),
+                       rounded(1 - s.beta2),
+                       rounded(s.inv_sqrt_correction),
+                       rounded(s.eps),
+                       rounded(s.negative_step),
+                       rounded(s.negative_decay),
+                       rounded(s.gradient_scale)};
+  map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+}
+
+void run(Exec& ex, const SquaredNorm& op) {
+  TRAINER_CHECK(op.x.dtype == DType::f32, "squared norm x is {}: a CUDA device sums fp32", name_of(op.x.dtype));
+  const int64_t blocks = op.blocks.count();
+  if (ex.device.dry() || blocks == 0) return;
+  device::cuda::launch(
+      device::cuda::stream_of(ex.device),
+      {dim3(static_cast<unsigned>(divide_up(blocks, int64_t{kBlocksPerGroup}))), dim3(kSums * kBlocksPerGroup)},
+      square_sum_kernel, op.x.as<float>(), op.x.count(), op.blocks.as<double>());
+}
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,119 @@
+// Attention on a CUDA device: which kernels run, and what scratch they need.
+#include "ops/attention.h"
+
+#include <cmath>
+
+#include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/ops.h"
+#include "ops/elementwise.h"
+
+namespace trainer::ops::cuda {
+namespace {
+
+/// Up to this many queries are a matter of reading the cache.
+constexpr int64_t kDecodeQueries = 4;
+constexpr double kLog2e = 1.44269504088896340736;
+
+AttentionRows operand(const Tensor& x, int64_t head_dim) {
+  const int64_t size = size_of(x.dtype);
+  const bool vectors =
+      reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.ld() * size % 16 == 0 && head_dim * size % 16 == 0;
+  return {x.data, x.ld(), vectors};
+}
+
+AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDropout& dropout) {
+  AttentionArgs args;
+  args.q_len = static_cast<int>(s.q_len);
+  args.k_len = static_cast<int>(s.k_len);
+  args.heads = static_cast<int>(s.heads);
+  args.kv_heads = static_cast<int>(s.kv_heads);
+  args.head_dim = static_cast<int>(s.head_dim);
+  args.group = static_cast<int>(s.heads / s.kv_heads);
+  args.k_capacity = s.k_capacity == 0 ? s.k_len : s.k_capacity;
+  args.scale = static_cast<float>(scale);
+  args.scale_log2 = static_cast<float>(scale * kLog2e);
+  if (dropout.p > 0) {
+    args.threshold = dropout_threshold(dropout.p);
+    args.keep_scale = static_cast<float>(1 / (1 - dropout.p));
+    args.step = dropout.step;
+    args.key = dropout.key;
+    args.first_head = dropout.first_sample * dropout.heads_global + dropout.first_head;
+    args.heads_global = dropout.heads_global;
+  }
+  return args;
+}
+
+/// What the grids and 32-bit positions of the kernels can hold.
+void check_limits(const AttentionShape& s, double scale, DType dtype) {
+  constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
+  TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention of {}: CUDA computes in fp32 and bf16",
+                name_of(dtype));
+  TRAINER_CHECK(s.batch <= kGrid && s.heads * kDecodeQueries <= kGrid && s.k_len <= kLength,
+                "attention over {} sequences, {} heads, {} keys: CUDA kernels take at most {}, {} and {}", s.batch,
+                s.heads, s.k_len, kGrid, kGrid / kDecodeQueries, kLength);
+  TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
+}
+
+}  // namespace
+
+void run(Exec& ex, const AttentionForward& op) {
+  const AttentionShape& s = op.shape;
+  const DType dtype = op.q.dtype;
+  check_limits(s, op.scale, dtype);
+  AttentionArgs args = args_of(s, op.scale, op.dropout);
+  // One arena program decodes at every length: scratch depends on the room for keys only.
+  const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
+  Scratch scratch;
+  if (decodes)
+    scratch =
+        ex.take("attention.parts", {decode_parts(s.batch, s.q_len, s.heads, s.head_dim, args.k_capacity)}, DType::f32);
+  if (ex.device.dry()) return;
+
+  args.q = operand(op.q, s.head_dim);
+  args.k = operand(op.k, s.head_dim);
+  args.v = operand(op.v, s.head_dim);
+  args.out = operand(op.out, s.head_dim);
+  args.lse = op.lse ? op.lse.as<float>() : nullptr;
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  if (decodes) {
+    args.parts = scratch.tensor().as<float>();
+    return dtype == DType::bf16 ? decode<bf16>(stream, args, s.batch) : decode<float>(stream, args, s.batch);
+  }
+  if (dtype == DType::f32) return plain_forward<float>(stream, args, s.batch);
+  if (s.head_dim <= kTensorHeadDim &&
+      tensor_forward_shared_bytes(s.head_dim) <= device::cuda::facts_of(ex.device).shared_per_block)
+    return tensor_forward(stream, args, s.batch);
+  plain_forward<bf16>(stream, args, s.batch);
+}
+
+void run(Exec& ex, const AttentionBackward& op) {
+  const AttentionShape& s = op.shape;
+  const DType dtype = op.q.dtype;
+  check_limits(s, op.scale, dtype);
+  AttentionArgs args = args_of(s, op.scale, op.dropout);
+  const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
+  if (ex.device.dry()) return;
+
+  args.q = operand(op.q, s.head_dim);
+  args.k = operand(op.k, s.head_dim);
+  args.v = operand(op.v, s.head_dim);
+  args.out = operand(op.out, s.head_dim);
+  args.dout = operand(op.dout, s.head_dim);
+  args.dq = operand(op.dq, s.head_dim);
+  args.dk = operand(op.dk, s.head_dim);
+  args.dv = operand(op.dv, s.head_dim);
+  args.lse = op.lse.as<float>();
+  args.delta = delta.tensor().as<float>();
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  if (dtype == DType::f32) {
+    row_products<float>(stream, args, s.batch);
+    return plain_backward<float>(stream, args, s.batch);
+  }
+  row_products<bf16>(stream, args, s.batch);
+  if (s.head_dim <= kTensorHeadDim &&
+      tensor_backward_shared_bytes(s.head_dim) <= device::cuda::facts_of(ex.device).shared_per_block)
+    return tensor_backward(stream, args, s.batch);
+  plain_backward<bf16>(stream, args, s.batch);
+}
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,71 @@
+#pragma once
+// Dropout masks of attention: the draws of the CPU's kernels, shared by the lanes that need them.
+#include "ops/cuda/attention_args.h"
+#include "ops/cuda/warp.cuh"
+
+namespace trainer::ops::cuda {
+
+/// Index of (sequence, head, position, key 0) in the whole batch.
+__device__ __forceinline__ uint64_t dropout_index(const AttentionArgs& args, int sequence, int head, int position) {
+  const int64_t global_head = args.first_head + sequence * args.heads_global + head;
+  return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(args.k_len) + static_cast<uint64_t>(position)) *
+         static_cast<uint64_t>(args.k_len);
+}
+
+/// The draw of one element.
+__device__ __forceinline__ uint32_t dropout_draw(const AttentionArgs& args, uint64_t index) {
+  const Philox4 draws = philox_block(args.key, index / 4, args.step);
+  const uint32_t low = index % 2 == 0 ? draws[0] : draws[1], high = index % 2 == 0 ? draws[2] : draws[3];
+  return index % 4 < 2 ? low : high;
+}
+
+/// Between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
+__device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int mask) {
+  const bool upper = (lane & mask) != 0;
+  const uint32_t received = shuffle_xor(upper ? x : y, mask);
+  x = upper ? received : x;
+  y = upper ? y : received;
+}
+
+/// The draws of the four elements a lane holds in a block of sums of mma.m16n8k16. `line_index`: index of key 0 of the
+/// block's row (or column) r is line_index + r·k_len. All lanes of the warp together.
+/// Rows are queries, columns the keys from first_key on.
+__device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
+                                                    int lane, uint32_t (&draws)[4]) {
+  const int g = lane / 4, t = lane % 4;
+  const auto length = static_cast<uint64_t>(args.k_len);
+  if (args.k_len % 4 == 0) {  // four keys are one call: neighbours draw a row each for both
+    const uint64_t index =
+        line_index + static_cast<uint64_t>(g + 8 * (t & 1)) * length + static_cast<uint64_t>(first_key + 4 * (t / 2));
+    const Philox4 block = philox_block(args.key, index / 4, args.step);
+    for (int i = 0; i < 4; ++i) draws[i] = block[static_cast<size_t>(i)];
+    exchange(draws[0], draws[2], lane, 1);
+    exchange(draws[1], draws[3], lane, 1);
+  } else {
+    for (int i = 0; i < 4; ++i)
+      draws[i] = dropout_draw(args, line_index + static_cast<uint64_t>(g + 8 * (i / 2)) * length +
+                                        static_cast<uint64_t>(first_key + 2 * t + i % 2));
+  }
+}
+/// Rows are the keys from first_key on, columns queries.
+__device__ __forceinline__ void draws_of_key_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
+                                                  int lane, uint32_t (&draws)[4]) {
+  const int g = lane / 4, t = lane % 4;
+  const auto length = static_cast<uint64_t>(args.k_len);
+  if (args.k_len % 4 == 0) {  // four lanes below each other draw one of their four groups each, then transpose
+    const uint64_t index = line_index + static_cast<uint64_t>(2 * t + g % 2) * length +
+                           static_cast<uint64_t>(first_key + g / 4 * 4 + g % 4 / 2 * 8);
+    const Philox4 block = philox_block(args.key, index / 4, args.step);
+    for (int i = 0; i < 4; ++i) draws[i] = block[static_cast<size_t>(i)];
+    exchange(draws[0], draws[1], lane, 4);
+    exchange(draws[2], draws[3], lane, 4);
+    exchange(draws[0], draws[2], lane, 8);
+    exchange(draws[1], draws[3], lane, 8);
+  } else {
+    for (int i = 0; i < 4; ++i)
+      draws[i] = dropout_draw(args, line_index + static_cast<uint64_t>(2 * t + i % 2) * length +
+                                        static_cast<uint64_t>(first_key + g + 8 * (i / 2)));
+  }
+}
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,203 @@
+// Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023): a block keeps a tile of queries and
+// passes over the keys it sees, the scores never leave registers. The tile of values is on its way while queries and
+// keys are multiplied, the next tile of keys while probabilities and values are: one buffer of each is enough, and two
+// blocks fit a multiprocessor.
+#include "ops/cuda/attention_dropout.cuh"
+#include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/attention_tile.cuh"
+
+namespace trainer::ops::cuda {
+namespace {
+
+/// Each warp owns kBlocks·16 rows of queries; two blocks halve what it reads of keys and values per product. Tiles of
+/// keys are shorter where sums, scores and draws would not fit the registers.
+template <int kCols, bool kDropout>
+struct ForwardShape {
+  static constexpr int kWarps = 4, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kCols <= 128 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kBlocks, kRows = kWarps * kWarpRows;
+  static constexpr int kKeys = kDropout && (kCols == 96 || kCols == 128) ? 32 : 64;
+  static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kCols * static_cast<int>(sizeof(bf16));
+};
+
+/// A row's largest score so far and the sum of its probabilities relative to it; [block][upper, lower half].
+template <int kBlocks>
+struct RowState {
+  float top[kBlocks][2], sum[kBlocks][2];
+};
+
+/// Scores become probabilities relative to the row's top; returns by how much earlier sums shrink.
+/// Sums are over this lane's columns only until the end: all four lanes of a row shrink them alike.
+template <int kBlocks, int kN>
+__device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], RowState<kBlocks>& rows, float scale_log2,
+                                             float (&shrink)[kBlocks][2]) {
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float top = rows.top[i][half];
+#pragma unroll
+      for (int j = 0; j < kN; ++j) top = fmaxf(top, fmaxf(scores[i][j][2 * half], scores[i][j][2 * half + 1]));
+      top = fmaxf(top, shuffle_xor(top, 1));
+      top = fmaxf(top, shuffle_xor(top, 2));
+      const float shift = top == -INFINITY ? 0.0f : top * scale_log2;  // nothing seen yet: all stays 0
+      shrink[i][half] = fast_exp2(fmaf(rows.top[i][half], scale_log2, -shift));
+      rows.top[i][half] = top;
+      float sum = 0;
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+#pragma unroll
+        for (int c = 2 * half; c < 2 * half + 2; ++c) {
+          scores[i][j][c] = fast_exp2(fmaf(scores[i][j][c], scale_log2, -shift));
+          sum += scores[i][j][c];
+        }
+      }
+      rows.sum[i][half] = fmaf(rows.sum[i][half], shrink[i][half], sum);
+    }
+  }
+}
+
+template <int kCols, bool kDropout>
+__global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
+    attention_forward_kernel(const AttentionArgs args) {
+  using Shape = ForwardShape<kCols, kDropout>;
+  constexpr int kBlocks = Shape::kBlocks, kScoreTiles = Shape::kKeys / 8;
+  bf16* const q_tile = dynamic_shared<bf16>();
+  bf16* const k_tile = q_tile + Shape::kRows * kCols;
+  bf16* const v_tile = k_tile + Shape::kKeys * kCols;
+
+  // The longest rows first, so that the last blocks are short; blocks next to each other share keys in L2.
+  const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kRows;
+  const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
+  const int64_t sequence = blockIdx.z;
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp_row = static_cast<int>(threadIdx.x) / 32 * Shape::kWarpRows;
+  const int position = args.k_len - args.q_len + query;  // of the tile's row 0
+  const int64_t query_row = sequence * args.q_len + query, key_row = sequence * args.k_capacity;
+  const int queries = smaller(Shape::kRows, args.q_len - query);
+  const int tiles = (position + queries + Shape::kKeys - 1) / Shape::kKeys;
+
+  const auto load_keys = [&](bf16* tile, const AttentionRows& x, int key) {
+    load_tile<kCols, Shape::kKeys, Shape::kThreads>(tile, x, key_row + key, args.k_len - key, kv_head, args.head_dim);
+  };
+  load_tile<kCols, Shape::kRows, Shape::kThreads>(q_tile, args.q, query_row, queries, head, args.head_dim);
+  load_keys(k_tile, args.k, (tiles - 1) * Shape::kKeys);
+
+  const BlockOffsets<kCols> left(warp_row, left_place(lane)), right(0, right_place(lane)), rows(0, left_place(lane));
+  float out[kBlocks][kCols / 8][4] = {};
+  RowState<kBlocks> state;
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    for (int half = 0; half < 2; ++half) {
+      state.top[i][half] = -INFINITY;
+      state.sum[i][half] = 0;
+    }
+  }
+  const uint64_t warp_index =
+      kDropout ? dropout_index(args, static_cast<int>(sequence), head, position + warp_row) : uint64_t{0};
+
+  for (int tile = tiles - 1; tile >= 0; --tile) {  // the masked tiles first
+    const int key = tile * Shape::kKeys;
+    const bool seen = key < position + warp_row + Shape::kWarpRows;  // by a row of this warp
+    copies_wait();
+    __syncthreads();  // keys are here, and all are done with the values before
+    load_keys(v_tile, args.v, key);
+
+    float scores[kBlocks][kScoreTiles][4] = {};
+    float shrink[kBlocks][2];
+    if (seen) {
+      multiply_rows<kCols>(scores, q_tile, left, k_tile, right);
+      if (key + Shape::kKeys - 1 > position + warp_row) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+          for (int j = 0; j < kScoreTiles; ++j) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) {
+              const int row = warp_row + 16 * i + lane / 4 + c / 2 * 8, column = 8 * j + lane % 4 * 2 + c % 2;
+              if (key + column > position + row) scores[i][j][c] = -INFINITY;
+            }
+          }
+        }
+      }
+      softmax_step(scores, state, args.scale_log2, shrink);
+      if constexpr (kDropout) {
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+          for (int j = 0; j < kScoreTiles; ++j) {
+            uint32_t draws[4];
+            draws_of_query_rows(args, warp_index + static_cast<uint64_t>(16 * i) * static_cast<uint64_t>(args.k_len),
+                                key + 8 * j, lane, draws);
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+              if (draws[c] < args.threshold) scores[i][j][c] = 0;
+          }
+        }
+      }
+    }
+    copies_wait();
+    __syncthreads();  // values are here, and all are done with the keys
+    if (tile > 0) load_keys(k_tile, args.k, key - Shape::kKeys);
+    if (seen) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kCols / 8; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) out[i][j][c] *= shrink[i][c / 2];
+        }
+      }
+      add_weighted<kCols>(out, as_weights(scores), v_tile, rows);
+    }
+  }
+
+  float factors[kBlocks][2];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = state.sum[i][half];
+      sum += shuffle_xor(sum, 1);
+      sum += shuffle_xor(sum, 2);
+      factors[i][half] = args.keep_scale / sum;
+      const int row = query + warp_row + 16 * i + 8 * half + lane / 4;
+      if (args.lse != nullptr && lane % 4 == 0 && row < args.q_len)
+        args.lse[(sequence * args.heads + head) * args.q_len + row] = state.top[i][half] * args.scale + logf(sum);
+    }
+  }
+  // Through the warp's own rows of the tile of queries, so that rows leave in whole chunks.
+  put_block<kCols>(q_tile, out, factors, warp_row, 0, lane);
+  sync_warp();
+  store_rows<kCols, Shape::kWarpRows>(args.out, query_row + warp_row, queries - warp_row, head, args.head_dim, q_tile,
+                                      warp_row, lane);
+}
+
+template <int kCols>
+struct Forward {
+  static int64_t shared_bytes() { return ForwardShape<kCols, false>::kSharedBytes; }
+  template <bool kDropout>
+  static void launch(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
+    using Shape = ForwardShape<kCols, kDropout>;
+    const dim3 blocks(blocks_for(args.q_len, Shape::kRows), static_cast<unsigned>(args.heads),
+                      static_cast<unsigned>(batch));
+    device::cuda::launch(stream, {blocks, dim3(Shape::kThreads), Shape::kSharedBytes},
+                         attention_forward_kernel<kCols, kDropout>, args);
+  }
+};
+
+}  // namespace
+
+int64_t tensor_forward_shared_bytes(int64_t head_dim) {
+  return with_columns<Forward>(head_dim, [](auto forward) { return forward.shared_bytes(); });
+}
+void tensor_forward(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
+  with_columns<Forward>(args.head_dim, [&](auto forward) {
+    if (args.threshold > 0) {
+      forward.template launch<true>(stream, args, batch);
+    } else {
+      forward.template launch<false>(stream, args, batch);
+    }
+  });
+}
+
+}  // namespace trainer::ops::cuda

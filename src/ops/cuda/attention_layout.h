@@ -1,0 +1,48 @@
+#pragma once
+// Where a tile of bf16 rows lies in shared memory and which rows the lanes of a warp name to ldmatrix. Plain
+// arithmetic: a test on the host counts bank conflicts with it.
+
+namespace trainer::ops::cuda {
+
+/// Elements of bf16 in 16 bytes, the unit of copies and of ldmatrix.
+inline constexpr int kChunk = 8;
+
+/// A row-major tile whose chunks are permuted within each row, by the row: the same chunk of eight successive rows lies
+/// in eight different groups of banks, and so do eight successive chunks.
+template <int kCols>
+struct TileLayout {
+  static_assert(kCols % 32 == 0);
+  static constexpr int kRowChunks = kCols / kChunk;
+  static constexpr bool kWholeLines = kCols % 64 == 0;  // a row is a multiple of 128 bytes, all banks once
+  static constexpr int kMask = kWholeLines ? 7 : 3;
+
+  static constexpr int key_of(int row) { return (kWholeLines ? row : row >> 1) & kMask; }
+  /// Element offset of a chunk.
+  static constexpr int offset(int row, int chunk) { return row * kCols + (chunk ^ key_of(row)) * kChunk; }
+};
+
+/// A lane's part of a 16×16 block of a tile: its row and which of the two chunks.
+struct LanePlace {
+  int row, chunk;
+};
+/// ldmatrix: rows of a left factor (m × k), or, transposed, of a right factor stored k × n.
+constexpr LanePlace left_place(int lane) { return {lane & 15, lane >> 4}; }
+/// ldmatrix: rows of a right factor stored n × k.
+constexpr LanePlace right_place(int lane) { return {(lane & 7) | ((lane & 16) >> 1), (lane >> 3) & 1}; }
+
+/// Element offsets of a lane's rows in the 16×16 blocks of a tile, with most of the arithmetic done once.
+template <int kCols>
+struct BlockOffsets {
+  using Layout = TileLayout<kCols>;
+  int row_offset, swizzled;
+
+  constexpr BlockOffsets(int first_row, LanePlace place)
+      : row_offset((first_row + place.row) * kCols), swizzled(place.chunk ^ Layout::key_of(first_row + place.row)) {}
+  /// Block of rows first_row + 16·i …, columns 16·j …
+  constexpr int at(int i, int j) const {
+    constexpr int kMask = Layout::kMask;
+    return row_offset + 16 * i * kCols + ((2 * j & ~kMask) | (swizzled ^ (2 * j & kMask))) * kChunk;
+  }
+};
+
+}  // namespace trainer::ops::cuda

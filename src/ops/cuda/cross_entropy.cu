@@ -1,0 +1,279 @@
+#include "ops/cross_entropy.h"
+
+#include <limits>
+#include <type_traits>
+
+#include "ops/cuda/ops.h"
+#include "ops/cuda/reduce.cuh"
+
+namespace trainer::ops::cuda {
+namespace {
+
+constexpr int kThreads = 1024;
+
+/// One row of logits and of its gradient, and what the whole grid shares. Columns at and after `vocab` do not count.
+template <typename T>
+struct LossRows {
+  Rows<const float> logits;
+  const int32_t* targets;
+  const float* weights;  // null: all 1
+  Rows<T> dlogits;       // null: no gradient
+  int64_t rows, padded, vocab, first, vocabulary;
+  double scale;
+  double *loss, *largest, *sums;  // largest [rows], sums [2, rows]: shards only
+  bool keep;                      // rows are kept in shared memory between the two passes over them
+
+  __device__ float weight(int64_t r) const { return weights == nullptr ? 1.0f : weights[r]; }
+  /// Column of the target; −1: not here.
+  __device__ int64_t column(int64_t r) const {
+    const int64_t c = targets[r] - first;
+    return c >= 0 && c < vocab ? c : -1;
+  }
+  /// No token at all: the loss becomes NaN, so that the step is refused (the CPU throws at once).
+  __device__ bool lost(int64_t r) const { return targets[r] < 0 || targets[r] >= vocabulary; }
+};
+
+__device__ inline double not_a_number() { return std::bit_cast<double>(0x7fffffffffffffffull); }
+
+/// Largest logit so far, and Σ exp(logit − largest).
+struct Online {
+  float largest = -std::numeric_limits<float>::infinity(), sum = 0;
+};
+
+template <int V>
+__device__ inline void add(Online& row, const float (&x)[V], int n) {
+  float top = row.largest;
+#pragma unroll
+  for (int i = 0; i < V; ++i) top = i < n && x[i] > top ? x[i] : top;
+  if (top > row.largest) {
+    row.sum *= expf(row.largest - top);
+    row.largest = top;
+  }
+  const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // −inf alone adds 0, not NaN
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (i < n) row.sum += expf(x[i] - shift);
+}
+
+/// Sums of a row over the block; the threads' f32 sums are added in f64. Keeps the row in `kept` unless that is null.
+struct RowSums {
+  float largest;
+  double sum;
+};
+template <int V>
+__device__ inline RowSums sums_of(const float* logits, int64_t vocab, float* kept) {
+  __shared__ float tops[kMostWarps];
+  __shared__ double sums[kMostWarps];
+  constexpr int kAhead = 4;
+  const int64_t step = static_cast<int64_t>(blockDim.x) * V;
+  Online row;
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < vocab; c += kAhead * step) {
+    float x[kAhead][V];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t at = c + k * step;
+      if (at < vocab) get(logits + at, static_cast<int>(vocab - at < V ? vocab - at : V), x[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const int64_t at = c + k * step;
+      if (at >= vocab) continue;
+      const int n = static_cast<int>(vocab - at < V ? vocab - at : V);
+      if (kept != nullptr) put(kept + at, n, x[k]);
+      add(row, x[k], n);
+    }
+  }
+  const int warps = static_cast<int>(blockDim.x) / kWarp;
+  const float largest = block_max(row.largest, tops, warps);
+  // A thread without columns, or with −inf alone, holds a sum of 0 (or a NaN, which stays).
+  const double share = row.largest == largest ? 1.0 : static_cast<double>(expf(row.largest - largest));
+  return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
+}
+
+/// factor·(softmax − onehot) of the columns of this thread; 0 in the padding. target < 0: elsewhere.
+template <int V, typename T>
+__device__ inline void write_gradient(const float* logits, T* dlogits, float largest, double sum, int64_t vocab,
+                                      int64_t padded, int64_t target, double factor) {
+  const float scale = static_cast<float>(factor / sum), whole = static_cast<float>(factor);
+  const int64_t step = static_cast<int64_t>(blockDim.x) * V;
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < padded; c += step) {
+    const int n = static_cast<int>(padded - c < V ? padded - c : V);
+    float x[V] = {};
+    if (c < vocab) get(logits + c, static_cast<int>(vocab - c < V ? vocab - c : V), x);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      float value = c + i < vocab ? expf(x[i] - largest) * scale : 0.0f;
+      if (c + i == target) value -= whole;
+      x[i] = value;
+    }
+    put(dlogits + c, n, x);
+  }
+}
+
+template <int V, typename T>
+__device__ inline void write_zeros(T* dlogits, int64_t padded) {
+  const float zeros[V] = {};
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < padded; c += static_cast<int64_t>(blockDim.x) * V)
+    put(dlogits + c, static_cast<int>(padded - c < V ? padded - c : V), zeros);
+}
+
+/// A block takes one row: its sums, its loss, its gradient.
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(LossRows<T> op) {
+  const int64_t r = blockIdx.x;
+  const float weight = op.weight(r);
+  if (weight == 0) {
+    if (threadIdx.x == 0) op.loss[r] = 0;
+    if (op.dlogits.data != nullptr) write_zeros<V>(op.dlogits.at(r, 0), op.padded);
+    return;
+  }
+  const float* logits = op.logits.at(r, 0);
+  const int64_t target = op.column(r);
+  const float at_target = target < 0 ? 0.0f : logits[target];  // before a gradient in place overwrites it
+  float* kept = op.keep ? dynamic_shared<float>() : nullptr;
+  const RowSums row = sums_of<V>(logits, op.vocab, kept);
+  if (threadIdx.x == 0)
+    op.loss[r] = op.lost(r) ? not_a_number()
+                            : static_cast<double>(weight) *
+                                  (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
+  if (op.dlogits.data != nullptr)
+    write_gradient<V>(op.keep ? kept : logits, op.dlogits.at(r, 0), row.largest, row.sum, op.vocab, op.padded, target,
+                      static_cast<double>(weight) * op.scale);
+}
+
+template <int V>
+__global__ void __launch_bounds__(kThreads) shard_sums_kernel(LossRows<float> op) {
+  const int64_t r = blockIdx.x;
+  const RowSums row = sums_of<V>(op.logits.at(r, 0), op.vocab, nullptr);
+  if (threadIdx.x != 0) return;
+  op.largest[r] = static_cast<double>(row.largest);
+  op.sums[r] = row.sum;
+}
+
+__global__ void __launch_bounds__(kThreads) shard_rescale_kernel(LossRows<float> op, const double* largest_here) {
+  const int64_t r = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (r >= op.rows) return;
+  const double largest = op.largest[r];
+  if (op.vocab > 0 && largest_here[r] != largest) op.sums[r] *= exp(largest_here[r] - largest);
+  const int64_t target = op.column(r);
+  op.sums[op.rows + r] = target < 0 ? 0.0 : static_cast<double>(*op.logits.at(r, target)) - largest;
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kThreads) shard_loss_kernel(LossRows<T> op) {
+  const int64_t r = blockIdx.x;
+  const float weight = op.weight(r);
+  const double sum = op.sums[r];
+  if (threadIdx.x == 0)
+    op.loss[r] = weight == 0  ? 0.0
+                 : op.lost(r) ? not_a_number()
+                              : static_cast<double>(weight) * (log(sum) - op.sums[op.rows + r]);
+  if (op.dlogits.data == nullptr) return;
+  if (weight == 0) {
+    write_zeros<V>(op.dlogits.at(r, 0), op.padded);
+    return;
+  }
+  write_gradient<V>(op.logits.at(r, 0), op.dlogits.at(r, 0), static_cast<float>(op.largest[r]), sum, op.vocab,
+                    op.padded, op.column(r), static_cast<double>(weight) * op.scale);
+}
+
+/// Whole warps, no more than a row of `pieces` keeps busy.
+dim3 threads_for(int64_t pieces) {
+  return dim3(static_cast<unsigned>(std::clamp<int64_t>(round_up(pieces, kWarp), kWarp, kThreads)));
+}
+
+/// Calls launch(integral_constant<V>) with the widest piece that the operands allow: the same for every type of the
+/// gradient, so that a loss does not depend on it.
+template <typename F>
+void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
+  constexpr int kPiece = 4;
+  if (aligned_rows({logits, dlogits}, logits.rows(), kPiece)) {
+    launch(std::integral_constant<int, kPiece>{});
+  } else {
+    launch(std::integral_constant<int, 1>{});
+  }
+}
+
+template <typename T>
+LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& weights, const Tensor& dlogits,
+                     int64_t vocab, double scale) {
+  LossRows<T> rows{};
+  rows.logits = rows_in<float>(logits);
+  rows.targets = targets.as<int32_t>();
+  rows.weights = weights ? weights.as<float>() : nullptr;
+  rows.dlogits = rows_of<T>(dlogits);
+  rows.rows = logits.rows();
+  rows.padded = logits.cols();
+  rows.vocab = rows.vocabulary = vocab;
+  rows.scale = scale;
+  return rows;
+}
+
+device::cuda::Grid row_grid(int64_t rows, int64_t pieces) {
+  return {dim3(static_cast<unsigned>(rows)), threads_for(pieces)};
+}
+
+}  // namespace
+
+void run(Exec& ex, const CrossEntropy& op) {
+  for_compute_type(op.dlogits ? op.dlogits.dtype : op.logits.dtype, "cross entropy dlogits", [&]<typename T>(T) {
+    if (ex.device.dry() || op.logits.rows() == 0) return;
+    LossRows<T> rows = rows_for<T>(op.logits, op.targets, op.weights, op.dlogits, op.vocab, op.scale);
+    rows.loss = op.loss.as<double>();
+    const int64_t row_bytes = op.vocab * static_cast<int64_t>(sizeof(float));
+    constexpr int64_t kStatic = 1024;  // shared memory of the sums
+    rows.keep = op.dlogits && row_bytes + kStatic <= device::cuda::facts_of(ex.device).shared_per_block;
+    with_piece(op.logits, op.dlogits, [&](auto piece) {
+      device::cuda::Grid grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
+      if (rows.keep) grid.shared_bytes = static_cast<size_t>(row_bytes);
+      device::cuda::launch(device::cuda::stream_of(ex.device), grid, cross_entropy_kernel<T, piece>, rows);
+    });
+  });
+}
+
+void run(Exec& ex, const ShardSums& op) {
+  for_compute_type(op.shard.logits.dtype, "logits", [&]<typename T>(T) {
+    const Tensor& logits = op.shard.logits;
+    if (ex.device.dry() || logits.rows() == 0) return;
+    LossRows<float> rows = rows_for<float>(logits, op.shard.targets, {}, {}, op.shard.vocab, 1);
+    rows.largest = op.largest.as<double>();
+    rows.sums = op.sums.as<double>();
+    with_piece(logits, {}, [&](auto piece) {
+      device::cuda::launch(device::cuda::stream_of(ex.device),
+                           row_grid(rows.rows, divide_up(op.shard.vocab, int64_t{piece})), shard_sums_kernel<piece>,
+                           rows);
+    });
+  });
+}
+
+void run(Exec& ex, const ShardRescale& op) {
+  const CrossEntropyShard& shard = op.shard;
+  if (ex.device.dry() || shard.logits.rows() == 0) return;
+  LossRows<float> rows = rows_for<float>(shard.logits, shard.targets, {}, {}, shard.vocab, 1);
+  rows.first = shard.first;
+  rows.largest = op.largest.as<double>();
+  rows.sums = op.sums.as<double>();
+  device::cuda::launch(device::cuda::stream_of(ex.device),
+                       {dim3(static_cast<unsigned>(divide_up(rows.rows, int64_t{kThreads}))), dim3(kThreads)},
+                       shard_rescale_kernel, rows, op.largest_here.as<double>());
+}
+
+void run(Exec& ex, const ShardLoss& op) {
+  const CrossEntropyShard& shard = op.shard;
+  for_compute_type(op.dlogits ? op.dlogits.dtype : shard.logits.dtype, "dlogits", [&]<typename T>(T) {
+    if (ex.device.dry() || shard.logits.rows() == 0) return;
+    LossRows<T> rows = rows_for<T>(shard.logits, shard.targets, op.weights, op.dlogits, shard.vocab, op.scale);
+    rows.first = shard.first;
+    rows.vocabulary = op.vocabulary;
+    rows.largest = op.largest.as<double>();
+    rows.sums = op.sums.as<double>();
+    rows.loss = op.loss.as<double>();
+    with_piece(shard.logits, op.dlogits, [&](auto piece) {
+      const int64_t pieces = op.dlogits ? divide_up(rows.padded, int64_t{piece}) : 1;
+      device::cuda::launch(device::cuda::stream_of(ex.device), row_grid(rows.rows, pieces), shard_loss_kernel<T, piece>,
+                           rows);
+    });
+  });
+}
+
+}  // namespace trainer::ops::cuda

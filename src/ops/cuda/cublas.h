@@ -1,0 +1,24 @@
+#pragma once
+// Products by cuBLASLt, with a cache of what it needs to know about each.
+#include "ops/gemm_tuning.h"
+
+namespace trainer::ops::cuda {
+
+/// d = (op(a)·op(b) + beta·c + bias)·gelu'(aux), row-major, any row distances. Sums and the scaling in f32.
+/// op(a) [m, k], op(b) [k, n] of one dtype (f32, bf16), k > 0; c, d [m, n] of one dtype (the operands' or f32).
+struct LtProduct {
+  Tensor a, b, c, d;
+  bool trans_a = false, trans_b = false;
+  float beta = 0;
+  Tensor bias;  // [n], dtype of d, at a multiple of 16 bytes; empty: none
+  Tensor aux;   // [m, n], dtype of d, at a multiple of 16 bytes, rows a multiple of 8 elements apart; empty: none
+};
+
+/// Queues the product; false, and nothing is queued, when cuBLASLt has no algorithm for it within the workspace.
+/// The choice is a function of shapes, dtypes, alignments and of the tuning table: the same in every run.
+bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace);
+
+/// Its name in a tuning table, and what the library's heuristic proposes.
+GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& workspace, int most);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,249 @@
+#include "ops/elementwise.h"
+
+#include "ops/cuda/map.cuh"
+#include "ops/cuda/ops.h"
+#include "ops/cuda/reduce.cuh"
+
+namespace trainer::ops::cuda {
+namespace {
+
+/// draws[i] = draw of element index + i, for V = 1 or 4 elements.
+template <int V>
+__device__ inline void draws_from(PhiloxKey key, uint32_t step, uint64_t index, uint32_t (&draws)[V]) {
+  static_assert(V == 1 || V == 4);
+  const auto skip = static_cast<unsigned>(index % 4);
+  const Philox4 here = philox_block(key, index / 4, step);
+  uint32_t all[8] = {here[0], here[1], here[2], here[3]};
+  if (V > 1 && skip != 0) {
+    const Philox4 next = philox_block(key, index / 4 + 1, step);
+#pragma unroll
+    for (size_t i = 0; i < 4; ++i) all[4 + i] = next[i];
+  }
+  // Moves down by `skip`, without indexing registers.
+#pragma unroll
+  for (unsigned bit = 1; bit <= 2; ++bit)
+#pragma unroll
+    for (unsigned i = 0; i + bit < 8; ++i) all[i] = (skip & bit) != 0 ? all[i + bit] : all[i];
+#pragma unroll
+  for (int i = 0; i < V; ++i) draws[i] = all[i];
+}
+
+template <typename T>
+struct DropoutBody {
+  Rows<const T> x, residual, bias;
+  Rows<T> y;
+  PhiloxKey key;
+  uint32_t step, threshold;
+  uint64_t first_index, width;
+  float scale;
+  template <int V>
+  struct Values {
+    float x[V], residual[V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(x.at(at.r, at.c), at.n, v.x);
+    if (residual.data != nullptr) get(residual.at(at.r, at.c), at.n, v.residual);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    if (bias.data != nullptr) {
+      float b[V];
+      get(bias.at(0, at.c), at.n, b);
+#pragma unroll
+      for (int i = 0; i < V; ++i) v.x[i] += b[i];
+    }
+    if (threshold != 0) {
+      uint32_t draws[V];
+      draws_from(key, step, first_index + static_cast<uint64_t>(at.r) * width + static_cast<uint64_t>(at.c), draws);
+#pragma unroll
+      for (int i = 0; i < V; ++i) v.x[i] = draws[i] >= threshold ? v.x[i] * scale : 0.0f;
+    }
+    if (residual.data != nullptr) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) v.x[i] += v.residual[i];
+    }
+    put(y.at(at.r, at.c), at.n, v.x);
+  }
+};
+
+template <typename From, typename To>
+struct CastBody {
+  Rows<const From> x;
+  Rows<To> y;
+  template <int V>
+  struct Values {
+    float x[V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(x.at(at.r, at.c), at.n, v.x);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    put(y.at(at.r, at.c), at.n, v.x);
+  }
+};
+
+/// Element by element, where one of the types is f64: losses and statistics, never long.
+template <typename From, typename To>
+struct WideCastBody {
+  const From* x;
+  To* y;
+  template <int V>
+  struct Values {
+    From x;
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    v.x = x[at.c];
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    y[at.c] = To(static_cast<AccumulatorOf<To>>(static_cast<AccumulatorOf<From>>(v.x)));
+  }
+};
+
+/// Units of memory: 1, 2, 4, 8 bytes, or Words<4>.
+template <typename Unit>
+struct CopyBody {
+  Rows<const Unit> x;
+  Rows<Unit> y;
+  template <int V>
+  struct Values {
+    Unit x;
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    v.x = *x.at(at.r, at.c);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    *y.at(at.r, at.c) = v.x;
+  }
+};
+
+template <typename Unit>
+struct FillBody {
+  Unit* x;
+  Unit value;
+  template <int V>
+  struct Values {};
+  template <int V>
+  __device__ void load(Values<V>&, const Piece&) const {}
+  template <int V>
+  __device__ void store(Values<V>&, const Piece& at) const {
+    x[at.c] = value;
+  }
+};
+
+template <typename Unit>
+void copy_units(Exec& ex, const Copy& op, int64_t rows, int64_t row_bytes) {
+  constexpr int64_t kSize = sizeof(Unit);
+  const auto unit_ld = [](const Tensor& t) { return t.ld() * size_of(t.dtype) / kSize; };
+  map_pieces<1>(ex,
+                CopyBody<Unit>{{reinterpret_cast<const Unit*>(op.x.data), unit_ld(op.x)},
+                               {reinterpret_cast<Unit*>(op.y.data), unit_ld(op.y)}},
+                rows, row_bytes / kSize);
+}
+
+template <typename Unit>
+void fill_units(Exec& ex, std::byte* data, int64_t bytes, Unit value) {
+  map_pieces<1>(ex, FillBody<Unit>{reinterpret_cast<Unit*>(data), value}, 1,
+                bytes / static_cast<int64_t>(sizeof(Unit)));
+}
+
+/// `size` bytes of the number, as often as they fit into 16.
+template <typename T>
+void fill(Exec& ex, const Tensor& x, T value) {
+  if (reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.bytes() % 16 == 0) {
+    std::array<T, 16 / sizeof(T)> all;
+    all.fill(value);
+    fill_units(ex, x.data, x.bytes(), std::bit_cast<Words<4>>(all));
+  } else {
+    fill_units(ex, x.data, x.bytes(), value);
+  }
+}
+
+}  // namespace
+
+void run(Exec& ex, const DropoutAdd& op) {
+  for_compute_type(op.x.dtype, "dropout x", [&]<typename T>(T) {
+    if (ex.device.dry()) return;
+    const DropoutSite& s = op.site;
+    map<4>(ex,
+           DropoutBody<T>{
+               rows_in<T>(op.x), rows_in<T>(op.residual), rows_in<T>(op.bias), rows_of<T>(op.y), s.key, s.step,
+               dropout_threshold(s.p),
+               static_cast<uint64_t>(s.first_row) * static_cast<uint64_t>(s.width) + static_cast<uint64_t>(s.first_col),
+               static_cast<uint64_t>(s.width), static_cast<float>(1.0 / (1.0 - s.p))},
+           op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
+  });
+}
+
+void run(Exec& ex, const ColumnSum& op) {
+  for_compute_type(op.x.dtype, "column sum x", [&]<typename T>(T) { sum_columns<T>(ex, op); });
+}
+
+void run(Exec& ex, const Cast& op) {
+  if (ex.device.dry()) return;
+  const auto with_type = [](DType dtype, auto&& fn) {
+    dtype == DType::f64 ? fn(double{}) : dtype == DType::f32 ? fn(float{}) : fn(bf16{});
+  };
+  const Tensor x = op.x.range(0, op.x.count()), y = op.y.range(0, op.y.count());
+  with_type(x.dtype, [&]<typename From>(From) {
+    with_type(y.dtype, [&]<typename To>(To) {
+      if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
+        map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
+      } else {
+        map<wide_of<bf16>()>(ex, CastBody<From, To>{rows_in<From>(x), rows_of<To>(y)}, 1, x.count(), {x, y}, false);
+      }
+    });
+  });
+}
+
+void run(Exec& ex, const Copy& op) {
+  if (ex.device.dry()) return;
+  int64_t rows = op.x.rows(), row_bytes = op.x.cols() * size_of(op.x.dtype);
+  auto common = reinterpret_cast<uintptr_t>(op.x.data) | reinterpret_cast<uintptr_t>(op.y.data);
+  if (op.x.packed() && op.y.packed()) {
+    row_bytes *= rows;
+    rows = std::min<int64_t>(rows, 1);
+  } else {
+    common |= static_cast<uintptr_t>((op.x.ld() | op.y.ld()) * size_of(op.x.dtype));
+  }
+  common |= static_cast<uintptr_t>(row_bytes);
+  if (common % 16 == 0) {
+    copy_units<Words<4>>(ex, op, rows, row_bytes);
+  } else if (common % 8 == 0) {
+    copy_units<Words<2>>(ex, op, rows, row_bytes);
+  } else if (common % 4 == 0) {
+    copy_units<Words<1>>(ex, op, rows, row_bytes);
+  } else if (common % 2 == 0) {
+    copy_units<uint16_t>(ex, op, rows, row_bytes);
+  } else {
+    copy_units<uint8_t>(ex, op, rows, row_bytes);
+  }
+}
+
+void run(Exec& ex, const Fill& op) {
+  if (ex.device.dry()) return;
+  switch (op.x.dtype) {
+    case DType::f64:
+      return fill(ex, op.x, op.value);
+    case DType::f32:
+      return fill(ex, op.x, static_cast<float>(op.value));
+    case DType::bf16:
+      return fill(ex, op.x, bf16(op.value));
+    case DType::i32:
+      return fill(ex, op.x, static_cast<int32_t>(op.value));
+    case DType::i64:
+      return fill(ex, op.x, static_cast<int64_t>(op.value));
+    case DType::u16:
+      return fill(ex, op.x, static_cast<uint16_t>(op.value));
+    case DType::u8:
+      return fill(ex, op.x, static_cast<uint8_t>(op.value));
+  }
+}
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,106 @@
+#include "ops/gemm.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "ops/cuda/cublas.h"
+#include "ops/cuda/gemm_epilogue.h"
+#include "ops/cuda/ops.h"
+
+namespace trainer::ops::cuda {
+namespace {
+
+constexpr int64_t kLeastWorkspace = int64_t{1} << 20, kMostWorkspace = int64_t{32} << 20;  // bytes
+
+/// Enough for the partial sums of 16 parts of k, between the bounds.
+int64_t workspace_bytes(const Gemm& op) { return std::clamp(64 * op.c.count(), kLeastWorkspace, kMostWorkspace); }
+
+bool on_16_bytes(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
+
+/// One call of the library, and what it leaves to do: c = `rest` of `sums`, unless sums is empty.
+struct Direct {
+  LtProduct product;
+  Tensor sums;
+  Epilogue rest = {};
+};
+
+/// No value: the epilogue needs the sums before they are rounded, and the library cannot apply it.
+std::optional<Direct> direct(const Gemm& op) {
+  const Epilogue& e = op.epilogue;
+  const bool gelu = e.act == Activation::gelu;
+  Direct way{{op.a, op.b, op.c, op.c, op.trans_a, op.trans_b, op.accumulate ? 1.0f : 0.0f, {}, {}}, {}, {}};
+  LtProduct& product = way.product;
+  if (gelu ? static_cast<bool>(e.residual) : static_cast<bool>(e.pre)) return {};
+  if (e.gradient) {
+    if (op.c.dtype == DType::f32) {
+      way.sums = op.c;
+      way.rest = {.act = e.act, .pre = e.pre, .gradient = true};
+      return way;
+    }
+    const bool fits = op.c.cols() % 8 == 0 && op.c.ld() % 8 == 0 && e.pre.ld() % 8 == 0;
+    if (!fits || !on_16_bytes(e.pre) || !on_16_bytes(op.c)) return {};
+    product.aux = e.pre;
+    return way;
+  }
+  if (e.bias) {
+    if (e.bias.dtype != op.c.dtype || !on_16_bytes(e.bias)) return {};
+    product.bias = e.bias;
+  }
+  if (e.residual) {
+    product.c = e.residual;
+    product.beta = 1;
+  }
+  if (gelu) {  // of the rounded sums: the library would take it of the others
+    product.d = product.c = e.pre ? e.pre : op.c;
+    way.sums = product.d;
+    way.rest.act = e.act;
+  }
+  return way;
+}
+
+/// Any epilogue: sums of some rows at a time, in f32, in half of the workspace.
+void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
+  const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
+  int64_t most = std::min(m, half / (n * size_of(DType::f32)));
+  if (most < m && most > 64) most -= most % 64;  // parts start where whole ones would be aligned
+  TRAINER_CHECK(most > 0, "{} columns in {} bytes of workspace", n, half);
+  const Tensor rest = workspace.range(half, workspace.count() - half);
+  for (int64_t first = 0; first < m; first += most) {
+    const int64_t rows = std::min(most, m - first);
+    const auto part = [&](const Tensor& t) { return t ? t.row_range(first, rows) : t; };
+    const Tensor sums{workspace.data, {rows, n}, DType::f32, 0}, c = part(op.c);
+    const Tensor a = op.trans_a ? op.a.col_range(first, rows) : part(op.a);
+    if (!run_product(ex, {a, op.b, sums, sums, op.trans_a, op.trans_b, 0, {}, {}}, rest))
+      throw Error(Code::device, format("cuBLASLt has no algorithm for {} · {}, transposed {} {}", to_string(a),
+                                       to_string(op.b), op.trans_a, op.trans_b));
+    Epilogue e = op.epilogue;
+    e.pre = part(e.pre);
+    e.residual = op.accumulate ? c : part(e.residual);
+    finish_product(ex, sums, e, c);
+  }
+}
+
+}  // namespace
+
+void run(Exec& ex, const Gemm& op) {
+  if (op.a.dtype != DType::f32 && op.a.dtype != DType::bf16)
+    throw Error(Code::usage, format("a product of {}: a CUDA device computes in fp32 and bf16", name_of(op.a.dtype)));
+  if (op.a.count() == 0) {  // k = 0: sums of nothing
+    if (!ex.device.dry() && !op.accumulate) finish_product(ex, {}, op.epilogue, op.c);
+    return;
+  }
+  const Scratch workspace = ex.take("gemm.workspace", {workspace_bytes(op)}, DType::u8);
+  if (ex.device.dry()) return;
+  const std::optional<Direct> way = direct(op);
+  if (!way || !run_product(ex, way->product, workspace)) return run_in_parts(ex, op, workspace);
+  if (way->sums) finish_product(ex, way->sums, way->rest, op.c);
+}
+
+GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most) {
+  const std::optional<Direct> way = direct(op);
+  if (!way || op.a.count() == 0) return {};
+  const Scratch workspace = ex.take("gemm.workspace", {workspace_bytes(op)}, DType::u8);
+  return candidates_of(ex, way->product, workspace, most);
+}
+
+}  // namespace trainer::ops::cuda

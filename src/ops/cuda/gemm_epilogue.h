@@ -1,0 +1,11 @@
+#pragma once
+// The part of a product's epilogue that the library leaves to us.
+#include "ops/gemm.h"
+
+namespace trainer::ops::cuda {
+
+/// c = what `epilogue` makes of `sums` [m, n] (f32, or c's dtype; empty: zeros). As in Gemm: `pre` receives sums +
+/// bias, or is read by a gradient; sums and residual may be c itself. Operands f32 or bf16, any row distances.
+void finish_product(Exec& ex, const Tensor& sums, const Epilogue& epilogue, const Tensor& c);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,139 @@
+#pragma once
+// Elements of a row in pieces of V, for kernels: one access of up to 16 bytes per piece where addresses and row
+// distances allow it, single elements otherwise. Arithmetic is in f32.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <initializer_list>
+
+#include "ops/cuda/warp.cuh"
+#include "tensor/tensor.h"
+
+namespace trainer::ops::cuda {
+
+/// Elements of a 16-byte access.
+template <typename T>
+constexpr int wide_of() {
+  return 16 / static_cast<int>(sizeof(T));
+}
+
+/// a / b of numbers that are not negative: a division of 64 bits costs several of 32.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
+}
+
+template <int N>
+struct alignas(4 * N) [[gnu::may_alias]] Words {
+  uint32_t word[N];
+};
+
+/// x[i] = p[i], i < n <= V; 0 behind. A whole piece (n = V) is aligned to its size, 16 bytes at most.
+template <int V>
+__device__ inline void get(const float* p, int n, float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+    if (n == V) {
+#pragma unroll
+      for (int i = 0; i < V; i += 4) {
+        const auto words = *reinterpret_cast<const Words<4>*>(p + i);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[i + j] = std::bit_cast<float>(words.word[j]);
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = i < n ? p[i] : 0.0f;
+}
+template <int V>
+__device__ inline void get(const bf16* p, int n, float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+    if (n == V) {
+      constexpr int kWords = V % 8 == 0 ? 4 : 2;
+#pragma unroll
+      for (int i = 0; i < V; i += 2 * kWords) {
+        const auto words = *reinterpret_cast<const Words<kWords>*>(p + i);
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) {
+          x[i + 2 * j] = std::bit_cast<float>(words.word[j] << 16);
+          x[i + 2 * j + 1] = std::bit_cast<float>(words.word[j] & 0xffff0000u);
+        }
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = i < n ? static_cast<float>(p[i]) : 0.0f;
+}
+
+/// p[i] = x[i], i < n <= V.
+template <int V>
+__device__ inline void put(float* p, int n, const float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+    if (n == V) {
+#pragma unroll
+      for (int i = 0; i < V; i += 4) {
+        Words<4> words;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words.word[j] = std::bit_cast<uint32_t>(x[i + j]);
+        *reinterpret_cast<Words<4>*>(p + i) = words;
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (i < n) p[i] = x[i];
+}
+template <int V>
+__device__ inline void put(bf16* p, int n, const float (&x)[V]) {
+  if constexpr (V % 4 == 0) {
+    if (n == V) {
+      constexpr int kWords = V % 8 == 0 ? 4 : 2;
+#pragma unroll
+      for (int i = 0; i < V; i += 2 * kWords) {
+        Words<kWords> words;
+#pragma unroll
+        for (int j = 0; j < kWords; ++j) words.word[j] = bf16_pair(x[i + 2 * j], x[i + 2 * j + 1]);
+        *reinterpret_cast<Words<kWords>*>(p + i) = words;
+      }
+      return;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (i < n) p[i] = bf16(x[i]);
+}
+
+/// A matrix as kernels see it. ld = 0: one row that stands for all.
+template <typename T>
+struct Rows {
+  T* data;
+  int64_t ld;
+  __device__ T* at(int64_t r, int64_t c) const { return data + r * ld + c; }
+};
+template <typename T>
+Rows<T> rows_of(const Tensor& t) {
+  return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
+}
+template <typename T>
+Rows<const T> rows_in(const Tensor& t) {
+  return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
+}
+/// A vector [cols] that every row meets.
+template <typename T>
+Rows<const T> every_row(const Tensor& t) {
+  return {t ? t.as<T>() : nullptr, 0};
+}
+
+/// Whether pieces of v elements at columns 0, v, 2·v, … of every one of `rows` rows are aligned as get and put want.
+inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, int64_t v) {
+  for (const Tensor& t : tensors) {
+    const int64_t unit = std::min<int64_t>(16, v * size_of(t.dtype));
+    if (t && (reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(unit) != 0 ||
+              (rows > 1 && t.rows() > 1 && t.ld() * size_of(t.dtype) % unit != 0)))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace trainer::ops::cuda

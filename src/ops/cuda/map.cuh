@@ -1,0 +1,80 @@
+#pragma once
+// Elementwise kernels: a body loads a piece of V elements of a row, computes and stores it. A thread loads all its
+// pieces before it stores the first, which keeps enough accesses in flight; outputs may therefore be inputs, element by
+// element.
+#include <algorithm>
+
+#include "device/cuda/runtime.h"
+#include "ops/cuda/lanes.cuh"
+#include "tensor/exec.h"
+
+namespace trainer::ops::cuda {
+
+/// A piece of a row: columns c … c + n − 1 of row r, n <= V.
+struct Piece {
+  int64_t r, c;
+  int n;
+};
+
+inline constexpr int kMapThreads = 256, kMapPieces = 2;
+
+template <int V>
+__device__ inline Piece piece_at(int64_t item, int64_t per_row, int64_t cols) {
+  const int64_t r = item < per_row ? 0 : quotient(item, per_row);
+  const int64_t c = (item - r * per_row) * V;
+  return {r, c, static_cast<int>(cols - c < V ? cols - c : V)};
+}
+
+template <int V, typename Body>
+__global__ void __launch_bounds__(kMapThreads) map_kernel(Body body, int64_t items, int64_t per_row, int64_t cols) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * (kMapThreads * kMapPieces) + threadIdx.x;
+  Piece at[kMapPieces];
+  typename Body::template Values<V> values[kMapPieces];
+#pragma unroll
+  for (int i = 0; i < kMapPieces; ++i) {
+    const int64_t item = first + i * kMapThreads;
+    at[i].n = 0;
+    if (item >= items) continue;
+    at[i] = piece_at<V>(item, per_row, cols);
+    body.load(values[i], at[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kMapPieces; ++i)
+    if (at[i].n > 0) body.store(values[i], at[i]);
+}
+
+template <int V, typename Body>
+void map_pieces(Exec& ex, const Body& body, int64_t rows, int64_t cols) {
+  const int64_t per_row = divide_up(cols, int64_t{V}), items = rows * per_row;
+  if (items == 0) return;
+  const auto blocks = static_cast<unsigned>(divide_up(items, int64_t{kMapThreads * kMapPieces}));
+  device::cuda::launch(device::cuda::stream_of(ex.device), {dim3(blocks), dim3(kMapThreads)}, map_kernel<V, Body>, body,
+                       items, per_row, cols);
+}
+
+/// body over rows × cols, in pieces of V elements where all operands (empty ones do not count) are aligned for that,
+/// else element by element. `joins`: packed operands may be taken as one long row; the body then asks for nothing but
+/// places.
+template <int V, typename Body>
+void map(Exec& ex, const Body& body, int64_t rows, int64_t cols, std::initializer_list<Tensor> operands, bool joins) {
+  if (joins && std::all_of(operands.begin(), operands.end(), [](const Tensor& t) { return !t || t.packed(); })) {
+    cols *= rows;
+    rows = std::min<int64_t>(rows, 1);
+  }
+  aligned_rows(operands, rows, V) ? map_pieces<V>(ex, body, rows, cols) : map_pieces<1>(ex, body, rows, cols);
+}
+
+/// fn(T{}) for the compute type of a CUDA operator.
+template <typename F>
+void for_compute_type(DType dtype, const char* name, F&& fn) {
+  switch (dtype) {
+    case DType::f32:
+      return fn(float{});
+    case DType::bf16:
+      return fn(bf16{});
+    default:
+      throw Error(Code::usage, format("{} is {}: a CUDA device computes in fp32 and bf16", name, name_of(dtype)));
+  }
+}
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,54 @@
+#pragma once
+// Activation functions in f32, for kernels whose results are stored as T: to a few units in the last place for f32; for
+// bf16, whose rounding is 2^15 times larger, with the instructions that are fast.
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "ops/cuda/warp.cuh"
+
+namespace trainer::ops::cuda {
+
+template <typename T>
+__device__ inline float exp_for(float x) {
+  if constexpr (std::is_same_v<T, bf16>) return fast_exp2(x * 1.44269504f);
+  return expf(x);
+}
+template <typename T>
+__device__ inline float quotient_for(float a, float b) {
+  if constexpr (std::is_same_v<T, bf16>) return fast_divide(a, b);
+  return a / b;
+}
+
+template <typename T>
+__device__ inline float silu(float x) {
+  return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
+}
+
+/// sigmoid(y) and its derivative s·(1 − s), both to full relative accuracy: from exp(−|y|).
+struct Sigmoid {
+  float value, slope;
+};
+template <typename T>
+__device__ inline Sigmoid sigmoid_with_slope(float y) {
+  const float e = exp_for<T>(-fabsf(y)), inverse = quotient_for<T>(1.0f, 1.0f + e), small = e * inverse;
+  return {y < 0 ? small : inverse, small * inverse};
+}
+
+// gelu(x) = x/2·(1 + tanh u) = x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³).
+inline constexpr float kGeluLinear = static_cast<float>(2 * 0.79788456080286535588);  // 2·√(2/π)
+inline constexpr float kGeluCubic = static_cast<float>(2 * 0.79788456080286535588 * 0.044715);
+
+template <typename T>
+__device__ inline float gelu(float x) {
+  return quotient_for<T>(x, 1.0f + exp_for<T>(x * fmaf(x * x, -kGeluCubic, -kGeluLinear)));
+}
+template <typename T>
+__device__ inline float gelu_gradient(float x) {
+  // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16 s' is 0; the bound keeps x² finite, and comparisons keep a NaN.
+  x = x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x;
+  const float square = x * x;
+  const Sigmoid s = sigmoid_with_slope<T>(x * fmaf(square, kGeluCubic, kGeluLinear));
+  return fmaf(x * s.slope, fmaf(square, 3 * kGeluCubic, kGeluLinear), s.value);
+}
+
+}  // namespace trainer::ops::cuda

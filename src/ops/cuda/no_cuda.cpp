@@ -1,0 +1,43 @@
+// Compiled instead of the CUDA operators where there is no CUDA compiler. A device to run them on cannot be made then;
+// dry devices that stand for a GPU can.
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda/ops.h"
+
+namespace trainer::ops::cuda {
+namespace {
+
+[[noreturn]] void refuse() { throw Error(Code::usage, device::cuda::no_device_reason()); }
+
+}  // namespace
+
+std::string product_path(const device::Device&, DType) { refuse(); }
+void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
+GemmCandidates gemm_candidates(Exec&, const Gemm&, int) { refuse(); }
+
+void run(Exec&, const Gemm&) { refuse(); }
+void run(Exec&, const AttentionForward&) { refuse(); }
+void run(Exec&, const AttentionBackward&) { refuse(); }
+void run(Exec&, const NormForward&) { refuse(); }
+void run(Exec&, const NormApply&) { refuse(); }
+void run(Exec&, const NormBackward&) { refuse(); }
+void run(Exec&, const GeluForward&) { refuse(); }
+void run(Exec&, const SwigluForward&) { refuse(); }
+void run(Exec&, const SwigluBackward&) { refuse(); }
+void run(Exec&, const Rope&) { refuse(); }
+void run(Exec&, const EmbeddingForward&) { refuse(); }
+void run(Exec&, const AddPositions&) { refuse(); }
+void run(Exec&, const EmbeddingBackward&) { refuse(); }
+void run(Exec&, const PositionsBackward&) { refuse(); }
+void run(Exec&, const CrossEntropy&) { refuse(); }
+void run(Exec&, const ShardSums&) { refuse(); }
+void run(Exec&, const ShardRescale&) { refuse(); }
+void run(Exec&, const ShardLoss&) { refuse(); }
+void run(Exec&, const DropoutAdd&) { refuse(); }
+void run(Exec&, const ColumnSum&) { refuse(); }
+void run(Exec&, const Cast&) { refuse(); }
+void run(Exec&, const Copy&) { refuse(); }
+void run(Exec&, const Fill&) { refuse(); }
+void run(Exec&, const AdamW&) { refuse(); }
+void run(Exec&, const SquaredNorm&) { refuse(); }
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,378 @@
+#include "ops/norm.h"
+
+#include "ops/cuda/ops.h"
+#include "ops/cuda/reduce.cuh"
+
+namespace trainer::ops::cuda {
+namespace {
+
+/// The one place that forms y, so that forward and apply agree in every bit: nothing here can be contracted two ways.
+__device__ inline float normalised(float x, float mean, float rstd, float gain) { return (x - mean) * rstd * gain; }
+__device__ inline float normalised(float x, float mean, float rstd, float gain, float bias) {
+  return fmaf((x - mean) * rstd, gain, bias);
+}
+
+template <typename T, int V>
+__device__ inline void normalise(float (&x)[V], float mean, float rstd, const T* gain, const T* bias, int n) {
+  float factor[V], offset[V];
+  get(gain, n, factor);
+  if (bias != nullptr) get(bias, n, offset);
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    x[i] =
+        bias == nullptr ? normalised(x[i], mean, rstd, factor[i]) : normalised(x[i], mean, rstd, factor[i], offset[i]);
+}
+
+template <typename T>
+struct ForwardRows {
+  Rows<const T> x;
+  const T *gain, *bias;
+  Rows<T> y;
+  float *mean, *rstd;
+  int64_t rows, cols;
+  float eps;
+  bool center;
+};
+
+constexpr int kCached = 4;    // pieces of a row that a thread keeps; it reads the others again
+constexpr int kWarpRows = 4;  // rows, each a warp's, of a block
+constexpr int kRowThreads = 256, kMostRowThreads = 512;  // of a block that has one row
+
+/// A row is one warp's (kOneWarp) or one block's.
+template <typename T, int V, bool kOneWarp>
+__global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads, 1)
+    norm_forward_kernel(ForwardRows<T> op) {
+  __shared__ float shared[kMostWarps];
+  const int team = kOneWarp ? kWarp : static_cast<int>(blockDim.x), warps = team / kWarp;
+  const int thread = static_cast<int>(threadIdx.x) % team;
+  const int64_t row = kOneWarp ? static_cast<int64_t>(blockIdx.x) * kWarpRows + threadIdx.x / kWarp : blockIdx.x;
+  if (row >= op.rows) return;
+  const int cols = static_cast<int>(op.cols);
+  const T* in = op.x.at(row, 0);
+  const auto column = [&](int k) { return (thread + k * team) * V; };
+  const auto length = [&](int c) { return cols - c < V ? cols - c : V; };
+  float kept[kCached][V];
+#pragma unroll
+  for (int k = 0; k < kCached; ++k)
+    if (column(k) < cols) get(in + column(k), length(column(k)), kept[k]);
+  const auto each = [&](auto&& body) {
+#pragma unroll
+    for (int k = 0; k < kCached; ++k)
+      if (column(k) < cols) body(kept[k], column(k), length(column(k)));
+    for (int c = column(kCached); c < cols; c += team * V) {
+      float more[V];
+      get(in + c, length(c), more);
+      body(more, c, length(c));
+    }
+  };
+
+  const float count = static_cast<float>(op.cols);
+  float mean = 0;
+  if (op.center) {
+    float sum = 0;
+    each([&](const float(&x)[V], int, int) {
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum += x[i];
+    });
+    mean = block_sum(sum, shared, warps) / count;
+  }
+  float squares = 0;
+  each([&](const float(&x)[V], int, int n) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) squares = i < n ? fmaf(x[i] - mean, x[i] - mean, squares) : squares;
+  });
+  const float rstd = 1.0f / sqrtf(block_sum(squares, shared, warps) / count + op.eps);
+  if (thread == 0) {
+    if (op.mean != nullptr) op.mean[row] = mean;
+    if (op.rstd != nullptr) op.rstd[row] = rstd;
+  }
+  each([&](float(&x)[V], int c, int n) {
+    normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, n);
+    put(op.y.at(row, c), n, x);
+  });
+}
+
+template <typename T, int V>
+void launch_forward(Exec& ex, const ForwardRows<T>& op) {
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  TRAINER_CHECK(op.cols < INT32_MAX / 2, "a norm over {} columns", op.cols);
+  if (op.rows == 0 || op.cols == 0) return;
+  const int64_t pieces = divide_up(op.cols, int64_t{V});
+  if (pieces <= kWarp * kCached) {
+    const auto blocks = static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows}));
+    device::cuda::launch(stream, {dim3(blocks), dim3(kWarp * kWarpRows)}, norm_forward_kernel<T, V, true>, op);
+  } else {
+    const unsigned threads = pieces <= kRowThreads * kCached ? kRowThreads : kMostRowThreads;
+    device::cuda::launch(stream, {dim3(static_cast<unsigned>(op.rows)), dim3(threads)},
+                         norm_forward_kernel<T, V, false>, op);
+  }
+}
+
+template <typename T>
+struct ApplyBody {
+  Rows<const T> x;
+  const T *gain, *bias;
+  const float *mean, *rstd;
+  Rows<T> y;
+  template <int V>
+  struct Values {
+    float x[V], mean, rstd;
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(x.at(at.r, at.c), at.n, v.x);
+    v.mean = mean == nullptr ? 0.0f : mean[at.r];
+    v.rstd = rstd[at.r];
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    normalise(v.x, v.mean, v.rstd, gain + at.c, bias == nullptr ? nullptr : bias + at.c, at.n);
+    put(y.at(at.r, at.c), at.n, v.x);
+  }
+};
+
+template <typename T>
+struct BackwardRows {
+  Rows<const T> dy, x, residual;
+  const T* gain;
+  const float *mean, *rstd;
+  Rows<T> dx;
+  float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null
+  int64_t rows, cols, block_rows;
+  bool center;
+};
+
+constexpr int kBackwardThreads = 512;
+
+/// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
+struct RowTerms {
+  float rstd, constant, slope;
+  __device__ RowTerms(float r, const float (&sums)[2], float count, bool center)
+      : rstd(r), constant(center ? -r * (sums[0] / count) : 0.0f), slope(-r * (sums[1] / count)) {}
+  __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
+};
+
+/// A block walks over its rows; each thread keeps the sums of its K·V columns. The next row is on its way while a row
+/// is reduced, where registers allow it.
+template <typename T, int V, int K>
+__global__ void __launch_bounds__(kBackwardThreads) norm_backward_kernel(BackwardRows<T> op) {
+  constexpr bool kAhead = K * V <= 8;
+  __shared__ float shared[2][2 * kMostWarps];
+  const int threads = static_cast<int>(blockDim.x);
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows;
+  const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
+  const float count = static_cast<float>(op.cols);
+  int64_t column[K];
+  int length[K];
+  float gain[K][V], gain_sum[K][V] = {}, bias_sum[K][V] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    column[k] = (threadIdx.x + static_cast<int64_t>(k) * threads) * V;
+    const int64_t left = op.cols - column[k];
+    length[k] = static_cast<int>(left < 0 ? 0 : left < V ? left : V);
+    get(op.gain + (length[k] > 0 ? column[k] : 0), length[k], gain[k]);
+  }
+  struct Row {
+    float dy[K][V], x[K][V], mean, rstd;
+  };
+  const auto load = [&](Row& row, int64_t r) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      const int64_t c = length[k] > 0 ? column[k] : 0;
+      get(op.dy.at(r, c), length[k], row.dy[k]);
+      get(op.x.at(r, c), length[k], row.x[k]);
+    }
+    row.mean = op.center ? op.mean[r] : 0.0f;
+    row.rstd = op.rstd[r];
+  };
+  Row row, next;
+  if (kAhead && first < last) load(next, first);
+  for (int64_t r = first; r < last; ++r) {
+    if constexpr (kAhead) {
+      row = next;
+      if (r + 1 < last) load(next, r + 1);
+    } else {
+      load(row, r);
+    }
+    float sums[2] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float d = row.dy[k][i], n = i < length[k] ? (row.x[k][i] - row.mean) * row.rstd : 0.0f;
+        gain_sum[k][i] = fmaf(d, n, gain_sum[k][i]);
+        bias_sum[k][i] += d;
+        row.dy[k][i] = d * gain[k][i];
+        row.x[k][i] = n;
+        sums[0] += row.dy[k][i];
+        sums[1] = fmaf(row.dy[k][i], n, sums[1]);
+      }
+    block_sums(sums, shared[r & 1]);
+    const RowTerms terms(row.rstd, sums, count, op.center);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (length[k] == 0) continue;
+      float out[V] = {};
+      if (op.residual.data != nullptr) get(op.residual.at(r, column[k]), length[k], out);
+#pragma unroll
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(row.dy[k][i], row.x[k][i]);
+      put(op.dx.at(r, column[k]), length[k], out);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (length[k] == 0) continue;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column[k];
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      if (i >= length[k]) continue;
+      op.gain_sums[at + i] = gain_sum[k][i];
+      if (op.bias_sums != nullptr) op.bias_sums[at + i] = bias_sum[k][i];
+    }
+  }
+}
+
+/// Rows too long for the registers of a block: the sums stay in memory (that is, in the caches), rows are read twice.
+template <typename T, int V>
+__global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
+  __shared__ float shared[2][2 * kMostWarps];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows, step = static_cast<int64_t>(blockDim.x) * V;
+  const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
+  const float count = static_cast<float>(op.cols);
+  float* gain_sums = op.gain_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  float* bias_sums = op.bias_sums == nullptr ? nullptr : op.bias_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  for (int64_t r = first; r < last; ++r) {
+    const float mean = op.center ? op.mean[r] : 0.0f, rstd = op.rstd[r];
+    const auto load = [&](int64_t c, int n, float(&dy)[V], float(&x)[V], float(&gain)[V]) {
+      get(op.dy.at(r, c), n, dy);
+      get(op.x.at(r, c), n, x);
+      get(op.gain + c, n, gain);
+#pragma unroll
+      for (int i = 0; i < V; ++i) x[i] = i < n ? (x[i] - mean) * rstd : 0.0f;
+    };
+    float sums[2] = {};
+    for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < op.cols; c += step) {
+      const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
+      float dy[V], x[V], gain[V];
+      load(c, n, dy, x, gain);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        sums[0] += dy[i] * gain[i];
+        sums[1] = fmaf(dy[i] * gain[i], x[i], sums[1]);
+        if (i >= n) continue;
+        gain_sums[c + i] = fmaf(dy[i], x[i], r == first ? 0.0f : gain_sums[c + i]);
+        if (bias_sums != nullptr) bias_sums[c + i] = (r == first ? 0.0f : bias_sums[c + i]) + dy[i];
+      }
+    }
+    block_sums(sums, shared[r & 1]);
+    const RowTerms terms(rstd, sums, count, op.center);
+    for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < op.cols; c += step) {
+      const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
+      float dy[V], x[V], gain[V], out[V] = {};
+      load(c, n, dy, x, gain);
+      if (op.residual.data != nullptr) get(op.residual.at(r, c), n, out);
+#pragma unroll
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(dy[i] * gain[i], x[i]);
+      put(op.dx.at(r, c), n, out);
+    }
+  }
+}
+
+/// Threads and columns of a thread for rows of a length; 0 columns: the kernel for long rows.
+struct BackwardShape {
+  int columns, threads;
+};
+BackwardShape backward_shape(int64_t cols) {
+  for (const int columns : {8, 16})
+    if (cols <= int64_t{columns} * kBackwardThreads)
+      return {columns, static_cast<int>(std::max<int64_t>(kWarp, round_up(divide_up(cols, int64_t{columns}), kWarp)))};
+  return {0, kBackwardThreads};
+}
+
+template <typename T, int V>
+void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
+  const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(shape.threads))};
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  if (shape.columns == 8) {
+    device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
+    return;
+  }
+  if constexpr (V > 1) {  // single elements would not fit
+    if (shape.columns == 16) {
+      device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V>, op);
+      return;
+    }
+  }
+  device::cuda::launch(stream, grid, norm_backward_wide_kernel<T, V>, op);
+}
+
+}  // namespace
+
+void run(Exec& ex, const NormForward& op) {
+  for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
+    if (ex.device.dry()) return;
+    constexpr int kPiece = wide_of<T>();
+    const ForwardRows<T> rows{rows_in<T>(op.x),
+                              op.gain.as<T>(),
+                              op.bias ? op.bias.as<T>() : nullptr,
+                              rows_of<T>(op.y),
+                              op.mean ? op.mean.as<float>() : nullptr,
+                              op.rstd ? op.rstd.as<float>() : nullptr,
+                              op.x.rows(),
+                              op.x.cols(),
+                              static_cast<float>(op.eps),
+                              op.center};
+    aligned_rows({op.x, op.y, op.gain, op.bias}, rows.rows, kPiece) ? launch_forward<T, kPiece>(ex, rows)
+                                                                    : launch_forward<T, 1>(ex, rows);
+  });
+}
+
+void run(Exec& ex, const NormApply& op) {
+  for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
+    if (ex.device.dry()) return;
+    const ApplyBody<T> body{rows_in<T>(op.x),
+                            op.gain.as<T>(),
+                            op.bias ? op.bias.as<T>() : nullptr,
+                            op.center ? op.mean.as<float>() : nullptr,
+                            op.rstd.as<float>(),
+                            rows_of<T>(op.y)};
+    map<wide_of<T>()>(ex, body, op.x.rows(), op.x.cols(), {op.x, op.y, op.gain, op.bias}, false);
+  });
+}
+
+void run(Exec& ex, const NormBackward& op) {
+  for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
+    constexpr int kPiece = wide_of<T>();
+    const int64_t rows = op.x.rows(), cols = op.x.cols();
+    const BackwardShape shape = backward_shape(cols);
+    // One wave: what the registers of a multiprocessor hold at a time.
+    const int64_t most = device::cuda::facts_of(ex.device).multiprocessors * std::max(1, 640 / shape.threads);
+    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
+    const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, DType::f32);
+    Scratch bias_sums;
+    if (op.dbias) bias_sums = ex.take("norm.bias_sums", {blocks, cols}, DType::f32);
+    if (ex.device.dry()) return;
+    const BackwardRows<T> args{rows_in<T>(op.dy),
+                               rows_in<T>(op.x),
+                               rows_in<T>(op.residual),
+                               op.gain.as<T>(),
+                               op.center ? op.mean.as<float>() : nullptr,
+                               op.rstd.as<float>(),
+                               rows_of<T>(op.dx),
+                               gain_sums.tensor().as<float>(),
+                               op.dbias ? bias_sums.tensor().as<float>() : nullptr,
+                               rows,
+                               cols,
+                               block_rows,
+                               op.center};
+    if (rows > 0 && cols > 0) {
+      aligned_rows({op.dy, op.x, op.residual, op.dx, op.gain}, rows, kPiece)
+          ? launch_backward<T, kPiece>(ex, args, shape, blocks)
+          : launch_backward<T, 1>(ex, args, shape, blocks);
+    }
+    sum_partials(ex, gain_sums, op.dgain, op.accumulate_gain);
+    if (op.dbias) sum_partials(ex, bias_sums, op.dbias, op.accumulate_bias);
+  });
+}
+
+}  // namespace trainer::ops::cuda

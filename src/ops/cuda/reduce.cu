@@ -1,0 +1,103 @@
+#include "ops/cuda/reduce.cuh"
+
+namespace trainer::ops::cuda {
+namespace {
+
+// A block sums 32 threads' columns; its warps take every kRowWarps-th row and are added in order at the end.
+constexpr int kRowWarps = 8;
+constexpr int64_t kBlocks = 1024;  // aimed at: several per multiprocessor
+constexpr int64_t kLeastRows = 64;
+
+/// sums of the warps of a block, in order, left in warp 0.
+template <int V>
+__device__ inline void add_warps(float (&sum)[V], float (*shared)[kWarp][V]) {
+  const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
+#pragma unroll
+  for (int i = 0; i < V; ++i) shared[warp][lane][i] = sum[i];
+  __syncthreads();
+  if (warp != 0) return;
+  for (int w = 1; w < kRowWarps; ++w)
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] += shared[w][lane][i];
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(kWarp* kRowWarps)
+    column_sum_kernel(Rows<const T> x, int64_t rows, int64_t cols, int64_t block_rows, float* partials) {
+  __shared__ float shared[kRowWarps][kWarp][V];
+  const int64_t c = (static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x) * V;
+  const int n = static_cast<int>(c >= cols ? 0 : cols - c < V ? cols - c : V);
+  const int64_t first = static_cast<int64_t>(blockIdx.y) * block_rows;
+  const int64_t last = first + block_rows < rows ? first + block_rows : rows;
+  float sum[V] = {};
+  if (n > 0) {
+    constexpr int kAhead = 4;
+    for (int64_t r = first + threadIdx.y; r < last; r += kAhead * kRowWarps) {
+      float next[kAhead][V];
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k) {
+        const int64_t row = r + k * kRowWarps;
+        get(x.at(row < last ? row : r, c), n, next[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAhead; ++k)
+        if (r + k * kRowWarps < last)
+#pragma unroll
+          for (int i = 0; i < V; ++i) sum[i] += next[k][i];
+    }
+  }
+  add_warps(sum, shared);
+  if (threadIdx.y == 0 && n > 0)
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (i < n) partials[static_cast<int64_t>(blockIdx.y) * cols + c + i] = sum[i];
+}
+
+__global__ void __launch_bounds__(kWarp* kRowWarps)
+    partial_sum_kernel(const float* partials, int64_t blocks, int64_t cols, float* sums, bool accumulate) {
+  __shared__ float shared[kRowWarps][kWarp][1];
+  const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  float sum[1] = {};
+  if (c < cols) {
+#pragma unroll 8
+    for (int64_t b = threadIdx.y; b < blocks; b += kRowWarps) sum[0] += partials[b * cols + c];
+  }
+  add_warps(sum, shared);
+  if (threadIdx.y == 0 && c < cols) sums[c] = accumulate ? sums[c] + sum[0] : sum[0];
+}
+
+template <typename T, int V>
+void launch_column_sum(Exec& ex, const ColumnSum& op, int64_t block_rows, const Tensor& partials) {
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  const dim3 blocks(static_cast<unsigned>(divide_up(cols, int64_t{kWarp * V})), static_cast<unsigned>(partials.rows()));
+  device::cuda::launch(device::cuda::stream_of(ex.device), {blocks, dim3(kWarp, kRowWarps)}, column_sum_kernel<T, V>,
+                       rows_in<T>(op.x), rows, cols, block_rows, partials.as<float>());
+}
+
+}  // namespace
+
+void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate) {
+  const int64_t cols = sums.count(), blocks = partials.rows();
+  if (cols == 0) return;
+  device::cuda::launch(device::cuda::stream_of(ex.device),
+                       {dim3(static_cast<unsigned>(divide_up(cols, int64_t{kWarp}))), dim3(kWarp, kRowWarps)},
+                       partial_sum_kernel, partials.as<float>(), blocks, cols, sums.as<float>(), accumulate);
+}
+
+template <typename T>
+void sum_columns(Exec& ex, const ColumnSum& op) {
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  const int64_t groups = divide_up(std::max<int64_t>(cols, 1), int64_t{kWarp} * wide_of<T>());
+  const int64_t block_rows = std::max(kLeastRows, divide_up(rows * groups, kBlocks));
+  const Scratch partials = ex.take("column_sum.partials", {divide_up(rows, block_rows), cols}, DType::f32);
+  if (ex.device.dry()) return;
+  if (rows > 0 && cols > 0) {
+    aligned_rows({op.x}, rows, wide_of<T>()) ? launch_column_sum<T, wide_of<T>()>(ex, op, block_rows, partials)
+                                             : launch_column_sum<T, 1>(ex, op, block_rows, partials);
+  }
+  sum_partials(ex, partials, op.sums, op.accumulate);
+}
+template void sum_columns<float>(Exec&, const ColumnSum&);
+template void sum_columns<bf16>(Exec&, const ColumnSum&);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,33 @@
+#pragma once
+// Sums whose order is a function of shapes: over the threads of a block, and over rows by way of partial sums.
+#include "ops/cuda/map.cuh"
+#include "ops/elementwise.h"
+
+namespace trainer::ops::cuda {
+
+inline constexpr int kWarp = 32, kMostWarps = 32;  // threads of a warp; warps of a block
+
+/// Sums of K values over a one-dimensional block of whole warps, the same bits in every thread, with one barrier.
+/// `shared` holds K·kMostWarps values; the next call must use other memory, or a barrier lies between.
+template <typename T, int K>
+__device__ inline void block_sums(T (&values)[K], T* shared) {
+#pragma unroll
+  for (int k = 0; k < K; ++k) values[k] = warp_sum(values[k]);
+  const int lane = lane_id(), warps = static_cast<int>(blockDim.x) / kWarp;
+  if (lane == 0) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) shared[k * kMostWarps + static_cast<int>(threadIdx.x) / kWarp] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
+}
+
+/// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed; sums f32.
+void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate);
+
+/// ColumnSum's body, checked. Scratch "column_sum.partials" is a function of the shape.
+template <typename T>
+void sum_columns(Exec& ex, const ColumnSum& op);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,15 @@
+#pragma once
+// Rows of a batch sorted by token: the order in which a table's gradient is summed.
+#include "tensor/exec.h"
+
+namespace trainer::ops::cuda {
+
+/// order[start[v] … start[v + 1]) are the rows r with ids[r] = first + v, ascending. start [rows + 1] i32; order i32,
+/// at least as long as ids, with the rows of other tokens at its end.
+struct SortedRows {
+  Scratch start, order;
+};
+/// ids [n] i32, n < 2^31; v in [0, rows). Scratch is a function of n and rows; on a dry device it is only taken.
+SortedRows sort_rows(Exec& ex, const Tensor& ids, int64_t first, int64_t rows);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,130 @@
+#pragma once
+// The parts of a kernel that are not plain C++: collectives of a warp, shared memory, vector accesses, fast functions.
+// Everything else is built from these, so that kernels also run where they are compiled as C++ and a warp is emulated.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "base/dtype.h"
+
+#if defined(__CUDACC__)
+namespace trainer::ops::cuda {
+
+inline constexpr unsigned kWarpMask = 0xffffffffu;
+
+/// Of blocks whose x extent is a multiple of 32, or that are one-dimensional.
+__device__ __forceinline__ int lane_id() {
+  unsigned lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return static_cast<int>(lane);
+}
+
+/// The dynamic shared memory of the block, 16-byte aligned at least.
+template <typename T>
+__device__ __forceinline__ T* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char trainer_dynamic_shared[];
+  return reinterpret_cast<T*>(trainer_dynamic_shared);
+}
+
+__device__ __forceinline__ void sync_warp() { __syncwarp(kWarpMask); }
+
+/// The value of lane `source`; of the lane whose number differs in `bits`; of the lane `delta` below (the own value in
+/// lanes that have none). All 32 lanes take part, as in every collective here.
+template <typename T>
+__device__ __forceinline__ T shuffle(T value, int source) {
+  return __shfl_sync(kWarpMask, value, source);
+}
+template <typename T>
+__device__ __forceinline__ T shuffle_xor(T value, int bits) {
+  return __shfl_xor_sync(kWarpMask, value, bits);
+}
+template <typename T>
+__device__ __forceinline__ T shuffle_up(T value, int delta) {
+  return __shfl_up_sync(kWarpMask, value, static_cast<unsigned>(delta));
+}
+/// Bit i: lane i's predicate.
+__device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
+
+/// 2^x to about two units in the last place; 0 for −inf.
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// a / b to about two units in the last place, 0 where |b| is above 2^126.
+__device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
+
+/// Two values rounded to bf16, `low` in the lower half.
+__device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+}  // namespace trainer::ops::cuda
+#else
+#include <emulated_warp.h>
+#endif
+
+namespace trainer::ops::cuda {
+
+/// Sum and maximum over the warp, the same bits in every lane: partners are 16, 8, 4, 2, 1 lanes apart.
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+  for (int bits = 16; bits > 0; bits /= 2) value += shuffle_xor(value, bits);
+  return value;
+}
+template <typename T>
+__device__ __forceinline__ T warp_max(T value) {
+  for (int bits = 16; bits > 0; bits /= 2) {
+    const T other = shuffle_xor(value, bits);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+/// Sum over a one-dimensional block of `warps` full warps, the same bits in every thread: warps are added in order.
+/// `shared` has room for `warps` values; it may be used again at once.
+template <typename T>
+__device__ __forceinline__ T block_sum(T value, T* shared, int warps) {
+  value = warp_sum(value);
+  if (warps == 1) return value;
+  __syncthreads();
+  if (lane_id() == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  T total = shared[0];
+  for (int i = 1; i < warps; ++i) total += shared[i];
+  return total;
+}
+template <typename T>
+__device__ __forceinline__ T block_max(T value, T* shared, int warps) {
+  value = warp_max(value);
+  if (warps == 1) return value;
+  __syncthreads();
+  if (lane_id() == 0) shared[threadIdx.x / 32] = value;
+  __syncthreads();
+  T largest = shared[0];
+  for (int i = 1; i < warps; ++i) largest = shared[i] > largest ? shared[i] : largest;
+  return largest;
+}
+
+/// `n` values that are loaded and stored with one instruction where they fill 16 bytes.
+template <typename T, int n>
+struct alignas(sizeof(T) * n) Pack {
+  T values[n];
+};
+/// As many values as 16 bytes hold.
+template <typename T>
+inline constexpr int kPack = static_cast<int>(16 / sizeof(T));
+/// `from` and `to` are aligned to the size of the pack.
+template <int n, typename T>
+__device__ __forceinline__ Pack<T, n> load_pack(const T* from) {
+  return *reinterpret_cast<const Pack<T, n>*>(from);
+}
+template <int n, typename T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
+  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+}
+
+}  // namespace trainer::ops::cuda

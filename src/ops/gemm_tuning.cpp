@@ -1,0 +1,95 @@
+#include "ops/gemm_tuning.h"
+
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "ops/cuda/ops.h"
+
+namespace trainer::ops {
+namespace {
+
+using nlohmann::json;
+
+[[noreturn]] void fail(const std::string& place, const char* expected) {
+  throw Error(Code::config, format("tuning table: {}: expected {}", place, expected));
+}
+
+const json& member(const json& object, const std::string& place, const char* key) {
+  const auto found = object.find(key);
+  if (found == object.end()) fail(place, format("a member \"{}\"", key).c_str());
+  return *found;
+}
+std::string text_of(const json& object, const std::string& place, const char* key) {
+  const json& value = member(object, place, key);
+  if (!value.is_string()) fail(format("{}.{}", place, key), "a text");
+  return value.get<std::string>();
+}
+
+uint64_t hexadecimal(const json& value, const std::string& place) {
+  if (!value.is_string()) fail(place, "a text \"0x…\"");
+  const auto& text = value.get_ref<const std::string&>();
+  uint64_t word = 0;
+  const char* end = text.data() + text.size();
+  if (!text.starts_with("0x")) fail(place, "a text \"0x…\"");
+  const auto [stop, error] = std::from_chars(text.data() + 2, end, word, 16);
+  if (error != std::errc{} || stop != end) fail(place, "64 bits in hexadecimal");
+  return word;
+}
+
+TunedProduct product_of(const json& entry, const std::string& place) {
+  TunedProduct product;
+  const json& words = member(entry, place, "algorithm");
+  if (!words.is_array() || words.size() != product.algorithm.size()) fail(place + ".algorithm", "eight words");
+  for (size_t i = 0; i < product.algorithm.size(); ++i)
+    product.algorithm[i] = hexadecimal(words[i], format("{}.algorithm[{}]", place, i));
+  const json& workspace = member(entry, place, "workspace");
+  if (!workspace.is_number_unsigned() || workspace.get<uint64_t>() >> 40 != 0) fail(place + ".workspace", "bytes");
+  product.workspace = workspace.get<int64_t>();
+  const json& time = member(entry, place, "microseconds");
+  if (!time.is_number() || !(time.get<double>() >= 0)) fail(place + ".microseconds", "a time");
+  product.microseconds = time.get<double>();
+  return product;
+}
+
+}  // namespace
+
+GemmTuning parse_gemm_tuning(std::string_view text) {
+  const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!all.is_object()) fail("the file", "a JSON object");
+  GemmTuning tuning{text_of(all, "the file", "device"), text_of(all, "the file", "library"), {}};
+  const json& products = member(all, "the file", "products");
+  if (!products.is_array()) fail("products", "a list");
+  for (size_t i = 0; i < products.size(); ++i) {
+    const std::string place = format("products[{}]", i);
+    if (!products[i].is_object()) fail(place, "an object");
+    if (!tuning.products.emplace(text_of(products[i], place, "product"), product_of(products[i], place)).second)
+      fail(place + ".product", "a product that the list has not named before");
+  }
+  return tuning;
+}
+
+std::string to_json(const GemmTuning& tuning) {
+  json products = json::array();
+  for (const auto& [name, product] : tuning.products) {
+    json words = json::array();
+    for (const uint64_t word : product.algorithm) words.push_back(format("{:#018x}", word));
+    products.push_back({{"product", name},
+                        {"algorithm", words},
+                        {"workspace", static_cast<uint64_t>(product.workspace)},
+                        {"microseconds", product.microseconds}});
+  }
+  return json{{"device", tuning.device}, {"library", tuning.library}, {"products", products}}.dump(1) + "\n";
+}
+
+void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) {
+  if (device.kind() != device::Kind::cuda)
+    throw Error(Code::usage, "a tuning table chooses among the algorithms of a GPU's library; this device is a CPU");
+  cuda::use_gemm_tuning(device, tuning);
+}
+
+GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most) {
+  if (ex.device.kind() != device::Kind::cuda) return {};
+  return cuda::gemm_candidates(ex, op, most);
+}
+
+}  // namespace trainer::ops

@@ -1,0 +1,20 @@
+#include "tensor/host_copy.h"
+
+namespace trainer {
+
+const Tensor& HostCopy::get(device::Device& device, const Tensor& tensor) {
+  TRAINER_CHECK(tensor.packed(), "a copy of rows that are {} apart, {} long", tensor.ld(), tensor.cols());
+  device_ = &device;
+  there_ = here_ = tensor;
+  if (device.kind() == device::Kind::cpu || device.dry()) return here_;
+  memory_.resize(static_cast<size_t>(tensor.bytes()));
+  device.copy_to_host(memory_.data(), tensor.data, tensor.bytes());
+  here_.data = memory_.data();
+  return here_;
+}
+
+void HostCopy::put() {
+  if (here_.data != there_.data) device_->copy_to_device(there_.data, here_.data, there_.bytes());
+}
+
+}  // namespace trainer

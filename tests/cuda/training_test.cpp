@@ -1,0 +1,166 @@
+// Whole training runs on the emulated CUDA device: the same model, code and data as on the CPU. Host code that touches
+// device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/store.h"
+#include "device/cuda/cuda_device.h"
+#include "emulator.h"
+#include "train/generate.h"
+#include "train/machine.h"
+#include "train/replica_check.h"
+#include "train/run_state.h"
+#include "unit/train/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 2); }
+const HowToRun kOnGpu{.device = gpu};
+
+/// Warm-up and a learning rate of at most 1e-3, as the promises on losses ask for.
+config::Config config_of(config::Arch arch) {
+  config::Config c = tiny_config(arch);
+  c.optim.lr = 1e-3;
+  return c;
+}
+
+class EveryModel : public testing::TestWithParam<config::Arch> {};
+INSTANTIATE_TEST_SUITE_P(Models, EveryModel, testing::Values(config::Arch::gpt2, config::Arch::llama),
+                         [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
+
+TEST_P(EveryModel, StartsFromTheSameBitsAndFollowsTheCpuInFp32) {
+  const config::Config c = config_of(GetParam());
+  const Result cpu = train(c, DType::f32, 10), cuda = train(c, DType::f32, 10, kOnGpu);
+  EXPECT_TRUE(cuda.start == cpu.start);
+  expect_same_gradients(cuda.gradients, cpu.gradients, 1e-5);
+  EXPECT_NEAR(cuda.losses.front(), cpu.losses.front(), 1e-6 * cpu.losses.front());
+  EXPECT_NEAR(cuda.losses.back(), cpu.losses.back(), 1e-6 * cpu.losses.back());
+}
+
+TEST_P(EveryModel, IsAsCloseToDoublePrecisionInBf16AsTheCpu) {
+  const config::Config c = config_of(GetParam());
+  const Result exact = train(c, DType::f64, 1), cpu = train(c, DType::bf16, 10),
+               cuda = train(c, DType::bf16, 10, kOnGpu);
+  EXPECT_TRUE(cuda.start == cpu.start);
+  for (const auto& [name, values] : exact.gradients) {
+    if (is_key_bias(name)) continue;
+    EXPECT_LE(relative_error(cuda.gradients.at(name), values), 1.5 * relative_error(cpu.gradients.at(name), values))
+        << name;
+  }
+  EXPECT_NEAR(cuda.losses.back(), cpu.losses.back(), 2e-3 * cpu.losses.back());
+}
+
+TEST_P(EveryModel, DoesNotDependOnTheOrderOfBlocksAndThreads) {
+  const config::Config c = config_of(GetParam());
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const Result first = train(c, compute, 3, kOnGpu);
+    for (const auto order : {emulator::Order::descending, emulator::Order::shuffled}) {
+      emulator::set_order(order);
+      expect_same_bits(train(c, compute, 3, kOnGpu), first);
+    }
+    emulator::set_order(emulator::Order::ascending);
+  }
+}
+
+TEST_P(EveryModel, RecomputationChangesNoBit) {
+  config::Config c = config_of(GetParam());
+  const Result first = train(c, DType::bf16, 2, kOnGpu);
+  for (const auto mode : {config::Recompute::selective, config::Recompute::full}) {
+    c.train.recompute = mode;
+    expect_same_bits(train(c, DType::bf16, 2, kOnGpu), first);
+  }
+}
+
+TEST_P(EveryModel, TakesTheMemoryOfItsPlan) {
+  config::Config c = config_of(GetParam());
+  Tiny run(nullptr, c, DType::bf16, gpu());
+  run.step(1);
+  train::Machine machine{.threads = 2, .compute = DType::bf16, .gpu = device::cuda::devices().front()};
+  const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
+  EXPECT_EQ(plan.total, run.device.memory_total());
+}
+
+/// A folder of its own that goes with the test.
+struct TemporaryFolder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / format("trainer_cuda_{}_{}", ::getpid(), static_cast<const void*>(this));
+  TemporaryFolder() { std::filesystem::create_directories(path); }
+  ~TemporaryFolder() { std::filesystem::remove_all(path); }
+};
+
+void save(Tiny& run, const std::filesystem::path& folder, int64_t step) {
+  checkpoint::CheckpointStore store(folder, {.keep = 1}, checkpoint::system_calls(), run.alone.get());
+  checkpoint::Snapshot snapshot;
+  snapshot.state.step = snapshot.state.adam_step = step;
+  snapshot.tied = run.trainer.config().model.tie_embeddings.value();
+  snapshot.tensors = checkpoint::slices_to_save(run.trainer.store(), true);
+  store.save(snapshot);
+}
+void load(Tiny& run, const std::filesystem::path& folder) {
+  const checkpoint::Reader reader(folder);
+  reader.load(checkpoint::slices_to_fill(run.trainer.store(), true),
+              {.tied = run.trainer.config().model.tie_embeddings.value()});
+  run.trainer.store().refresh_compute();
+}
+
+TEST_P(EveryModel, CheckpointsPassFromOneBackendToTheOther) {
+  const config::Config c = config_of(GetParam());
+  const TemporaryFolder folder;
+  for (const bool from_cpu : {false, true}) {
+    SCOPED_TRACE(from_cpu ? "from the CPU" : "from the GPU");
+    const auto device = [](bool cpu) { return cpu ? std::make_unique<device::CpuDevice>(2) : gpu(); };
+    const auto sub = folder.path / (from_cpu ? "cpu" : "gpu");
+    Tiny writer(nullptr, c, DType::f32, device(from_cpu)), reader(nullptr, c, DType::f32, device(!from_cpu));
+    for (int64_t n = 1; n <= 2; ++n) writer.step(n);
+    save(writer, sub, 2);
+    load(reader, sub);
+    EXPECT_TRUE(reader.state() == writer.state());
+    Tiny same(nullptr, c, DType::f32, device(from_cpu));  // back where it came from: it goes on as if nothing had been
+    load(same, sub);
+    const double expected = writer.step(3).loss;
+    EXPECT_EQ(same.step(3).loss, expected);
+    EXPECT_TRUE(same.state() == writer.state());
+    EXPECT_NEAR(reader.step(3).loss, expected, 1e-6 * expected);
+  }
+}
+
+TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
+  const config::Config c = config_of(GetParam());
+  Tiny cpu(c, DType::f32, 2), cuda(nullptr, c, DType::f32, gpu());
+  data::TokenBatch batch;
+  cpu.batches(3, c.train.micro_batch, batch);
+  const double expected = cpu.trainer.loss_sum(batch);
+  EXPECT_NEAR(cuda.trainer.loss_sum(batch), expected, 1e-6 * expected);
+  const auto text_of = [](Tiny& run) {
+    train::Generator generator(run.trainer);
+    std::vector<int32_t> text;
+    generator.run({3, 1, 4}, 20, {.temperature = 0.8, .seed = 5}, -1, [&](int32_t id) {
+      text.push_back(id);
+      return true;
+    });
+    return text;
+  };
+  EXPECT_EQ(text_of(cuda), text_of(cpu));
+  train::check_replicas(cuda.trainer, 1);
+}
+
+TEST(CudaTraining, SkipsAStepWhoseGradientIsNotFinite) {
+  const config::Config c = config_of(config::Arch::gpt2);
+  Tiny run(nullptr, c, DType::f32, gpu());
+  const params::Param& param = run.trainer.store().params().at(3);
+  const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
+  HostCopy master(run.device, group.master);
+  master.tensor().as<float>()[param.runs.front().local] = std::numeric_limits<float>::quiet_NaN();
+  master.put();
+  const std::vector<std::byte> before = run.state();
+  const auto outcome = run.step(1);
+  EXPECT_TRUE(outcome.skipped);
+  EXPECT_FALSE(outcome.norm.bad_tensor.empty());
+  EXPECT_TRUE(run.state() == before);
+}
+
+}  // namespace
+}  // namespace trainer::tests

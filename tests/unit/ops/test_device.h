@@ -1,0 +1,174 @@
+#pragma once
+// The device that a suite of operators runs on: CPUs of every instruction set, or, where TRAINER_TEST_DEVICE=cuda is
+// set and in the programs that are linked with the emulated runtime, a CUDA device. Operands stay in host memory: on a
+// CUDA device an operator gets copies of them, which are copied back.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "device/cuda/cuda_device.h"
+#include "ops/cuda/ops.h"
+#include "tensor/exec.h"
+#ifdef TRAINER_EMULATED_CUDA
+#include "emulator.h"
+#endif
+
+namespace trainer::ops::testing {
+
+inline bool on_cuda() {
+#ifdef TRAINER_EMULATED_CUDA
+  return true;
+#else
+  const char* wanted = std::getenv("TRAINER_TEST_DEVICE");
+  return wanted != nullptr && std::string_view(wanted) == "cuda";
+#endif
+}
+
+/// Calls fn for every order in which the device may start blocks and threads; an emulated one tries three.
+template <typename F>
+void for_each_order(F&& fn) {
+#ifdef TRAINER_EMULATED_CUDA
+  for (const auto order : {emulator::Order::ascending, emulator::Order::descending, emulator::Order::shuffled}) {
+    emulator::set_order(order);
+    fn();
+  }
+  emulator::set_order(emulator::Order::ascending);
+#else
+  for (int i = 0; i < 3; ++i) fn();
+#endif
+}
+
+/// A test whose case is skipped on a device that cannot run it: fp64, and anything where there is no GPU.
+struct DeviceTest : ::testing::Test {
+  void SetUp() override {
+    if (!on_cuda()) return;
+    if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
+    const char* type = ::testing::UnitTest::GetInstance()->current_test_info()->type_param();
+    if (type != nullptr && std::string_view(type) == "double") GTEST_SKIP() << "fp64 is computed on CPUs only";
+  }
+};
+/// At the start of a test of what only a CPU has.
+#define SKIP_ON_CUDA(why) \
+  if (::trainer::ops::testing::on_cuda()) GTEST_SKIP() << why
+
+inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa isa) {
+  if (on_cuda()) return device::cuda::make_device(0, threads);
+  return std::make_unique<device::CpuDevice>(threads, isa);
+}
+
+/// The tensors of an operator, those that are not given among them.
+using Operands = std::vector<Tensor*>;
+inline Operands operands(Gemm& o) {
+  return {&o.a, &o.b, &o.c, &o.epilogue.bias, &o.epilogue.pre, &o.epilogue.residual, &o.packed_b};
+}
+inline Operands operands(PackB& o) { return {&o.b, &o.packed}; }
+inline Operands operands(AttentionForward& o) { return {&o.q, &o.k, &o.v, &o.out, &o.lse}; }
+inline Operands operands(AttentionBackward& o) {
+  return {&o.q, &o.k, &o.v, &o.out, &o.lse, &o.dout, &o.dq, &o.dk, &o.dv};
+}
+inline Operands operands(NormForward& o) { return {&o.x, &o.gain, &o.bias, &o.y, &o.mean, &o.rstd}; }
+inline Operands operands(NormApply& o) { return {&o.x, &o.gain, &o.bias, &o.mean, &o.rstd, &o.y}; }
+inline Operands operands(NormBackward& o) {
+  return {&o.dy, &o.x, &o.gain, &o.mean, &o.rstd, &o.residual, &o.dx, &o.dgain, &o.dbias};
+}
+inline Operands operands(GeluForward& o) { return {&o.x, &o.y}; }
+inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y}; }
+inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup}; }
+inline Operands operands(Rope& o) { return {&o.x, &o.table}; }
+inline Operands operands(EmbeddingForward& o) { return {&o.ids, &o.table, &o.positions, &o.y}; }
+inline Operands operands(AddPositions& o) { return {&o.positions, &o.y}; }
+inline Operands operands(EmbeddingBackward& o) { return {&o.ids, &o.dy, &o.dtable}; }
+inline Operands operands(PositionsBackward& o) { return {&o.dy, &o.dpositions}; }
+inline Operands operands(CrossEntropy& o) { return {&o.logits, &o.targets, &o.weights, &o.loss, &o.dlogits}; }
+inline Operands operands(ShardSums& o) { return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums}; }
+inline Operands operands(ShardRescale& o) {
+  return {&o.shard.logits, &o.shard.targets, &o.largest_here, &o.largest, &o.sums};
+}
+inline Operands operands(ShardLoss& o) {
+  return {&o.shard.logits, &o.shard.targets, &o.largest, &o.sums, &o.weights, &o.loss, &o.dlogits};
+}
+inline Operands operands(DropoutAdd& o) { return {&o.x, &o.residual, &o.y, &o.bias}; }
+inline Operands operands(ColumnSum& o) { return {&o.x, &o.sums}; }
+inline Operands operands(Cast& o) { return {&o.x, &o.y}; }
+inline Operands operands(Copy& o) { return {&o.x, &o.y}; }
+inline Operands operands(Fill& o) { return {&o.x}; }
+inline Operands operands(AdamW& o) { return {&o.p, &o.m, &o.v, &o.g, &o.compute}; }
+inline Operands operands(SquaredNorm& o) { return {&o.x, &o.blocks}; }
+
+/// Exec whose operators take operands in host memory.
+struct TestExec : Exec {};
+
+/// ops::run, on copies where the device cannot touch host memory. Tensors that overlap stay together.
+template <typename Op>
+void run(TestExec& ex, Op op) {
+  if (ex.device.kind() == device::Kind::cpu || ex.device.dry()) return ops::run(static_cast<Exec&>(ex), op);
+  struct Block {
+    std::byte *begin, *end, *there;
+  };
+  std::vector<Block> blocks;
+  const auto end_of = [](const Tensor& t) {
+    return t.data + (t.count() == 0 ? 0 : ((t.rows() - 1) * t.ld() + t.cols()) * size_of(t.dtype));
+  };
+  for (const Tensor* t : operands(op)) {
+    if (t->data == nullptr) continue;
+    Block joined{t->data, end_of(*t), nullptr};
+    std::erase_if(blocks, [&](const Block& other) {
+      if (other.end <= joined.begin || joined.end <= other.begin) return false;
+      joined.begin = std::min(joined.begin, other.begin);
+      joined.end = std::max(joined.end, other.end);
+      return true;
+    });
+    blocks.push_back(joined);
+  }
+  for (Block& block : blocks) {
+    // As far from a multiple of 16 bytes as in host memory, so that unaligned operands stay unaligned.
+    const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(block.begin) % 16);
+    block.there = ex.device.allocate("operands", block.end - block.begin + offset) + offset;
+    ex.device.copy_to_device(block.there, block.begin, block.end - block.begin);
+  }
+  for (Tensor* t : operands(op))
+    for (const Block& block : blocks)
+      if (t->data >= block.begin && end_of(*t) <= block.end) {
+        t->data = block.there + (t->data - block.begin);
+        break;
+      }
+  const auto give_back = [&] {
+    for (const Block& block : blocks) {
+      const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(block.begin) % 16);
+      ex.device.release("operands", block.there - offset, block.end - block.begin + offset);
+    }
+  };
+  try {
+    ops::run(static_cast<Exec&>(ex), op);
+    for (const Block& block : blocks) ex.device.copy_to_host(block.begin, block.there, block.end - block.begin);
+  } catch (...) {
+    give_back();
+    throw;
+  }
+  give_back();
+}
+
+/// A device with a heap arena.
+struct Machine {
+  explicit Machine(int threads, device::Isa isa = device::detect_isa()) : device(make_test_device(threads, isa)) {}
+  std::unique_ptr<device::Device> device;
+  Arena arena{*device, Arena::Mode::heap};
+  Meter meter;
+  TestExec ex{{*device, arena, meter}};
+};
+
+/// What this CPU has; one that stands for all on CUDA.
+inline std::vector<device::Isa> instruction_sets() {
+  if (on_cuda()) return {device::Isa::plain};
+  std::vector<device::Isa> sets;
+  for (const device::Isa isa : device::kIsas)
+    if (isa <= device::detect_isa()) sets.push_back(isa);
+  return sets;
+}
+
+}  // namespace trainer::ops::testing

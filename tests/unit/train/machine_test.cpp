@@ -1,0 +1,71 @@
+#include "train/machine.h"
+
+#include <gtest/gtest.h>
+
+#include "device/cuda/cuda_device.h"
+#include "unit/train/tiny.h"
+
+namespace trainer::tests {
+namespace {
+
+config::Config config_on(config::DeviceChoice device, config::Compute compute = config::Compute::automatic) {
+  config::Config c = tiny_config();
+  c.run.device = device;
+  c.precision.compute = compute;
+  return c;
+}
+train::Machine choose(const config::Config& c) { return train::choose_machine(c, *comm::solo_world()); }
+
+TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuWhenAsked) {
+  const bool gpu = !device::cuda::devices().empty();
+  const train::Machine machine = choose(config_on(config::DeviceChoice::automatic));
+  EXPECT_EQ(machine.gpu.has_value(), gpu);
+  if (gpu) EXPECT_EQ(machine.compute, DType::bf16);
+  EXPECT_GT(machine.memory_limit, 0);
+  EXPECT_FALSE(choose(config_on(config::DeviceChoice::cpu)).gpu.has_value());
+  EXPECT_FALSE(choose(config_on(config::DeviceChoice::automatic, config::Compute::fp64)).gpu.has_value());
+  EXPECT_EQ(train::make_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
+  EXPECT_EQ(train::make_dry_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
+}
+
+TEST(Machine, SaysWhyThereIsNoGpu) {
+  if (!device::cuda::devices().empty()) GTEST_SKIP() << "there is one";
+  try {
+    choose(config_on(config::DeviceChoice::cuda));
+    FAIL() << "a GPU that is not there was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::config);
+    EXPECT_NE(std::string(error.what()).find("run.device = \"cuda\": " + device::cuda::no_device_reason()),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Machine, ComputesDoublePrecisionOnCpusOnly) {
+  EXPECT_THROW(choose(config_on(config::DeviceChoice::cuda, config::Compute::fp64)), Error);
+}
+
+TEST(Machine, KnowsThePeaksOfDataSheets) {
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA H200", DType::bf16), 989.4e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA H100 80GB HBM3", DType::bf16), 989.4e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA H100 PCIe", DType::bf16), 756e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA A100-SXM4-40GB", DType::f32), 19.5e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA L40S", DType::bf16), 362e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA L4", DType::bf16), 121e12);
+  EXPECT_EQ(train::data_sheet_peak("NVIDIA A1000", DType::bf16), std::nullopt);
+}
+
+TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {
+  config::Config c = config_on(config::DeviceChoice::automatic);
+  const train::Machine machine = choose(c);
+  const auto device = train::make_device(machine);
+  const train::Peak found = train::find_peak(*device, machine, c);
+  EXPECT_GT(found.flops, 0);
+  EXPECT_TRUE(found.origin == "measured" || (machine.gpu && found.origin == "data sheet")) << found.origin;
+  c.hardware.peak_tflops = 2;
+  EXPECT_EQ(train::find_peak(*device, machine, c).flops, 2e12);
+  EXPECT_EQ(train::find_peak(*device, machine, c).origin, "user");
+}
+
+}  // namespace
+}  // namespace trainer::tests
