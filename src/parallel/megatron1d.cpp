@@ -273,7 +273,7 @@ class VocabHead final : public Head {
     const DType sums = accumulator_of(x.dtype);
     const bool gathers = axis_.splits_rows(batch);
     const int64_t wide = gathers ? axis_.size() : 1, first_token = axis_.rank() * table.rows();
-    const int64_t chunk = std::max<int64_t>(1, head_chunk(batch.rows(), table.rows(), sums) / wide);
+    const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, batch.rows(), table.rows(), sums) / wide);
     const Scratch losses = ex.take("head.losses", {batch.rows()}, DType::f64);
     for (int64_t first = 0; first < x.rows(); first += chunk) {
       const int64_t rows = std::min(chunk, x.rows() - first);

@@ -141,7 +141,7 @@ class SerialHead final : public Head {
   double walk(Exec& ex, const Batch& batch, const Tensor& x, F&& each, bool gradient) {
     const int64_t n = x.rows(), padded = store_.weight(table_).rows();
     const DType sums = accumulator_of(x.dtype);
-    const int64_t chunk = head_chunk(n, padded, sums);
+    const int64_t chunk = head_chunk(ex.device, n, padded, sums);
     Scratch losses = ex.take("head.losses", {n}, DType::f64);
     for (int64_t first = 0; first < n; first += chunk) {
       const int64_t rows = std::min(chunk, n - first);

@@ -35,9 +35,11 @@ double sum_of_losses(Exec& ex, const Tensor& losses) {
   return total;
 }
 
-int64_t head_chunk(int64_t rows, int64_t padded, DType logits) {
-  constexpr int64_t kChunkBytes = int64_t{96} << 20, kLeastRows = 256;
-  return std::min(rows, std::max(kLeastRows, kChunkBytes / (padded * size_of(logits)) / 64 * 64));
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType logits) {
+  constexpr int64_t kLeastRows = 256;
+  // A GPU reads and writes the table's gradient once a chunk, and needs thousands of rows to keep all of it busy.
+  const int64_t bytes = device.kind() == device::Kind::cuda ? int64_t{1} << 30 : int64_t{96} << 20;
+  return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(logits)) / 64 * 64));
 }
 
 }  // namespace trainer::parallel

@@ -20,7 +20,7 @@ void run(Exec& ex, comm::Communicator& ranks, const ShardedLoss& op);
 double sum_of_losses(Exec& ex, const Tensor& losses);
 
 /// Rows of logits that a head forms at a time: enough that a product with the table amortises reading it, few enough to
-/// stay a minor part of memory. Of `rows`, `padded` columns.
-int64_t head_chunk(int64_t rows, int64_t padded, DType logits);
+/// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind.
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType logits);
 
 }  // namespace trainer::parallel
