@@ -7,6 +7,7 @@
 #include "cli/later.h"
 #include "ops/bench_attention.h"
 #include "ops/bench_gemm.h"
+#include "ops/bench_optimizer.h"
 #include "train/bench_step.h"
 #include "train/memory_probe.h"
 #include "train/units.h"
@@ -102,6 +103,23 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
+json bench_optimizer(const Bench& b) {
+  constexpr int64_t kParameters = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  device::CpuDevice device(b.machine.threads, b.machine.isa);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const ops::OptimizerRate rate = ops::bench_optimizer(ex, kParameters, b.options.repeats);
+  b.say(
+      format("AdamW fp32, {} threads: {:.2f} billion parameters/s, {:.1f} GB/s = {} of a loop that moves the same "
+             "28 bytes a parameter\n",
+             b.machine.threads, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
+  return {{"threads", b.machine.threads},
+          {"parameters_per_s", rate.parameters_per_s},
+          {"gb_per_s", rate.gb_per_s},
+          {"share_of_traffic", rate.share()}};
+}
+
 json bench_step(const Bench& b) {
   b.require_config();
   const train::StepBench s = train::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats);
@@ -143,10 +161,13 @@ json bench_memory(const Bench& b) {
 int bench_command(const BenchOptions& o) {
   if (o.what == "collectives") return bench_collectives_command(o);
   if (o.what == "offload") throw not_built_yet("bench " + o.what);
-  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
-      {"gemm", bench_gemm}, {"attention", bench_attention}, {"step", bench_step}, {"memory", bench_memory}};
+  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {{"gemm", bench_gemm},
+                                                                           {"attention", bench_attention},
+                                                                           {"optimizer", bench_optimizer},
+                                                                           {"step", bench_step},
+                                                                           {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word("bench", o.what, "gemm, attention, step, memory, collectives, all");
+    throw unknown_word("bench", o.what, "gemm, attention, optimizer, step, memory, collectives, all");
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "base/philox.h"
 #include "ops/cpu/peak.h"
 
@@ -29,11 +30,6 @@ void fill_normal(const Tensor& tensor, std::string_view name) {
       }
     }
   }
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 /// GFLOP/s of one product, its scratch planned by a dry run.

@@ -29,8 +29,8 @@ static_assert(static_cast<size_t>(DType::f64) == 0 && static_cast<size_t>(DType:
               static_cast<size_t>(DType::bf16) == 2);
 
 template <typename Table>
-const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, const Table& avx512) {
-  switch (ex.device.isa()) {
+const Table& table_for(device::Isa isa, const Table& plain, const Table& avx2, const Table& avx512) {
+  switch (isa) {
     case device::Isa::plain:
       return plain;
     case device::Isa::avx2:
@@ -40,6 +40,10 @@ const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, co
       return avx512;
   }
   return plain;
+}
+template <typename Table>
+const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, const Table& avx512) {
+  return table_for(ex.device.isa(), plain, avx2, avx512);
 }
 
 /// Calls fn(first row, rows) for blocks of at most `rows_per_task` rows, in parallel.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/median.h"
 #include "ops/bench_gemm.h"
 #include "train/units.h"
 
@@ -50,9 +51,7 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
     trainer.step(work_of(config, i + 1), random);
     if (i >= warmup) bench.step_ms.push_back((now_seconds() - start) * 1e3);
   }
-  std::vector<double> sorted = bench.step_ms;
-  std::sort(sorted.begin(), sorted.end());
-  bench.median_ms = (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+  bench.median_ms = median(bench.step_ms);
   bench.parameters = trainer.store().parameter_count();
   bench.tokens = config.train.global_batch * config.model.seq_len;
   bench.threads = machine.threads;

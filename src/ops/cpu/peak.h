@@ -1,5 +1,6 @@
 #pragma once
-// Loops of multiply-add instructions on operands in L1: what a product could reach at most. One per instruction set.
+// Loops that show what operators could reach at most: multiply-adds on operands in L1, and the memory traffic of an
+// optimizer step. One per instruction set.
 #include <cstdint>
 
 namespace trainer::ops {
@@ -11,9 +12,13 @@ inline constexpr int64_t kPeakOperandBytes = 16384;
 /// elided.
 using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
+/// p, m, v += g: reads four arrays and writes three, as AdamW does, with next to no arithmetic.
+using TrafficLoop = void (*)(float* p, float* m, float* v, const float* g, int64_t n);
+
 struct PeakTable {
   PeakLoop f64 = nullptr, f32 = nullptr;
   PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: needs Isa::amx
+  TrafficLoop traffic = nullptr;
 };
 namespace plain {
 extern const PeakTable peak_table;

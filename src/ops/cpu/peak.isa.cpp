@@ -1,6 +1,6 @@
 #include "ops/cpu/peak.h"
 
-#include "ops/cpu/simd.h"
+#include "ops/cpu/lanes.h"
 #include "ops/cpu/tiles.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -64,8 +64,18 @@ double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 4.0 * 2 * kTileRows * kTileRows * kTileTerms * static_cast<double>(kSteps * rounds);
 }
 
+void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
+  each_vector<float>(n, [=](int64_t i, auto tag) {
+    const Vec<float> x = get(g + i, tag);
+    put(p + i, get(p + i, tag) + x, tag);
+    put(m + i, get(m + i, tag) + x, tag);
+    put(v + i, get(v + i, tag) + x, tag);
+  });
+}
+
 }  // namespace
 
-constinit const PeakTable peak_table{.f64 = peak_loop<double>, .f32 = peak_loop<float>, .bf16_tiles = tile_peak_loop};
+constinit const PeakTable peak_table{
+    .f64 = peak_loop<double>, .f32 = peak_loop<float>, .bf16_tiles = tile_peak_loop, .traffic = traffic_loop};
 
 }  // namespace trainer::ops::TRAINER_ISA

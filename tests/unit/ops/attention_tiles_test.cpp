@@ -1,4 +1,4 @@
-// Attention by matrix tiles: on the matrix unit where there is one, and everywhere with tiles computed in plain C++.
+// Attention by matrix tiles: on the matrix unit where there is one, else with tiles computed in plain C++.
 #include <gtest/gtest.h>
 
 #include "ops/cpu/attention_kernels.h"
@@ -14,9 +14,9 @@ struct Tiles {
   const AttentionKernels* kernels;
 };
 std::vector<Tiles> tiles() {
+  if (device::detect_isa() >= Isa::amx) return {{Isa::amx, &avx512::attention_tiles}};
   std::vector<Tiles> sets{{Isa::plain, &plain::attention_tiles}};
   if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::attention_tiles});
-  if (device::detect_isa() >= Isa::amx) sets.push_back({Isa::amx, &avx512::attention_tiles});
   return sets;
 }
 

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "ops/bench_gemm.h"
+#include "ops/bench_optimizer.h"
 
 namespace trainer::ops {
 namespace {
@@ -21,6 +22,18 @@ TEST(BenchGemm, MeasuresEveryProductAndAPeakOfTheSameOrder) {
       EXPECT_LT(rate, 4 * peak) << "a rate above any clock change: one of the two counts FLOPs wrongly";
     }
   }
+}
+
+TEST(BenchOptimizer, MeasuresAdamWBesideItsTraffic) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  const OptimizerRate rate = bench_optimizer(ex, 100003, 3);
+  EXPECT_GT(rate.parameters_per_s, 0);
+  EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
+  EXPECT_GT(rate.share(), 0);
+  EXPECT_EQ(meter.of(OpKind::optimizer).calls, 4);  // one to warm up
 }
 
 }  // namespace

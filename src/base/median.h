@@ -1,0 +1,13 @@
+#pragma once
+#include <algorithm>
+#include <vector>
+
+namespace trainer {
+
+/// The middle value, or the mean of the two middle ones; of at least one value.
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return (values[(values.size() - 1) / 2] + values[values.size() / 2]) / 2;
+}
+
+}  // namespace trainer

@@ -1,0 +1,11 @@
+#pragma once
+// Standard normal draws in vectors: base/philox.h's philox_normals, bit for bit, on every instruction set.
+#include "base/philox.h"
+#include "device/device.h"
+
+namespace trainer::ops {
+
+/// out[4·i … 4·i + 3] = philox_normals(key, first_block + i) for i < blocks. On the calling thread.
+void fill_normals(const device::Device& device, PhiloxKey key, uint64_t first_block, int64_t blocks, double* out);
+
+}  // namespace trainer::ops
