@@ -170,6 +170,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     return exit_status(Code::usage);
+  } catch (...) {  // --version looks at what the environment asks for
+    return cli::report(std::current_exception(), 0);
   }
   try {
     if (train_verb.parsed()) return cli::train_command(train);

@@ -58,10 +58,9 @@ bool onednn_asked_for() {
   if (name == nullptr || *name == '\0' || std::string_view(name) == "own") return false;
   if (std::string_view(name) != "onednn")
     throw Error(Code::usage, format("TRAINER_PRODUCTS={}: expected own or onednn", name));
-  if (!onednn::supports(DType::bf16))
-    throw Error(
-        Code::usage,
-        "TRAINER_PRODUCTS=onednn: this trainer was built without oneDNN, or oneDNN has no bf16 on this CPU; unset it");
+  if (!device::available(device::Isa::amx) || !onednn::supports(DType::bf16))
+    throw Error(Code::usage,
+                "TRAINER_PRODUCTS=onednn: this trainer was built without oneDNN, or this CPU has no AMX; unset it");
   return true;
 }
 bool by_onednn(const device::Device& device, DType compute) {

@@ -43,9 +43,10 @@ class Place:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
-    def run(self, args, stdin="", file_bytes=None):
+    def run(self, args, stdin="", file_bytes=None, env=None):
         return subprocess.run([self.trainer, *args], cwd=self.folder, input=stdin, capture_output=True, text=True,
-                              errors="replace", timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes))
+                              errors="replace", timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes),
+                              env={**os.environ, **(env or {})})
 
     def tiny_run(self):
         """Copies text.txt, tiny.toml and the finished runs/tiny into the folder; returns its newest step folder."""
@@ -93,8 +94,8 @@ report = false
 def problems_of(case, place):
     """What differs from the record. A case is a dict:
     name; args; status; expect (parts of stderr); optional: files {name: text or bytes}, stdin, prepare(place) which may
-    return a dict of placeholders for args and expect, file_bytes (the disk is full beyond), after(place) which raises
-    AssertionError when something was lost, stdout (a part of it; default: nothing on it)."""
+    return a dict of placeholders for args and expect, env (variables to set), file_bytes (the disk is full beyond),
+    after(place) which raises AssertionError when something was lost, stdout (a part of it; default: nothing on it)."""
     for name, content in case.get("files", {}).items():
         place.write(name, content)
     values = {"here": str(place.folder)}
@@ -106,7 +107,8 @@ def problems_of(case, place):
             text = text.replace("{" + key + "}", str(value))
         return text
 
-    result = place.run([filled(arg) for arg in case["args"]], case.get("stdin", ""), case.get("file_bytes"))
+    result = place.run([filled(arg) for arg in case["args"]], case.get("stdin", ""), case.get("file_bytes"),
+                       case.get("env"))
     problems = []
     if result.returncode < 0:
         problems.append(f"killed by signal {-result.returncode}")
@@ -161,5 +163,6 @@ def main():
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRAINER_ISA", None)
+    for name in ("TRAINER_ISA", "TRAINER_PRODUCTS"):
+        os.environ.pop(name, None)
     sys.exit(main())

@@ -80,10 +80,12 @@ TEST(AttentionTiles, ReadACacheOfAnyLength) {
   }
 }
 
+template <typename T>
+bool same(const Rows<T>& a, const Rows<T>& b) {
+  return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
+}
+
 TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
-  const auto same = [](const auto& a, const auto& b) {
-    return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(a.data[0])) == 0;
-  };
   for (const Tiles& set : tiles())
     for (const Case& c : {Case{{1, 300, 300, 0, 2, 1, 33}, 0.2}, Case{{3, 130, 130, 0, 4, 4, 16}}}) {
       SCOPED_TRACE(to_string(c));
@@ -100,6 +102,22 @@ TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
         EXPECT_TRUE(same(runs[0].dv, runs.back().dv)) << threads << " threads";
       }
     }
+}
+
+// Queries lie in lanes, so that only what runs along D depends on the width of vectors: Σ dO·O, of which dq and dk are
+// made. The plain set has no FMA and another exp.
+TEST(AttentionTiles, HaveTheSameBitsOnAvx2AndTheMatrixUnit) {
+  if (device::detect_isa() < Isa::amx) GTEST_SKIP() << "needs AMX";
+  for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {
+    SCOPED_TRACE(to_string(c));
+    Cpu narrow(2, Isa::avx2), wide(2, Isa::amx);
+    Problem<bf16> x(c), y(c);
+    forward_and_backward(narrow, x, avx2::attention_tiles);
+    forward_and_backward(wide, y, avx512::attention_tiles);
+    EXPECT_TRUE(same(x.out, y.out));
+    EXPECT_TRUE(same(x.lse, y.lse));
+    EXPECT_TRUE(same(x.dv, y.dv));
+  }
 }
 
 TEST(AttentionTiles, SurviveVeryLargeScores) {

@@ -112,6 +112,38 @@ TEST(GemmTiles, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
     }
 }
 
+// Tiles in plain C++ are the matrix unit's definition: also where subnormals, which count as zero, appear as operands
+// (rows at 2^−130), as products and as sums (columns further down).
+TEST(GemmTiles, HaveTheSameBitsOnEveryInstructionSet) {
+  std::vector<Tiles> sets{{Isa::plain, &plain::gemm_table_tiles}};
+  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::gemm_table_tiles});
+  if (device::detect_isa() >= Isa::amx) sets.push_back({Isa::amx, &avx512::gemm_table_tiles});
+  constexpr int kRowPowers[] = {0, -60, -100, -120, -126, -130}, kColPowers[] = {0, -1, -3, -7, -30};
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{70, 45, 200}, {33, 40, 1100}}) {
+    Problem problem({m, n, k, DType::bf16, DType::f32});
+    const auto scale = [](Matrix& x, int64_t i, int64_t j, int power) { x.set(i, j, std::ldexp(x.at(i, j), power)); };
+    for (int64_t t = 0; t < k; ++t) {
+      for (int64_t i = 0; i < m; ++i) scale(problem.a, i, t, kRowPowers[i % 6]);
+      for (int64_t j = 0; j < n; ++j) scale(problem.b, t, j, kColPowers[j % 5]);
+    }
+    std::vector<std::byte> first;
+    for (const Tiles& set : sets) {
+      Machine machine(2, set.isa);
+      multiply(machine, problem, *set.table, false);
+      if (first.empty()) first = problem.out.memory;
+      EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", " << device::name_of(set.isa);
+      int64_t small = 0;
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j) {
+          const double sum = problem.out.at(i, j);
+          EXPECT_TRUE(sum == 0 || (i % 6 != 5 && std::abs(sum) >= 0x1p-126)) << i << ", " << j;
+          small += sum != 0 && std::abs(sum) < 0x1p-120;
+        }
+      EXPECT_GT(small, 0);  // there are sums beside the limit
+    }
+  }
+}
+
 // Large enough to be written past the caches, on whole lines and, with a gap, not.
 TEST(GemmTiles, WriteLargeResultsWholly) {
   for (const Tiles& set : tiles()) {
