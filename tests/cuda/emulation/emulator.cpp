@@ -38,11 +38,11 @@ size_t pick(Order order, size_t i, size_t n) {
 class SharedMemory {
  public:
   SharedMemory() {
-    void* memory = mmap(nullptr, kSharedLimit + 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory == MAP_FAILED) std::abort();
-    end_ = static_cast<std::byte*>(memory) + kSharedLimit / kPage * kPage + kPage;
+    memory_ = map_pages(kMapped);
+    end_ = memory_ + kSharedLimit / kPage * kPage + kPage;
     mprotect(end_, kPage, PROT_NONE);
   }
+  ~SharedMemory() { unmap_pages(memory_, kMapped); }
   /// 128-byte aligned, as late as that allows.
   std::byte* begin_block(size_t bytes) {
     std::byte* start = end_ - (bytes + 127) / 128 * 128;
@@ -51,7 +51,8 @@ class SharedMemory {
   }
 
  private:
-  std::byte* end_;
+  static constexpr size_t kMapped = kSharedLimit + 2 * kPage;
+  std::byte *memory_, *end_;
 };
 
 struct Warp {

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 #if defined(__SANITIZE_THREAD__)
@@ -51,13 +52,28 @@ namespace {
 
 constexpr size_t kStack = 256 << 10, kGuard = 4096;
 
+void forget_uses([[maybe_unused]] std::byte* pages, [[maybe_unused]] size_t bytes) {
+#if defined(__SANITIZE_ADDRESS__)
+  __asan_unpoison_memory_region(pages, bytes);
+#endif
+}
+
 }  // namespace
 
-Fiber::Fiber(void (*entry)(void*), void* argument) : entry_(entry), argument_(argument) {
-  void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+std::byte* map_pages(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) std::abort();
-  mprotect(memory, kGuard, PROT_NONE);
-  stack_ = static_cast<std::byte*>(memory);
+  forget_uses(static_cast<std::byte*>(memory), bytes);
+  return static_cast<std::byte*>(memory);
+}
+void unmap_pages(std::byte* pages, size_t bytes) {
+  forget_uses(pages, bytes);  // the frames of a fiber never return
+  munmap(pages, bytes);
+}
+
+Fiber::Fiber(void (*entry)(void*), void* argument) : entry_(entry), argument_(argument) {
+  stack_ = map_pages(kStack);
+  mprotect(stack_, kGuard, PROT_NONE);
   // What emulator_switch pops first: r15, r14, r13 (function), r12 (argument), rbx, rbp, and where to return to.
   auto* top = reinterpret_cast<uintptr_t*>(stack_ + kStack - 64);
   uintptr_t* frame = top - 7;
@@ -75,7 +91,7 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_THREAD__)
   __tsan_destroy_fiber(sanitizer_);
 #endif
-  munmap(stack_, kStack);
+  unmap_pages(stack_, kStack);
 }
 
 void Fiber::begin(Fiber* fiber) {

@@ -4,6 +4,10 @@
 
 namespace emulator {
 
+/// Zeroed pages, and back. What a sanitizer remembers of earlier uses of the place is forgotten.
+std::byte* map_pages(size_t bytes);
+void unmap_pages(std::byte* pages, size_t bytes);
+
 /// A stack of its own, on which entry(argument) starts at the first switch; it may never return.
 class Fiber {
  public:

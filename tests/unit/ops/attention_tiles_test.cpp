@@ -110,7 +110,7 @@ TEST(AttentionTiles, HaveTheSameBitsOnAvx2AndTheMatrixUnit) {
   if (device::detect_isa() < Isa::amx) GTEST_SKIP() << "needs AMX";
   for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {
     SCOPED_TRACE(to_string(c));
-    Cpu narrow(2, Isa::avx2), wide(2, Isa::amx);
+    Machine narrow(2, Isa::avx2), wide(2, Isa::amx);
     Problem<bf16> x(c), y(c);
     forward_and_backward(narrow, x, avx2::attention_tiles);
     forward_and_backward(wide, y, avx512::attention_tiles);
