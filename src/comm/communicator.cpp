@@ -85,7 +85,8 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   }
   ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
   if (ex.device.dry() || payload == 0) return Ticket(nullptr, key);
-  return Ticket(ex.device.kind() == device::Kind::cpu ? start(r) : start_staged(ex.device, r), key);
+  const bool direct = ex.device.kind() == device::Kind::cpu || reaches_gpus();
+  return Ticket(direct ? start(r) : start_staged(ex.device, r), key);
 }
 
 Pending* Communicator::start_staged(device::Device& device, Request request) {

@@ -72,8 +72,8 @@ struct Parallel {
   bool sequence_parallel = true;
   int64_t data = 0;  // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
-  std::string transport;  // auto | mpi | threads
-  int64_t lanes = 0;
+  std::string transport;  // auto | nccl | mpi | threads
+  int64_t lanes = 0;      // 0: as suits the transport
   double timeout = 0;  // seconds
 };
 

@@ -159,6 +159,7 @@ void Trainer::plan() {
   arena_.record(eval_key_, [&] { model_->loss(ex, batch); });
   meter_ = train_costs;
   arena_.seal();
+  mesh_.world().connect();
 }
 
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {

@@ -20,6 +20,10 @@ struct Dim3 {
 
 struct Stream;
 struct Event;
+struct Graph;
+
+/// How many devices there are; 1 at first.
+void set_devices(int count);
 
 /// The order in which blocks of a grid and threads of a block start. A correct kernel gives the same bits in each.
 enum class Order { ascending, descending, shuffled };
