@@ -111,8 +111,9 @@ json bench_optimizer(const Bench& b) {
   Exec ex{*device, arena, meter};
   const ops::OptimizerRate rate = ops::bench_optimizer(ex, kParameters, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
-  b.say(format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",
-               where, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
+  b.say(
+      format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",
+             where, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
   return {{"threads", b.machine.threads},
           {"parameters_per_s", rate.parameters_per_s},
           {"gb_per_s", rate.gb_per_s},

@@ -83,33 +83,6 @@ TEST_P(EveryModel, TakesTheMemoryOfItsPlan) {
   EXPECT_EQ(plan.total, run.device.memory_total());
 }
 
-TEST_P(EveryModel, RanksThatShareADeviceFollowOneRank) {
-  config::Config c = config_of(GetParam());
-  c.model.n_head = 2;
-  c.model.n_kv_head = 2;
-  c.model.seq_len = 12;
-  const Result one = train(c, DType::f32, 4, kOnGpu);
-  for (const auto& [tensor, data, zero, sequence] :
-       {std::tuple{2, 1, 0, false}, {2, 1, 0, true}, {1, 2, 0, false}, {2, 2, 1, true}}) {
-    SCOPED_TRACE(format("tensor {} data {} zero {} sequence {}", tensor, data, zero, sequence));
-    config::Config many = c;
-    many.parallel.tensor = tensor;
-    many.parallel.data = data;
-    many.parallel.zero_stage = zero;
-    many.parallel.sequence_parallel = sequence;
-    const Result result = train(many, DType::f32, 4, kOnGpu);
-    EXPECT_TRUE(result.start == one.start);
-    expect_same_gradients(result.gradients, one.gradients, 1e-5);
-    EXPECT_NEAR(result.losses.back(), one.losses.back(), 1e-6 * one.losses.back());
-    EXPECT_EQ(result.measured, [&] {
-      train::CommBytes bytes = result.predicted;
-      for (auto& [axis, operations] : bytes)
-        for (auto& [operation, count] : operations) count *= 4;
-      return bytes;
-    }());
-  }
-}
-
 /// A folder of its own that goes with the test.
 struct TemporaryFolder {
   std::filesystem::path path =

@@ -42,7 +42,6 @@ inline config::Config tiny_config(config::Arch arch = config::Arch::gpt2) {
              .weight_decay = 0.1,
              .grad_clip = 1.0};
   c.parallel.strategy = "megatron-1d";
-  c.parallel.data = 1;
   return c;
 }
 inline constexpr int64_t kTinyVocab = 37;
