@@ -91,8 +91,8 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
 
 Pending* Communicator::start_staged(device::Device& device, Request request) {
   auto free = std::ranges::find_if(staged_, [](const auto& staged) { return !staged->busy(); });
-  if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>());
-  (*free)->stage(device, request.in, request.out);
+  if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>(device));
+  request.arriving = (*free)->stage(request.in, request.out);
   (*free)->follow(start(request));
   return free->get();
 }

@@ -111,8 +111,9 @@ class Communicator {
   struct Request {
     CommOp op;
     Reduce reduce = Reduce::sum;
-    Tensor in, out;  // in place: the same
-    int root = 0;    // or the shift of send_recv
+    Tensor in, out;                            // in place: the same
+    int root = 0;                              // or the shift of send_recv
+    const device::Mirror* arriving = nullptr;  // `in` is there when this has been fetched
   };
   /// Starts a checked request of at least one element in a group of two or more on a device that is not dry. The
   /// pointer lives until waited for; null: complete.

@@ -14,14 +14,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;  // before a compute thread sleeps
-constexpr int kStillTurns = 20;         // without news, before the progress thread lets others run
-constexpr int kSpinTurns = 50;          // without news, before the progress thread sleeps
-constexpr double kShortNap = 200e-6;    // while messages are under way and nobody rings
-constexpr double kLongNap = 1e-3;       // when that has lasted for 0.1 s
-constexpr double kRungNap = 50e-3;      // where peers ring: only timers need the thread
-constexpr double kIdleNap = 0.25;       // nothing under way: control messages are looked for so often
-constexpr double kAbandonSeconds = 1;   // granted to operations whose ticket was lost to an exception
+constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
+constexpr int kStillTurns = 20;          // without news, before the progress thread lets others run
+constexpr int kSpinTurns = 50;           // without news, before the progress thread sleeps
+constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
+constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
+constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
+constexpr double kExpectantNap = 50e-6;  // while a device copies what is to be sent: it does not ring
+constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
+constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -322,9 +323,16 @@ bool Engine::take_requests() {
 
 bool Engine::advance_channels() {
   bool moved = false;
+  expecting_ = false;
   for (Channel* channel : active_)
     if (channel->first != nullptr && !channel->first->watched) moved |= advance_channel(*channel);
   return moved;
+}
+
+bool Engine::arrived(const Collective& collective) {
+  if (collective.arriving == nullptr || collective.arriving->fetched()) return true;
+  expecting_ = true;
+  return false;
 }
 
 bool Engine::advance_channel(Channel& channel) {
@@ -342,6 +350,7 @@ bool Engine::advance_channel(Channel& channel) {
     }
     while (channel.filling != nullptr) {
       Operation& operation = *channel.filling;
+      if (operation.begun == 0 && !arrived(operation.collective)) break;
       Channel::Running& flow = channel.flows[static_cast<size_t>(channel.next_flow % kFlows)];
       if (flow.operation != nullptr) break;
       static_cast<Flow&>(flow) = {&operation.collective, operation.begun, operation.segments.elements,
@@ -400,6 +409,7 @@ void Engine::rest(uint32_t seen) {
   } else {
     double nap =
         transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
+    if (expecting_) nap = std::min(nap, kExpectantNap);
     for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
     if (!failed_ && busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
     transport_->bell().wait(seen, nap);

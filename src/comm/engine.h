@@ -86,6 +86,7 @@ class Engine {
   bool take_requests();
   bool advance_channels();
   bool advance_channel(Channel& channel);
+  bool arrived(const Collective& collective);
   static void finish(Operation& operation, uint32_t state);
   void drop_ended();
   void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
@@ -132,6 +133,7 @@ class Engine {
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that came to the meeting
   bool failed_ = false, told_failure_ = false, told_met_ = false;
+  bool expecting_ = false;  // something that a device copies
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

@@ -52,6 +52,7 @@ struct Train {
   std::string sample_prompt;
   int64_t sample_tokens = 0;
   int64_t max_skipped_steps = 0;
+  bool cuda_graph = false;
 };
 
 struct Optim {

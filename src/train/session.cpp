@@ -154,6 +154,7 @@ class Session {
     start.config_toml = expected_.config_toml;
     log_start(start, machine_.compute_reason, world_.transport());
     if (!between_gpus_.reason.empty()) log::info("tensors between GPUs: {}", between_gpus_.reason);
+    if (!trainer_.graphs().text().empty()) log::info("CUDA graphs: {}", trainer_.graphs().text());
     if (metrics_) metrics_->write(start);
   }
 

@@ -1,5 +1,6 @@
 #include "comm/nccl/fabric.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -16,6 +17,8 @@ namespace {
 constexpr double kGlance = 20e-3;        // between two looks at what has ended or gone wrong
 constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
 constexpr double kFarewellSeconds = 10;  // granted to communicators that end
+constexpr double kSpin =
+    200e-6;  // NCCL's thread puts an operation on its stream: soon, unless ranks have yet to connect
 constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
@@ -126,21 +129,27 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
     if (waited > engine_.options().timeout_s)
       throw Error(Code::comm, format("rank {}: {} by NCCL was not done in {:.3g} s", engine_.rank(), what,
                                      engine_.options().timeout_s));
-    if (called) nap(std::clamp(waited / 8, kShortNap, kLongNap));
+    if (waited < kSpin) {
+      sched_yield();
+    } else {
+      nap(std::clamp(waited / 8, kShortNap, kLongNap));
+    }
   }
   if (state != ncclSuccess) fail(what, state, comm);
 }
 
 ncclComm_t Fabric::split(int color, int key, const std::string& name) {
-  ncclComm_t made = nullptr;
+  // Filled in by a thread of NCCL before the parent is ready again; it stays should that be given up.
+  ncclComm_t& made = splits_.emplace_back(nullptr);
   ncclConfig_t config = configuration();
-  carry_out(all_, format("connection along {}", name), [&] {
-    const ncclResult_t result = ncclCommSplit(all_, color, key, &made, &config);
-    if (made != nullptr) made_.push_back({made, name});
-    return result;
-  });
+  const std::string what = format("connection along {}", name);
+  carry_out(all_, what, [&] { return ncclCommSplit(all_, color, key, &made, &config); });
   if (made == nullptr) return nullptr;
-  carry_out(made, format("connection along {}", name), [] { return ncclSuccess; });
+  {
+    const std::lock_guard lock(mutex_);
+    made_.push_back({made, name});
+  }
+  carry_out(made, what, [] { return ncclSuccess; });
   return made;
 }
 

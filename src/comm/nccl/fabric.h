@@ -82,6 +82,7 @@ class Fabric {
   std::condition_variable ending_changed_;
   ncclComm_t all_ = nullptr;
   std::vector<Made> made_;
+  std::deque<ncclComm_t> splits_;
   bool aborted_ = false, ending_ = false;
   std::vector<std::deque<Launched*>> running_;  // by lane, in order
   std::vector<std::vector<Launched*>> free_;    // by lane

@@ -25,6 +25,16 @@ void set_devices(int count) {
   machine().devices = count;
 }
 
+Hold::Hold(Stream* stream) : released_(std::make_shared<bool>(false)) {
+  const Lock lock(machine().mutex);
+  enqueue(stream, [released = released_] { return *released; });
+}
+void Hold::release() {
+  const Lock lock(machine().mutex);
+  *released_ = true;
+  machine().changed.notify_all();
+}
+
 bool advance(Stream& stream, uint64_t place) {
   Machine& m = machine();
   if (stream.done >= place) return true;

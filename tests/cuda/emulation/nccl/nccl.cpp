@@ -55,6 +55,7 @@ struct Clique {
   struct Split {
     int color = 0, key = 0, rank = 0;
     NcclComm* made = nullptr;
+    NcclComm** place = nullptr;  // told when all have come
   };
   std::map<uint64_t, std::vector<Split>> splits;
   int arrived = 0;
@@ -331,6 +332,7 @@ void finish_split(Clique& parent, std::vector<Clique::Split>& all) {
     made.rank = made.clique->size++;
     made.clique->members.push_back(&made);
     made.connected = true;
+    *all[i].place = &made;
   }
   for (NcclComm* member : parent.members) --member->open_splits;
 }
@@ -397,10 +399,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   check(comm, "split");
   if (config->blocking != 0) fail("a communicator that blocks");
   if (!comm->connected || !comm->waiting.empty() || comm->open_splits > 0) fail("split of one that is not ready");
-  *made = color == NCCL_SPLIT_NOCOLOR ? nullptr : make_comm();
+  *made = nullptr;
   ++comm->open_splits;
   auto& all = comm->clique->splits[comm->splits++];
-  all.push_back({color, key, comm->rank, *made});
+  all.push_back({color, key, comm->rank, color == NCCL_SPLIT_NOCOLOR ? nullptr : make_comm(), made});
   if (static_cast<int>(all.size()) == comm->clique->size) finish_split(*comm->clique, all);
   return ncclInProgress;
 }
