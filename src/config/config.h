@@ -75,7 +75,7 @@ struct Parallel {
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
   int64_t lanes = 0;      // 0: as suits the transport
-  double timeout = 0;  // seconds
+  double timeout = 0;     // seconds
 };
 
 struct Checkpoint {
