@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "parallel/vocab.h"
 
@@ -80,8 +81,9 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
       model_->backward(ex, batch, *saved_, *grads_);
       arena_.end();
     };
-    graphs_->run(ex, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, micro_step,
-                 [&] { grads_->micro_step_repeated(); });
+    const auto catch_up = [&] { grads_->micro_step_repeated(); };
+    graphs_->run(ex, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, std::cref(micro_step),
+                 std::cref(catch_up));  // by reference: nothing is allocated
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(outcome.phase_ms.backward);
   }

@@ -119,7 +119,7 @@ const Case kCases[] = {
     {"nccl_on_cpus",
      "[run]\ndevice = \"cpu\"\n[parallel]\ntransport = \"nccl\"\n",
      {},
-     "f.toml:4:13: parallel.transport, run.device: \"nccl\" carries tensors between GPUs, but device = \"cpu\""},
+     "f.toml:4:13: parallel.transport: \"nccl\" carries tensors between GPUs, but device = \"cpu\""},
     {"device_unknown",
      "[run]\ndevice = \"gpu\"\n",
      {},
