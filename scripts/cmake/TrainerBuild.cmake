@@ -90,6 +90,19 @@ if(NOT TRAINER_CUDA STREQUAL "OFF")
   endif()
 endif()
 
+# Beside the toolkit's libraries, or in the compiler's paths.
+if(TRAINER_HAS_CUDA AND NOT TRAINER_NCCL STREQUAL "OFF")
+  find_path(TRAINER_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(TRAINER_nccl_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(TRAINER_nccl_INCLUDE AND TRAINER_nccl_LIBRARY)
+    set(TRAINER_HAS_NCCL TRUE)
+  endif()
+endif()
+if(TRAINER_NCCL STREQUAL "ON" AND NOT TRAINER_HAS_NCCL)
+  message(FATAL_ERROR "TRAINER_NCCL=ON, but NCCL was not found, or CUDA is not built (nccl.h and libnccl: Debian's and "
+                      "NVIDIA's package libnccl-dev)")
+endif()
+
 # No -ffast-math anywhere: its start-up object changes MXCSR for the whole process. No contraction: AdamW's arithmetic
 # is canonical, every fma is written out.
 set(TRAINER_FLAGS -ffp-contract=off -fno-math-errno)
@@ -120,7 +133,7 @@ function(trainer_module name)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "\\.isa\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/src/cli/main\\.cpp$")
-  list(FILTER sources EXCLUDE REGEX "/src/${name}/cuda/")
+  list(FILTER sources EXCLUDE REGEX "/src/${name}/(cuda|nccl)/")
   list(TRANSFORM arg_DEPS PREPEND trainer_)
   if(sources)
     add_library(trainer_${name} STATIC ${sources})
@@ -201,4 +214,19 @@ function(trainer_cuda_sources module)
     target_compile_options(trainer_${module}_cuda PRIVATE ${TRAINER_CUDA_FLAGS} -Xcompiler=-Wall,-Wextra,-Wshadow)
     target_sources(trainer_${module} PRIVATE $<TARGET_OBJECTS:trainer_${module}_cuda>)
   endif()
+endfunction()
+
+# trainer_nccl_sources(MODULE): src/MODULE/nccl, or its no_nccl.cpp alone where there is no NCCL. The same sources are
+# compiled a second time for the emulator.
+function(trainer_nccl_sources module)
+  set(folder "${PROJECT_SOURCE_DIR}/src/${module}/nccl")
+  if(NOT TRAINER_HAS_NCCL)
+    target_sources(trainer_${module} PRIVATE "${folder}/no_nccl.cpp")
+    return()
+  endif()
+  file(GLOB sources CONFIGURE_DEPENDS "${folder}/*.cpp")
+  list(FILTER sources EXCLUDE REGEX "/no_nccl\\.cpp$")
+  target_sources(trainer_${module} PRIVATE ${sources})
+  target_include_directories(trainer_${module} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS} "${TRAINER_nccl_INCLUDE}")
+  target_link_libraries(trainer_${module} PRIVATE "${TRAINER_nccl_LIBRARY}" CUDA::cudart_static)
 endfunction()

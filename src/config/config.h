@@ -52,6 +52,7 @@ struct Train {
   std::string sample_prompt;
   int64_t sample_tokens = 0;
   int64_t max_skipped_steps = 0;
+  bool cuda_graph = false;
 };
 
 struct Optim {
@@ -72,9 +73,9 @@ struct Parallel {
   bool sequence_parallel = true;
   int64_t data = 0;  // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
-  std::string transport;  // auto | mpi | threads
-  int64_t lanes = 0;
-  double timeout = 0;  // seconds
+  std::string transport;  // auto | nccl | mpi | threads
+  int64_t lanes = 0;      // 0: as suits the transport
+  double timeout = 0;     // seconds
 };
 
 struct Checkpoint {

@@ -190,14 +190,19 @@ void check_megatron(const Config& config, Checker& checker) {
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
   if (parallel.strategy == "megatron-1d") check_megatron(config, checker);
+  checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
+                  {"parallel.transport", "run.device"},
+                  "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
   int64_t data = parallel.data;
   if (launched) {
     checker.require(
         *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
         "\"threads\" makes the ranks itself, but {} were started; start one, without mpirun, or use \"auto\"",
         *launched);
-    checker.require(*launched > 1 || parallel.transport != "mpi", {"parallel.transport"},
-                    "\"mpi\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"");
+    checker.require(*launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"),
+                    {"parallel.transport"},
+                    "\"{}\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"",
+                    parallel.transport);
     const int64_t world = world_size(config, *launched), needed = parallel.tensor * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % parallel.tensor == 0 : world == needed;
     checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},

@@ -18,7 +18,7 @@ namespace trainer::tests {
 namespace {
 
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 2); }
-const HowToRun kOnGpu{.device = gpu};
+const HowToRun kOnGpu{.device = [](int) { return gpu(); }};
 
 /// Warm-up and a learning rate of at most 1e-3, as the promises on losses ask for.
 config::Config config_of(config::Arch arch) {
