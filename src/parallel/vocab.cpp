@@ -29,8 +29,9 @@ void run(Exec& ex, comm::Communicator& ranks, const ShardedLoss& op) {
 
 double sum_of_losses(Exec& ex, const Tensor& losses) {
   double total = 0;
-  if (!ex.device.dry())
-    for (const double value : HostCopy(ex.device, losses).tensor().span<double>()) total += value;
+  if (ex.device.dry()) return total;
+  const HostCopy here(ex.device, losses);  // not in the head of the loop: it would be gone before the first round
+  for (const double value : here.tensor().span<double>()) total += value;
   return total;
 }
 

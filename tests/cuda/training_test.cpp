@@ -1,5 +1,5 @@
-// Whole training runs on the emulated CUDA device: the same model, code and data as on the CPU. Host code that touches
-// device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
+// Whole training runs on a CUDA device, the emulated one or a real one: the same model, code and data as on the CPU.
+// Host code that touches device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -7,11 +7,11 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "device/cuda/cuda_device.h"
-#include "emulator.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
+#include "unit/ops/test_device.h"
 #include "unit/train/layouts.h"
 
 namespace trainer::tests {
@@ -24,10 +24,16 @@ const HowToRun kOnGpu{.device = gpu};
 config::Config config_of(config::Arch arch) {
   config::Config c = tiny_config(arch);
   c.optim.lr = 1e-3;
+  c.parallel.data = 1;
   return c;
 }
 
-class EveryModel : public testing::TestWithParam<config::Arch> {};
+struct OnGpu : testing::Test {
+  void SetUp() override {
+    if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
+  }
+};
+class EveryModel : public OnGpu, public testing::WithParamInterface<config::Arch> {};
 INSTANTIATE_TEST_SUITE_P(Models, EveryModel, testing::Values(config::Arch::gpt2, config::Arch::llama),
                          [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
 
@@ -57,11 +63,7 @@ TEST_P(EveryModel, DoesNotDependOnTheOrderOfBlocksAndThreads) {
   const config::Config c = config_of(GetParam());
   for (const DType compute : {DType::f32, DType::bf16}) {
     const Result first = train(c, compute, 3, kOnGpu);
-    for (const auto order : {emulator::Order::descending, emulator::Order::shuffled}) {
-      emulator::set_order(order);
-      expect_same_bits(train(c, compute, 3, kOnGpu), first);
-    }
-    emulator::set_order(emulator::Order::ascending);
+    ops::testing::for_each_order([&] { expect_same_bits(train(c, compute, 3, kOnGpu), first); });
   }
 }
 
@@ -174,7 +176,8 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   train::check_replicas(cuda.trainer, 1);
 }
 
-TEST(CudaTraining, SkipsAStepWhoseGradientIsNotFinite) {
+using CudaTraining = OnGpu;
+TEST_F(CudaTraining, SkipsAStepWhoseGradientIsNotFinite) {
   const config::Config c = config_of(config::Arch::gpt2);
   Tiny run(nullptr, c, DType::f32, gpu());
   const params::Param& param = run.trainer.store().params().at(3);
