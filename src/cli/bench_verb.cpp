@@ -135,12 +135,13 @@ json bench_attention(const Bench& b) {
 }
 
 json bench_optimizer(const Bench& b) {
-  constexpr int64_t kParameters = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  const int64_t parameters = b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual;
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const ops::OptimizerRate rate = ops::bench_optimizer(ex, kParameters, b.options.repeats);
+  const ops::OptimizerRate rate = ops::bench_optimizer(ex, parameters, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(
       format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",

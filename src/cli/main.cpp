@@ -141,7 +141,7 @@ int main(int argc, char** argv) {
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  bench_verb.add_option("--size", bench.size, "elementwise: bytes of an operand; 0: far beyond caches")
+  bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
       ->check(CLI::NonNegativeNumber);
   add_json(bench_verb, bench.json);
 
