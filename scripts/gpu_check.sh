@@ -7,8 +7,8 @@
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script lies in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 460); stages that do not fit any more are left out, the last ones first
-#   --stages "…"   these only, of: machine tests mpi gemm attention elementwise optimizer step-124m step-1.5b torch-124m
-#                  tuned train sanitizer torch-1.5b collectives profile
+#   --stages "…"   these only, of: machine tests mpi gemm attention cudnn elementwise optimizer step-124m step-1.5b
+#                  torch-124m tuned train sanitizer torch-1.5b collectives profile
 #   --python P     an interpreter that has PyTorch, to measure it beside the trainer (default: python3)
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
@@ -57,8 +57,10 @@ if [ -z "$emulated" ] && [ -z "$bundle" ]; then
   fi
 fi
 if [ -n "$emulated" ]; then
-  programs=(ops_emulated training_emulated mpi_devices_emulated)
   bin=$emulated trainer=$emulated/trainer_emulated
+  [ -x "$trainer" ] || usage "$trainer is not built"
+  programs=(ops_emulated training_emulated)
+  if [ -x "$bin/mpi_devices_emulated" ]; then programs+=(mpi_devices_emulated); fi
 else
   bundle=$(cd "$bundle" && pwd) || exit 2
   root=$bundle
@@ -68,14 +70,19 @@ else
   # Libraries: the bundle's, CUDA's where the loader does not know them, the compiler's where the machine's are older.
   path=$bundle/lib
   runs() { LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$trainer" --version > "$work/version" 2>&1; }
-  for folder in '' "${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/nvidia/lib64 \
-    "$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2> /dev/null)"/nvidia/*/lib; do
+  cuda_folders=("${CUDA_HOME:-/usr/local/cuda}"/lib64 /usr/local/cuda*/lib64 /usr/local/nvidia/lib64
+    "$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])' 2> /dev/null)"/nvidia/*/lib)
+  for folder in '' "${cuda_folders[@]}"; do
     if runs; then break; fi
     if [ -n "$folder" ] && [ -d "$folder" ]; then path=$path:$folder; fi
   done
   if ! runs && grep -q 'libstdc++\|GLIBCXX\|libgcc_s' "$work/version"; then path=$bundle/lib-if-older:$path; fi
   runs || { echo "gpu_check.sh: the program does not start here:" >&2; head -n 5 "$work/version" >&2; exit 1; }
   export LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  # What the program opens while it runs.
+  for folder in "${cuda_folders[@]}"; do
+    if [ -e "$folder/libcudnn.so.9" ] || [ -e "$folder/libcudart.so.13" ]; then LD_LIBRARY_PATH+=:$folder; fi
+  done
   if [ -d "$bundle/openmpi" ]; then
     mpi=$bundle/openmpi
     export OPAL_PREFIX=$mpi OPAL_BINDIR=$mpi/bin OPAL_LIBDIR=$bundle/lib OPAL_PKGLIBDIR=$mpi/lib/plugins \
@@ -93,7 +100,7 @@ export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 # A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (what people read),
 # prints a line for the summary to fd 3, and returns 0 (passed), 77 (left out, with the reason on fd 3) or anything else.
 
-names=() results=() seconds=() lines=()
+patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
 # The first number called $1 in the document $2.
 number() { grep -o "\"$1\": *-\{0,1\}[0-9][0-9.e+-]*" "$2" 2> /dev/null | sed 's/.*: *//; q'; }
@@ -105,9 +112,11 @@ program_of() {
 
 # stage NAME LIMIT: runs the function stage_NAME for at most LIMIT seconds.
 stage() {
-  local name=$1 limit=$2 result begin=$SECONDS line
+  local name=$1 limit=$(($2 * patience)) result begin=$SECONDS line
   if [ -n "$only" ] && [[ " $only " != *" $name "* ]]; then return; fi
-  if [ "$(left)" -lt 10 ]; then
+  if [ -n "$hopeless" ]; then
+    result='left out' line=$hopeless
+  elif [ "$(left)" -lt 10 ]; then
     result='left out' line='no time left'
   else
     if [ "$limit" -gt "$(left)" ]; then limit=$(left); fi
@@ -194,6 +203,7 @@ stage_tests() {
 stage_mpi() {
   local program ranks ran='' failed=''
   command -v mpirun > /dev/null || leave_out "no mpirun here"
+  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
   for program in "${programs[@]}"; do
     if [[ $program != mpi_* ]]; then continue; fi
     for ranks in $mpi_ranks; do
@@ -223,12 +233,24 @@ stage_gemm() {
   return $status
 }
 stage_attention() { bench attention attention --compute bf16 "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
+# The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
+stage_cudnn() {
+  TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$bin/${programs[0]}" > "$work/cudnn.tests" 2>&1
+  local status=$?
+  cat "$work/cudnn.tests"
+  if grep -q '^\[  SKIPPED' "$work/cudnn.tests" && ! grep -q '^\[       OK' "$work/cudnn.tests"; then
+    leave_out "$(grep -m 1 -o 'without cuDNN\|libcudnn.*\|cuDNN cannot.*\|cuDNN was found.*' "$work/cudnn.tests")"
+  fi
+  [ $status = 0 ] || return $status
+  bench cudnn attention --compute bf16 --set hardware.attention=cudnn "${tiny[@]}" && grep '^b ' "$work/cudnn.txt" | tail -n 1 >&3
+}
 stage_elementwise() {
   bench elementwise elementwise --compute bf16 "${size[@]}" &&
-    echo "copy $(number copy_gb_per_s "$work/elementwise.json") GB/s, slowest operator at $(number lowest_share "$work/elementwise.json") of it" >&3
+    echo "$(head -n 1 "$work/elementwise.txt"); slowest operator at $(number lowest_share "$work/elementwise.json") of it" >&3
 }
 stage_optimizer() { bench optimizer optimizer "${size[@]}" && cat "$work/optimizer.txt" >&3; }
 stage_collectives() {
+  [ -z "$emulated" ] || leave_out "the device plays no part in it"
   command -v mpirun > /dev/null || leave_out "no mpirun here"
   timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json > "$work/collectives.json" 2> "$work/collectives.txt" &&
     echo "between processes, through host memory" >&3
@@ -321,24 +343,26 @@ short+=':*AttentionOf/2.Matches*:*AttentionShapes/2.Match*:*Adam/1.Keeps*'
 mpi_ranks='2 4' computes='bf16 fp32' repeats=10 tiny=() size=() shrink=()
 case_124m=(train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
-train_run=(train.tokens=0 train.steps=300 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
+train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
 if [ -n "$emulated" ]; then
   filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 size=(--size 65536)
   shrink=(model.n_layer=1 model.d_model=32 model.n_head=2 model.seq_len=16 data.vocab_size=320 train.global_batch=2
     train.micro_batch=2 hardware.peak_tflops=1)
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
-  train_run=(train.tokens=0 train.steps=3)
+  train_run=(train.tokens=96)
+  patience=10 budget=$((10 * budget)) # an emulated device is slow, and nothing is measured
 fi
 
 stage machine 30
 if [ "${results[0]:-passed}" != passed ] && [ -z "$emulated" ]; then
-  budget=0 # nothing else makes sense
+  hopeless='no GPU'
 fi
 stage tests 150
 stage mpi 90
 stage gemm 40
 stage attention 30
+stage cudnn 40
 stage elementwise 30
 stage optimizer 20
 stage step-124m 40
@@ -407,7 +431,7 @@ sed -n '/^| stage/,/^$/p; /^| target/,/^$/p' "$out/gpu_check.md"
 echo "$out/gpu_check.md, gpu_check.json, gpu_check.log"
 for i in "${!names[@]}"; do
   case ${names[i]} in
-    machine | tests | mpi | sanitizer | train) if [ "${results[i]}" = failed ]; then exit 1; fi ;;
+    machine | tests | mpi | cudnn | sanitizer | train) if [ "${results[i]}" = failed ]; then exit 1; fi ;;
   esac
 done
 # Without one test that ran nothing is proven.

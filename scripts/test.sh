@@ -29,9 +29,9 @@ say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 say "Packages"
 scripts/install_packages.sh --tests
 if command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-  echo "CUDA toolkit found, not used: the CUDA backend is not built in this version."
+  echo "CUDA toolkit found: the CUDA backend is compiled too; its tests on a GPU are skipped where there is none."
 else
-  echo "No CUDA toolkit found: testing the CPU backend."
+  echo "No CUDA toolkit found: testing the CPU backend, and the CUDA backend on an emulated device."
 fi
 
 say "Build (build-dev, warnings are errors)"

@@ -2,9 +2,12 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
+#include "config/load.h"
+#include "device/cuda/cuda_device.h"
 #include "ops/bench_attention.h"
 #include "ops/bench_elementwise.h"
 #include "ops/bench_gemm.h"
@@ -21,7 +24,8 @@ using nlohmann::json;
 /// Where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
-    if (!o.config.file.empty()) config = load_configuration(o.config);
+    config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
+                                   : load_configuration(o.config);
     if (o.threads > 0) config.run.threads = o.threads;
     if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
     if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
@@ -32,6 +36,11 @@ struct Bench {
     if (options.config.file.empty())
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
+  }
+  /// FLOP/s; the user's word saves the time of measuring.
+  double measured_peak(device::Device& device) const {
+    if (config.hardware.peak_tflops > 0) return config.hardware.peak_tflops * 1e12;
+    return ops::measured_peak_flops(device, machine.compute);
   }
   void say(const std::string& text) const { std::fputs(text.c_str(), options.json ? stderr : stdout); }
 
@@ -60,13 +69,36 @@ std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
+/// Instead of rates: the fastest algorithm of each product of the configuration, into a file.
+json tune_gemm(const Bench& b) {
+  constexpr int kMost = 16;  // the library proposes few more, and those are slow
+  b.require_config();
+  if (!b.machine.gpu)
+    throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
+                                 device::cuda::no_device_reason());
+  const ops::MeasuredGemms measured = train::tune_products(b.config, b.machine, kMost, b.options.repeats);
+  replace_file(b.options.write_tuning, to_json(measured.tuning));
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  product\n", measured.tuning.device, measured.tuning.library, "us",
+               "guess us", "gain"));
+  json list = json::array();
+  for (const auto& [name, product] : measured.tuning.products) {
+    const double guess = measured.favourites.at(name);
+    b.say(format("{:>10.1f}{:>10.1f}{:>7.2f}  {}\n", product.microseconds, guess, guess / product.microseconds, name));
+    list.push_back({{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}});
+  }
+  b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
+               b.options.write_tuning, b.options.write_tuning));
+  return {{"device", measured.tuning.device}, {"library", measured.tuning.library}, {"products", list}};
+}
+
 json bench_gemm(const Bench& b) {
+  if (!b.options.write_tuning.empty()) return tune_gemm(b);
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
-  b.say(format("{}, {} threads, {}; measured peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
+  const double peak = b.measured_peak(*device);
+  b.say(format("{}, {} threads, {}; peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
                peak * 1e-9, "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
@@ -108,9 +140,9 @@ json bench_attention(const Bench& b) {
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
-  b.say(format("{}, {} threads; causal FLOPs, measured peak {:.1f} GFLOP/s\n", name_of(b.machine.compute),
-               b.machine.threads, peak * 1e-9));
+  const double peak = b.measured_peak(*device);
+  b.say(format("{}, {} threads; causal FLOPs, peak {:.1f} GFLOP/s\n", name_of(b.machine.compute), b.machine.threads,
+               peak * 1e-9));
   json rates = json::array();
   for (const ops::AttentionShape& s : attention_shapes(b)) {
     const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
@@ -130,6 +162,7 @@ json bench_attention(const Bench& b) {
   }
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
+          {"path", ops::attention_path(*device)},
           {"peak_gflops", peak * 1e-9},
           {"rates", rates}};
 }
@@ -225,6 +258,8 @@ int bench_command(const BenchOptions& o) {
       {"optimizer", bench_optimizer}, {"step", bench_step},           {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
     throw unknown_word("bench", o.what, "gemm, attention, elementwise, optimizer, step, memory, collectives, all");
+  if (!o.write_tuning.empty() && o.what != "gemm")
+    throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

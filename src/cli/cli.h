@@ -53,7 +53,8 @@ struct BenchOptions {
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
-  int64_t size = 0;  // of elementwise operands, bytes; 0: by the machine
+  std::string write_tuning;  // gemm: measure a configuration's products and write the table there
+  int64_t size = 0;          // of elementwise operands, bytes; 0: by the machine
   bool json = false;
 };
 int bench_command(const BenchOptions& options);

@@ -141,6 +141,11 @@ int main(int argc, char** argv) {
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  bench_verb
+      .add_option("--write-tuning", bench.write_tuning,
+                  "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU and "
+                  "write the table to FILE (hardware.gemm_tuning)")
+      ->type_name("FILE");
   bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
       ->check(CLI::NonNegativeNumber);
   add_json(bench_verb, bench.json);
