@@ -4,9 +4,12 @@
 
 #include <filesystem>
 
+#include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "device/cuda/cuda_device.h"
+#include "train/bench_step.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/replica_check.h"
@@ -174,6 +177,37 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   };
   EXPECT_EQ(text_of(cuda), text_of(cpu));
   train::check_replicas(cuda.trainer, 1);
+}
+
+TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
+  config::Config c = config_of(GetParam());
+  c.data.vocab_size = kTinyVocab;
+  const TemporaryFolder folder;
+  c.hardware.gemm_tuning = folder.path / "tuning.json";
+  const auto device = gpu();
+  const auto world = comm::solo_world();
+  const Result plain = train(c, DType::bf16, 3, kOnGpu);
+
+  const train::Machine machine{
+      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  ops::MeasuredGemms measured = train::tune_products(c, machine, 8, 1);
+  EXPECT_GE(measured.tuning.products.size(), 10u) << "products of a micro-step";
+  replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
+  train::use_gemm_tuning(c, *world, *device);
+  const Result tuned = train(c, DType::bf16, 3, kOnGpu);
+  EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
+  ops::use_gemm_tuning(*device, {});
+
+  measured.tuning.library = "cuBLASLt 1.0.0";
+  replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
+  std::string said;
+  const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {
+    if (level == log::Level::warning) said += line;
+  });
+  train::use_gemm_tuning(c, *world, *device);
+  log::set_sink(before);
+  EXPECT_NE(said.find("left aside: the tuning table was measured on"), std::string::npos) << said;
+  expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);
 }
 
 using CudaTraining = OnGpu;
