@@ -53,10 +53,10 @@ TEST_F(Products, WorksWithoutEpiloguesOfTheLibraryAndInParts) {
       expect_right({40, 64, 48, in, out, false, true, ending, 8});
       expect_right({33, 31, 20, in, out, true, false, ending, 1});
     }
-  // Half of the least workspace holds 64 rows of 2000 sums: three parts.
+  // Half of the largest workspace holds 2048 whole rows of 2000 sums: three parts.
   for (const bool trans_a : {false, true}) {
     products = 0;
-    expect_right({150, 2000, 8, DType::bf16, DType::bf16, trans_a, false, Ending::all, 0});
+    expect_right({4200, 2000, 8, DType::bf16, DType::bf16, trans_a, false, Ending::all, 0});
     EXPECT_GE(products, 3);
   }
 }

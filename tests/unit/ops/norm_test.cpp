@@ -160,25 +160,26 @@ TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
         },
         [&](const std::vector<Grid>& out) {
           const double n = static_cast<double>(c.cols);
-          std::vector<double> dgain(static_cast<size_t>(c.cols)), dbias(dgain);
+          std::vector<long double> dgain(static_cast<size_t>(c.cols)), dbias(dgain);  // sums of many rounded terms
           const auto g = row_of<double>(gain, 0), b = c.bias ? row_of<double>(bias, 0) : std::vector<double>();
           double worst = 0, worst_dx = 0;
           for (int64_t r = 0; r < c.rows; ++r) {
             const auto want = reference_row<double>(row_of<double>(x, r), g, b, 1e-5, c.center);
-            double mean = 0, squares = 0, sum = 0, product = 0;
+            long double mean = 0, squares = 0, sum = 0, product = 0;
             for (int64_t i = 0; i < c.cols && c.center; ++i) mean += x.at(r, i) / n;
             for (int64_t i = 0; i < c.cols; ++i) squares += (x.at(r, i) - mean) * (x.at(r, i) - mean) / n;
-            const double rstd = 1 / std::sqrt(squares + 1e-5);
+            const long double rstd = 1 / std::sqrt(squares + 1e-5L);
             for (int64_t i = 0; i < c.cols; ++i) {
-              const double hat = (x.at(r, i) - mean) * rstd, gradient = dy.at(r, i) * g[i];
+              const long double hat = (x.at(r, i) - mean) * rstd, gradient = dy.at(r, i) * g[i];
               sum += gradient / n;
               product += gradient * hat / n;
               dgain[i] += dy.at(r, i) * hat;
               dbias[i] += dy.at(r, i);
             }
             for (int64_t i = 0; i < c.cols; ++i) {
-              const double hat = (x.at(r, i) - mean) * rstd;
-              const double dx = residual.at(r, i) + rstd * (dy.at(r, i) * g[i] - (c.center ? sum : 0) - hat * product);
+              const long double hat = (x.at(r, i) - mean) * rstd;
+              const auto dx = static_cast<double>(residual.at(r, i) +
+                                                  rstd * (dy.at(r, i) * g[i] - (c.center ? sum : 0) - hat * product));
               const double size = 32 * kEps<AccumulatorOf<T>>, rounding = kEps<T>;
               worst = std::max(worst, std::abs(out[0].at(r, i) - want[i]) /
                                           (size * (4 + std::abs(want[i])) + rounding * std::abs(want[i])));
@@ -189,8 +190,11 @@ TYPED_TEST(Norm, LongRowsMatchTheClosedForm) {
           EXPECT_LE(worst_dx, 1) << "dx, in units of its bound";
           for (int64_t i = 0; i < c.cols; ++i) {
             const double scale = static_cast<double>(c.rows);
-            expect_close<AccumulatorOf<T>>(out[2].at(i), dgain[i], 32, scale, format("dgain[{}]", i));
-            if (c.bias) expect_close<AccumulatorOf<T>>(out[3].at(i), dbias[i], 32, scale, format("dbias[{}]", i));
+            expect_close<AccumulatorOf<T>>(out[2].at(i), static_cast<double>(dgain[i]), 32, scale,
+                                           format("dgain[{}]", i));
+            if (c.bias)
+              expect_close<AccumulatorOf<T>>(out[3].at(i), static_cast<double>(dbias[i]), 32, scale,
+                                             format("dbias[{}]", i));
           }
         });
   }

@@ -88,10 +88,10 @@ struct OnRank {
     store.allocate(true);
   }
   device::CpuDevice device{1};
+  Arena arena{device, Arena::Mode::heap};  // outlives what is gathered
   Mesh mesh;
   ParamStore store;
   Model model;
-  Arena arena{device, Arena::Mode::heap};
   Meter meter;
   Exec ex{device, arena, meter};
 };

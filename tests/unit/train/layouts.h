@@ -55,7 +55,8 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
       return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
     };
-  comm::run_on_threads(static_cast<int>(c.parallel.tensor * c.parallel.data), options, [&](comm::World& world) {
+  const auto ranks = static_cast<int>(c.parallel.tensor * std::max<int64_t>(c.parallel.data, 1));
+  comm::run_on_threads(ranks, options, [&](comm::World& world) {
     Tiny run(&world, c, compute, how.device ? how.device() : std::make_unique<device::CpuDevice>(how.threads));
     {
       const std::lock_guard lock(mutex);
