@@ -350,7 +350,7 @@ if [ -n "$emulated" ]; then
     train.micro_batch=2 hardware.peak_tflops=1)
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
-  train_run=(train.tokens=96)
+  train_run=(train.tokens=96 optim.warmup_steps=1)
   patience=10 budget=$((10 * budget)) # an emulated device is slow, and nothing is measured
 fi
 
