@@ -57,7 +57,7 @@ if [ -z "$emulated" ] && [ -z "$bundle" ]; then
   fi
 fi
 if [ -n "$emulated" ]; then
-  bin=$emulated trainer=$emulated/trainer_emulated
+  bin=$emulated trainer=$emulated/trainer_emulated operators=$emulated/ops_emulated
   [ -x "$trainer" ] || usage "$trainer is not built"
   programs=(ops_emulated training_emulated)
   if [ -x "$bin/mpi_devices_emulated" ]; then programs+=(mpi_devices_emulated); fi
@@ -66,7 +66,7 @@ else
   root=$bundle
   [ -f "$bundle/BUNDLE" ] || usage "$bundle is no bundle"
   mapfile -t programs < "$bundle/bin/gpu_programs.txt"
-  bin=$bundle/bin trainer=$bundle/bin/trainer
+  bin=$bundle/bin trainer=$bundle/bin/trainer operators=$bundle/bin/ops_cuda
   # Libraries: the bundle's, CUDA's where the loader does not know them, the compiler's where the machine's are older.
   path=$bundle/lib
   runs() { LD_LIBRARY_PATH=$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} "$trainer" --version > "$work/version" 2>&1; }
@@ -235,7 +235,7 @@ stage_gemm() {
 stage_attention() { bench attention attention --compute bf16 "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
 # The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
 stage_cudnn() {
-  TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$bin/${programs[0]}" > "$work/cudnn.tests" 2>&1
+  TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$operators" > "$work/cudnn.tests" 2>&1
   local status=$?
   cat "$work/cudnn.tests"
   if grep -q '^\[  SKIPPED' "$work/cudnn.tests" && ! grep -q '^\[       OK' "$work/cudnn.tests"; then
@@ -290,15 +290,20 @@ stage_train() {
   echo "$steps steps, median $median tokens/s" >&3
 }
 
-torch() { # NAME CASE
+torch() { # NAME CASE ARGUMENT…
   "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
-  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$trainer" --python "$python" --device cuda --cases "$2" \
-    --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --json "$work/$1.pretty" > "$work/$1.txt" || return
-  tr -d '\n' < "$work/$1.pretty" > "$work/$1.json"
-  tail -n 1 "$work/$1.txt" >&3
+  local name=$1 case=$2
+  shift 2
+  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$trainer" --python "$python" --device cuda --cases "$case" \
+    --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --json "$work/$name.pretty" "$@" > "$work/$name.txt" || return
+  tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"
+  tail -n 1 "$work/$name.txt" >&3
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
-stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
+# Compiling 48 layers takes long: of PyTorch's variants only the one that was faster above.
+stage_torch_1_5b() {
+  torch torch-1.5b gpu-1.5b --variant "$(sed -n 's/.*"peer": *"\([a-z0-9]*\).*/\1/p' "$work/torch-124m.json" 2> /dev/null | grep . || echo autocast)"
+}
 
 # Short tests of every operator, under each of the sanitizer's tools.
 stage_sanitizer() {
@@ -307,7 +312,7 @@ stage_sanitizer() {
   [ -n "$sanitizer" ] || leave_out "no compute-sanitizer here"
   for tool in memcheck racecheck synccheck initcheck; do
     if [ "$deadline" -le "$SECONDS" ]; then found+=("$tool: no time left"); continue; fi
-    GTEST_FILTER=$short timeout -k 2 25 "$sanitizer" --tool "$tool" --error-exitcode 9 "$bin/ops_cuda" > "$work/$tool" 2>&1
+    GTEST_FILTER=$short timeout -k 2 25 "$sanitizer" --tool "$tool" --error-exitcode 9 "$operators" > "$work/$tool" 2>&1
     local status=$?
     tail -n 30 "$work/$tool"
     if grep -qi 'device not supported\|unable to find injection\|no attachable' "$work/$tool"; then
@@ -346,7 +351,7 @@ case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' d
 train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
 if [ -n "$emulated" ]; then
   filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 size=(--size 65536)
-  shrink=(model.n_layer=1 model.d_model=32 model.n_head=2 model.seq_len=16 data.vocab_size=320 train.global_batch=2
+  shrink=(model.n_layer=1 model.d_model=32 model.n_head=2 model.seq_len=16 data.vocab_size=352 train.global_batch=2
     train.micro_batch=2 hardware.peak_tflops=1)
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
@@ -367,7 +372,7 @@ stage elementwise 30
 stage optimizer 20
 stage step-124m 40
 stage step-1.5b 60
-stage torch-124m 120
+stage torch-124m 150
 stage tuned 40
 stage train 60
 stage sanitizer 105

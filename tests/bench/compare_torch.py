@@ -73,7 +73,7 @@ def fastest_variant(args, case, compute):
     # bf16 state would not train as the trainer does; beside a slow CPU it is given as an advantage.
     reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
     compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
-    for dtype in ["fp32"] if compute == "fp32" else reduced:
+    for dtype in ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced:
         for use_compile in compiled:
             try:
                 peer = Peer(args, case, (dtype, use_compile))
@@ -137,6 +137,7 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="default: all of the device")
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--variant", choices=["autocast", "bf16", "master"], help="PyTorch's way of bf16 (default: its fastest)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted, per start of a program")
     parser.add_argument("--steps", type=int, default=3, help="timed steps per round")
