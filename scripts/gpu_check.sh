@@ -13,7 +13,8 @@
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
 #
-# Exit status 0: every test passed. A speed that misses its target is reported and fails nothing.
+# Exit status 0: every test passed and every measurement of the trainer ran. A speed that misses its target is reported
+# and fails nothing.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
@@ -94,6 +95,8 @@ fi
 # One host whose cores and memory are shared; containers may forbid reading another process's memory.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp \
   OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
+if [[ $python == */* ]]; then python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python"); fi
+cd "$root" || exit 2 # the configurations name their text from there
 export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 
 # --- Stages ---------------------------------------------------------------------------------------------------------
@@ -102,6 +105,8 @@ export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
 
 patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
+# What stage $1 has written, or null.
+document() { grep . "$work/$1.json" 2> /dev/null || echo null; }
 # The first number called $1 in the document $2.
 number() { grep -o "\"$1\": *-\{0,1\}[0-9][0-9.e+-]*" "$2" 2> /dev/null | sed 's/.*: *//; q'; }
 # The first of these that is a program: a name, or a path.
@@ -228,7 +233,7 @@ stage_gemm() {
   for compute in $computes; do
     timed "$trainer" bench gemm --compute "$compute" --json "${tiny[@]}" > "$work/gemm-$compute.json" 2>> "$work/gemm.txt" || status=1
   done
-  printf '{"bf16":%s,"fp32":%s}\n' "$(cat "$work/gemm-bf16.json")" "$(cat "$work/gemm-fp32.json" 2> /dev/null || echo null)" > "$work/gemm.json"
+  printf '{"bf16":%s,"fp32":%s}\n' "$(document gemm-bf16)" "$(document gemm-fp32)" > "$work/gemm.json"
   echo "best bf16 product $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
   return $status
 }
@@ -402,9 +407,8 @@ gpu=$(head -n 1 "$work/machine.line" 2> /dev/null)
     "$(text <<< "$commit")" "$(text <<< "$gpu")" "$([ -n "$emulated" ] && echo true || echo false)" $((SECONDS - start)) \
     "$(text < <(cat "$work/machine.txt" 2> /dev/null))"
   for i in "${!names[@]}"; do
-    document=$(cat "$work/${names[i]}.json" 2> /dev/null)
     printf '%s\n{"name":"%s","result":"%s","seconds":%d,"line":"%s","document":%s}' "$([ "$i" -gt 0 ] && echo ,)" \
-      "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "${document:-null}"
+      "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "$(document "${names[i]}")"
   done
   printf '],\n"targets":['
   for i in "${!targets[@]}"; do
@@ -435,9 +439,5 @@ echo
 sed -n '/^| stage/,/^$/p; /^| target/,/^$/p' "$out/gpu_check.md"
 echo "$out/gpu_check.md, gpu_check.json, gpu_check.log"
 for i in "${!names[@]}"; do
-  case ${names[i]} in
-    machine | tests | mpi | cudnn | sanitizer | train) if [ "${results[i]}" = failed ]; then exit 1; fi ;;
-  esac
+  if [ "${results[i]}" = failed ] && { [ -n "$emulated" ] || [[ ${names[i]} != torch-* && ${names[i]} != profile ]]; }; then exit 1; fi
 done
-# Without one test that ran nothing is proven.
-[[ " ${names[*]} " != *' tests '* ]] || [[ " ${results[*]} " == *passed* ]]
