@@ -8,7 +8,8 @@
 #   --build DIR   build folder (default: build-gpu); it is configured and built first
 #   --as-it-is    pack what is built, without building
 #
-# On the other machine: NAME/scripts/gpu_check.sh. It needs x86-64 Linux with a C library as new as this one's.
+# On the other machine: NAME/scripts/gpu_check.sh. It needs x86-64 Linux with a C library as new as this one's. cuDNN's
+# attention is in it where the headers of cudnn-frontend are found (CMAKE_PREFIX_PATH).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
