@@ -131,6 +131,19 @@ TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
             measured.tuning.products.at(name).algorithm);
 }
 
+TEST_F(Products, MeasuringPassesOverWhatFails) {
+  const GemmAlgorithm last = [&] {
+    const Problem problem({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
+    return gemm_candidates(machine.ex, problem.op, 8).algorithms.back().algorithm;
+  }();
+  emulator::blas().broken = 0;
+  measure_gemms(*machine.device, 8, 1);
+  expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
+  const MeasuredGemms measured = measured_gemms(*machine.device);
+  ASSERT_EQ(measured.tuning.products.size(), 1u);
+  EXPECT_EQ(measured.tuning.products.begin()->second.algorithm, last);
+}
+
 TEST_F(Products, RefusesFp64ByName) {
   Problem problem({4, 4, 4, DType::f64, DType::f64});
   try {
