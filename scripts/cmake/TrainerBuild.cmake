@@ -103,6 +103,25 @@ if(TRAINER_NCCL STREQUAL "ON" AND NOT TRAINER_HAS_NCCL)
                       "NVIDIA's package libnccl-dev)")
 endif()
 
+# cuDNN's fused attention: headers only, the library is opened when it is wanted. Found by hand: neither has a package
+# description everywhere. The front end is a header-only package of its own (cudnn-frontend).
+if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
+  find_path(TRAINER_cudnn_INCLUDE cudnn_version.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_path(TRAINER_cudnn_frontend_INCLUDE cudnn_frontend.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  if(TRAINER_cudnn_INCLUDE AND TRAINER_cudnn_frontend_INCLUDE)
+    file(STRINGS "${TRAINER_cudnn_INCLUDE}/cudnn_version.h" major REGEX "^#define CUDNN_MAJOR +(9|[1-9][0-9])")
+    if(major)
+      set(TRAINER_HAS_CUDNN TRUE)
+    endif()
+  endif()
+  if(NOT TRAINER_HAS_CUDNN AND TRAINER_CUDNN STREQUAL "ON")
+    message(FATAL_ERROR "TRAINER_CUDNN=ON, but cudnn_version.h of cuDNN 9 or cudnn_frontend.h was not found "
+                        "(TRAINER_cudnn_INCLUDE, TRAINER_cudnn_frontend_INCLUDE, CMAKE_PREFIX_PATH)")
+  elseif(NOT TRAINER_HAS_CUDNN)
+    message(STATUS "cuDNN 9 with cudnn-frontend was not found: attention by our kernels alone")
+  endif()
+endif()
+
 # No -ffast-math anywhere: its start-up object changes MXCSR for the whole process. No contraction: AdamW's arithmetic
 # is canonical, every fma is written out.
 set(TRAINER_FLAGS -ffp-contract=off -fno-math-errno)
@@ -203,6 +222,14 @@ function(trainer_cuda_sources module)
   endif()
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${folder}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "/no_cuda\\.cpp$")
+  if(TRAINER_HAS_CUDNN)
+    list(FILTER sources EXCLUDE REGEX "/no_cudnn\\.cpp$")
+    set_source_files_properties("${folder}/cudnn/attention.cpp" PROPERTIES
+      COMPILE_DEFINITIONS "NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING;CUDNN_FRONTEND_SKIP_JSON_LIB"
+      COMPILE_OPTIONS "-isystem;${TRAINER_cudnn_frontend_INCLUDE};-isystem;${TRAINER_cudnn_INCLUDE}")
+  else()
+    list(FILTER sources EXCLUDE REGEX "/cudnn/attention\\.cpp$")
+  endif()
   file(GLOB_RECURSE kernels CONFIGURE_DEPENDS "${folder}/*.cu")
   target_sources(trainer_${module} PRIVATE ${sources})
   target_include_directories(trainer_${module} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

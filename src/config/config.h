@@ -15,6 +15,7 @@ enum class Document { file, line, block };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
+enum class AttentionKernels { own, cudnn };
 enum class ProgressMode { automatic, on, off };
 
 struct Run {
@@ -95,6 +96,8 @@ struct Log {
 struct Hardware {
   double peak_tflops = 0;   // 0: measured
   double memory_limit = 0;  // GiB, 0: what the machine has
+  std::string gemm_tuning;  // path; empty: the library chooses
+  AttentionKernels attention = AttentionKernels::own;
 };
 
 struct Debug {

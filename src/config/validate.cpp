@@ -160,6 +160,14 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
 }
 
+void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
+  std::error_code ignored;
+  checker.require(
+      !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
+      {"hardware.gemm_tuning"}, "no such file: \"{}\"; `trainer bench gemm --write-tuning` makes it",
+      hardware.gemm_tuning);
+}
+
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
                   "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
@@ -246,6 +254,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_schedule(config, checker);
   check_world(config, world, checker);
   check_checkpoints(config, files, checker);
+  check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
   check_debug(config.debug, checker);
 }

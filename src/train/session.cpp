@@ -112,6 +112,7 @@ class Session {
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
+    use_gemm_tuning(config_, world_, *device_);
     trainer_.plan();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {

@@ -258,6 +258,11 @@ const Case kCases[] = {
      {},
      "f.toml:2:13: model.init_from: no such checkpoint: \"no/run\"",
      kFiles},
+    {"missing_tuning_table",
+     "[hardware]\ngemm_tuning = \"no/table.json\"\n",
+     {},
+     "f.toml:2:15: hardware.gemm_tuning: no such file: \"no/table.json\"; `trainer bench gemm --write-tuning` makes it",
+     kFiles},
     // --set.
     {"set_mistyped", "", {"parallel.tenser=2"}, "--set parallel.tenser=2: unknown key; did you mean \"tensor\"?"},
     {"set_without_value", "", {"train.steps"}, "--set train.steps: expected section.key=value"},
