@@ -32,7 +32,7 @@ TEST(MpiRanksOnOneDevice, TrainAsThreadsDo) {
   c.parallel.data = world.size() / c.parallel.tensor;
   c.parallel.zero_stage = c.parallel.data > 1 ? 1 : 0;
   c.train.global_batch = 4 * c.parallel.data;
-  const Result threads = train(c, DType::bf16, 2, {.device = gpu});
+  const Result threads = train(c, DType::bf16, 2, {.device = [](int) { return gpu(); }});
   world.control().barrier();  // that may have taken longer on one rank than its peers would wait
 
   Tiny run(&world, c, DType::bf16, gpu());
