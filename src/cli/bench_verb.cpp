@@ -2,10 +2,14 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
+#include "config/load.h"
+#include "device/cuda/cuda_device.h"
 #include "ops/bench_attention.h"
+#include "ops/bench_elementwise.h"
 #include "ops/bench_gemm.h"
 #include "ops/bench_optimizer.h"
 #include "train/bench_step.h"
@@ -17,10 +21,11 @@ namespace {
 
 using nlohmann::json;
 
-/// Where a benchmark runs and in which type; text goes to stdout unless JSON is asked for.
+/// Where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
-    if (!o.config.file.empty()) config = load_configuration(o.config);
+    config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
+                                   : load_configuration(o.config);
     if (o.threads > 0) config.run.threads = o.threads;
     if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
     if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
@@ -32,28 +37,72 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  void say(const std::string& text) const {
-    if (!options.json) std::fputs(text.c_str(), stdout);
+  /// FLOP/s; the user's word saves the time of measuring.
+  double measured_peak(device::Device& device) const {
+    if (config.hardware.peak_tflops > 0) return config.hardware.peak_tflops * 1e12;
+    return ops::measured_peak_flops(device, machine.compute);
   }
+  void say(const std::string& text) const { std::fputs(text.c_str(), options.json ? stderr : stdout); }
 
   BenchOptions options;
   config::Config config;
   train::Machine machine;
 };
 
+/// Of the linear layers of the configuration, or of some usual ones.
+std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
+  if (b.options.config.file.empty()) {
+    if (b.machine.gpu)
+      return {{32768, 768, 2304}, {32768, 768, 768},  {32768, 768, 3072}, {32768, 3072, 768}, {8192, 768, 50304},
+              {8192, 1600, 4800}, {8192, 1600, 6400}, {8192, 6400, 1600}, {8192, 8192, 8192}};
+    return {{4096, 768, 3072}, {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
+            {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
+  }
+  const config::Model& m = b.config.model;
+  const int64_t tokens = b.config.train.micro_batch * m.seq_len, head = m.d_model / m.n_head;
+  const int64_t up = m.arch == config::Arch::llama ? 2 * m.d_ff : m.d_ff;
+  std::vector<ops::GemmShape> shapes = {{tokens, m.d_model, (m.n_head + 2 * m.n_kv_head) * head},
+                                        {tokens, m.d_model, m.d_model},
+                                        {tokens, m.d_model, up},
+                                        {tokens, m.d_ff, m.d_model}};
+  if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});
+  return shapes;
+}
+
+/// Instead of rates: the fastest algorithm of each product of the configuration, into a file.
+json tune_gemm(const Bench& b) {
+  constexpr int kMost = 16;  // the library proposes few more, and those are slow
+  b.require_config();
+  if (!b.machine.gpu)
+    throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
+                                 device::cuda::no_device_reason());
+  const ops::MeasuredGemms measured = train::tune_products(b.config, b.machine, kMost, b.options.repeats);
+  replace_file(b.options.write_tuning, to_json(measured.tuning));
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  product\n", measured.tuning.device, measured.tuning.library, "us",
+               "guess us", "gain"));
+  json list = json::array();
+  for (const auto& [name, product] : measured.tuning.products) {
+    const double guess = measured.favourites.at(name);
+    b.say(format("{:>10.1f}{:>10.1f}{:>7.2f}  {}\n", product.microseconds, guess, guess / product.microseconds, name));
+    list.push_back({{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}});
+  }
+  b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
+               b.options.write_tuning, b.options.write_tuning));
+  return {{"device", measured.tuning.device}, {"library", measured.tuning.library}, {"products", list}};
+}
+
 json bench_gemm(const Bench& b) {
+  if (!b.options.write_tuning.empty()) return tune_gemm(b);
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
-  const std::vector<ops::GemmShape> shapes = {{4096, 768, 3072}, {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
-                                              {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
-  b.say(format("{}, {} threads, {}; measured peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
+  const double peak = b.measured_peak(*device);
+  b.say(format("{}, {} threads, {}; peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
                peak * 1e-9, "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
-  for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, shapes, b.options.repeats)) {
+  for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, gemm_shapes(b), b.options.repeats)) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
     b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
                  cell(rate.forward), cell(rate.dx), cell(rate.dw)));
@@ -71,20 +120,31 @@ json bench_gemm(const Bench& b) {
           {"rates", rates}};
 }
 
+std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
+  const auto shape = [](int64_t batch, int64_t length, int64_t heads, int64_t kv_heads, int64_t head_dim) {
+    return ops::AttentionShape{
+        .batch = batch, .q_len = length, .k_len = length, .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim};
+  };
+  if (b.options.config.file.empty()) {
+    if (b.machine.gpu)
+      return {shape(32, 1024, 12, 12, 64), shape(8, 1024, 25, 25, 64), shape(4, 4096, 16, 16, 128),
+              shape(2, 4096, 32, 8, 128), shape(1, 16384, 16, 16, 128)};
+    return {shape(4, 1024, 12, 12, 64), shape(4, 1024, 6, 6, 128), shape(12, 256, 6, 6, 64)};
+  }
+  const config::Model& m = b.config.model;
+  return {shape(b.config.train.micro_batch, m.seq_len, m.n_head, m.n_kv_head, m.d_model / m.n_head)};
+}
+
 json bench_attention(const Bench& b) {
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = ops::measured_peak_flops(*device, b.machine.compute);
-  const std::vector<ops::AttentionShape> shapes = {
-      {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 12, .kv_heads = 12, .head_dim = 64},
-      {.batch = 4, .q_len = 1024, .k_len = 1024, .heads = 6, .kv_heads = 6, .head_dim = 128},
-      {.batch = 12, .q_len = 256, .k_len = 256, .heads = 6, .kv_heads = 6, .head_dim = 64}};
-  b.say(format("{}, {} threads; causal FLOPs, measured peak {:.1f} GFLOP/s\n", name_of(b.machine.compute),
-               b.machine.threads, peak * 1e-9));
+  const double peak = b.measured_peak(*device);
+  b.say(format("{}, {} threads; causal FLOPs, peak {:.1f} GFLOP/s\n", name_of(b.machine.compute), b.machine.threads,
+               peak * 1e-9));
   json rates = json::array();
-  for (const ops::AttentionShape& s : shapes) {
+  for (const ops::AttentionShape& s : attention_shapes(b)) {
     const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
     b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n",
                  s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops,
@@ -93,23 +153,28 @@ json bench_attention(const Bench& b) {
     rates.push_back({{"batch", s.batch},
                      {"seq_len", s.q_len},
                      {"heads", s.heads},
+                     {"kv_heads", s.kv_heads},
                      {"head_dim", s.head_dim},
                      {"forward_gflops", rate.forward_gflops},
-                     {"backward_gflops", rate.backward_gflops}});
+                     {"backward_gflops", rate.backward_gflops},
+                     {"forward_share", rate.forward_gflops * 1e9 / peak},
+                     {"backward_share", rate.backward_gflops * 1e9 / peak}});
   }
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
+          {"path", ops::attention_path(*device)},
           {"peak_gflops", peak * 1e-9},
           {"rates", rates}};
 }
 
 json bench_optimizer(const Bench& b) {
-  constexpr int64_t kParameters = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  const int64_t parameters = b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual;
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const ops::OptimizerRate rate = ops::bench_optimizer(ex, kParameters, b.options.repeats);
+  const ops::OptimizerRate rate = ops::bench_optimizer(ex, parameters, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(
       format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",
@@ -118,6 +183,33 @@ json bench_optimizer(const Bench& b) {
           {"parameters_per_s", rate.parameters_per_s},
           {"gb_per_s", rate.gb_per_s},
           {"share_of_traffic", rate.share()}};
+}
+
+json bench_elementwise(const Bench& b) {
+  const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{*device, arena, meter};
+  const ops::ElementwiseRates rates =
+      ops::bench_elementwise(ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);
+  b.say(format("{}; copying {:.1f} GB/s\n{:<26}{:>10}{:>10}{:>10}\n", name_of(b.machine.compute), rates.copy_gb_per_s,
+               "operator", "us", "GB/s", "of copy"));
+  json list = json::array();
+  double lowest = 1e9;
+  for (const ops::ElementwiseRate& rate : rates.operators) {
+    b.say(format("{:<26}{:>10.1f}{:>10.1f}{:>10}\n", rate.name, rate.seconds * 1e6, rate.gb_per_s,
+                 train::format_percent(rate.share)));
+    list.push_back({{"name", rate.name},
+                    {"microseconds", rate.seconds * 1e6},
+                    {"gb_per_s", rate.gb_per_s},
+                    {"share_of_copy", rate.share}});
+    lowest = std::min(lowest, rate.share);
+  }
+  return {{"compute", name_of(b.machine.compute)},
+          {"copy_gb_per_s", rates.copy_gb_per_s},
+          {"lowest_share", lowest},
+          {"rates", list}};
 }
 
 json bench_step(const Bench& b) {
@@ -161,13 +253,13 @@ json bench_memory(const Bench& b) {
 int bench_command(const BenchOptions& o) {
   if (o.what == "collectives") return bench_collectives_command(o);
   if (o.what == "offload") throw not_built_yet("bench " + o.what);
-  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {{"gemm", bench_gemm},
-                                                                           {"attention", bench_attention},
-                                                                           {"optimizer", bench_optimizer},
-                                                                           {"step", bench_step},
-                                                                           {"memory", bench_memory}};
+  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
+      {"gemm", bench_gemm},           {"attention", bench_attention}, {"elementwise", bench_elementwise},
+      {"optimizer", bench_optimizer}, {"step", bench_step},           {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word("bench", o.what, "gemm, attention, optimizer, step, memory, collectives, all");
+    throw unknown_word("bench", o.what, "gemm, attention, elementwise, optimizer, step, memory, collectives, all");
+  if (!o.write_tuning.empty() && o.what != "gemm")
+    throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

@@ -49,10 +49,12 @@ struct TokenizeOptions {
 int tokenize_command(const TokenizeOptions& options);
 
 struct BenchOptions {
-  std::string what;  // gemm | attention | step | memory | collectives | all
+  std::string what;  // gemm | attention | elementwise | optimizer | step | memory | collectives | all
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
+  std::string write_tuning;  // gemm: measure a configuration's products and write the table there
+  int64_t size = 0;          // of elementwise operands, bytes; 0: by the machine
   bool json = false;
 };
 int bench_command(const BenchOptions& options);

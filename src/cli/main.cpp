@@ -125,9 +125,11 @@ int main(int argc, char** argv) {
   add_json(tokenize_verb, tokenize.json);
 
   cli::BenchOptions bench;
-  CLI::App& bench_verb =
-      *app.add_subcommand("bench", "measure this machine: products, attention, whole steps, memory, collectives");
-  bench_verb.add_option("what", bench.what, "gemm | attention | step | memory | collectives | all")->required();
+  CLI::App& bench_verb = *app.add_subcommand(
+      "bench", "measure this machine: products, attention, other operators, whole steps, memory, collectives");
+  bench_verb
+      .add_option("what", bench.what, "gemm | attention | elementwise | optimizer | step | memory | collectives | all")
+      ->required();
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
@@ -139,6 +141,13 @@ int main(int argc, char** argv) {
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  bench_verb
+      .add_option("--write-tuning", bench.write_tuning,
+                  "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU and "
+                  "write the table to FILE (hardware.gemm_tuning)")
+      ->type_name("FILE");
+  bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
+      ->check(CLI::NonNegativeNumber);
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;

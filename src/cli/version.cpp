@@ -1,6 +1,6 @@
 #include "base/dtype.h"
 #include "cli/cli.h"
-#include "comm/world.h"
+#include "comm/gpu_transport.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/gemm.h"
 #include "train/units.h"
@@ -29,11 +29,12 @@ std::string gpus() {
 std::string version_text() {
   device::DryDevice here(device::default_threads());
   return format(
-      "trainer {} (commit {})\nbackends: cpu, {}, {}\nISA found: {}; in use: {}\n"
+      "trainer {} (commit {})\nbackends: cpu, {}, {}, {}\nISA found: {}; in use: {}\n"
       "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads{}",
       version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"),
-      device::cuda::version().value_or("no CUDA in this build"), device::isa_summary(), device::name_of(here.isa()),
-      ops::product_path(here, DType::f32), ops::product_path(here, DType::bf16), here.threads(), gpus());
+      device::cuda::version().value_or("no CUDA in this build"), comm::nccl_version().value_or("no NCCL"),
+      device::isa_summary(), device::name_of(here.isa()), ops::product_path(here, DType::f32),
+      ops::product_path(here, DType::bf16), here.threads(), gpus());
 }
 
 }  // namespace trainer::cli

@@ -33,6 +33,7 @@ struct Collective {
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes
   const ReduceKernels* kernels = nullptr;
+  const device::Mirror* arriving = nullptr;  // not begun before this has been fetched; null: `in` is there
 };
 
 /// How it is cut: a function of operation, type, size and group, the same on all its ranks.

@@ -85,13 +85,14 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   }
   ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
   if (ex.device.dry() || payload == 0) return Ticket(nullptr, key);
-  return Ticket(ex.device.kind() == device::Kind::cpu ? start(r) : start_staged(ex.device, r), key);
+  const bool direct = ex.device.kind() == device::Kind::cpu || reaches_gpus();
+  return Ticket(direct ? start(r) : start_staged(ex.device, r), key);
 }
 
 Pending* Communicator::start_staged(device::Device& device, Request request) {
   auto free = std::ranges::find_if(staged_, [](const auto& staged) { return !staged->busy(); });
-  if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>());
-  (*free)->stage(device, request.in, request.out);
+  if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>(device));
+  request.arriving = (*free)->stage(request.in, request.out);
   (*free)->follow(start(request));
   return free->get();
 }

@@ -4,7 +4,8 @@
 // An operation starts at once and runs beside compute; its Ticket is joined before the memory is used again. Operations
 // of one communicator run in the order they were started, which must be the same on all its ranks; operations of
 // different lanes overtake each other freely. Reductions have a fixed order that depends on neither the transport nor
-// timing: the same bits on every run, from threads and from processes.
+// timing: the same bits on every run, from threads and from processes. NCCL has an order of its own
+// (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
 #include <string>
@@ -71,10 +72,10 @@ class [[nodiscard]] Ticket {
 class Staged;
 
 /// n is a count of elements. Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type
-/// otherwise; bf16 is rounded after each addition. Operands in the memory of a GPU go through the host. Memory must
-/// stay in place until the ticket is joined. Every call of a group of two or more is counted in ex.meter under its
-/// axes; on a dry device nothing else happens. A group of one copies at once and counts nothing. Shapes are checked
-/// (internal error).
+/// otherwise; bf16 is rounded after each addition. Operands in the memory of a GPU go through the host, unless NCCL
+/// carries them. Memory must stay in place until the ticket is joined. Every call of a group of two or more is counted
+/// in ex.meter under its axes; on a dry device nothing else happens. A group of one copies at once and counts nothing.
+/// Shapes are checked (internal error).
 class Communicator {
  public:
   explicit Communicator(Group group);
@@ -110,12 +111,15 @@ class Communicator {
   struct Request {
     CommOp op;
     Reduce reduce = Reduce::sum;
-    Tensor in, out;  // in place: the same
-    int root = 0;    // or the shift of send_recv
+    Tensor in, out;                            // in place: the same
+    int root = 0;                              // or the shift of send_recv
+    const device::Mirror* arriving = nullptr;  // `in` is there when this has been fetched
   };
   /// Starts a checked request of at least one element in a group of two or more on a device that is not dry. The
   /// pointer lives until waited for; null: complete.
   virtual Pending* start(const Request& request) = 0;
+  /// Whether start() takes operands in the memory of a GPU as they are.
+  virtual bool reaches_gpus() const { return false; }
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);

@@ -14,14 +14,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;  // before a compute thread sleeps
-constexpr int kStillTurns = 20;         // without news, before the progress thread lets others run
-constexpr int kSpinTurns = 50;          // without news, before the progress thread sleeps
-constexpr double kShortNap = 200e-6;    // while messages are under way and nobody rings
-constexpr double kLongNap = 1e-3;       // when that has lasted for 0.1 s
-constexpr double kRungNap = 50e-3;      // where peers ring: only timers need the thread
-constexpr double kIdleNap = 0.25;       // nothing under way: control messages are looked for so often
-constexpr double kAbandonSeconds = 1;   // granted to operations whose ticket was lost to an exception
+constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
+constexpr int kStillTurns = 20;          // without news, before the progress thread lets others run
+constexpr int kSpinTurns = 50;           // without news, before the progress thread sleeps
+constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
+constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
+constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
+constexpr double kExpectantNap = 50e-6;  // while a device copies what is to be sent: it does not ring
+constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
+constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -94,31 +95,46 @@ Engine::Channel& Engine::channel(const Group& group, Lane lane) {
   return *slot;
 }
 
-Pending* Engine::start(Channel& channel, const Collective& collective) {
+Engine::Operation& Engine::submit(Channel& channel, const Collective& collective, bool watched) {
   Operation* operation = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    if (failure_) throw *failure_;
-    if (free_ == nullptr) {
-      pool_.push_back(std::make_unique<Operation>(*this));
-      operation = pool_.back().get();
-    } else {
-      operation = std::exchange(free_, free_->next);
-    }
-    operation->collective = collective;
-    operation->channel = &channel;
-    operation->number = ++channel.submitted;
-    operation->started = now_seconds();
-    operation->segments = segments_of(collective);
-    operation->begun = operation->ended = 0;
-    operation->next = nullptr;
-    operation->state.store(Operation::kRunning, std::memory_order_relaxed);
-    (last_submitted_ == nullptr ? submitted_ : last_submitted_->next) = operation;
-    last_submitted_ = operation;
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+  if (free_ == nullptr) {
+    pool_.push_back(std::make_unique<Operation>(*this));
+    operation = pool_.back().get();
+  } else {
+    operation = std::exchange(free_, free_->next);
   }
-  transport_->bell().ring();
-  return operation;
+  operation->collective = collective;
+  operation->channel = &channel;
+  operation->number = ++channel.submitted;
+  operation->started = now_seconds();
+  operation->segments = watched ? Segments{1, 0} : segments_of(collective);
+  operation->begun = watched ? 1 : 0;
+  operation->ended = 0;
+  operation->watched = watched;
+  operation->over.store(false, std::memory_order_relaxed);
+  operation->next = nullptr;
+  operation->state.store(Operation::kRunning, std::memory_order_relaxed);
+  (last_submitted_ == nullptr ? submitted_ : last_submitted_->next) = operation;
+  last_submitted_ = operation;
+  return *operation;
 }
+
+Pending* Engine::start(Channel& channel, const Collective& collective) {
+  Operation& operation = submit(channel, collective, false);
+  transport_->bell().ring();
+  return &operation;
+}
+
+Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
+  Operation& operation = submit(channel, {.op = op}, true);
+  // While it watches, the progress thread looks for more by itself: waking it costs the compute thread time.
+  if (watched_.fetch_add(1) == 0) transport_->bell().ring();
+  return &operation;
+}
+
+void Engine::ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
 
 void Engine::wait(Operation& operation) {
   uint32_t state = operation.state.load(std::memory_order_acquire);
@@ -145,14 +161,18 @@ void Engine::abandon(Operation& operation) noexcept {
   for (const double begin = now_seconds(); running() && now_seconds() - begin < kAbandonSeconds;)
     futex_wait(operation.state, Operation::kRunning, 1e-3);
   if (running()) {
-    {
-      const std::lock_guard lock(mutex_);
-      gave_up_ = true;
-    }
-    transport_->bell().ring();
+    give_up();
     while (running()) futex_wait(operation.state, Operation::kRunning, 1e-3);
   }
   recycle(operation);
+}
+
+void Engine::give_up() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    gave_up_ = true;
+  }
+  transport_->bell().ring();
 }
 
 void Engine::recycle(Operation& operation) {
@@ -172,13 +192,23 @@ bool Engine::failed() {
   return failure_.has_value();
 }
 
+void Engine::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+}
+
 void Engine::fail(Code code, const std::string& why) noexcept try {
+  fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
+} catch (...) {  // out of memory, say: the others find out by the timeout
+}
+
+void Engine::fail(const Error& error) noexcept try {
   std::unique_lock lock(mutex_);
   if (failure_ && !gave_up_) return;  // everybody knows
-  stop_reason_ = Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank);
+  stop_reason_ = error;
   transport_->bell().ring();
   answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
-} catch (...) {  // out of memory, say: the others find out by the timeout
+} catch (...) {
 }
 
 bool Engine::meet(double seconds) noexcept try {
@@ -231,7 +261,7 @@ void Engine::run() {
 }
 
 bool Engine::turn(uint32_t seen) {
-  bool moved = seen != heard_ && take_requests();
+  bool moved = (seen != heard_ || (watched_.load() > 0 && now_seconds() >= next_watch_)) && take_requests();
   heard_ = seen;
   moved |= transport_->progress();
   moved |= hear();
@@ -273,7 +303,7 @@ bool Engine::take_requests() {
     }
     (channel.first == nullptr ? channel.first : channel.last->next) = taken;
     channel.last = taken;
-    if (channel.filling == nullptr) channel.filling = taken;
+    if (channel.filling == nullptr && !taken->watched) channel.filling = taken;
     ++channel.taken;
   }
   if (job != nullptr) {
@@ -293,9 +323,16 @@ bool Engine::take_requests() {
 
 bool Engine::advance_channels() {
   bool moved = false;
+  expecting_ = false;
   for (Channel* channel : active_)
-    if (channel->first != nullptr) moved |= advance_channel(*channel);
+    if (channel->first != nullptr && !channel->first->watched) moved |= advance_channel(*channel);
   return moved;
+}
+
+bool Engine::arrived(const Collective& collective) {
+  if (collective.arriving == nullptr || collective.arriving->fetched()) return true;
+  expecting_ = true;
+  return false;
 }
 
 bool Engine::advance_channel(Channel& channel) {
@@ -313,6 +350,7 @@ bool Engine::advance_channel(Channel& channel) {
     }
     while (channel.filling != nullptr) {
       Operation& operation = *channel.filling;
+      if (operation.begun == 0 && !arrived(operation.collective)) break;
       Channel::Running& flow = channel.flows[static_cast<size_t>(channel.next_flow % kFlows)];
       if (flow.operation != nullptr) break;
       static_cast<Flow&>(flow) = {&operation.collective, operation.begun, operation.segments.elements,
@@ -356,20 +394,22 @@ bool Engine::send_delayed(double now) {
 }
 
 bool Engine::busy() const {
-  return !delayed_.empty() ||
-         std::any_of(active_.begin(), active_.end(), [](const Channel* c) { return c->first != nullptr; });
+  return !delayed_.empty() || std::any_of(active_.begin(), active_.end(),
+                                          [](const Channel* c) { return c->first != nullptr && !c->first->watched; });
 }
 
 void Engine::rest(uint32_t seen) {
   const double now = now_seconds(), waited = now - moved_at_;
   const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
   if (!busy() && !meets) {
-    transport_->bell().wait(seen, kIdleNap);
+    const bool watches = !failed_ && watched_.load() > 0;
+    transport_->bell().wait(seen, watches ? std::clamp(next_watch_ - now, 0.0, kIdleNap) : kIdleNap);
   } else if (++idle_turns_ <= (transport_->peers_ring() ? kStillTurns : kSpinTurns)) {
     if (idle_turns_ > kStillTurns) sched_yield();
   } else {
     double nap =
         transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
+    if (expecting_) nap = std::min(nap, kExpectantNap);
     for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
     if (!failed_ && busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
     transport_->bell().wait(seen, nap);

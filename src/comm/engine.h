@@ -43,8 +43,21 @@ class Engine {
   /// Throws Code::comm once the world has failed. The memory of the collective stays until waited for.
   Pending* start(Channel& channel, const Collective& collective);
 
+  /// An operation that something else carries out: the engine only watches it. Throws as start(); it is over with
+  /// ended(), from any thread. A channel has operations of one kind only.
+  struct Operation;
+  Operation* watch(Channel& channel, CommOp op);
+  void ended(Operation& operation) noexcept;
+
   bool failed();
+  /// Throws what the world has failed with, if it has.
+  void check();
   void fail(Code code, const std::string& why) noexcept;
+  /// This rank's own error, which main() is to print; the others are told.
+  void fail(const Error& error) noexcept;
+  /// Ends all operations of this rank; fail() is to say why.
+  void give_up() noexcept;
+  const WorldOptions& options() const { return options_; }
   bool meet(double seconds) noexcept;
   /// Runs the job between messages and waits for it; for what must share the transport's thread.
   void on_progress_thread(const std::function<void()>& job);
@@ -52,7 +65,6 @@ class Engine {
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:
-  struct Operation;
   class Poster;
   struct Delayed {
     double due;
@@ -74,7 +86,9 @@ class Engine {
   bool take_requests();
   bool advance_channels();
   bool advance_channel(Channel& channel);
+  bool arrived(const Collective& collective);
   static void finish(Operation& operation, uint32_t state);
+  void drop_ended();
   void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
   bool send_delayed(double now);
   void rest(uint32_t seen);
@@ -93,10 +107,12 @@ class Engine {
   void wait(Operation& operation);
   void abandon(Operation& operation) noexcept;
   void recycle(Operation& operation);
+  Operation& submit(Channel& channel, const Collective& collective, bool watched);
 
   std::unique_ptr<Transport> transport_;
   WorldOptions options_;  // changed by configure() alone, on the progress thread
   std::atomic<int64_t> bytes_sent_{0};
+  std::atomic<int64_t> watched_{0};  // operations of others that have not ended
 
   std::mutex mutex_;  // guards what follows, up to the mark
   std::condition_variable answered_;
@@ -117,6 +133,7 @@ class Engine {
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that came to the meeting
   bool failed_ = false, told_failure_ = false, told_met_ = false;
+  bool expecting_ = false;  // something that a device copies
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

@@ -23,6 +23,8 @@ struct Engine::Operation final : Pending {
   int64_t begun = 0, ended = 0;  // of them
   Operation* next = nullptr;     // in the pool, among the submitted, or on the channel
   std::atomic<uint32_t> state{kRunning};
+  bool watched = false;  // carried out by something else, which sets:
+  std::atomic<bool> over{false};
 };
 
 struct Engine::Channel {

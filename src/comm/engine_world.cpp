@@ -17,22 +17,28 @@ class EngineCommunicator final : public Communicator {
         kernels_(reduce_kernels(device.kind() == device::Kind::cpu ? device.isa() : device::detect_isa())) {
     if (size() == 1) return;
     channel_ = &engine.channel(this->group(), lane);
-    staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+    if (device.kind() == device::Kind::cpu) {
+      staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+    } else if (!device.dry()) {
+      host_staging_.resize(static_cast<size_t>(kStagingBytes));
+    }
+    staging_memory_ = host_staging_.empty() ? staging_.tensor().data : host_staging_.data();
   }
 
  private:
   Pending* start(const Request& r) override {
-    TRAINER_CHECK(staging_.tensor().data != nullptr, "the communicator along {} was made for a dry device",
-                  group().name);
+    TRAINER_CHECK(staging_memory_ != nullptr, "the communicator along {} was made for a dry device", group().name);
     const int64_t n = r.op == CommOp::all_gather ? r.out.count() : r.in.count();
     return engine_.start(*channel_, {r.op, r.reduce, r.in.dtype, size(), rank(), n, r.root, r.in.data, r.out.data,
-                                     staging_.tensor().data, &kernels_});
+                                     staging_memory_, &kernels_, r.arriving});
   }
 
   Engine& engine_;
   const ReduceKernels& kernels_;
   Engine::Channel* channel_ = nullptr;
   Buffer staging_;
+  std::vector<std::byte> host_staging_;  // beside a GPU
+  std::byte* staging_memory_ = nullptr;
 };
 
 }  // namespace

@@ -10,7 +10,8 @@ namespace {
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
-    if (size() > 1) staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
+    if (size() > 1 && device.kind() == device::Kind::cpu)
+      staging_ = Buffer(device, "communication", {kStagingBytes}, DType::u8);
   }
 
  private:

@@ -5,8 +5,7 @@
 
 namespace trainer::comm {
 
-void Staged::stage(device::Device& device, Tensor& in, Tensor& out) {
-  device_ = &device;
+const device::Mirror* Staged::stage(Tensor& in, Tensor& out) {
   operation_ = nullptr;
   out_ = out;
   // One range of the device's memory when they overlap, else one behind the other.
@@ -16,20 +15,24 @@ void Staged::stage(device::Device& device, Tensor& in, Tensor& out) {
     in_at = in.data - first;
     out_at = out.data - first;
   }
-  memory_.resize(static_cast<size_t>(std::max(in_at + in.bytes(), out_at + out.bytes())));
-  device.copy_to_host(memory_.data() + in_at, in.data, in.bytes());
-  in.data = memory_.data() + in_at;
-  out.data = result_ = memory_.data() + out_at;
+  std::byte* memory = mirror_->memory(std::max(in_at + in.bytes(), out_at + out.bytes()));
+  mirror_->fetch(in_at, in.data, in.bytes());
+  in.data = memory + in_at;
+  out.data = memory + out_at;
+  result_ = out_at;
+  busy_ = true;
+  return mirror_.get();
 }
 
 void Staged::wait() {
+  busy_ = false;
   if (operation_ != nullptr) std::exchange(operation_, nullptr)->wait();
-  std::exchange(device_, nullptr)->copy_to_device(out_.data, result_, out_.bytes());
+  mirror_->put(out_.data, result_, out_.bytes());
 }
 
 void Staged::abandon() noexcept {
   if (operation_ != nullptr) std::exchange(operation_, nullptr)->abandon();
-  device_ = nullptr;
+  busy_ = false;
 }
 
 }  // namespace trainer::comm

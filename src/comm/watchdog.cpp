@@ -17,6 +17,7 @@ constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeo
 void Engine::watch(double now) {
   if (now < next_watch_) return;
   next_watch_ = now + std::min(20e-3, options_.timeout_s / 20);
+  drop_ended();
   if (probe_.channel != nullptr) {
     const Operation* first = probe_.channel->first;
     if (first == nullptr || first->number != probe_.number) {
@@ -40,6 +41,18 @@ void Engine::watch(double now) {
         transport_->send_control(member, {ControlMessage::Kind::probe, rank(), channel->tag, first->number});
     return;
   }
+}
+
+void Engine::drop_ended() {
+  for (Channel* channel : active_)
+    while (channel->first != nullptr && channel->first->watched &&
+           channel->first->over.load(std::memory_order_acquire)) {
+      Operation& operation = *channel->first;
+      channel->first = operation.next;
+      channel->finished_at = now_seconds();
+      --watched_;
+      recycle(operation);
+    }
 }
 
 void Engine::conclude(double now) {

@@ -17,7 +17,7 @@ struct WorldOptions {
   /// Of one operation, from its start on this rank or the end of the one before it on the same communicator; then
   /// Code::comm. Control operations are patient with ranks that are late but alive.
   double timeout_s = 600;
-  int lanes = 3;  // 1: critical, weights and grads share one queue
+  int lanes = 0;  // 1: critical, weights and grads share one queue; 0: as suits the transport, 1 with NCCL, else 3
   /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.
   std::function<double(int rank)> delay;
 };
@@ -54,11 +54,15 @@ class World {
   int local_rank() const { return local_rank_; }
   int local_size() const { return local_size_; }
   bool first() const { return rank_ == 0; }
-  virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "dry"
+  virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "nccl", "dry"
 
   virtual Control& control() = 0;
-  /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication".
+  /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication",
+  /// unless that is a GPU.
   virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
+  /// Makes the communicators ready that were asked for so far; before the first operation on them. Collective: every
+  /// rank calls, also one without any.
+  virtual void connect() {}
 
   /// New time-out, lanes and delay, before any communicator is made; the same on every rank.
   virtual void configure(const WorldOptions& options) = 0;
@@ -69,7 +73,7 @@ class World {
   /// All ranks meet before the program ends, for at most `seconds`; false when some have not come by then. Nothing is
   /// started after it: who waits for a rank that has come here is told so.
   virtual bool meet(double seconds) noexcept = 0;
-  /// Bytes this rank has sent so far in operations of all its communicators.
+  /// Bytes this rank has sent so far in operations of all its communicators, but for NCCL's, which does not say.
   virtual int64_t bytes_sent() const = 0;
 
  protected:

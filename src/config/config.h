@@ -15,6 +15,7 @@ enum class Document { file, line, block };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
+enum class AttentionKernels { own, cudnn };
 enum class ProgressMode { automatic, on, off };
 
 struct Run {
@@ -52,6 +53,7 @@ struct Train {
   std::string sample_prompt;
   int64_t sample_tokens = 0;
   int64_t max_skipped_steps = 0;
+  bool cuda_graph = false;
 };
 
 struct Optim {
@@ -72,9 +74,9 @@ struct Parallel {
   bool sequence_parallel = true;
   int64_t data = 0;  // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
-  std::string transport;  // auto | mpi | threads
-  int64_t lanes = 0;
-  double timeout = 0;  // seconds
+  std::string transport;  // auto | nccl | mpi | threads
+  int64_t lanes = 0;      // 0: as suits the transport
+  double timeout = 0;     // seconds
 };
 
 struct Checkpoint {
@@ -94,6 +96,8 @@ struct Log {
 struct Hardware {
   double peak_tflops = 0;   // 0: measured
   double memory_limit = 0;  // GiB, 0: what the machine has
+  std::string gemm_tuning;  // path; empty: the library chooses
+  AttentionKernels attention = AttentionKernels::own;
 };
 
 struct Debug {

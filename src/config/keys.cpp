@@ -116,7 +116,9 @@ void declare_train(std::vector<Key>& keys) {
   train.integer(
       "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
       "Steps in a row with a non-finite loss or gradient that are skipped before the run ends with status 6.");
-  train.later("cuda_graph", Type::boolean, false, "Replay each step as a CUDA graph.");
+  train.boolean("cuda_graph", &Train::cuda_graph, false,
+                "Record micro-steps on a GPU as CUDA graphs and repeat those: less work for the host, the same bits. "
+                "Goes without, and says why, where there is dropout, or ranks communicate within a micro-step.");
 }
 
 void declare_optim(std::vector<Key>& keys) {
@@ -165,10 +167,13 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(
-      "transport", &Parallel::transport, {"auto", "mpi", "threads"}, {"nccl"},
-      "What carries messages between ranks. auto: mpi under mpirun, else a single rank; threads: all ranks are "
-      "threads of one process, without mpirun, for tests and debuggers.");
-  parallel.integer("lanes", &Parallel::lanes, 3, {.range = between(1, 3)},
+      "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"}, {},
+      "What carries tensors between ranks. auto: under mpirun NCCL between GPUs when every rank has one of its own, "
+      "else mpi (from GPU to GPU through the host), else a single rank. nccl: under mpirun, or an error. mpi: always, "
+      "so that ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and "
+      "debuggers.");
+  parallel.integer("lanes", &Parallel::lanes, 0,
+                   {.range = between(1, 3), .derived = "3, or 1 with NCCL, where more can deadlock"},
                    "Kinds of communication that may overtake each other: activations, weights, gradients; 1: none.");
   parallel.number(
       "timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
@@ -231,6 +236,13 @@ void declare_hardware(std::vector<Key>& keys) {
                   "Dense peak of one device in the compute type, for MFU; 0: measured at start.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = at_least(0), .unit = "GiB per rank"},
                   "Memory the run may plan with; 0: what the machine has.");
+  hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},
+                  "On a GPU: file with the fastest algorithm of each product, as `trainer bench gemm --write-tuning` "
+                  "measures it; empty: the library's guess. Measured on another kind of device or with another version "
+                  "of the library it is left aside with a warning.");
+  hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
+                  "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
+                  "can (bf16, no dropout, no cache); ours do the rest.");
 }
 
 void declare_debug(std::vector<Key>& keys) {

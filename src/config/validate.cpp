@@ -160,6 +160,14 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
 }
 
+void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
+  std::error_code ignored;
+  checker.require(
+      !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
+      {"hardware.gemm_tuning"}, "no such file: \"{}\"; `trainer bench gemm --write-tuning` makes it",
+      hardware.gemm_tuning);
+}
+
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
                   "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
@@ -190,14 +198,19 @@ void check_megatron(const Config& config, Checker& checker) {
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
   if (parallel.strategy == "megatron-1d") check_megatron(config, checker);
+  checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
+                  {"parallel.transport", "run.device"},
+                  "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
   int64_t data = parallel.data;
   if (launched) {
     checker.require(
         *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
         "\"threads\" makes the ranks itself, but {} were started; start one, without mpirun, or use \"auto\"",
         *launched);
-    checker.require(*launched > 1 || parallel.transport != "mpi", {"parallel.transport"},
-                    "\"mpi\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"");
+    checker.require(*launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"),
+                    {"parallel.transport"},
+                    "\"{}\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"",
+                    parallel.transport);
     const int64_t world = world_size(config, *launched), needed = parallel.tensor * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % parallel.tensor == 0 : world == needed;
     checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},
@@ -241,6 +254,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_schedule(config, checker);
   check_world(config, world, checker);
   check_checkpoints(config, files, checker);
+  check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
   check_debug(config.debug, checker);
 }

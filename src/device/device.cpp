@@ -49,6 +49,13 @@ const cuda::Facts& Device::gpu() const {
 
 ThreadPool& Device::host_pool() { check_failed("host_pool()", "a dry device has no threads", std::source_location()); }
 
+std::unique_ptr<Mirror> Device::make_mirror() {
+  check_failed("make_mirror()", "its memory is the host's", std::source_location());
+}
+std::unique_ptr<Graph> Device::record(const std::function<void()>&) {
+  check_failed("record()", "only a GPU has graphs", std::source_location());
+}
+
 void Device::copy_to_host(void* to, const std::byte* from, int64_t bytes) {
   if (!dry_ && bytes > 0) to_host_impl(to, from, bytes);
 }

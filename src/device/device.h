@@ -5,6 +5,7 @@
 // program yields the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,28 @@ enum class Kind { cpu, cuda };
 /// Bytes held, by category ("weights", "gradients", …); `peak` is the largest value each category has had.
 struct MemoryUse {
   int64_t current = 0, peak = 0;
+};
+
+/// Host memory, pinned beside a GPU, that a device copies to and from while host and compute stream go on.
+class Mirror {
+ public:
+  virtual ~Mirror() = default;
+  /// At least so long; what it held is lost. Waits for the copies that were started.
+  virtual std::byte* memory(int64_t bytes) = 0;
+  /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
+  virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
+  /// Whether what fetch() started is there. Any thread.
+  virtual bool fetched() const = 0;
+  /// A copy from memory() + at, in order with the operators of the device.
+  virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
+};
+
+/// What a device was given to do, to be done again on the same memory with the same arguments.
+class Graph {
+ public:
+  virtual ~Graph() = default;
+  /// In order with the operators.
+  virtual void run() = 0;
 };
 
 class Device {
@@ -57,6 +80,11 @@ class Device {
   void clear(std::byte* to, int64_t bytes);
   /// Returns when everything run before is done.
   virtual void synchronize() {}
+  /// An internal error but on a GPU.
+  virtual std::unique_ptr<Mirror> make_mirror();
+  /// Runs the host's part of `work` and records the device's instead of doing it: operators and copies inside the
+  /// device. Throws Code::device for what cannot be recorded, as waiting. An internal error but on a GPU.
+  virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
  protected:
   Device(Kind kind, bool dry, int threads, Isa isa) : kind_(kind), dry_(dry), threads_(threads), isa_(isa) {}

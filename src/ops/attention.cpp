@@ -154,6 +154,11 @@ void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const A
 Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
 Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
 
+void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted) { cuda::use_cudnn_attention(gpu, wanted); }
+std::string attention_path(const device::Device& device) {
+  return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "own kernels";
+}
+
 void run(Exec& ex, const AttentionForward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
 void run(Exec& ex, const AttentionBackward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }
 

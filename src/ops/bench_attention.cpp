@@ -1,10 +1,8 @@
 #include "ops/bench_attention.h"
 
-#include <algorithm>
 #include <cmath>
-#include <vector>
 
-#include "tensor/buffer.h"
+#include "ops/bench_clock.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::ops {
@@ -31,21 +29,6 @@ void fill(device::Device& device, const Tensor& x, const char* name) {
       fill_rows<bf16>(here.tensor(), key);
   }
   here.put();
-}
-
-template <typename F>
-double median_seconds(device::Device& device, int repeats, F&& body) {
-  body();
-  device.synchronize();
-  std::vector<double> seconds;
-  for (int i = 0; i < std::max(1, repeats); ++i) {
-    const double start = now_seconds();
-    body();
-    device.synchronize();
-    seconds.push_back(now_seconds() - start);
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
-  return seconds[seconds.size() / 2];
 }
 
 }  // namespace
@@ -86,27 +69,11 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const AttentionShape& shape
                 {}};
   }
 
-  // Scratch is planned, as in training: no page is touched for the first time inside the measurement.
-  Arena arena(ex.device);
-  Meter unused;
-  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
-  Exec plan{*dry, arena, unused}, planned{ex.device, arena, ex.meter};
-  arena.record("forward", [&] { run(plan, forward); });
-  if (both) arena.record("backward", [&] { run(plan, backward); });
-  arena.seal();
-  const auto seconds = [&](const char* program, const auto& op) {
-    return median_seconds(ex.device, repeats, [&] {
-      arena.begin(program);
-      run(planned, op);
-      arena.end();
-    });
-  };
-
   AttentionRate rate;
-  rate.forward_seconds = seconds("forward", forward);
+  rate.forward_seconds = median_seconds(ex, forward, repeats);
   rate.forward_gflops = cost(forward).flops / rate.forward_seconds * 1e-9;
   if (both) {
-    rate.backward_seconds = seconds("backward", backward);
+    rate.backward_seconds = median_seconds(ex, backward, repeats);
     rate.backward_gflops = cost(backward).flops / rate.backward_seconds * 1e-9;
   }
   return rate;

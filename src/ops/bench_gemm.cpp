@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "base/clock.h"
-#include "base/median.h"
 #include "base/philox.h"
+#include "ops/bench_clock.h"
 #include "ops/cpu/peak.h"
 #include "tensor/host_copy.h"
 
@@ -47,29 +46,8 @@ void fill_normal(device::Device& device, const Tensor& tensor, std::string_view 
   here.put();
 }
 
-/// GFLOP/s of one product, its scratch planned by a dry run.
-double rate(Exec& ex, const Gemm& op, int repeats) {
-  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
-  Arena arena(ex.device);
-  Meter meter;
-  arena.record("product", [&] {
-    Exec planned{*dry, arena, meter};
-    run(planned, op);
-  });
-  arena.seal();
-  Exec real{ex.device, arena, ex.meter};
-  std::vector<double> seconds;
-  for (int i = 0; i <= repeats; ++i) {
-    arena.begin("product");
-    ex.device.synchronize();
-    const double start = now_seconds();
-    run(real, op);
-    ex.device.synchronize();
-    if (i > 0) seconds.push_back(now_seconds() - start);
-    arena.end();
-  }
-  return cost(op).flops / median(seconds) / 1e9;
-}
+/// GFLOP/s of one product.
+double rate(Exec& ex, const Gemm& op, int repeats) { return cost(op).flops / median_seconds(ex, op, repeats) / 1e9; }
 
 Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   const int64_t k = w.shape[trans ? 1 : 0], n = w.shape[trans ? 0 : 1];

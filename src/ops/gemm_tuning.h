@@ -3,6 +3,7 @@
 // used instead of the library's guess. A table is good for one kind of device and one version of the library.
 #include <array>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,20 @@ std::string to_json(const GemmTuning& tuning);
 /// algorithm the library refuses, are chosen as before. An empty table undoes it. Throws Code::config for a table of
 /// another device or library, Code::usage where products are not a library's (a CPU).
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
+
+/// Why the table is not of the device's GPU and library, if it is not.
+std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning);
+
+/// From here to measured_gemms() every product of this process on the device's GPU is, the first time it is asked for,
+/// run by each of the `most` algorithms that the library proposes, several times over, and by the fastest from then on.
+/// What is computed meanwhile is of no use: sums that are added to are added to again and again. Forgets any table.
+void measure_gemms(const device::Device& device, int most, int repeats);
+struct MeasuredGemms {
+  GemmTuning tuning;                         // the fastest of each product
+  std::map<std::string, double> favourites;  // microseconds of what the library would have taken, by product
+};
+/// What was measured; later products are chosen as without a table.
+MeasuredGemms measured_gemms(const device::Device& device);
 
 /// What the library proposes for the product behind op, its favourite first, with the name a table knows it by; none
 /// when our own kernels do it. Operands need memory, which is not touched.

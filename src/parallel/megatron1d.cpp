@@ -274,7 +274,9 @@ class VocabHead final : public Head {
     const bool gathers = axis_.splits_rows(batch);
     const int64_t wide = gathers ? axis_.size() : 1, first_token = axis_.rank() * table.rows();
     const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, batch.rows(), table.rows(), sums) / wide);
-    const Scratch losses = ex.take("head.losses", {batch.rows()}, DType::f64);
+    Scratch own_losses;
+    if (!batch.losses) own_losses = ex.take("head.losses", {batch.rows()}, DType::f64);
+    const Tensor losses = batch.losses ? batch.losses : own_losses.tensor();
     for (int64_t first = 0; first < x.rows(); first += chunk) {
       const int64_t rows = std::min(chunk, x.rows() - first);
       Scratch all, targets, weights;
@@ -294,13 +296,13 @@ class VocabHead final : public Head {
                                 .first = first_token,
                                 .vocab = std::clamp<int64_t>(vocab_ - first_token, 0, table.rows())},
                       .weights = gathers ? weights.tensor() : batch.weights.range(first, rows),
-                      .loss = losses.tensor().range(wide * first, wide * rows),
+                      .loss = losses.range(wide * first, wide * rows),
                       .dlogits = dlogits,
                       .vocabulary = vocab_,
                       .scale = batch.loss_scale});
       if (grads != nullptr) backward(ex, dlogits, f, dx.row_range(first, rows), *grads);
     }
-    return sum_of_losses(ex, losses);
+    return batch.losses ? 0 : sum_of_losses(ex, losses);
   }
 
   // df = Σ_r dlogits_r·E_r, behind dE_r (+)= dlogits_rᵀ·f

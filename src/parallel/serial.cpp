@@ -142,7 +142,9 @@ class SerialHead final : public Head {
     const int64_t n = x.rows(), padded = store_.weight(table_).rows();
     const DType sums = accumulator_of(x.dtype);
     const int64_t chunk = head_chunk(ex.device, n, padded, sums);
-    Scratch losses = ex.take("head.losses", {n}, DType::f64);
+    Scratch own_losses;
+    if (!batch.losses) own_losses = ex.take("head.losses", {n}, DType::f64);
+    const Tensor losses = batch.losses ? batch.losses : own_losses.tensor();
     for (int64_t first = 0; first < n; first += chunk) {
       const int64_t rows = std::min(chunk, n - first);
       Scratch scores = logits(ex, x.row_range(first, rows));
@@ -152,13 +154,13 @@ class SerialHead final : public Head {
       ops::run(ex, ops::CrossEntropy{.logits = scores,
                                      .targets = batch.targets.range(first, rows),
                                      .weights = batch.weights.range(first, rows),
-                                     .loss = losses.tensor().range(first, rows),
+                                     .loss = losses.range(first, rows),
                                      .dlogits = dlogits,
                                      .vocab = vocab_,
                                      .scale = batch.loss_scale});
       each(first, rows, dlogits);
     }
-    return sum_of_losses(ex, losses);
+    return batch.losses ? 0 : sum_of_losses(ex, losses);
   }
 
   ParamStore& store_;

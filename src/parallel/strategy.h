@@ -59,6 +59,9 @@ struct Tile {
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of a row, 0 = masked
+  /// [N] f64: where the losses of all rows are left, so that nobody waits for their sum within the pass, which then
+  /// returns 0. Empty: it returns the sum.
+  Tensor losses = {};
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;    // of the first sequence in the whole step's batch: names dropout masks
   int64_t first_position = 0;  // of each sequence's first row (generation with a cache)

@@ -8,6 +8,7 @@
 //                          flat axes, reduction to the root);
 //   the last micro-batch:  addends of slots that several ranks of a replica hold are added (Part::sum_over), and then
 //                          the group's sum over the replicas starts.
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,9 @@ class GradSink {
   void begin_step();
   /// `last`: the gradients are complete after this micro-batch.
   void begin_micro(bool last) { last_ = last; }
+  /// Instead of a micro-step: its device work was repeated by a graph, and every gradient is written. Of steps in which
+  /// nothing is communicated.
+  void micro_step_repeated() { std::fill(written_.begin(), written_.end(), char{1}); }
   /// Where to put a slot's gradient. Of a spread slot it is memory taken from ex.arena, the same until ready().
   GradSlot slot(Exec& ex, SlotId id);
   /// This micro-batch's gradient of a spread slot is whole: starts sending it home. Nothing to do for other slots.

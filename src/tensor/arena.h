@@ -72,6 +72,8 @@ class Arena {
 
   const std::map<std::string, Program>& programs() const { return programs_; }
   int64_t capacity() const { return block_.tensor().bytes(); }
+  /// Where the block lies; changes with seal() only.
+  const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
   /// Bytes alive at the peak of a program, by tag: what to shrink.
   std::map<std::string, int64_t> peak_by_tag(const std::string& key) const;

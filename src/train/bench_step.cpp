@@ -40,6 +40,7 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
   require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
   const std::unique_ptr<device::Device> device = make_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
+  use_gemm_tuning(config, *world, *device);
   Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
@@ -92,6 +93,22 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
             [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
   bench.operators.push_back({"other", 0, (total - accounted) / steps, 0, 0});
   return bench;
+}
+
+ops::MeasuredGemms tune_products(const config::Config& config, const Machine& machine, int most, int repeats) {
+  const int64_t vocab = config.data.vocab_size;
+  require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
+  const std::unique_ptr<device::Device> device = make_device(machine);
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  Trainer trainer(*device, *world, config, vocab, machine.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  ops::measure_gemms(*device, most, repeats);
+  StepWork work = work_of(config, 1);
+  work.micro_batches = 1;
+  trainer.step(work, random_batches(config));
+  device->synchronize();
+  return ops::measured_gemms(*device);
 }
 
 int64_t memory_of_steps(const config::Config& config, const Machine& machine, int steps, MemoryProbe& probe) {

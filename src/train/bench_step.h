@@ -2,6 +2,7 @@
 // `trainer bench step`: whole optimizer steps on random tokens, timed, with the time of each kind of operator.
 #include <vector>
 
+#include "ops/gemm_tuning.h"
 #include "train/machine.h"
 #include "train/memory_probe.h"
 
@@ -26,6 +27,10 @@ struct StepBench {
 /// must be given (data.vocab_size).
 StepBench bench_step(const config::Config& config, const Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
+
+/// The fastest of up to `most` algorithms for every product of a micro-step of this configuration on a GPU, with the
+/// operands, epilogues and workspace it has there.
+ops::MeasuredGemms tune_products(const config::Config& config, const Machine& machine, int most, int repeats);
 
 /// Growth of the process's anonymous memory since `probe` was made, after `steps` steps on random tokens; bytes.
 int64_t memory_of_steps(const config::Config& config, const Machine& machine, int steps, MemoryProbe& probe);

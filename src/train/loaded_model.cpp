@@ -1,6 +1,7 @@
 #include "train/loaded_model.h"
 
 #include "checkpoint/folder.h"
+#include "comm/gpu_transport.h"
 #include "config/load.h"
 #include "train/fallback.h"
 #include "train/run_state.h"
@@ -45,10 +46,12 @@ std::string load_folder(comm::World& world, const fs::path& folder, const LayOut
   const int64_t vocab = vocabulary(header, folder);
   require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);
   loaded.device = make_device(loaded.machine);
-  loaded.trainer =
-      std::make_unique<Trainer>(*loaded.device, world, loaded.config, vocab, loaded.machine.compute, false);
-  if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
+  // By what there is now: the machine it was trained on may have been another one.
+  loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
+  loaded.trainer = std::make_unique<Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
+                                             loaded.config, vocab, loaded.machine.compute, false);
   loaded.trainer->plan();
+  if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
   out = std::move(loaded);
   return {};
 }

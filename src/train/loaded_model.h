@@ -19,7 +19,8 @@ struct LoadedModel {
   std::string tokenizer_hash;
   Machine machine;
   std::unique_ptr<device::Device> device;
-  std::unique_ptr<Trainer> trainer;  // weights only
+  std::unique_ptr<comm::World> gpu_world;  // for tensors between GPUs; null: the world of the ranks
+  std::unique_ptr<Trainer> trainer;        // weights only
 };
 
 /// Chooses config.parallel for so many ranks: parallel::lay_out_replicas, parallel::lay_out_for_generation.

@@ -10,6 +10,7 @@
 #include "checkpoint/manifest.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/bench_gemm.h"
+#include "ops/gemm_tuning.h"
 #include "train/generate.h"
 #include "train/units.h"
 
@@ -85,6 +86,14 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
 Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
+  if (machine.gpu) {
+    const bool cudnn = config.hardware.attention == config::AttentionKernels::cudnn;
+    try {
+      ops::use_cudnn_attention(*machine.gpu, cudnn);
+    } catch (const Error& error) {
+      throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"own\"", error.what()));
+    }
+  }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
   if (config.run.threads == 0 && threads < share && world.local_rank() == 0)
@@ -170,6 +179,29 @@ Peak find_peak(device::Device& device, const Machine& machine, const config::Con
   if (machine.gpu)
     if (const auto known = data_sheet_peak(machine.gpu->name, machine.compute)) return {*known, "data sheet"};
   return {ops::measured_peak_flops(device, machine.compute), "measured"};
+}
+
+void use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
+  const std::string& path = config.hardware.gemm_tuning;
+  if (path.empty()) return;
+  if (device.kind() != device::Kind::cuda) {
+    if (world.first()) log::info("hardware.gemm_tuning is of no use here: the products of a CPU are our own");
+    return;
+  }
+  std::string text;
+  world.control().together([&] {
+    if (!world.first()) return;
+    std::ifstream file(path, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+    if (!file) throw Error(Code::config, format("hardware.gemm_tuning: {} cannot be read", path));
+  });
+  world.control().broadcast(text);
+  world.control().together([&] {
+    const ops::GemmTuning tuning = ops::parse_gemm_tuning(text);
+    const std::optional<std::string> misfit = ops::gemm_tuning_misfit(device, tuning);
+    if (!misfit) return ops::use_gemm_tuning(device, tuning);
+    if (world.first()) log::warning("{} is left aside: {}", path, *misfit);
+  });
 }
 
 bool writes_samples(const config::Config& config) {

@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
+#include "comm/gpu_transport.h"
 #include "data/source.h"
 #include "optim/schedule.h"
 #include "train/deadline.h"
@@ -47,7 +48,9 @@ class Session {
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
         device_((require_memory(plan_, config, datasets_.vocab, machine), make_device(machine))),
-        trainer_(*device_, world, config, datasets_.vocab, machine.compute, true),
+        between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
+        gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
+        trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, datasets_.vocab, machine.compute, true),
         accumulation_(trainer_.accumulation()),
         store_(checkpoint_folder(config),
                {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
@@ -109,6 +112,7 @@ class Session {
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
+    use_gemm_tuning(config_, world_, *device_);
     trainer_.plan();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
@@ -150,6 +154,8 @@ class Session {
                          machine_.threads};
     start.config_toml = expected_.config_toml;
     log_start(start, machine_.compute_reason, world_.transport());
+    if (!between_gpus_.reason.empty()) log::info("tensors between GPUs: {}", between_gpus_.reason);
+    if (!trainer_.graphs().text().empty()) log::info("CUDA graphs: {}", trainer_.graphs().text());
     if (metrics_) metrics_->write(start);
   }
 
@@ -347,6 +353,8 @@ class Session {
   int64_t total_steps_;
   RunPlan plan_;
   std::unique_ptr<device::Device> device_;
+  comm::GpuTransport between_gpus_;
+  std::unique_ptr<comm::World> gpu_world_;  // null: world_
   Trainer trainer_;
   int64_t accumulation_;
   checkpoint::CheckpointStore store_;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+
+#include "parallel/vocab.h"
 
 namespace trainer::train {
 namespace {
@@ -41,6 +44,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
   scalars_ = Buffer(device, "data", {kMostScalars}, DType::f64);
   if (!training) return;
+  losses_ = Buffer(device, "data", rows, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   grads_ = std::make_unique<params::GradSink>(store_);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
@@ -59,7 +63,6 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
       outcome.interrupted = true;
       return outcome;
     }
-    arena_.begin(train_key_);
     const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
     batches(work.first_sample + first, micro_batch(), host_);
     parallel::Batch batch = upload(host_);
@@ -67,13 +70,22 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     batch.step = static_cast<uint32_t>(work.step);
     batch.loss_scale = 1.0 / static_cast<double>(tokens);
     batch.dropout = true;
+    batch.losses = losses_;
     clock.charge(outcome.phase_ms.data);
-    model_->forward(ex, batch, *saved_);
-    clock.charge(outcome.phase_ms.forward);
-    grads_->begin_micro(/*last=*/micro + 1 == work.micro_batches);
-    loss += model_->backward(ex, batch, *saved_, *grads_);
+    const bool last = micro + 1 == work.micro_batches;
+    const auto micro_step = [&](bool recorded) {
+      arena_.begin(train_key_);
+      model_->forward(ex, batch, *saved_);
+      if (!recorded) clock.charge(outcome.phase_ms.forward);
+      grads_->begin_micro(last);
+      model_->backward(ex, batch, *saved_, *grads_);
+      arena_.end();
+    };
+    const auto catch_up = [&] { grads_->micro_step_repeated(); };
+    graphs_->run(ex, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, std::cref(micro_step),
+                 std::cref(catch_up));  // by reference: nothing is allocated
+    loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(outcome.phase_ms.backward);
-    arena_.end();
   }
   sum_over_replicas({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
@@ -138,12 +150,14 @@ void Trainer::plan() {
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
+    batch.losses = losses_;
     const auto micro_step = [&](Exec& where, bool last) {
       model_->forward(where, batch, *saved_);
       grads_->begin_micro(last);
       model_->backward(where, batch, *saved_, *grads_);
     };
     arena_.record(train_key_, [&] { micro_step(ex, /*last=*/true); });
+    const bool last_communicates = !meter_.comm().empty();
     grads_->finish(ex);
     optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
     std::map<CommKey, CommCount> step = meter_.comm();
@@ -153,12 +167,15 @@ void Trainer::plan() {
     micro_step(apart, /*last=*/false);
     for (const auto& [key, count] : earlier.comm()) step[key].wire_bytes += (accumulation() - 1) * count.wire_bytes;
     comm_bytes_per_step_ = comm_bytes(step);
+    graphs_ = std::make_unique<MicroGraphs>(device_, config_, !earlier.comm().empty(), last_communicates);
   }
   const Meter train_costs = meter_;
   batch.dropout = false;
+  batch.losses = {};
   arena_.record(eval_key_, [&] { model_->loss(ex, batch); });
   meter_ = train_costs;
   arena_.seal();
+  mesh_.world().connect();
 }
 
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {

@@ -13,6 +13,7 @@
 #include "model/transformer.h"
 #include "optim/adamw.h"
 #include "params/grad_sink.h"
+#include "train/micro_graphs.h"
 #include "train/step_report.h"
 
 namespace trainer::train {
@@ -85,6 +86,9 @@ class Trainer {
   /// Wire bytes of what a meter counted, by the names of axes and operations; control messages left out.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
+  /// Micro-steps as graphs; after plan(), of training.
+  const MicroGraphs& graphs() const { return *graphs_; }
+
   /// Memory the run will hold, by category, in bytes; activations are the largest program.
   BytesByCategory memory() const;
 
@@ -104,7 +108,8 @@ class Trainer {
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
   std::unique_ptr<optim::AdamW> optimizer_;
-  Buffer ids_, targets_, weights_, scalars_;
+  std::unique_ptr<MicroGraphs> graphs_;
+  Buffer ids_, targets_, weights_, losses_, scalars_;
   data::TokenBatch host_;
   CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";

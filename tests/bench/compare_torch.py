@@ -6,6 +6,7 @@ compared. PyTorch is given its best chance: the fastest of its variants (eager o
 autocast) is found first, with huge pages and an allocator that keeps its memory.
 
     tests/bench/compare_torch.py --trainer build/trainer --python /path/to/python-with-torch --json out.json
+    tests/bench/compare_torch.py --device cuda --cases gpu-124m --compute bf16
 """
 import argparse
 import json
@@ -27,6 +28,10 @@ CASES = {
                                       "model.seq_len=256", "data.vocab_size=50304"]),
     "6x384-12x256": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=50304"]),
     "6x384-12x256-v4096": ("gpt2-6x384.toml", ["model.dropout=0.0", "data.vocab_size=4096"]),
+    "gpu-124m": ("gpt2-124m.toml", ["train.global_batch=32", "train.micro_batch=32", "train.recompute=\"none\"",
+                                    "data.vocab_size=50304"]),
+    "gpu-1.5b": ("gpt2-1.5b.toml", ["train.global_batch=16", "train.micro_batch=16", "train.recompute=\"none\"",
+                                    "data.vocab_size=50304"]),
     "llama-8x256-v2048": ("llama-style.toml", ["data.vocab_size=2048"]),
     "llama-124m-2x512": ("llama-style.toml", ["model.n_layer=12", "model.n_head=12", "model.n_kv_head=4", "model.d_model=768",
                                               "model.d_ff=2048", "model.seq_len=512", "train.global_batch=2",
@@ -43,11 +48,13 @@ class Peer:
         config, overrides = CASES[case]
         dtype, use_compile = variant
         command = [args.python, str(HERE / "torch_gpt.py"), "--config", str(CONFIGS / config), "--serve", "--dtype", dtype,
-                   "--threads", str(args.threads), "--warmup", str(args.warmup),
+                   "--device", args.device, "--threads", str(args.threads), "--warmup", str(args.warmup),
                    "--max-seconds", str(args.max_seconds)] + ["--compile"] * use_compile
         for override in overrides:
             command += ["--set", override]
-        environment = {**os.environ, **PEER_ENVIRONMENT, "OMP_NUM_THREADS": str(args.threads)}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
+        if args.device == "cpu":
+            environment.update(PEER_ENVIRONMENT)
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                                         text=True, env=environment)
         if self.process.stdout.readline().strip() != "ready":
@@ -66,14 +73,17 @@ class Peer:
 def fastest_variant(args, case, compute):
     """(dtype, compiled) of PyTorch's quickest step; a variant that does not start is left out."""
     best = None
-    for dtype in ["fp32"] if compute == "fp32" else ["autocast", "bf16"]:
-        for use_compile in [False, True] if args.compile else [False]:
+    # bf16 state would not train as the trainer does; beside a slow CPU it is given as an advantage.
+    reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
+    compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
+    for dtype in ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced:
+        for use_compile in compiled:
             try:
                 peer = Peer(args, case, (dtype, use_compile))
             except RuntimeError as error:
                 print(f"  left out: {error}", file=sys.stderr)
                 continue
-            ms = min(peer.steps(1))
+            ms = min(peer.steps(1 if args.device == "cpu" else 5))
             peer.close()
             print(f"  PyTorch {dtype}{' compiled' if use_compile else ''}: {ms:.0f} ms", file=sys.stderr)
             if best is None or ms < best[0]:
@@ -87,7 +97,7 @@ def trainer_steps(args, case, compute):
     config, overrides = CASES[case]
     command = [args.trainer, "bench", "step", "--config", str(CONFIGS / config), "--compute", compute,
                "--threads", str(args.threads), "--warmup", str(args.warmup), "--repeats", str(args.steps), "--json"]
-    for override in overrides:
+    for override in [*overrides, f"run.device={args.device}"]:
         command += ["--set", override]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
@@ -109,7 +119,7 @@ def compare(args, case, compute):
            "trainer_ms": statistics.median(ours), "torch_ms": statistics.median(theirs), "trainer_all_ms": ours,
            "torch_all_ms": theirs, "path": last["path"], "mfu": last["mfu"], "operators": last["operators"]}
     row["ratio"] = row["torch_ms"] / row["trainer_ms"]
-    print(f"  trainer {row['trainer_ms']:.0f} ms, PyTorch {row['torch_ms']:.0f} ms", file=sys.stderr)
+    print(f"  trainer {row['trainer_ms']:.1f} ms, PyTorch {row['torch_ms']:.1f} ms", file=sys.stderr)
     return row
 
 
@@ -127,8 +137,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(HERE.parent.parent / "build" / "trainer"))
     parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--cases", nargs="+", choices=CASES, help="default: all of the device")
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])
+    parser.add_argument("--variant", choices=["autocast", "bf16", "master"], help="PyTorch's way of bf16 (default: its fastest)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted, per start of a program")
     parser.add_argument("--steps", type=int, default=3, help="timed steps per round")
@@ -137,6 +149,7 @@ def main():
     parser.add_argument("--max-seconds", type=float, default=180, help="no further PyTorch warm-up step after this")
     parser.add_argument("--json", type=Path, help="write everything measured to this file")
     args = parser.parse_args()
+    args.cases = args.cases or [case for case in CASES if case.startswith("gpu-") == (args.device == "cuda")]
 
     rows = [compare(args, case, compute) for case in args.cases for compute in args.compute]
     print(table(rows))

@@ -107,29 +107,36 @@ class Gpt(nn.Module):
         if s.llama:
             size = s.hidden // s.heads
             angle = torch.outer(torch.arange(s.seq), s.theta ** (-torch.arange(0, size, 2) / size))
-            self.rope = (angle.cos(), angle.sin())
+            self.register_buffer("cos", angle.cos(), persistent=False)
+            self.register_buffer("sin", angle.sin(), persistent=False)
+            self.rope = True
 
     def forward(self, ids, targets):
         x = self.table(ids)
         if self.positions is not None:
             x = x + self.positions.weight[: ids.shape[1]]
+        rope = (self.cos, self.sin) if self.rope else None
         for block in self.blocks:
-            x = block(x, self.rope)
+            x = block(x, rope)
         logits = self.head(self.norm(x))
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 class Stepper:
-    """One optimizer step at a time. dtype: fp32; bf16 (weights, gradients and moments in bf16); autocast (fp32 state)."""
+    """One optimizer step at a time. dtype: fp32; autocast (fp32 state, products in bf16); bf16 (weights, gradients and
+    moments in bf16); master (weights and gradients in bf16, updated from fp32 copies, as the trainer does)."""
 
-    def __init__(self, shape, dtype, use_compile):
+    def __init__(self, shape, dtype, use_compile, device):
         torch.manual_seed(1)
-        self.shape, self.autocast = shape, dtype == "autocast"
-        self.model = Gpt(shape)
-        if dtype == "bf16":
+        self.shape, self.autocast, self.device = shape, dtype == "autocast", torch.device(device)
+        with self.device:
+            self.model = Gpt(shape)
+        if dtype in ("bf16", "master"):
             self.model.bfloat16()
-        decay = [p for p in self.model.parameters() if p.dim() > 1]
-        plain = [p for p in self.model.parameters() if p.dim() <= 1]
+        self.weights = list(self.model.parameters())
+        self.masters = [p.detach().float().requires_grad_() for p in self.weights] if dtype == "master" else self.weights
+        decay = [p for p in self.masters if p.dim() > 1]
+        plain = [p for p in self.masters if p.dim() <= 1]
         groups = [{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), fused=True)
         self.loss_of = torch.compile(self.model) if use_compile else self.model
@@ -139,14 +146,23 @@ class Stepper:
         size = (self.shape.micro_batch, self.shape.seq + 1)
         start = time.perf_counter()
         for _ in range(self.shape.accumulation):
-            tokens = torch.randint(self.shape.vocab, size)
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            tokens = torch.randint(self.shape.vocab, size, device=self.device)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
                 loss = self.loss_of(tokens[:, :-1], tokens[:, 1:])
             (loss / self.shape.accumulation).backward()
+        if self.masters is not self.weights:
+            for master, weight in zip(self.masters, self.weights):
+                master.grad = weight.grad.float()
         if self.shape.clip:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.shape.clip)
+            nn.utils.clip_grad_norm_(self.masters, self.shape.clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.masters is not self.weights:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, self.masters)
+            self.model.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - start, loss.item()
 
 
@@ -154,7 +170,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", required=True, help="a trainer configuration (model, train.micro_batch, data.vocab_size)")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
-    parser.add_argument("--dtype", choices=["fp32", "bf16", "autocast"], default="fp32")
+    parser.add_argument("--dtype", choices=["fp32", "bf16", "autocast", "master"], default="fp32")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted")
@@ -165,7 +182,7 @@ def main():
 
     torch.set_num_threads(args.threads)
     shape = Shape(read_config(args.config, args.set))
-    stepper = Stepper(shape, args.dtype, args.compile)
+    stepper = Stepper(shape, args.dtype, args.compile, args.device)
     begin, loss = time.perf_counter(), 0.0
     for _ in range(args.warmup):
         seconds, loss = stepper.step()

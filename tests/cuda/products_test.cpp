@@ -103,6 +103,47 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
   EXPECT_TRUE(gemm_candidates(machine.ex, Problem({4, 4, 0, DType::f32, DType::f32}).op, 8).algorithms.empty());
 }
 
+TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
+  Problem first({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8}),
+      second({40, 24, 16, DType::f32, DType::f32, false, false, Ending::accumulate, 8});
+  measure_gemms(*machine.device, 8, 3);
+  for (int i = 0; i < 2; ++i) {  // the second time by what was found
+    run(machine.ex, first.op);
+    run(machine.ex, second.op);
+  }
+  EXPECT_EQ(products, 2 * 2 * 4 * 5 + 4) << "two products, two algorithms, four rounds of five; then each twice";
+  const MeasuredGemms measured = measured_gemms(*machine.device);
+  EXPECT_EQ(measured.tuning.device, machine.device->gpu().name);
+  EXPECT_EQ(measured.tuning.library, product_path(*machine.device, DType::bf16));
+  ASSERT_EQ(measured.tuning.products.size(), 2u);
+  for (const auto& [name, product] : measured.tuning.products) {
+    EXPECT_GT(product.microseconds, 0) << name;
+    EXPECT_LE(product.microseconds, measured.favourites.at(name)) << name;
+  }
+  // The table is taken again after a way through its file, and names what was fastest.
+  const std::string name = gemm_candidates(machine.ex, first.op, 8).product;
+  use_gemm_tuning(*machine.device, parse_gemm_tuning(to_json(measured.tuning)));
+  Problem again({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
+  run(machine.ex, again.op);
+  again.expect_result();
+  const auto candidates = gemm_candidates(machine.ex, first.op, 8).algorithms;
+  EXPECT_EQ(candidates.at(static_cast<size_t>(emulator::blas().algorithm)).algorithm,
+            measured.tuning.products.at(name).algorithm);
+}
+
+TEST_F(Products, MeasuringPassesOverWhatFails) {
+  const GemmAlgorithm last = [&] {
+    const Problem problem({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
+    return gemm_candidates(machine.ex, problem.op, 8).algorithms.back().algorithm;
+  }();
+  emulator::blas().broken = 0;
+  measure_gemms(*machine.device, 8, 1);
+  expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
+  const MeasuredGemms measured = measured_gemms(*machine.device);
+  ASSERT_EQ(measured.tuning.products.size(), 1u);
+  EXPECT_EQ(measured.tuning.products.begin()->second.algorithm, last);
+}
+
 TEST_F(Products, RefusesFp64ByName) {
   Problem problem({4, 4, 4, DType::f64, DType::f64});
   try {

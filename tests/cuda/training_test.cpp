@@ -1,33 +1,42 @@
-// Whole training runs on the emulated CUDA device: the same model, code and data as on the CPU. Host code that touches
-// device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
+// Whole training runs on a CUDA device, the emulated one or a real one: the same model, code and data as on the CPU.
+// Host code that touches device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
+#include "base/files.h"
+#include "base/log.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "device/cuda/cuda_device.h"
-#include "emulator.h"
+#include "train/bench_step.h"
 #include "train/generate.h"
 #include "train/machine.h"
 #include "train/replica_check.h"
 #include "train/run_state.h"
+#include "unit/ops/test_device.h"
 #include "unit/train/layouts.h"
 
 namespace trainer::tests {
 namespace {
 
 std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 2); }
-const HowToRun kOnGpu{.device = gpu};
+const HowToRun kOnGpu{.device = [](int) { return gpu(); }};
 
 /// Warm-up and a learning rate of at most 1e-3, as the promises on losses ask for.
 config::Config config_of(config::Arch arch) {
   config::Config c = tiny_config(arch);
   c.optim.lr = 1e-3;
+  c.parallel.data = 1;
   return c;
 }
 
-class EveryModel : public testing::TestWithParam<config::Arch> {};
+struct OnGpu : testing::Test {
+  void SetUp() override {
+    if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
+  }
+};
+class EveryModel : public OnGpu, public testing::WithParamInterface<config::Arch> {};
 INSTANTIATE_TEST_SUITE_P(Models, EveryModel, testing::Values(config::Arch::gpt2, config::Arch::llama),
                          [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
 
@@ -57,11 +66,7 @@ TEST_P(EveryModel, DoesNotDependOnTheOrderOfBlocksAndThreads) {
   const config::Config c = config_of(GetParam());
   for (const DType compute : {DType::f32, DType::bf16}) {
     const Result first = train(c, compute, 3, kOnGpu);
-    for (const auto order : {emulator::Order::descending, emulator::Order::shuffled}) {
-      emulator::set_order(order);
-      expect_same_bits(train(c, compute, 3, kOnGpu), first);
-    }
-    emulator::set_order(emulator::Order::ascending);
+    ops::testing::for_each_order([&] { expect_same_bits(train(c, compute, 3, kOnGpu), first); });
   }
 }
 
@@ -81,6 +86,33 @@ TEST_P(EveryModel, TakesTheMemoryOfItsPlan) {
   train::Machine machine{.threads = 2, .compute = DType::bf16, .gpu = device::cuda::devices().front()};
   const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
   EXPECT_EQ(plan.total, run.device.memory_total());
+}
+
+TEST_P(EveryModel, RanksThatShareADeviceFollowOneRank) {
+  config::Config c = config_of(GetParam());
+  c.model.n_head = 2;
+  c.model.n_kv_head = 2;
+  c.model.seq_len = 12;
+  const Result one = train(c, DType::f32, 4, kOnGpu);
+  for (const auto& [tensor, data, zero, sequence] :
+       {std::tuple{2, 1, 0, false}, {2, 1, 0, true}, {1, 2, 0, false}, {2, 2, 1, true}}) {
+    SCOPED_TRACE(format("tensor {} data {} zero {} sequence {}", tensor, data, zero, sequence));
+    config::Config many = c;
+    many.parallel.tensor = tensor;
+    many.parallel.data = data;
+    many.parallel.zero_stage = zero;
+    many.parallel.sequence_parallel = sequence;
+    const Result result = train(many, DType::f32, 4, kOnGpu);
+    EXPECT_TRUE(result.start == one.start);
+    expect_same_gradients(result.gradients, one.gradients, 1e-5);
+    EXPECT_NEAR(result.losses.back(), one.losses.back(), 1e-6 * one.losses.back());
+    EXPECT_EQ(result.measured, [&] {
+      train::CommBytes bytes = result.predicted;
+      for (auto& [axis, operations] : bytes)
+        for (auto& [operation, count] : operations) count *= 4;
+      return bytes;
+    }());
+  }
 }
 
 /// A folder of its own that goes with the test.
@@ -147,7 +179,39 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   train::check_replicas(cuda.trainer, 1);
 }
 
-TEST(CudaTraining, SkipsAStepWhoseGradientIsNotFinite) {
+TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
+  config::Config c = config_of(GetParam());
+  c.data.vocab_size = kTinyVocab;
+  const TemporaryFolder folder;
+  c.hardware.gemm_tuning = folder.path / "tuning.json";
+  const auto device = gpu();
+  const auto world = comm::solo_world();
+  const Result plain = train(c, DType::bf16, 3, kOnGpu);
+
+  const train::Machine machine{
+      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  ops::MeasuredGemms measured = train::tune_products(c, machine, 8, 1);
+  EXPECT_GE(measured.tuning.products.size(), 10u) << "products of a micro-step";
+  replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
+  train::use_gemm_tuning(c, *world, *device);
+  const Result tuned = train(c, DType::bf16, 3, kOnGpu);
+  EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
+  ops::use_gemm_tuning(*device, {});
+
+  measured.tuning.library = "cuBLASLt 1.0.0";
+  replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
+  std::string said;
+  const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {
+    if (level == log::Level::warning) said += line;
+  });
+  train::use_gemm_tuning(c, *world, *device);
+  log::set_sink(before);
+  EXPECT_NE(said.find("left aside: the tuning table was measured on"), std::string::npos) << said;
+  expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);
+}
+
+using CudaTraining = OnGpu;
+TEST_F(CudaTraining, SkipsAStepWhoseGradientIsNotFinite) {
   const config::Config c = config_of(config::Arch::gpt2);
   Tiny run(nullptr, c, DType::f32, gpu());
   const params::Param& param = run.trainer.store().params().at(3);

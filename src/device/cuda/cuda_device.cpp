@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "device/cuda/mirror.h"
 #include "device/cuda/runtime.h"
 
 namespace trainer::device::cuda {
@@ -42,6 +43,7 @@ class CudaDevice final : public Device {
   CudaDevice(Facts facts, int host_threads) : Device(std::move(facts), false, host_threads), pool_(host_threads) {
     activate();
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "compute stream");
+    check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream of copies");
     for (Stage& stage : stages_) {
       check(cudaMallocHost(reinterpret_cast<void**>(&stage.memory), kStageBytes), "pinned host memory");
       check(cudaEventCreateWithFlags(&stage.done, cudaEventDisableTiming), "event");
@@ -54,12 +56,15 @@ class CudaDevice final : public Device {
       cudaEventDestroy(stage.done);
       cudaFreeHost(stage.memory);
     }
+    cudaStreamDestroy(copies_);
     cudaStreamDestroy(stream_);
   }
 
   cudaStream_t stream() const { return stream_; }
   ThreadPool& host_pool() override { return pool_; }
   void synchronize() override { check(cudaStreamSynchronize(stream_), "CUDA device"); }
+  std::unique_ptr<Mirror> make_mirror() override { return cuda::make_mirror(gpu().ordinal, stream_, copies_); }
+  std::unique_ptr<Graph> record(const std::function<void()>& work) override { return capture(stream_, work); }
 
  private:
   struct Stage {
@@ -143,7 +148,7 @@ class CudaDevice final : public Device {
   }
 
   ThreadPool pool_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr, copies_ = nullptr;
   std::array<Stage, kStages> stages_;
   size_t next_stage_ = 0;
 };

@@ -1,9 +1,12 @@
-// Attention on a CUDA device: which kernels run, and what scratch they need.
+// Attention on a CUDA device: which kernels run, ours or a library's, and what scratch they need.
 #include "ops/attention.h"
 
 #include <cmath>
+#include <map>
+#include <mutex>
 
 #include "ops/cuda/attention_kernels.h"
+#include "ops/cuda/fused_attention.h"
 #include "ops/cuda/ops.h"
 #include "ops/elementwise.h"
 
@@ -54,12 +57,82 @@ void check_limits(const AttentionShape& s, double scale, DType dtype) {
   TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
 }
 
+/// The library in the place of our kernels, by GPU; never given back, as the driver may be gone when static objects
+/// end.
+struct FusedChoice {
+  std::mutex mutex;
+  std::map<int, std::unique_ptr<FusedAttention>> libraries;
+};
+FusedChoice& fused_choice() {
+  static auto& choice = *new FusedChoice;
+  return choice;
+}
+FusedAttention* fused_on(const device::Device& device) {
+  FusedChoice& choice = fused_choice();
+  const std::lock_guard lock(choice.mutex);
+  const auto found = choice.libraries.find(device.gpu().ordinal);
+  return found == choice.libraries.end() ? nullptr : found->second.get();
+}
+
+/// The pass as a library may do it; none where only our kernels can. The operands of a dry device count as aligned, as
+/// all memory of an arena is.
+std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
+                                      std::initializer_list<const Tensor*> operands) {
+  if (dropout.p > 0 || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
+  if (s.k_capacity != 0 && s.k_capacity != s.k_len) return {};
+  FusedShape shape{.batch = s.batch,
+                   .length = s.q_len,
+                   .heads = s.heads,
+                   .kv_heads = s.kv_heads,
+                   .head_dim = s.head_dim,
+                   .scale = static_cast<float>(scale)};
+  size_t place = 0;
+  for (const Tensor* x : operands) {
+    if (x->dtype != DType::bf16 || x->ld() % 8 != 0 || reinterpret_cast<uintptr_t>(x->data) % 16 != 0) return {};
+    shape.row_distance[place++] = x->ld();
+  }
+  return shape;
+}
+
+/// Whether a library has taken the pass.
+bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
+  FusedAttention* const library = fused_on(ex.device);
+  if (library == nullptr || !shape) return false;
+  const std::optional<int64_t> bytes = library->workspace(*shape);
+  if (!bytes) return false;
+  const Scratch workspace = ex.take("attention.workspace", {std::max<int64_t>(1, *bytes)}, DType::u8);
+  if (!ex.device.dry()) library->run(device::cuda::stream_of(ex.device), *shape, operands, workspace.tensor().data);
+  return true;
+}
+
 }  // namespace
+
+void use_fused_attention(int ordinal, std::unique_ptr<FusedAttention> library) {
+  FusedChoice& choice = fused_choice();
+  const std::lock_guard lock(choice.mutex);
+  choice.libraries[ordinal] = std::move(library);
+}
+void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted) {
+  use_fused_attention(gpu.ordinal, wanted ? load_cudnn(gpu.ordinal) : nullptr);
+}
+std::string attention_path(const device::Device& device) {
+  const FusedAttention* const library = fused_on(device);
+  return library == nullptr ? "own kernels" : library->name();
+}
 
 void run(Exec& ex, const AttentionForward& op) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
   check_limits(s, op.scale, dtype);
+  std::optional<FusedShape> fused = fused_shape(s, op.scale, op.dropout, {&op.q, &op.k, &op.v, &op.out});
+  if (fused) fused->keeps_lse = static_cast<bool>(op.lse);
+  if (run_fused(ex, fused,
+                {.q = op.q.data,
+                 .k = op.k.data,
+                 .v = op.v.data,
+                 .out = op.out.data,
+                 .lse = op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr}))
+    return;
   AttentionArgs args = args_of(s, op.scale, op.dropout);
   // One arena program decodes at every length: scratch depends on the room for keys only.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
@@ -90,6 +163,20 @@ void run(Exec& ex, const AttentionBackward& op) {
   const AttentionShape& s = op.shape;
   const DType dtype = op.q.dtype;
   check_limits(s, op.scale, dtype);
+  std::optional<FusedShape> fused =
+      fused_shape(s, op.scale, op.dropout, {&op.q, &op.k, &op.v, &op.out, &op.dout, &op.dq, &op.dk, &op.dv});
+  if (fused) fused->backward = true;
+  if (run_fused(ex, fused,
+                {.q = op.q.data,
+                 .k = op.k.data,
+                 .v = op.v.data,
+                 .out = op.out.data,
+                 .lse = reinterpret_cast<float*>(op.lse.data),
+                 .dout = op.dout.data,
+                 .dq = op.dq.data,
+                 .dk = op.dk.data,
+                 .dv = op.dv.data}))
+    return;
   AttentionArgs args = args_of(s, op.scale, op.dropout);
   const Scratch delta = ex.take("attention.delta", {s.batch * s.heads, s.q_len}, DType::f32);
   if (ex.device.dry()) return;

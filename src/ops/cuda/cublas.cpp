@@ -6,7 +6,9 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "base/median.h"
 #include "device/cuda/runtime.h"
 #include "ops/cuda/ops.h"
 
@@ -138,6 +140,28 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, 
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
+/// A moment in a stream.
+class Event {
+ public:
+  explicit Event(cudaStream_t stream) {
+    device::cuda::check(cudaEventCreateWithFlags(&event_, 0), "event");
+    device::cuda::check(cudaEventRecord(event_, stream), "event");
+  }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  /// Waits for `later`.
+  double microseconds_to(const Event& later) const {
+    float milliseconds = 0;
+    device::cuda::check(cudaEventSynchronize(later.event_), "event");
+    device::cuda::check(cudaEventElapsedTime(&milliseconds, event_, later.event_), "event");
+    return std::max(1e-3, 1e3 * static_cast<double>(milliseconds));
+  }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 /// cuBLASLt on one GPU, for the whole process: plans are functions of their keys, whoever asks first.
 class Library {
  public:
@@ -147,15 +171,14 @@ class Library {
     const std::lock_guard lock(mutex_);
     const Key key = key_of(op, workspace.bytes());
     auto it = plans_.find(key);
-    if (it == plans_.end()) it = plans_.emplace(key, planned(op, workspace.bytes())).first;
+    if (it == plans_.end()) {
+      if (most_ > 0 && !tuning_.products.contains(name_of_product(op))) measure(stream, op, workspace);
+      it = plans_.emplace(key, planned(op, workspace.bytes())).first;
+    }
     Plan& plan = it->second;
     if (!plan.found) return false;
     set_addresses(plan.product, op);
-    const float alpha = 1;
-    check(cublasLtMatmul(handle_, &plan.product, &alpha, op.b.data, &plan.a, op.a.data, &plan.b, &op.beta, op.c.data,
-                         &plan.c, op.d.data, &plan.d, &plan.algorithm, workspace.data,
-                         static_cast<size_t>(workspace.bytes()), stream),
-          "cuBLASLt product");
+    check(multiply(stream, plan, op, workspace), "cuBLASLt product");
     return true;
   }
 
@@ -172,10 +195,60 @@ class Library {
   void use(const GemmTuning& tuning) {
     const std::lock_guard lock(mutex_);
     tuning_ = tuning;
+    most_ = 0;
     plans_.clear();
   }
 
+  void start_measuring(int most, int repeats) {
+    const std::lock_guard lock(mutex_);
+    tuning_ = {};
+    favourites_.clear();
+    plans_.clear();
+    most_ = most;
+    repeats_ = repeats;
+  }
+  MeasuredGemms stop_measuring() {
+    const std::lock_guard lock(mutex_);
+    most_ = 0;
+    plans_.clear();
+    return {std::exchange(tuning_, {}), std::exchange(favourites_, {})};
+  }
+
  private:
+  cublasStatus_t multiply(cudaStream_t stream, const Plan& plan, const LtProduct& op, const Tensor& workspace) {
+    const float alpha = 1;
+    // The descriptors are only read; the library's declarations do not say so everywhere.
+    Plan& p = const_cast<Plan&>(plan);
+    return cublasLtMatmul(handle_, &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
+                          op.d.data, &p.d, &p.algorithm, workspace.data, static_cast<size_t>(workspace.bytes()),
+                          stream);
+  }
+
+  /// Notes the fastest of the proposals; one that fails is passed over.
+  void measure(cudaStream_t stream, const LtProduct& op, const Tensor& workspace) {
+    constexpr int kInARow = 5;  // so that the time of starting one does not count
+    Plan plan = described(op);
+    const std::string name = name_of_product(op);
+    TunedProduct best;
+    for (const auto& result : proposals(handle_, plan, op, workspace.bytes(), most_)) {
+      plan.algorithm = result.algo;
+      std::vector<double> microseconds;
+      bool works = true;
+      for (int round = 0; works && round <= repeats_; ++round) {
+        const Event begin(stream);
+        for (int i = 0; works && i < kInARow; ++i)
+          works = multiply(stream, plan, op, workspace) == CUBLAS_STATUS_SUCCESS;
+        if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
+      }
+      if (!works) continue;
+      const double time = median(microseconds);
+      if (best.microseconds == 0) favourites_[name] = time;
+      if (best.microseconds == 0 || time < best.microseconds)
+        best = {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), time};
+    }
+    if (best.microseconds > 0) tuning_.products[name] = best;
+  }
+
   Plan planned(const LtProduct& op, int64_t workspace) {
     Plan plan = described(op);
     if (const auto tuned = tuning_.products.find(name_of_product(op)); tuned != tuning_.products.end()) {
@@ -196,6 +269,8 @@ class Library {
   std::mutex mutex_;
   std::map<Key, Plan> plans_;
   GemmTuning tuning_;
+  int most_ = 0, repeats_ = 0;  // while measuring: proposals to try; else 0
+  std::map<std::string, double> favourites_;
 };
 
 /// Never given back: the driver may be gone when static objects end.
@@ -218,12 +293,16 @@ GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& worksp
   return library_of(ex.device).candidates(op, workspace.bytes(), most);
 }
 
-void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) {
-  const std::string library = library_name();
-  if (!tuning.products.empty() && (tuning.device != device.gpu().name || tuning.library != library))
-    throw Error(Code::config, format("the tuning table was measured on {} with {}; this is {} with {}", tuning.device,
-                                     tuning.library, device.gpu().name, library));
-  library_of(device).use(tuning);
+void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) { library_of(device).use(tuning); }
+
+void measure_gemms(const device::Device& device, int most, int repeats) {
+  library_of(device).start_measuring(most, repeats);
+}
+MeasuredGemms measured_gemms(const device::Device& device) {
+  MeasuredGemms measured = library_of(device).stop_measuring();
+  measured.tuning.device = device.gpu().name;
+  measured.tuning.library = library_name();
+  return measured;
 }
 
 std::string product_path(const device::Device&, DType) { return library_name(); }

@@ -12,9 +12,15 @@ namespace {
 
 std::string product_path(const device::Device&, DType) { refuse(); }
 void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
+void measure_gemms(const device::Device&, int, int) { refuse(); }
+MeasuredGemms measured_gemms(const device::Device&) { refuse(); }
 GemmCandidates gemm_candidates(Exec&, const Gemm&, int) { refuse(); }
 
 void run(Exec&, const Gemm&) { refuse(); }
+void use_cudnn_attention(const device::cuda::Facts&, bool wanted) {
+  if (wanted) refuse();
+}
+std::string attention_path(const device::Device&) { refuse(); }
 void run(Exec&, const AttentionForward&) { refuse(); }
 void run(Exec&, const AttentionBackward&) { refuse(); }
 void run(Exec&, const NormForward&) { refuse(); }

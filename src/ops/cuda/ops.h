@@ -20,8 +20,12 @@ void run(Exec& ex, const Gemm& op);
 /// What computes products of this dtype, with its version: "cuBLASLt 13.1.0".
 std::string product_path(const device::Device& device, DType compute);
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
+void measure_gemms(const device::Device& device, int most, int repeats);
+MeasuredGemms measured_gemms(const device::Device& device);
 GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most);
 
+void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
+std::string attention_path(const device::Device& device);
 void run(Exec& ex, const AttentionForward& op);
 void run(Exec& ex, const AttentionBackward& op);
 

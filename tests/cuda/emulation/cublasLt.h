@@ -102,6 +102,7 @@ struct Blas {
   int heuristics = 0;             // asked
   int products = 0;               // queued
   int algorithm = -1;             // of the last product: its place among the proposals
+  int broken = -1;                // this proposal fails when it is run
   bool refuse_epilogues = false;  // the heuristic proposes nothing but plain products
 };
 Blas& blas();

@@ -1,7 +1,7 @@
 #pragma once
 // A CUDA runtime that runs on the host, for tests: found instead of the real header when the CUDA sources are compiled
-// as plain C++. One device; its memory may be touched by kernels and copies only. Work is queued on streams and done
-// when somebody waits for it, as late as CUDA allows, so that a missing wait shows.
+// as plain C++. One device, or as many as a test asks for; their memory may be touched by kernels and copies only. Work
+// is queued on streams and done when somebody waits for it, as late as CUDA allows, so that a missing wait shows.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -26,8 +26,11 @@ enum cudaError_t : int {
   cudaErrorInvalidValue = 1,
   cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
+  cudaErrorStreamCaptureUnsupported = 900,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
 enum cudaDeviceAttr {
@@ -37,6 +40,7 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor = 76,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 inline constexpr unsigned cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2;
 
@@ -44,6 +48,8 @@ using dim3 = emulator::Dim3;
 using uint3 = emulator::UInt3;
 using cudaStream_t = emulator::Stream*;
 using cudaEvent_t = emulator::Event*;
+using cudaGraph_t = emulator::Graph*;
+using cudaGraphExec_t = emulator::Graph*;
 struct cudaDeviceProp {
   char name[256] = {};
   size_t totalGlobalMem = 0;
@@ -93,6 +99,13 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
 
 namespace emulator {
 cudaError_t allow_shared(const void* kernel, size_t bytes);

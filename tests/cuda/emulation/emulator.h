@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace emulator {
 
@@ -20,6 +21,23 @@ struct Dim3 {
 
 struct Stream;
 struct Event;
+struct Graph;
+
+/// How many devices there are; 1 at first.
+void set_devices(int count);
+
+/// A stream stands still from here on until released; in tests of what goes on meanwhile.
+class Hold {
+ public:
+  explicit Hold(Stream* stream);
+  ~Hold() { release(); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  void release();
+
+ private:
+  std::shared_ptr<bool> released_;
+};
 
 /// The order in which blocks of a grid and threads of a block start. A correct kernel gives the same bits in each.
 enum class Order { ascending, descending, shuffled };

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "ops/bench_elementwise.h"
 #include "ops/bench_gemm.h"
 #include "ops/bench_optimizer.h"
 
@@ -34,6 +35,23 @@ TEST(BenchOptimizer, MeasuresAdamWBesideItsTraffic) {
   EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
   EXPECT_GT(rate.share(), 0);
   EXPECT_EQ(meter.of(OpKind::optimizer).calls, 4);  // one to warm up
+}
+
+TEST(BenchElementwise, MeasuresEachOperatorBesideACopy) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const ElementwiseRates rates = bench_elementwise(ex, compute, 1 << 20, 3);
+    EXPECT_GT(rates.copy_gb_per_s, 0);
+    EXPECT_EQ(rates.operators.size(), compute == DType::bf16 ? 12u : 10u);
+    for (const ElementwiseRate& rate : rates.operators) {
+      EXPECT_GT(rate.seconds, 0) << rate.name;
+      EXPECT_NEAR(rate.share * rates.copy_gb_per_s, rate.gb_per_s, 1e-9 * rate.gb_per_s) << rate.name;
+      EXPECT_LT(rate.share, 20) << rate.name << " counts more bytes than it moves";
+    }
+  }
 }
 
 }  // namespace

@@ -1,7 +1,8 @@
 #pragma once
 // The device that a suite of operators runs on: CPUs of every instruction set, or, where TRAINER_TEST_DEVICE=cuda is
-// set and in the programs that are linked with the emulated runtime, a CUDA device. Operands stay in host memory: on a
-// CUDA device an operator gets copies of them, which are copied back.
+// set and in the programs that are linked with the emulated runtime, a CUDA device; there TRAINER_TEST_ATTENTION=cudnn
+// gives attention to cuDNN. Operands stay in host memory: on a CUDA device an operator gets copies of them, which are
+// copied back.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -48,6 +49,14 @@ struct DeviceTest : ::testing::Test {
   void SetUp() override {
     if (!on_cuda()) return;
     if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
+    const char* attention = std::getenv("TRAINER_TEST_ATTENTION");
+    if (attention != nullptr && std::string_view(attention) == "cudnn") {
+      try {
+        use_cudnn_attention(device::cuda::devices().front(), true);
+      } catch (const Error& error) {
+        GTEST_SKIP() << error.what();
+      }
+    }
     const char* type = ::testing::UnitTest::GetInstance()->current_test_info()->type_param();
     if (type != nullptr && std::string_view(type) == "double") GTEST_SKIP() << "fp64 is computed on CPUs only";
   }

@@ -43,7 +43,9 @@ struct HowToRun {
   int threads = 1;   // of each rank
   double delay = 0;  // of messages, seconds at most
   /// What each rank computes on, instead of a CPU.
-  std::function<std::unique_ptr<device::Device>()> device = {};
+  std::function<std::unique_ptr<device::Device>(int rank)> device = {};
+  /// What carries its tensors, instead of the world of threads.
+  Carrier carrier = {};
 };
 
 /// `steps` steps of tensor × data ranks.
@@ -57,7 +59,8 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     };
   const auto ranks = static_cast<int>(c.parallel.tensor * std::max<int64_t>(c.parallel.data, 1));
   comm::run_on_threads(ranks, options, [&](comm::World& world) {
-    Tiny run(&world, c, compute, how.device ? how.device() : std::make_unique<device::CpuDevice>(how.threads));
+    Tiny run(&world, c, compute,
+             how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier);
     {
       const std::lock_guard lock(mutex);
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))

@@ -1,5 +1,7 @@
 #pragma once
 // A tiny run for tests of the trainer: random tokens, odd sizes.
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "base/philox.h"
@@ -57,6 +59,9 @@ inline train::BatchSource tiny_batches(const config::Config& c) {
   };
 }
 
+/// Makes another world for tensors of the device.
+using Carrier = std::function<std::unique_ptr<comm::World>(comm::World&, device::Device&)>;
+
 /// A trainer on its own device, ready to step.
 struct Tiny {
   Tiny(const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
@@ -64,11 +69,17 @@ struct Tiny {
   /// One rank of a world; null: a world of its own.
   Tiny(comm::World* world, const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
       : Tiny(world, c, compute, std::make_unique<device::CpuDevice>(threads, isa)) {}
-  Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where)
+  Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where,
+       const Carrier& make_carrier = {})
       : alone(world == nullptr ? comm::solo_world() : nullptr),
         owned(std::move(where)),
         device(*owned),
-        trainer(device, world == nullptr ? *alone : *world, c, kTinyVocab, compute, true),
+        carrier(make_carrier ? make_carrier(*world, device) : nullptr),
+        trainer(device,
+                carrier            ? *carrier
+                : world == nullptr ? *alone
+                                   : *world,
+                c, kTinyVocab, compute, true),
         batches(tiny_batches(c)) {
     trainer.plan();
     trainer.store().initialize(static_cast<uint64_t>(c.run.seed));
@@ -95,6 +106,7 @@ struct Tiny {
   std::unique_ptr<comm::World> alone;
   std::unique_ptr<device::Device> owned;
   device::Device& device;
+  std::unique_ptr<comm::World> carrier;
   train::Trainer trainer;
   train::BatchSource batches;
 };

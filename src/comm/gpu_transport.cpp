@@ -1,0 +1,67 @@
+#include "comm/gpu_transport.h"
+
+#include <unistd.h>
+
+#include <climits>
+
+#include "base/join.h"
+#include "comm/nccl/nccl_world.h"
+
+namespace trainer::comm {
+
+std::optional<std::string> nccl_version() { return nccl::version(); }
+
+std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (!ranks[rank]) return format("rank {} has no GPU", rank);
+    std::vector<std::string> sharers;
+    for (size_t other = 0; other < ranks.size(); ++other)
+      if (ranks[other] && ranks[other]->host == ranks[rank]->host && ranks[other]->bus_id == ranks[rank]->bus_id)
+        sharers.push_back(std::to_string(other));
+    if (sharers.size() == 1) continue;
+    const std::string last = sharers.back();
+    sharers.pop_back();
+    return format("ranks {} and {} share GPU {} of host {}", fmt::join(sharers, ", "), last, ranks[rank]->bus_id,
+                  ranks[rank]->host);
+  }
+  return {};
+}
+
+GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked) {
+  if (world.size() == 1) return {};
+  char host[HOST_NAME_MAX + 1] = {};
+  gethostname(host, HOST_NAME_MAX);
+  const bool gpu = device.kind() == device::Kind::cuda;
+  std::vector<std::optional<GpuPlace>> places;
+  bool any = false;
+  for (const std::string& text : world.control().gather(gpu ? format("{}\n{}", host, device.gpu().pci_bus_id) : "")) {
+    const size_t end = text.find('\n');
+    any |= !text.empty();
+    places.push_back(text.empty() ? std::nullopt : std::optional(GpuPlace{text.substr(0, end), text.substr(end + 1)}));
+  }
+  const std::string obstacle = obstacle_to_nccl(places);
+  if (asked == "nccl") {
+    if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
+    if (!obstacle.empty())
+      throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL needs a GPU for each rank. Start fewer "
+                                     "ranks, or use \"mpi\", which goes through the host",
+                                     obstacle))
+          .on(Scope::all_ranks);
+    return {true, format("{}, as asked", *nccl_version())};
+  }
+  if (!any) return {};
+  const auto by_host = [&](const std::string& why) -> GpuTransport {
+    return {false, format("through the host ({}): {}", world.transport(), why)};
+  };
+  if (asked != "auto") return by_host("as asked");
+  if (world.transport() != "mpi") return by_host("ranks are threads");
+  if (!nccl_version()) return by_host(nccl::kMissing);
+  if (!obstacle.empty()) return by_host(obstacle);
+  return {true, format("{}: every rank has a GPU of its own", *nccl_version())};
+}
+
+std::unique_ptr<World> gpu_world(World& world, device::Device& device, const GpuTransport& chosen) {
+  return chosen.nccl ? nccl::make_world(world, device) : nullptr;
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,252 @@
+#include "comm/nccl/fabric.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace trainer::comm::nccl {
+namespace {
+
+constexpr double kGlance = 20e-3;        // between two looks at what has ended or gone wrong
+constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
+constexpr double kFarewellSeconds = 10;  // granted to communicators that end
+constexpr double kSpin =
+    200e-6;  // NCCL's thread puts an operation on its stream: soon, unless ranks have yet to connect
+constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
+
+void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+
+ncclConfig_t configuration() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;  // a call that waits for a rank that is gone could not be given up
+  return config;
+}
+
+}  // namespace
+
+Launched::Launched(Fabric& owner, int its_lane) : fabric(owner), lane(its_lane) {
+  device::cuda::check(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
+}
+Launched::~Launched() { cudaEventDestroy(done); }
+void Launched::wait() { fabric.join(*this); }
+void Launched::abandon() noexcept { fabric.abandon(*this); }
+
+Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
+  using device::cuda::check;
+  const int lanes = engine.options().lanes > 1 ? 3 : 1;
+  check(cudaSetDevice(device.gpu().ordinal), "choice of the CUDA device");
+  check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
+  streams_.resize(static_cast<size_t>(lanes));
+  running_.resize(streams_.size());
+  free_.resize(streams_.size());
+  for (cudaStream_t& stream : streams_)
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
+
+  ncclUniqueId id{};
+  control.together([&] {
+    if (engine.rank() != 0) return;
+    if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) fail("unique id", result, nullptr);
+  });
+  std::string bytes(id.internal, sizeof(id.internal));
+  control.broadcast(bytes);
+  std::memcpy(id.internal, bytes.data(), sizeof(id.internal));
+  watcher_ = std::thread([this] { watch(); });
+  try {
+    ncclConfig_t config = configuration();
+    carry_out(all_, format("connection of {} ranks", engine.size()), [&] {
+      const ncclResult_t result = ncclCommInitRankConfig(&all_, engine.size(), id, engine.rank(), &config);
+      if (all_ != nullptr) made_.push_back({all_, "all ranks"});
+      return result;
+    });
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+Fabric::~Fabric() { end(); }
+
+void Fabric::end() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+  }
+  ending_changed_.notify_all();
+  watcher_.join();
+  if (engine_.failed()) abort_all();
+  // Nothing is under way any more; children end before what they were split from.
+  const double until = now_seconds() + kFarewellSeconds;
+  for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
+    ncclResult_t state = state_of(made->comm);
+    state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected, or broken
+    while (state == ncclSuccess || state == ncclInProgress) {
+      if (state = state_of(made->comm); state != ncclInProgress || now_seconds() > until) break;
+      nap(kLongNap);
+    }
+    if (state == ncclSuccess) {
+      ncclCommDestroy(made->comm);
+    } else {
+      ncclCommAbort(made->comm);
+    }
+  }
+  cudaSetDevice(device_.gpu().ordinal);
+  for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
+  cudaEventDestroy(ready_);
+}
+
+void Fabric::fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const {
+  const std::string details = ncclGetLastError(comm);
+  throw Error(Code::comm,
+              format("rank {}: {} by NCCL: {}{}{} (NCCL_DEBUG=INFO in the environment tells more)", engine_.rank(),
+                     what, ncclGetErrorString(result), details.empty() ? "" : ": ", details));
+}
+
+ncclResult_t Fabric::state_of(ncclComm_t comm) {
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = ncclCommGetAsyncError(comm, &state);
+  return asked == ncclSuccess ? state : asked;
+}
+
+void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::function<ncclResult_t()>& call) {
+  ncclResult_t state = ncclSuccess;
+  const double begin = now_seconds();
+  for (bool called = false;; called = true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (aborted_) engine_.check();
+      state = called ? state_of(comm) : call();
+    }
+    if (state != ncclInProgress && (called || state != ncclSuccess)) break;
+    const double waited = now_seconds() - begin;
+    if (engine_.failed()) engine_.check();
+    if (waited > engine_.options().timeout_s)
+      throw Error(Code::comm, format("rank {}: {} by NCCL was not done in {:.3g} s", engine_.rank(), what,
+                                     engine_.options().timeout_s));
+    if (waited < kSpin) {
+      sched_yield();
+    } else {
+      nap(std::clamp(waited / 8, kShortNap, kLongNap));
+    }
+  }
+  if (state != ncclSuccess) fail(what, state, comm);
+}
+
+ncclComm_t Fabric::split(int color, int key, const std::string& name) {
+  // Filled in by a thread of NCCL before the parent is ready again; it stays should that be given up.
+  ncclComm_t& made = splits_.emplace_back(nullptr);
+  ncclConfig_t config = configuration();
+  const std::string what = format("connection along {}", name);
+  carry_out(all_, what, [&] { return ncclCommSplit(all_, color, key, &made, &config); });
+  if (made == nullptr) return nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    made_.push_back({made, name});
+  }
+  carry_out(made, what, [] { return ncclSuccess; });
+  return made;
+}
+
+Launched* Fabric::launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
+                         const std::function<ncclResult_t(cudaStream_t)>& calls) {
+  using device::cuda::check;
+  const auto index = static_cast<size_t>(lane);
+  cudaStream_t stream = streams_[index];
+  Launched* launched = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (free_[index].empty()) {
+      launched = &pool_.emplace_back(*this, lane);
+    } else {
+      launched = free_[index].back();
+      free_[index].pop_back();
+    }
+    launched->joined = launched->over = false;
+  }
+  launched->watched = engine_.watch(channel, op);  // the timeout counts from here on
+  check(cudaEventRecord(ready_, device::cuda::stream_of(device_)), "event");
+  check(cudaStreamWaitEvent(stream, ready_), "wait for the compute stream");
+  carry_out(comm, format("{} along {}", name_of(op), group), [&] { return calls(stream); });
+  check(cudaEventRecord(launched->done, stream), "event");
+  const std::lock_guard lock(mutex_);
+  running_[index].push_back(launched);
+  return launched;
+}
+
+void Fabric::join(Launched& launched) {
+  device::cuda::check(cudaStreamWaitEvent(device::cuda::stream_of(device_), launched.done), "wait for communication");
+  const std::lock_guard lock(mutex_);
+  launched.joined = true;
+  if (launched.over) free_[static_cast<size_t>(launched.lane)].push_back(&launched);
+  if (aborted_) engine_.check();
+}
+
+void Fabric::abandon(Launched& launched) noexcept {
+  const auto over = [&] {
+    const std::lock_guard lock(mutex_);
+    take_ended();
+    return launched.over;
+  };
+  const auto wait = [&](double seconds) {
+    for (const double until = now_seconds() + seconds; !over() && now_seconds() < until;) nap(kLongNap);
+    return over();
+  };
+  if (!wait(kAbandonSeconds)) {
+    engine_.give_up();  // the watcher sees it and aborts
+    wait(kFarewellSeconds);
+  }
+  const std::lock_guard lock(mutex_);
+  launched.joined = true;
+  if (launched.over) free_[static_cast<size_t>(launched.lane)].push_back(&launched);
+}
+
+void Fabric::take_ended() {
+  for (size_t lane = 0; lane < running_.size(); ++lane) {
+    while (!running_[lane].empty() && cudaEventQuery(running_[lane].front()->done) == cudaSuccess) {
+      Launched& launched = *running_[lane].front();
+      running_[lane].pop_front();
+      engine_.ended(*launched.watched);
+      launched.over = true;
+      if (launched.joined) free_[lane].push_back(&launched);
+    }
+  }
+}
+
+void Fabric::look_for_errors() {
+  for (const Made& made : made_) {
+    const ncclResult_t state = state_of(made.comm);
+    if (state == ncclSuccess || state == ncclInProgress) continue;
+    try {
+      fail(format("communication along {}", made.name), state, made.comm);
+    } catch (const Error& error) {
+      engine_.fail(error);
+    }
+    return;
+  }
+}
+
+void Fabric::abort_all() {
+  if (std::exchange(aborted_, true)) return;
+  for (auto made = made_.rbegin(); made != made_.rend(); ++made) ncclCommAbort(made->comm);
+}
+
+void Fabric::watch() {
+  prctl(PR_SET_NAME, "nccl watch");
+  cudaSetDevice(device_.gpu().ordinal);
+  const std::chrono::duration<double> glance(std::min(kGlance, engine_.options().timeout_s / 20));
+  std::unique_lock lock(mutex_);
+  while (!ending_changed_.wait_for(lock, glance, [this] { return ending_; })) {
+    if (aborted_) continue;
+    take_ended();
+    look_for_errors();
+    if (engine_.failed()) abort_all();
+  }
+}
+
+}  // namespace trainer::comm::nccl

@@ -1,0 +1,94 @@
+#pragma once
+// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and the end of it all.
+#include <nccl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/engine.h"
+#include "device/cuda/runtime.h"
+
+namespace trainer::comm::nccl {
+
+class Fabric;
+
+/// An operation on its stream.
+struct Launched final : Pending {
+  Launched(Fabric& owner, int lane);
+  ~Launched() override;
+  void wait() override;  // the compute stream's waiting; the host goes on
+  void abandon() noexcept override;
+
+  Fabric& fabric;
+  int lane;
+  Engine::Operation* watched = nullptr;
+  cudaEvent_t done = nullptr;
+  bool joined = false, over = false;  // guarded by the fabric
+};
+
+class Fabric {
+ public:
+  /// Collective. Connects all ranks.
+  Fabric(Engine& engine, Control& control, device::Device& device);
+  /// Ends the communicators; aborts them when the world has failed.
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  int lanes() const { return static_cast<int>(streams_.size()); }
+  Engine& engine() { return engine_; }
+
+  /// A communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR. Collective.
+  ncclComm_t split(int color, int key, const std::string& name);
+
+  /// Puts `calls`, of one communicator, on the lane's stream, after what the compute stream has done before.
+  Launched* launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
+                   const std::function<ncclResult_t(cudaStream_t)>& calls);
+
+ private:
+  friend struct Launched;
+  struct Made {
+    ncclComm_t comm;
+    std::string name;
+  };
+
+  /// Makes a call of NCCL that does not block, and returns when the communicator has carried it out.
+  void carry_out(ncclComm_t& comm, const std::string& what, const std::function<ncclResult_t()>& call);
+  ncclResult_t state_of(ncclComm_t comm);
+  [[noreturn]] void fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const;
+  void end() noexcept;
+  void join(Launched& launched);
+  void abandon(Launched& launched) noexcept;
+
+  void watch();
+  void take_ended();
+  void look_for_errors();
+  void abort_all();
+
+  Engine& engine_;
+  device::Device& device_;
+  cudaEvent_t ready_ = nullptr;  // of the compute stream
+  std::vector<cudaStream_t> streams_;
+
+  std::mutex mutex_;  // guards what follows and the calls of NCCL, which take no time
+  std::condition_variable ending_changed_;
+  ncclComm_t all_ = nullptr;
+  std::vector<Made> made_;
+  std::deque<ncclComm_t> splits_;
+  bool aborted_ = false, ending_ = false;
+  std::vector<std::deque<Launched*>> running_;  // by lane, in order
+  std::vector<std::vector<Launched*>> free_;    // by lane
+  std::deque<Launched> pool_;
+
+  std::thread watcher_;
+};
+
+}  // namespace trainer::comm::nccl

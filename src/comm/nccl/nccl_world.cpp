@@ -1,0 +1,210 @@
+#include "comm/nccl/nccl_world.h"
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "comm/engine_world.h"
+#include "comm/nccl/fabric.h"
+
+namespace trainer::comm::nccl {
+namespace {
+
+/// Of sums and maxima; what is only moved goes as bytes.
+ncclDataType_t type_of(DType type) {
+  switch (type) {
+    case DType::f64:
+      return ncclFloat64;
+    case DType::f32:
+      return ncclFloat32;
+    case DType::bf16:
+      return ncclBfloat16;
+    case DType::i32:
+      return ncclInt32;
+    case DType::i64:
+      return ncclInt64;
+    default:
+      return ncclInt8;
+  }
+}
+
+/// The first error of several calls.
+class Calls {
+ public:
+  void add(ncclResult_t result) {
+    if (result_ == ncclSuccess && result != ncclInProgress) result_ = result;
+  }
+  /// Closes the group that was begun with this.
+  ncclResult_t end() {
+    const ncclResult_t ended = ncclGroupEnd();
+    return result_ == ncclSuccess ? ended : result_;
+  }
+
+ private:
+  ncclResult_t result_ = ncclGroupStart();
+};
+
+/// The communicators of one group on one queue; known to all lanes that share it.
+struct Link {
+  Group group;
+  ncclComm_t comm = nullptr;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(Fabric& fabric, Group group, Lane lane, int queue, std::shared_ptr<Link> link)
+      : Communicator(std::move(group)),
+        fabric_(fabric),
+        queue_(queue),
+        link_(std::move(link)),
+        channel_(fabric.engine().channel(this->group(), lane)) {}
+
+ private:
+  bool reaches_gpus() const override { return true; }
+
+  Pending* start(const Request& r) override {
+    TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} is used before the world is connected",
+                  group().name);
+    return fabric_.launch(queue_, link_->comm, channel_, r.op, group().name,
+                          [&](cudaStream_t stream) { return calls(r, stream); });
+  }
+
+  ncclResult_t calls(const Request& r, cudaStream_t stream) const {
+    ncclComm_t comm = link_->comm;
+    const ncclDataType_t type = type_of(r.in.dtype);
+    const ncclRedOp_t op = r.reduce == Reduce::max ? ncclMax : ncclSum;
+    const auto n = static_cast<size_t>(r.in.count()), bytes = static_cast<size_t>(r.in.bytes());
+    const auto ranks = static_cast<size_t>(size());
+    switch (r.op) {
+      case CommOp::all_reduce:
+        return ncclAllReduce(r.in.data, r.out.data, n, type, op, comm, stream);
+      case CommOp::reduce:
+        return ncclReduce(r.in.data, r.out.data, n, type, op, r.root, comm, stream);
+      case CommOp::broadcast:
+        return ncclBroadcast(r.in.data, r.out.data, bytes, ncclInt8, r.root, comm, stream);
+      case CommOp::reduce_scatter:
+        if (n % ranks == 0) return ncclReduceScatter(r.in.data, r.out.data, n / ranks, type, op, comm, stream);
+        return scatter_unevenly(r, type, op, stream);
+      case CommOp::all_gather:
+        if (r.out.count() % size() == 0) return ncclAllGather(r.in.data, r.out.data, bytes, ncclInt8, comm, stream);
+        return gather_unevenly(r, stream);
+      case CommOp::all_to_all:
+        return exchange(r, stream);
+      case CommOp::send_recv:
+        break;
+    }
+    Calls group;
+    group.add(ncclSend(r.in.data, bytes, ncclInt8, (rank() + r.root) % size(), comm, stream));
+    group.add(ncclRecv(r.out.data, bytes, ncclInt8, (rank() - r.root + size()) % size(), comm, stream));
+    return group.end();
+  }
+
+  // Chunks of different lengths, which NCCL does not know: one operation for each, as one group. Padding would need
+  // memory for the padded whole, and copies on both sides.
+  ncclResult_t scatter_unevenly(const Request& r, ncclDataType_t type, ncclRedOp_t op, cudaStream_t stream) const {
+    Calls group;
+    for (int root = 0; root < size(); ++root) {
+      const Chunk chunk = chunk_of(r.in.count(), size(), root);
+      if (chunk.count == 0) continue;
+      group.add(ncclReduce(r.in.data + chunk.begin * size_of(r.in.dtype), root == rank() ? r.out.data : nullptr,
+                           static_cast<size_t>(chunk.count), type, op, root, link_->comm, stream));
+    }
+    return group.end();
+  }
+  ncclResult_t gather_unevenly(const Request& r, cudaStream_t stream) const {
+    const int64_t unit = size_of(r.in.dtype);
+    Calls group;
+    for (int root = 0; root < size(); ++root) {
+      const Chunk chunk = chunk_of(r.out.count(), size(), root);
+      if (chunk.count == 0) continue;
+      std::byte* place = r.out.data + chunk.begin * unit;
+      group.add(ncclBroadcast(root == rank() ? r.in.data : place, place, static_cast<size_t>(chunk.count * unit),
+                              ncclInt8, root, link_->comm, stream));
+    }
+    return group.end();
+  }
+  ncclResult_t exchange(const Request& r, cudaStream_t stream) const {
+    const int64_t piece = r.in.bytes() / size();
+    Calls group;
+    for (int peer = 0; peer < size(); ++peer) {
+      group.add(ncclSend(r.in.data + peer * piece, static_cast<size_t>(piece), ncclInt8, peer, link_->comm, stream));
+      group.add(ncclRecv(r.out.data + peer * piece, static_cast<size_t>(piece), ncclInt8, peer, link_->comm, stream));
+    }
+    return group.end();
+  }
+
+  Fabric& fabric_;
+  int queue_;
+  std::shared_ptr<Link> link_;
+  Engine::Channel& channel_;
+};
+
+class NcclWorld final : public World {
+ public:
+  NcclWorld(EngineWorld& below, device::Device& device)
+      : World(below.rank(), below.size(), below.local_rank(), below.local_size()),
+        below_(below),
+        device_(device),
+        fabric_(below.engine(), below.control(), device) {}
+
+  std::string_view transport() const override { return "nccl"; }
+  Control& control() override { return below_.control(); }
+  void configure(const WorldOptions&) override { TRAINER_CHECK(false, "a world is configured before NCCL joins it"); }
+  void fail(Code code, const std::string& why) noexcept override { below_.fail(code, why); }
+  bool meet(double seconds) noexcept override { return below_.meet(seconds); }
+  int64_t bytes_sent() const override { return below_.bytes_sent(); }
+
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
+    if (&device != &device_ || group.members.size() == 1 || lane == Lane::control)
+      return below_.communicator(device, std::move(group), lane);
+    const int queue = fabric_.lanes() == 1 ? 0 : static_cast<int>(lane);
+    std::shared_ptr<Link>& link = links_[{group.axes, queue}];
+    if (link == nullptr) link = std::make_shared<Link>(Link{group});
+    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), lane, queue, link);
+  }
+
+  void connect() override {
+    // Every rank takes part in every split, in one order: of what any rank asks for.
+    std::string wanted;
+    for (const auto& [key, link] : links_)
+      if (link->comm == nullptr) wanted += format("{} {}\n", key.first, key.second);
+    std::set<std::pair<uint32_t, int>> all;
+    for (const std::string& text : control().gather(wanted)) {
+      std::istringstream lines(text);
+      for (std::pair<uint32_t, int> key; lines >> key.first >> key.second;) all.insert(key);
+    }
+    for (const auto& key : all) {
+      const auto found = links_.find(key);
+      if (found == links_.end()) {
+        fabric_.split(NCCL_SPLIT_NOCOLOR, 0, "groups of others");
+        continue;
+      }
+      const Group& group = found->second->group;  // its lowest rank stands for it
+      const int color = *std::min_element(group.members.begin(), group.members.end());
+      found->second->comm = fabric_.split(color, group.index, group.name);
+    }
+  }
+
+ private:
+  EngineWorld& below_;
+  device::Device& device_;
+  Fabric fabric_;
+  std::map<std::pair<uint32_t, int>, std::shared_ptr<Link>> links_;  // by axes and queue
+};
+
+}  // namespace
+
+std::optional<std::string> version() {
+  int code = 0;
+  if (ncclGetVersion(&code) != ncclSuccess) return "NCCL of unknown version";
+  return format("NCCL {}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
+
+std::unique_ptr<World> make_world(World& below, device::Device& device) {
+  auto* world = dynamic_cast<EngineWorld*>(&below);
+  TRAINER_CHECK(world != nullptr && device.kind() == device::Kind::cuda,
+                "NCCL joins a world of several ranks and GPUs");
+  return std::make_unique<NcclWorld>(*world, device);
+}
+
+}  // namespace trainer::comm::nccl

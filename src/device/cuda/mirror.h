@@ -1,0 +1,18 @@
+#pragma once
+// What a CUDA device hands out beside its compute stream.
+#include <cuda_runtime.h>
+
+#include <functional>
+#include <memory>
+
+#include "device/device.h"
+
+namespace trainer::device::cuda {
+
+/// `copies`: the stream of its copies to the host. Both streams outlive it.
+std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStream_t copies);
+
+/// Captures what `work` puts on `stream`.
+std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work);
+
+}  // namespace trainer::device::cuda

@@ -1,0 +1,157 @@
+// Fused attention by cuDNN 9 through its header-only front end. The library is opened when it is asked for, so that the
+// program starts where there is none.
+#include <cudnn_frontend.h>
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "base/error.h"
+#include "ops/cuda/fused_attention.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;  // the front end looks its functions up here
+}
+
+namespace trainer::ops::cuda {
+namespace {
+
+namespace fe = cudnn_frontend;
+using Graph = fe::graph::Graph;
+using Attributes = fe::graph::Tensor_attributes;
+
+enum Operand : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv };
+
+struct Plan {
+  std::unique_ptr<Graph> graph;  // null: cuDNN has no deterministic kernel for it
+  int64_t workspace = 0;
+};
+
+class Cudnn final : public FusedAttention {
+ public:
+  explicit Cudnn(int ordinal) : ordinal_(ordinal) {
+    device::cuda::check(cudaSetDevice(ordinal), "choice of the CUDA device");
+    if (fe::detail::create_handle(&handle_) != CUDNN_STATUS_SUCCESS)
+      throw Error(Code::usage, "cuDNN was found, but does not start on this GPU");
+  }
+  ~Cudnn() override { fe::detail::destroy_handle(handle_); }
+
+  std::string name() const override {
+    const size_t version = fe::detail::get_backend_version();  // 91900: 9.19.0
+    return format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  }
+
+  std::optional<int64_t> workspace(const FusedShape& shape) override {
+    const std::lock_guard lock(mutex_);
+    const Plan& plan = plan_of(shape);
+    return plan.graph ? std::optional(plan.workspace) : std::nullopt;
+  }
+
+  void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& o, void* workspace) override {
+    const std::lock_guard lock(mutex_);
+    const Plan& plan = plan_of(shape);
+    TRAINER_CHECK(plan.graph, "cuDNN was asked for attention that it cannot do");
+    std::unordered_map<int64_t, void*> operands{{kQ, o.q}, {kK, o.k}, {kV, o.v}, {kOut, o.out}};
+    if (shape.backward || shape.keeps_lse) operands.emplace(kLse, o.lse);
+    if (shape.backward) operands.insert({{kDout, o.dout}, {kDq, o.dq}, {kDk, o.dk}, {kDv, o.dv}});
+    if (fe::detail::set_stream(handle_, stream) != CUDNN_STATUS_SUCCESS)
+      throw Error(Code::device, "cuDNN refuses the stream");
+    if (auto status = plan.graph->execute(handle_, operands, workspace); status.is_bad())
+      throw Error(Code::device, format("attention by {}: {}", name(), status.get_message()));
+  }
+
+ private:
+  const Plan& plan_of(const FusedShape& shape) {
+    auto it = plans_.find(shape);
+    if (it == plans_.end()) it = plans_.emplace(shape, built(shape)).first;
+    return it->second;
+  }
+
+  Plan built(const FusedShape& shape) const {
+    device::cuda::check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+    Plan plan{described(shape), 0};
+    if (plan.graph->build(handle_, {fe::HeurMode_t::A}).is_bad() ||
+        plan.graph->get_workspace_size(plan.workspace).is_bad())
+      return {};
+    return plan;
+  }
+
+  /// The pass as a graph: [batch, heads, length, head_dim] with the strides that our rows have.
+  static std::unique_ptr<Graph> described(const FusedShape& s) {
+    auto graph = std::make_unique<Graph>();
+    graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+        .set_intermediate_data_type(fe::DataType_t::FLOAT)
+        .set_compute_data_type(fe::DataType_t::FLOAT);
+    const auto rows = [&](Attributes& tensor, Operand which, int64_t heads, size_t place) -> Attributes& {
+      const int64_t distance = s.row_distance[place];
+      return tensor.set_uid(which)
+          .set_dim({s.batch, heads, s.length, s.head_dim})
+          .set_stride({s.length * distance, s.head_dim, distance, 1});
+    };
+    const auto statistics = [&](Attributes& tensor) -> Attributes& {
+      return tensor.set_uid(kLse)
+          .set_data_type(fe::DataType_t::FLOAT)
+          .set_dim({s.batch, s.heads, s.length, 1})
+          .set_stride({s.heads * s.length, s.length, 1, 1});
+    };
+    const auto input = [&](Operand which, int64_t heads, size_t place) {
+      Attributes tensor;
+      return graph->tensor(rows(tensor, which, heads, place));
+    };
+    const auto q = input(kQ, s.heads, 0), k = input(kK, s.kv_heads, 1), v = input(kV, s.kv_heads, 2);
+    if (!s.backward) {
+      const auto [out, lse] = graph->sdpa(q, k, v,
+                                          fe::graph::SDPA_attributes()
+                                              .set_name("attention")
+                                              .set_generate_stats(s.keeps_lse)
+                                              .set_causal_mask(true)
+                                              .set_attn_scale(s.scale));
+      rows(out->set_output(true), kOut, s.heads, 3);
+      if (s.keeps_lse) statistics(lse->set_output(true));
+      return graph;
+    }
+    const auto out = input(kOut, s.heads, 3), dout = input(kDout, s.heads, 4);
+    Attributes kept;
+    const auto lse = graph->tensor(statistics(kept));
+    const auto [dq, dk, dv] = graph->sdpa_backward(q, k, v, out, dout, lse,
+                                                   fe::graph::SDPA_backward_attributes()
+                                                       .set_name("attention backward")
+                                                       .set_causal_mask(true)
+                                                       .set_attn_scale(s.scale)
+                                                       .set_deterministic_algorithm(true));
+    rows(dq->set_output(true), kDq, s.heads, 5);
+    rows(dk->set_output(true), kDk, s.kv_heads, 6);
+    rows(dv->set_output(true), kDv, s.kv_heads, 7);
+    return graph;
+  }
+
+  int ordinal_;
+  cudnnHandle_t handle_ = nullptr;
+  std::mutex mutex_;
+  std::map<FusedShape, Plan> plans_;
+};
+
+static_assert(CUDNN_MAJOR >= 9);
+
+}  // namespace
+
+std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (fe::cudnn_dlhandle == nullptr) {
+    const std::string name = format("libcudnn.so.{}", CUDNN_MAJOR);
+    fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (fe::cudnn_dlhandle == nullptr)
+      throw Error(Code::usage, format("{} is not here (is its folder in LD_LIBRARY_PATH?)", name));
+  }
+  try {
+    return std::make_unique<Cudnn>(ordinal);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {  // the front end's, for libraries it needs
+    throw Error(Code::usage, format("cuDNN cannot be used: {}", error.what()));
+  }
+}
+
+}  // namespace trainer::ops::cuda

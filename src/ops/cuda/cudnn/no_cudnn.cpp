@@ -1,0 +1,14 @@
+// Compiled instead of attention.cpp where cuDNN and its front end were not found.
+#include "base/error.h"
+#include "ops/cuda/fused_attention.h"
+
+namespace trainer::ops::cuda {
+
+std::unique_ptr<FusedAttention> load_cudnn(int) {
+  throw Error(
+      Code::usage,
+      "this trainer was built without cuDNN (configure it with -DTRAINER_CUDNN=ON where cuDNN 9 and the headers "
+      "of cudnn-frontend are)");
+}
+
+}  // namespace trainer::ops::cuda

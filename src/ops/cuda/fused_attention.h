@@ -1,0 +1,50 @@
+#pragma once
+// Attention by a library, as attention.cpp sees it: what it may be asked, and how it is put in the place of our
+// kernels.
+#include <array>
+#include <compare>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "device/cuda/runtime.h"
+#include "ops/attention.h"
+
+namespace trainer::ops::cuda {
+
+/// One pass of causal attention over `batch` sequences of `length` queries and as many keys, in bf16. Row distances in
+/// elements, multiples of 8 as is head_dim; a head's columns lie together, heads one behind the other.
+struct FusedShape {
+  bool backward = false;
+  bool keeps_lse = true;  // forward
+  int64_t batch = 0, length = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  float scale = 1;
+  std::array<int64_t, 8> row_distance{};  // q, k, v, out, dout, dq, dk, dv; the last four in backward
+  auto operator<=>(const FusedShape&) const = default;
+};
+
+struct FusedOperands {
+  void *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr;  // bf16, at multiples of 16 bytes
+  float* lse = nullptr;                                           // [batch·heads, length]; null: not kept
+  void *dout = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
+};
+
+/// A library on one GPU. Any thread may call; the same shape gives the same kernels, which are deterministic.
+class FusedAttention {
+ public:
+  virtual ~FusedAttention() = default;
+  virtual std::string name() const = 0;  // "cuDNN 9.19.0"
+  /// Bytes of workspace of this pass; none: the library cannot do it.
+  virtual std::optional<int64_t> workspace(const FusedShape& shape) = 0;
+  /// Queues a pass that workspace() has agreed to.
+  virtual void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& operands, void* workspace) = 0;
+};
+
+/// cuDNN on GPU `ordinal`. Throws Code::usage with the reason when this program was built without it, or it cannot be
+/// loaded here.
+std::unique_ptr<FusedAttention> load_cudnn(int ordinal);
+
+/// Attention on GPU `ordinal` goes to `library` where it can do it; null: to our kernels, as at the start.
+void use_fused_attention(int ordinal, std::unique_ptr<FusedAttention> library);
+
+}  // namespace trainer::ops::cuda

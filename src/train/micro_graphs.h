@@ -1,0 +1,51 @@
+#pragma once
+// MicroGraphs: micro-steps of a GPU as graphs (train.cuda_graph). The arena gives a micro-step the same addresses each
+// time, so that what its kernels were told once holds for every other one of its kind. The first of a kind runs as
+// always (libraries choose algorithms and take memory then), the second is recorded, and from then on the record runs.
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "config/config.h"
+#include "tensor/exec.h"
+
+namespace trainer::train {
+
+class MicroGraphs {
+ public:
+  /// What kernels of a micro-step depend on beside the data.
+  struct Kind {
+    bool first = false, last = false;  // of the step: gradients are overwritten; reductions begin
+    double loss_scale = 1;
+  };
+
+  /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
+  MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
+
+  /// For the log: why there are none, or what runs as graphs. Empty when they were not asked for.
+  const std::string& text() const { return text_; }
+
+  /// Runs `work` (recorded or not), the host's and the device's part of a micro-step, unless a record of its kind does
+  /// the latter; `catch_up` then does what the host has to know of it. Operators that are timed, and kinds whose loss
+  /// scale changes, run as always.
+  void run(const Exec& ex, const Kind& kind, const std::function<void(bool recorded)>& work,
+           const std::function<void()>& catch_up);
+  /// Times that a record took the place of the host's part.
+  int64_t replays() const { return replays_; }
+
+ private:
+  struct Slot {
+    double loss_scale = 0;
+    int64_t runs = 0;  // since the scale or the memory changed
+    const std::byte* memory = nullptr;
+    std::unique_ptr<device::Graph> graph;
+  };
+  device::Device& device_;
+  std::string text_;
+  bool some_ = false, last_ = false;
+  std::map<std::pair<bool, bool>, Slot> slots_;
+  int64_t replays_ = 0;
+};
+
+}  // namespace trainer::train

@@ -1,0 +1,49 @@
+#pragma once
+// Operations of the emulated NCCL, as their ranks' parts.
+#include "machine.h"
+#include "nccl.h"
+
+namespace emulator {
+
+enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, reduce, send, receive };
+inline constexpr const char* kNames[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                         "reduce",     "send",           "receive"};
+
+struct Item;
+struct Meeting;
+
+/// One rank's share of a collective, or one end of a message.
+struct Part {
+  Kind kind;
+  const void* send;
+  void* receive;
+  size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;  // or the peer
+  int rank = 0;
+  Meeting* meeting = nullptr;
+  Item* item = nullptr;
+};
+
+/// Where the parts of one collective or message find each other.
+struct Meeting {
+  size_t expected = 0;
+  std::vector<Part*> parts;  // collectives: by rank in the end
+};
+
+/// What one call, or one group of calls, puts on a stream.
+struct Item {
+  NcclComm* comm = nullptr;
+  Stream* stream = nullptr;
+  uint64_t place = 0;  // what the stream has done before it
+  std::vector<Part> parts;
+  bool started = false, done = false, hangs = false;
+};
+
+/// "f32", "bytes".
+const char* name_of(ncclDataType_t type);
+/// Moves and adds the data of a meeting to which all have come.
+void carry_out(const Meeting& meeting);
+
+}  // namespace emulator

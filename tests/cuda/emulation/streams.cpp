@@ -1,0 +1,188 @@
+// Streams, events and graphs of the emulated CUDA runtime. Work is done when somebody waits for it, by whoever waits.
+#include <algorithm>
+
+#include "machine.h"
+
+namespace emulator {
+namespace {
+
+thread_local int device_of_thread = 0;
+constexpr size_t kLongestQueue = 4096;
+
+bool known(const Stream* stream) { return machine().streams.contains(const_cast<Stream*>(stream)); }
+
+}  // namespace
+
+Machine& machine() {
+  static Machine& all = *new Machine;  // never destroyed: devices may outlive static objects
+  return all;
+}
+
+int current_device() { return device_of_thread; }
+
+void set_devices(int count) {
+  const Lock lock(machine().mutex);
+  machine().devices = count;
+}
+
+Hold::Hold(Stream* stream) : released_(std::make_shared<bool>(false)) {
+  const Lock lock(machine().mutex);
+  enqueue(stream, [released = released_] { return *released; });
+}
+void Hold::release() {
+  const Lock lock(machine().mutex);
+  *released_ = true;
+  machine().changed.notify_all();
+}
+
+bool advance(Stream& stream, uint64_t place) {
+  Machine& m = machine();
+  if (stream.done >= place) return true;
+  if (stream.advancing) return false;  // its front is what waits, further up
+  stream.advancing = true;
+  if (m.depth++ == 0) m.memory.open(true);
+  while (stream.done < place && stream.queue.front()()) {
+    stream.queue.pop_front();
+    ++stream.done;
+  }
+  if (--m.depth == 0) m.memory.open(false);
+  stream.advancing = false;
+  return stream.done >= place;
+}
+
+void wait_for(Lock& lock, Stream& stream, uint64_t place) {
+  while (!advance(stream, place)) machine().changed.wait(lock);
+}
+
+void wait_for_device(Lock& lock) {
+  const std::set<Stream*> streams = machine().streams;  // others come and go meanwhile
+  for (Stream* stream : streams)
+    if (known(stream) && stream->device == current_device()) wait_for(lock, *stream, stream->queued);
+}
+
+cudaError_t enqueue(Stream* stream, Work work) {
+  Machine& m = machine();
+  if (!known(stream) || stream->device != current_device()) return note(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) {
+    stream->capture->work.push_back(std::move(work));
+    return cudaSuccess;
+  }
+  stream->queue.push_back(std::move(work));
+  ++stream->queued;
+  m.changed.notify_all();
+  if (m.depth == 0 && stream->queue.size() > kLongestQueue) advance(*stream, stream->queued);
+  return cudaSuccess;
+}
+
+}  // namespace emulator
+
+using namespace emulator;
+
+cudaError_t cudaSetDevice(int ordinal) {
+  const Lock lock(machine().mutex);
+  if (ordinal < 0 || ordinal >= machine().devices) return note(cudaErrorInvalidDevice);
+  device_of_thread = ordinal;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* ordinal) {
+  *ordinal = device_of_thread;
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceSynchronize() {
+  Lock lock(machine().mutex);
+  wait_for_device(lock);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  const Lock lock(machine().mutex);
+  *stream = new Stream{.device = current_device()};
+  machine().streams.insert(*stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Lock lock(machine().mutex);
+  wait_for(lock, *stream, stream->queued);
+  machine().streams.erase(stream);
+  delete stream;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Lock lock(machine().mutex);
+  if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
+  wait_for(lock, *stream, stream->queued);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  const Lock lock(machine().mutex);
+  if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
+  if (event->stream == nullptr || event->stream == stream) return cudaSuccess;
+  return enqueue(stream,
+                 [first = event->stream, place = event->place] { return !known(first) || advance(*first, place); });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = new Event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  delete event;
+  return cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  const Lock lock(machine().mutex);
+  if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) return note(cudaErrorStreamCaptureUnsupported);
+  *event = {stream, stream->queued};
+  return cudaSuccess;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  Lock lock(machine().mutex);
+  const auto [stream, place] = *event;
+  while (stream != nullptr && known(stream) && !advance(*stream, place)) machine().changed.wait(lock);
+  return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  const Lock lock(machine().mutex);
+  Stream* stream = event->stream;
+  if (stream == nullptr || !known(stream) || stream->done >= event->place) return cudaSuccess;
+  advance(*stream, stream->done + 1);  // a program that polls gets there
+  return cudaErrorNotReady;
+}
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t, cudaEvent_t) {
+  *milliseconds = 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  const Lock lock(machine().mutex);
+  if (!known(stream)) return note(cudaErrorInvalidResourceHandle);
+  if (stream->capture != nullptr) return note(cudaErrorIllegalState);
+  stream->capture = new Graph;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  const Lock lock(machine().mutex);
+  if (!known(stream) || stream->capture == nullptr) return note(cudaErrorIllegalState);
+  *graph = std::exchange(stream->capture, nullptr);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
+  *exec = new Graph(*graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+  const Lock lock(machine().mutex);
+  for (const Work& work : exec->work)
+    if (const cudaError_t status = enqueue(stream, work); status != cudaSuccess) return status;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+  delete exec;
+  return cudaSuccess;
+}

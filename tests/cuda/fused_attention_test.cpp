@@ -1,0 +1,152 @@
+// Which attention goes to a library and which stays with our kernels, with a library that notes what it is asked.
+#include "ops/cuda/fused_attention.h"
+
+#include <gtest/gtest.h>
+
+#include "unit/ops/op_fixture.h"
+
+namespace trainer::ops::testing {
+namespace {
+
+/// Can everything but backward passes over head size 16; forward writes ones.
+struct Fake final : cuda::FusedAttention {
+  std::vector<cuda::FusedShape> asked, ran;
+  int64_t bytes = 1000;
+
+  std::string name() const override { return "fake 1.0"; }
+  std::optional<int64_t> workspace(const cuda::FusedShape& shape) override {
+    asked.push_back(shape);
+    if (shape.backward && shape.head_dim == 16) return std::nullopt;
+    return bytes;
+  }
+  void run(cudaStream_t stream, const cuda::FusedShape& shape, const cuda::FusedOperands& o, void* workspace) override {
+    ran.push_back(shape);
+    EXPECT_NE(workspace, nullptr);
+    EXPECT_EQ(o.lse != nullptr, shape.backward || shape.keeps_lse);
+    if (shape.backward) {
+      EXPECT_TRUE(o.dout != nullptr && o.dq != nullptr && o.dk != nullptr && o.dv != nullptr);
+      return;
+    }
+    for (int64_t row = 0; row < shape.batch * shape.length; ++row)
+      cudaMemsetAsync(static_cast<std::byte*>(o.out) + 2 * row * shape.row_distance[3], 0x3c,
+                      static_cast<size_t>(2 * shape.heads * shape.head_dim), stream);
+  }
+};
+
+struct FusedAttention : ::testing::Test {
+  FusedAttention() {
+    auto made = std::make_unique<Fake>();
+    fake = made.get();
+    cuda::use_fused_attention(0, std::move(made));
+  }
+  ~FusedAttention() override { cuda::use_fused_attention(0, nullptr); }
+
+  struct Case {
+    DType dtype = DType::bf16;
+    int64_t queries = 12, keys = 12, head_dim = 8;
+    double dropout = 0;
+    bool lse = true, backward = false;
+    int64_t gap = 0;  // between rows
+  };
+  /// One pass over two sequences, four heads over two; its out.
+  Grid pass(const Case& c) {
+    constexpr int64_t kBatch = 2, kHeads = 4, kKvHeads = 2;
+    const AttentionShape shape{.batch = kBatch,
+                               .q_len = c.queries,
+                               .k_len = c.keys,
+                               .heads = kHeads,
+                               .kv_heads = kKvHeads,
+                               .head_dim = c.head_dim};
+    const DType sums = accumulator_of(c.dtype);
+    Normal draw(3);
+    const auto rows = [&](int64_t length, int64_t heads) {
+      return Grid({kBatch * length, heads * c.head_dim}, c.dtype, c.gap).fill(draw);
+    };
+    Grid q = rows(c.queries, kHeads), k = rows(c.keys, kKvHeads), v = rows(c.keys, kKvHeads),
+         out = rows(c.queries, kHeads);
+    Grid lse({kBatch * kHeads, c.queries}, sums);
+    const AttentionDropout dropout{.p = c.dropout, .key = philox_key(1, "mask"), .heads_global = kHeads};
+    if (!c.backward) {
+      testing::run(machine.ex, AttentionForward{q, k, v, out, c.lse ? Tensor(lse) : Tensor(), shape, 0.5, dropout});
+    } else {
+      lse.fill([] { return 1.0; });
+      Grid dout = rows(c.queries, kHeads), dq = out, dk = k, dv = v;
+      testing::run(machine.ex, AttentionBackward{q, k, v, out, lse, dout, dq, dk, dv, shape, 0.5, dropout});
+    }
+    return out;
+  }
+
+  Machine machine{1};
+  Fake* fake = nullptr;
+};
+
+TEST_F(FusedAttention, TakesTrainingInBf16) {
+  const Grid out = pass({});
+  ASSERT_EQ(fake->ran.size(), 1u);
+  const cuda::FusedShape expected{.batch = 2,
+                                  .length = 12,
+                                  .heads = 4,
+                                  .kv_heads = 2,
+                                  .head_dim = 8,
+                                  .scale = 0.5f,
+                                  .row_distance = {32, 16, 16, 32}};
+  EXPECT_EQ(fake->ran.front(), expected);
+  for (int64_t i = 0; i < out.count(); ++i) ASSERT_EQ(out.at(i), out.at(0)) << "the library's output";
+  pass({.lse = false});
+  EXPECT_FALSE(fake->ran.back().keeps_lse);
+  pass({.backward = true, .gap = 8});
+  cuda::FusedShape backward = expected;
+  backward.backward = true;
+  backward.row_distance = {40, 24, 24, 40, 40, 40, 24, 24};
+  EXPECT_EQ(fake->ran.back(), backward);
+  EXPECT_EQ(attention_path(*machine.device), "fake 1.0");
+}
+
+TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
+  for (const Case& c :
+       {Case{.dtype = DType::f32}, Case{.dropout = 0.5}, Case{.queries = 6}, Case{.queries = 3, .keys = 3},
+        Case{.head_dim = 12}, Case{.gap = 2}, Case{.dropout = 0.5, .backward = true}}) {
+    const Grid out = pass(c);
+    EXPECT_TRUE(fake->asked.empty());
+    bool differ = false;
+    for (int64_t i = 1; i < out.count(); ++i) differ |= out.at(i) != out.at(0);
+    EXPECT_TRUE(differ);
+  }
+  pass({.head_dim = 16, .backward = true});  // asked for, and refused by the library
+  EXPECT_EQ(fake->asked.size(), 1u);
+  EXPECT_TRUE(fake->ran.empty());
+  cuda::use_fused_attention(0, nullptr);
+  pass({});
+  EXPECT_EQ(attention_path(*machine.device), "own kernels");
+}
+
+TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
+  const auto dry = device::make_dry(*machine.device);
+  Arena arena(*machine.device);
+  Exec plan{*dry, arena, machine.meter};
+  const auto tensor = [](int64_t cols) { return Tensor{nullptr, {24, cols}, DType::bf16, 0}; };
+  const AttentionShape shape{.batch = 2, .q_len = 12, .k_len = 12, .heads = 4, .kv_heads = 2, .head_dim = 8};
+  arena.record("forward", [&] {
+    ops::run(plan, AttentionForward{tensor(32), tensor(16), tensor(16), tensor(32), {}, shape, 0.5, {}});
+  });
+  const auto& intervals = arena.programs().at("forward").intervals;
+  ASSERT_EQ(intervals.size(), 1u);
+  EXPECT_EQ(intervals.front().tag, "attention.workspace");
+  EXPECT_EQ(intervals.front().bytes, round_up(fake->bytes, machine.device->alignment()));
+  EXPECT_TRUE(fake->ran.empty());
+}
+
+TEST(Cudnn, SaysWhyItIsNotThere) {
+  // The emulated device is built without it; a program with it needs the library and a GPU.
+  try {
+    use_cudnn_attention(device::cuda::devices().front(), true);
+    FAIL() << "loaded";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::usage);
+    EXPECT_NE(std::string(error.what()).find("without cuDNN"), std::string::npos) << error.what();
+  }
+  EXPECT_NO_THROW(use_cudnn_attention(device::cuda::devices().front(), false));
+}
+
+}  // namespace
+}  // namespace trainer::ops::testing

@@ -1,0 +1,264 @@
+// The NCCL communicators over an NCCL of our own whose ranks are threads, each on an emulated device: every operation
+// with exact sums, groups that cross, lanes, and what is counted.
+#include <atomic>
+#include <thread>
+
+#include "cuda/nccl_rig.h"
+
+namespace trainer::comm {
+namespace {
+
+/// Whole numbers that bf16 holds, and so do sums of eight of them: exact in every order of addition.
+template <typename T>
+std::vector<T> numbers(int rank, int64_t n, uint64_t salt) {
+  std::vector<T> all(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i)
+    all[static_cast<size_t>(i)] = T(static_cast<float>((value<int32_t>(rank, i, salt) & 31) - 15));
+  return all;
+}
+template <typename T>
+std::vector<T> reduction(Reduce reduce, int g, int64_t n, uint64_t salt) {
+  std::vector<T> all(static_cast<size_t>(n));
+  std::vector<double> sums(static_cast<size_t>(n));
+  for (int rank = 0; rank < g; ++rank) {
+    const std::vector<T> x = numbers<T>(rank, n, salt);
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const double term = static_cast<double>(static_cast<float>(x[i]));
+      sums[i] = rank == 0 ? term : reduce == Reduce::max ? std::max(sums[i], term) : sums[i] + term;
+    }
+  }
+  for (size_t i = 0; i < sums.size(); ++i) all[i] = T(static_cast<float>(sums[i]));
+  return all;
+}
+
+class Cases {
+ public:
+  /// The first `size` ranks of the world; every rank calls.
+  Cases(GpuRank& rank, int size) : rank_(rank), g_(size), inside_(rank.world->rank() < size) {
+    if (inside_)
+      comm_ =
+          rank.world->communicator(*rank.device, group_of(*rank.world, size, static_cast<uint32_t>(size)), Lane::grads);
+    rank.world->connect();
+  }
+
+  template <typename T>
+  void run(int64_t n) {
+    if (!inside_) return;
+    for (const Reduce reduce : {Reduce::sum, Reduce::max}) reductions<T>(n, reduce);
+    movements<T>(n);
+  }
+
+ private:
+  template <typename T>
+  void reductions(int64_t n, Reduce reduce) {
+    const uint64_t salt = ++salt_;
+    Communicator& c = *comm_;
+    const std::vector<T> mine = numbers<T>(c.rank(), n, salt), expected = reduction<T>(reduce, g_, n, salt);
+    const Chunk own = c.chunk(n);
+    OnGpu<T> x(rank_, mine), y(rank_, std::vector<T>(static_cast<size_t>(own.count))), z(rank_, mine), r(rank_, mine);
+    check(CommOp::reduce_scatter, n, sizeof(T), [&] { return c.reduce_scatter(rank_.ex, x.all(), y.all(), reduce); });
+    const auto chunk_of_sum = std::vector<T>(expected.begin() + own.begin, expected.begin() + own.begin + own.count);
+    EXPECT_TRUE(same_bits(y.get(), chunk_of_sum)) << "reduce_scatter of " << n << " among " << g_;
+    EXPECT_TRUE(same_bits(x.get(), mine));
+    check(CommOp::reduce_scatter, n, sizeof(T),
+          [&] { return c.reduce_scatter(rank_.ex, z.all(), z.part(own), reduce); });
+    std::vector<T> in_place = mine;
+    std::copy(chunk_of_sum.begin(), chunk_of_sum.end(), in_place.begin() + own.begin);
+    EXPECT_TRUE(same_bits(z.get(), in_place)) << "reduce_scatter in place of " << n << " among " << g_;
+    check(CommOp::all_reduce, n, sizeof(T), [&] { return c.all_reduce(rank_.ex, x.all(), reduce); });
+    EXPECT_TRUE(same_bits(x.get(), expected)) << "all_reduce of " << n << " among " << g_;
+    const int root = static_cast<int>(n % g_);
+    check(CommOp::reduce, n, sizeof(T), [&] { return c.reduce(rank_.ex, r.all(), root, reduce); });
+    EXPECT_TRUE(same_bits(r.get(), c.rank() == root ? expected : mine)) << "reduce of " << n << " among " << g_;
+  }
+
+  template <typename T>
+  void movements(int64_t n) {
+    const uint64_t salt = ++salt_;
+    Communicator& c = *comm_;
+    std::vector<T> joined;
+    for (int place = 0; place < g_; ++place)
+      for (const T x : values<T>(place, chunk_of(n, g_, place).count, salt)) joined.push_back(x);
+    const Chunk own = c.chunk(n);
+    const std::vector<T> piece = values<T>(c.rank(), own.count, salt);
+    OnGpu<T> in(rank_, piece), out(rank_, std::vector<T>(static_cast<size_t>(n)));
+    check(CommOp::all_gather, n, sizeof(T), [&] { return c.all_gather(rank_.ex, in.all(), out.all()); });
+    EXPECT_TRUE(same_bits(out.get(), joined)) << "all_gather of " << n << " among " << g_;
+    std::vector<T> with_own(static_cast<size_t>(n));
+    std::copy(piece.begin(), piece.end(), with_own.begin() + own.begin);
+    OnGpu<T> whole(rank_, with_own);
+    check(CommOp::all_gather, n, sizeof(T), [&] { return c.all_gather(rank_.ex, whole.part(own), whole.all()); });
+    EXPECT_TRUE(same_bits(whole.get(), joined)) << "all_gather in place of " << n << " among " << g_;
+    const int root = static_cast<int>(n % g_);
+    OnGpu<T> b(rank_, values<T>(c.rank(), n, salt));
+    check(CommOp::broadcast, n, sizeof(T), [&] { return c.broadcast(rank_.ex, b.all(), root); });
+    EXPECT_TRUE(same_bits(b.get(), values<T>(root, n, salt))) << "broadcast of " << n << " among " << g_;
+    const int64_t k = n / g_ + 1;
+    OnGpu<T> from(rank_, values<T>(c.rank(), g_ * k, salt)), to(rank_, std::vector<T>(static_cast<size_t>(g_ * k)));
+    check(CommOp::all_to_all, g_ * k, sizeof(T), [&] { return c.all_to_all(rank_.ex, from.all(), to.all()); });
+    std::vector<T> exchanged;
+    for (int place = 0; place < g_; ++place)
+      for (int64_t i = 0; i < k; ++i) exchanged.push_back(value<T>(place, c.rank() * k + i, salt));
+    EXPECT_TRUE(same_bits(to.get(), exchanged)) << "all_to_all of " << k << " among " << g_;
+    for (const int shift : {1, -1, g_ / 2}) {
+      OnGpu<T> sent(rank_, values<T>(c.rank(), n, salt)), received(rank_, std::vector<T>(static_cast<size_t>(n)));
+      check(CommOp::send_recv, shift % g_ == 0 ? 0 : n, sizeof(T),
+            [&] { return c.send_recv(rank_.ex, sent.all(), received.all(), shift); });
+      EXPECT_TRUE(same_bits(received.get(), values<T>((c.rank() - shift + g_) % g_, n, salt)))
+          << "send_recv of " << n << " by " << shift << " among " << g_;
+    }
+  }
+
+  /// Counted as on every transport.
+  void check(CommOp op, int64_t payload, int64_t unit, const std::function<Ticket()>& start) {
+    rank_.meter = {};
+    start().join(rank_.ex);
+    const int64_t predicted = wire_elements(op, g_, payload) * unit;
+    if (predicted == 0) {
+      EXPECT_TRUE(rank_.meter.comm().empty());
+      return;
+    }
+    ASSERT_EQ(rank_.meter.comm().size(), 1u);
+    const auto& [key, count] = *rank_.meter.comm().begin();
+    EXPECT_EQ(key.op, op);
+    EXPECT_EQ(count.calls, 1);
+    EXPECT_EQ(count.elements, payload);
+    EXPECT_EQ(count.wire_bytes, predicted);
+  }
+
+  GpuRank& rank_;
+  int g_;
+  bool inside_;
+  uint64_t salt_ = 0;
+  std::unique_ptr<Communicator> comm_;
+};
+
+template <typename T>
+class NcclOperations : public testing::Test {};
+using Reduced = testing::Types<double, float, bf16, int32_t, int64_t>;
+TYPED_TEST_SUITE(NcclOperations, Reduced);
+
+TYPED_TEST(NcclOperations, GiveTheExactResultAndCountWhatTheFormulasSay) {
+  for (const int g : {1, 2, 3, 4, 8})
+    on_gpus(g, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
+      Cases cases(rank, g);
+      for (const int64_t n : {int64_t{1}, int64_t{3}, int64_t{g}, int64_t{1001}, kDirectElements + g})
+        cases.run<TypeParam>(n);
+    });
+}
+
+TEST(NcclGroups, LeaveOutRanksOfTheWorldThatDoNotBelong) {
+  on_gpus(4, {.timeout_s = 60}, [](World&, GpuRank& rank) {
+    for (const int g : {3, 2}) {
+      Cases cases(rank, g);
+      cases.run<float>(101);
+    }
+  });
+}
+
+TEST(NcclGroups, TakeTheFastPathWhereChunksAreEven) {
+  on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+    rank.world->connect();
+    const int me = rank.world->rank();
+    emulator::take_nccl_log(me);
+    OnGpu<float> even(rank, std::vector<float>(10)), odd(rank, std::vector<float>(11));
+    comm->reduce_scatter(rank.ex, even.all(), even.part(comm->chunk(10))).join(rank.ex);
+    comm->all_gather(rank.ex, even.part(comm->chunk(10)), even.all()).join(rank.ex);
+    EXPECT_EQ(emulator::take_nccl_log(me),
+              (std::vector<std::string>{"reduce_scatter 5 f32 of 2", "all_gather 20 bytes of 2"}));
+    comm->reduce_scatter(rank.ex, odd.all(), odd.part(comm->chunk(11))).join(rank.ex);
+    comm->all_gather(rank.ex, odd.part(comm->chunk(11)), odd.all()).join(rank.ex);
+    EXPECT_EQ(emulator::take_nccl_log(me),
+              (std::vector<std::string>{"reduce 5 f32 of 2", "reduce 6 f32 of 2", "broadcast 20 bytes of 2",
+                                        "broadcast 24 bytes of 2"}));
+  });
+}
+
+/// Three lanes along rows and columns of a 2×2 mesh, all in flight; joined in another order than started.
+void cross(GpuRank& rank) {
+  const int me = rank.world->rank(), row = me / 2, column = me % 2;
+  struct Line {
+    std::unique_ptr<Communicator> comm;
+    OnGpu<int32_t> sum, all, shifted;
+    std::vector<Ticket> tickets;
+  };
+  std::vector<Line> lines;
+  for (const Lane lane : {Lane::grads, Lane::critical, Lane::weights})
+    for (const bool along_row : {true, false}) {
+      const std::vector<int> members = along_row ? std::vector{row * 2, row * 2 + 1} : std::vector{column, column + 2};
+      lines.push_back(
+          {rank.world->communicator(
+               *rank.device, group_of(*rank.world, members, along_row ? 1 : 2, along_row ? "row" : "column"), lane),
+           OnGpu<int32_t>(rank, std::vector<int32_t>(500, 1 << me)),
+           OnGpu<int32_t>(rank, std::vector<int32_t>(7, me)),
+           OnGpu<int32_t>(rank, std::vector<int32_t>(500)),
+           {}});
+    }
+  rank.world->connect();
+  for (Line& line : lines) {
+    const Chunk own = line.comm->chunk(7);
+    line.tickets.push_back(line.comm->all_reduce(rank.ex, line.sum.all()));
+    line.tickets.push_back(line.comm->all_gather(rank.ex, line.all.part(own), line.all.all()));
+    line.tickets.push_back(line.comm->send_recv(rank.ex, line.sum.all(), line.shifted.all(), 1));
+  }
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line)
+    for (Ticket& ticket : line->tickets) ticket.join(rank.ex);
+  for (Line& line : lines) {
+    const std::vector<int>& members = line.comm->group().members;
+    const int32_t sum = (1 << members[0]) + (1 << members[1]);
+    EXPECT_EQ(line.sum.get(), std::vector<int32_t>(500, sum));
+    EXPECT_EQ(line.shifted.get(), std::vector<int32_t>(500, sum)) << "sent after the sum was there";
+    EXPECT_EQ(line.all.get(), (std::vector<int32_t>{members[0], members[0], members[0], members[1], members[1],
+                                                    members[1], members[1]}));
+  }
+}
+
+TEST(NcclGroups, CrossOnOneLaneAndOnThree) {
+  for (const int lanes : {0, 1, 3}) on_gpus(4, {.timeout_s = 60, .lanes = lanes}, [](World&, GpuRank& r) { cross(r); });
+}
+
+TEST(NcclOrder, OperationsFollowTheComputeStreamAndItWaitsForThem) {
+  on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::critical);
+    rank.world->connect();
+    OnGpu<float> x(rank, std::vector<float>(1000, 1.0f)), y(rank, std::vector<float>(1000));
+    for (int round = 0; round < 20; ++round) {
+      rank.device->copy_rows(y.all().data, 0, x.all().data, 0, 1, x.all().bytes());  // before: part of the sum
+      Ticket ticket = comm->all_reduce(rank.ex, y.all());
+      ticket.join(rank.ex);
+      rank.device->copy_rows(x.all().data, 0, y.all().data, 0, 1, y.all().bytes());  // after: sees the sum
+    }
+    EXPECT_EQ(x.get(), std::vector<float>(1000, 1 << 20));
+  });
+}
+
+TEST(NcclOrder, StartingAndJoiningDoNotWaitOnTheHost) {
+  std::atomic<bool> joined{false};
+  on_gpus(2, {.timeout_s = 60}, [&](World&, GpuRank& rank) {
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::critical);
+    rank.world->connect();
+    OnGpu<float> x(rank, std::vector<float>(1000, 1.0f));
+    if (rank.world->rank() == 1)
+      while (!joined) std::this_thread::yield();  // the other has gone on without this rank
+    comm->all_reduce(rank.ex, x.all()).join(rank.ex);
+    joined = true;
+    EXPECT_EQ(x.get(), std::vector<float>(1000, 2.0f));
+  });
+}
+
+TEST(NcclOrder, ThousandsOfOperationsReuseTheirEvents) {
+  on_gpus(2, {.timeout_s = 60}, [](World&, GpuRank& rank) {
+    const auto comm = rank.world->communicator(*rank.device, group_of(*rank.world, 2), Lane::grads);
+    rank.world->connect();
+    OnGpu<int64_t> x(rank, {1, 2, 3});
+    for (int i = 0; i < 2000; ++i) {
+      comm->all_reduce(rank.ex, x.all(), Reduce::max).join(rank.ex);
+      if (i % 100 == 0) rank.device->synchronize();
+    }
+    EXPECT_EQ(x.get(), (std::vector<int64_t>{1, 2, 3}));
+  });
+}
+
+}  // namespace
+}  // namespace trainer::comm

@@ -1,0 +1,221 @@
+// Ranks that share a GPU, whose tensors go through the host; and micro-steps that are repeated as graphs.
+#include <gtest/gtest.h>
+
+#include "device/cuda/cuda_device.h"
+#include "device/cuda/runtime.h"
+#include "emulator.h"
+#include "unit/comm/rig.h"
+#include "unit/train/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+std::unique_ptr<device::Device> gpu() { return device::cuda::make_device(0, 1); }
+
+/// A rank's device, and memory there.
+struct GpuRig {
+  std::unique_ptr<device::Device> device = gpu();
+  Arena arena{*device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{*device, arena, meter};
+
+  Buffer put(const std::vector<int32_t>& data) {
+    Buffer buffer(*device, "test", {static_cast<int64_t>(data.size())}, DType::i32);
+    device->copy_to_device(buffer.tensor().data, data.data(), buffer.tensor().bytes());
+    return buffer;
+  }
+  std::vector<int32_t> get(const Tensor& tensor) {
+    std::vector<int32_t> data(static_cast<size_t>(tensor.count()));
+    device->copy_to_host(data.data(), tensor.data, tensor.bytes());
+    return data;
+  }
+};
+
+TEST(SharedDevice, OperationsThroughTheHostAreExact) {
+  for (const int ranks : {2, 3})
+    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+      GpuRig rig;
+      const auto all = world.communicator(*rig.device, comm::group_of(world, ranks), comm::Lane::grads);
+      for (const int64_t n : {int64_t{1}, int64_t{7}, int64_t{1001}, comm::kDirectElements + 5, int64_t{200'001}}) {
+        const comm::Chunk own = all->chunk(n);
+        std::vector<int32_t> sum(static_cast<size_t>(n)), joined;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const std::vector<int32_t> x = comm::values<int32_t>(rank, n);
+          for (size_t i = 0; i < sum.size(); ++i)
+            sum[i] = static_cast<int32_t>(static_cast<uint32_t>(sum[i]) + static_cast<uint32_t>(x[i]));
+          const comm::Chunk piece = comm::chunk_of(n, ranks, rank);
+          joined.insert(joined.end(), x.begin() + piece.begin, x.begin() + piece.begin + piece.count);
+        }
+        const std::vector<int32_t> mine = comm::values<int32_t>(world.rank(), n);
+        Buffer a = rig.put(mine), b = rig.put(mine), c = rig.put(mine), d = rig.put(mine), e = rig.put(mine),
+               f = rig.put(mine);
+        // All in flight at once.
+        comm::Ticket tickets[] = {
+            all->all_reduce(rig.ex, a),
+            all->reduce_scatter(rig.ex, b, b.tensor().range(own.begin, own.count)),
+            all->all_gather(rig.ex, c.tensor().range(own.begin, own.count), c),
+            all->broadcast(rig.ex, d, ranks - 1),
+            all->send_recv(rig.ex, f, e, 1),
+        };
+        for (comm::Ticket& ticket : tickets) ticket.join(rig.ex);
+        EXPECT_EQ(rig.get(a), sum);
+        EXPECT_EQ(rig.get(b.tensor().range(own.begin, own.count)),
+                  std::vector<int32_t>(sum.begin() + own.begin, sum.begin() + own.begin + own.count));
+        EXPECT_EQ(rig.get(c), joined);
+        EXPECT_EQ(rig.get(d), comm::values<int32_t>(ranks - 1, n));
+        EXPECT_EQ(rig.get(e), comm::values<int32_t>((world.rank() + ranks - 1) % ranks, n));
+      }
+    });
+}
+
+TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
+  comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+    GpuRig rig;
+    const auto all = world.communicator(*rig.device, comm::group_of(world, 2), comm::Lane::critical);
+    Buffer x = rig.put(std::vector<int32_t>(5000, 1 + world.rank())), y = rig.put(std::vector<int32_t>(5000));
+    emulator::Hold hold(device::cuda::stream_of(*rig.device));  // what was launched before takes its time
+    rig.device->copy_rows(y.tensor().data, 0, x.tensor().data, 0, 1, x.tensor().bytes());
+    comm::Ticket ticket = all->all_reduce(rig.ex, y);
+    rig.device->clear(x.tensor().data, x.tensor().bytes());  // what is launched after it runs beside it
+    hold.release();
+    ticket.join(rig.ex);
+    EXPECT_EQ(rig.get(y), std::vector<int32_t>(5000, 3));
+    EXPECT_EQ(rig.get(x), std::vector<int32_t>(5000));
+  });
+}
+
+class SharedDeviceTraining : public testing::TestWithParam<config::Arch> {};
+INSTANTIATE_TEST_SUITE_P(Models, SharedDeviceTraining, testing::Values(config::Arch::gpt2, config::Arch::llama),
+                         [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
+
+TEST_P(SharedDeviceTraining, FollowsOneRank) {
+  config::Config c = tiny_config(GetParam());
+  c.optim.lr = 1e-3;
+  c.model.n_head = 2;
+  c.model.n_kv_head = 2;
+  c.model.seq_len = 12;
+  const HowToRun on_gpu{.device = [](int) { return gpu(); }};
+  const Result one = train(c, DType::f32, 2, on_gpu);
+  for (const auto& [tensor, data, zero, sequence] : {std::tuple{2, 1, 0, false}, {1, 2, 0, false}, {2, 2, 1, true}}) {
+    if (GetParam() == config::Arch::llama && tensor * data < 4) continue;
+    SCOPED_TRACE(format("tensor {} data {} zero {} sequence {}", tensor, data, zero, sequence));
+    config::Config many = c;
+    many.parallel.tensor = tensor;
+    many.parallel.data = data;
+    many.parallel.zero_stage = zero;
+    many.parallel.sequence_parallel = sequence;
+    const Result result = train(many, DType::f32, 2, on_gpu);
+    EXPECT_TRUE(result.start == one.start);
+    expect_same_gradients(result.gradients, one.gradients, 1e-5);
+    for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
+    train::CommBytes predicted = result.predicted;
+    for (auto& [axis, operations] : predicted)
+      for (auto& [operation, count] : operations) count *= 2;
+    EXPECT_EQ(result.measured, predicted);
+  }
+}
+
+/// Six steps of four micro-steps, with an evaluation and a masked batch in between.
+struct Course {
+  std::vector<double> losses, norms, evaluations;
+  std::vector<std::byte> state;
+  std::string text;
+  int64_t replays = 0;
+};
+Course course(config::Config c, bool graphs, DType compute) {
+  c.train.cuda_graph = graphs;
+  c.train.micro_batch = 1;
+  Tiny run(nullptr, c, compute, gpu());
+  Course result;
+  data::TokenBatch batch;
+  run.batches(100, c.train.micro_batch, batch);
+  for (int64_t n = 1; n <= 6; ++n) {
+    const auto outcome = run.step(n, 1e-3 / static_cast<double>(n));
+    result.losses.push_back(outcome.loss);
+    result.norms.push_back(outcome.norm.norm);
+    if (n % 2 == 0) result.evaluations.push_back(run.trainer.loss_sum(batch));
+  }
+  result.state = run.state();
+  result.text = run.trainer.graphs().text();
+  result.replays = run.trainer.graphs().replays();
+  return result;
+}
+void expect_same(const Course& a, const Course& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  EXPECT_EQ(a.evaluations, b.evaluations);
+  EXPECT_TRUE(a.state == b.state);
+}
+
+class Graphs : public testing::TestWithParam<config::Arch> {};
+INSTANTIATE_TEST_SUITE_P(Models, Graphs, testing::Values(config::Arch::gpt2, config::Arch::llama),
+                         [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
+
+TEST_P(Graphs, ChangeNoBitOverAccumulationEvaluationsAndLearningRates) {
+  config::Config c = tiny_config(GetParam());
+  c.model.dropout = 0;
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const Course with = course(c, true, compute), without = course(c, false, compute);
+    expect_same(with, without);
+    EXPECT_EQ(with.text, "every micro-step");
+    EXPECT_EQ(without.text, "");
+    // Of 24 micro-steps: each of the kinds first, middle, last runs plainly once and is recorded once.
+    EXPECT_EQ(with.replays, 24 - 3 * 2);
+    EXPECT_EQ(without.replays, 0);
+  }
+}
+
+TEST(GraphsAreLeftOut, WithDropoutAndOnCpusAndWhenOperatorsAreTimed) {
+  config::Config c = tiny_config(config::Arch::gpt2);
+  const Course with = course(c, true, DType::f32);
+  expect_same(with, course(c, false, DType::f32));
+  EXPECT_TRUE(with.text.starts_with("none: model.dropout")) << with.text;
+  EXPECT_EQ(with.replays, 0);
+
+  c.train.cuda_graph = true;
+  Tiny cpu(c, DType::f32, 1);
+  EXPECT_EQ(cpu.trainer.graphs().text(), "none: the device is a CPU");
+
+  c.model.dropout = 0;
+  Tiny timed(nullptr, c, DType::f32, gpu());
+  timed.trainer.meter().timed = &timed.device;
+  for (int64_t n = 1; n <= 4; ++n) timed.step(n);
+  EXPECT_EQ(timed.trainer.graphs().replays(), 0);
+}
+
+TEST(GraphsAreLeftOut, WhereRanksCommunicate) {
+  config::Config c = tiny_config(config::Arch::gpt2);
+  c.model.dropout = 0;
+  c.model.n_head = c.model.n_kv_head = 2;
+  c.train.micro_batch = 1;
+  const auto losses_of = [&](bool graphs, int64_t tensor, int64_t data, std::string& text, int64_t& replays) {
+    c.train.cuda_graph = graphs;
+    c.parallel.tensor = tensor;
+    c.parallel.data = data;
+    c.parallel.sequence_parallel = false;
+    std::vector<double> losses;
+    comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f32, gpu());
+      for (int64_t n = 1; n <= 4; ++n) {
+        const double loss = run.step(n).loss;
+        if (world.first()) losses.push_back(loss);
+      }
+      if (!world.first()) return;
+      text = run.trainer.graphs().text();
+      replays = run.trainer.graphs().replays();
+    });
+    return losses;
+  };
+  std::string text;
+  int64_t replays = 0;
+  const auto plain = losses_of(false, 1, 2, text, replays);
+  EXPECT_EQ(losses_of(true, 1, 2, text, replays), plain);
+  EXPECT_EQ(text, "every micro-step but the last of a step, in which ranks communicate");
+  EXPECT_EQ(replays, 2);  // the first of two micro-steps, from the third step on
+  losses_of(true, 2, 1, text, replays);
+  EXPECT_TRUE(text.starts_with("none: ranks communicate")) << text;
+  EXPECT_EQ(replays, 0);
+}
+
+}  // namespace
+}  // namespace trainer::tests
