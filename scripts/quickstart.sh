@@ -22,20 +22,22 @@ say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
 
 say "1/4 Packages"
 scripts/install_packages.sh
-if command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-  echo "CUDA toolkit found, not used: the CUDA backend is not built in this version."
+if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /dev/null && nvidia-smi -L 2> /dev/null; then
+  cuda=ON ranks=1
+  echo "CUDA toolkit and GPU found: training on the GPU."
 else
-  echo "No CUDA toolkit found: building for the CPU."
+  cuda=OFF ranks=2
+  echo "No GPU, or no CUDA toolkit to build for it: training on the CPU."
 fi
 
 say "2/4 Build (build/trainer)"
-cmake --preset release > /dev/null
+cmake --preset release -DTRAINER_CUDA=$cuda > /dev/null
 cmake --build --preset release
 
-say "3/4 Training on 2 ranks: configs/quickstart.toml, data/austen.txt"
+say "3/4 Training: configs/quickstart.toml, data/austen.txt, ranks: $ranks"
 # Root and machines with one core need to say so; each rank takes its share of the cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-mpirun -np 2 --bind-to none --oversubscribe build/trainer train --config configs/quickstart.toml "$@"
+mpirun -np $ranks --bind-to none --oversubscribe build/trainer train --config configs/quickstart.toml "$@"
 
 say "4/4 What it learned"
 build/trainer eval --checkpoint "$run"
