@@ -8,7 +8,7 @@
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 460); stages that do not fit any more are left out, the last ones first
 #   --stages "…"   these only, of: machine tests mpi gemm attention cudnn elementwise optimizer step-124m step-1.5b
-#                  torch-124m tuned train sanitizer torch-1.5b collectives profile
+#                  torch-124m tuned train sanitizer torch-1.5b collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to measure it beside the trainer (default: python3)
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
@@ -261,6 +261,31 @@ stage_collectives() {
     echo "between processes, through host memory" >&3
 }
 
+# The matrix unit of the CPU beside the GPU, where it has one.
+has_amx() {
+  if [ -n "$emulated" ] || ! grep -qw amx_bf16 /proc/cpuinfo; then leave_out "no AMX here"; fi
+}
+stage_cpu() {
+  has_amx
+  local what parts=() status=0
+  for what in gemm attention optimizer; do
+    timed "$trainer" bench "$what" --compute bf16 --set run.device=cpu --json > "$work/cpu-$what.json" 2>> "$work/cpu.txt" || status=1
+    parts+=("\"$what\":$(document "cpu-$what")")
+  done
+  mapfile -t sets < <(set_of "${case_124m[@]}" run.device=cpu train.global_batch=4 train.micro_batch=4)
+  timed "$trainer" bench step --config "$root/configs/gpt2-124m.toml" --compute bf16 --warmup 1 --repeats 5 "${sets[@]}" --json \
+    > "$work/cpu-step.json" 2> "$work/cpu-step.txt" || status=1
+  cat "$work/cpu-step.txt" >> "$work/cpu.txt"
+  parts+=("\"step\":$(document cpu-step)")
+  (IFS=, && echo "{${parts[*]}}") > "$work/cpu.json"
+  sed -n 2p "$work/cpu-step.txt" >&3
+  return $status
+}
+stage_torch_cpu() {
+  has_amx
+  torch torch-cpu 124m-4x1024 --device cpu --compute bf16 fp32 --rounds 2 --steps 3 --warmup 2
+}
+
 step() { # NAME CONFIG OVERRIDE…
   local name=$1 config=$2
   shift 2
@@ -383,6 +408,8 @@ stage train 60
 stage sanitizer 105
 stage torch-1.5b 120
 stage collectives 20
+stage cpu 60
+stage torch-cpu 150
 stage profile 45
 
 # --- Report ---------------------------------------------------------------------------------------------------------
