@@ -196,7 +196,9 @@ TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
   }
 }
 
-TEST(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
+struct AdamBf16 : testing::DeviceTest {};
+
+TEST_F(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
   // Weights with zero moments and gradient keep their value: the copy is the rounding of p itself.
   constexpr int64_t kBatch = 1 << 16;
   AdamWScalars s = scalars(1, 0);
