@@ -98,6 +98,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
 
 namespace emulator {
 /// What the emulated library did, and what a test makes it refuse.
+/// Counts are of all threads; tests set and read while no device works.
 struct Blas {
   int heuristics = 0;             // asked
   int products = 0;               // queued

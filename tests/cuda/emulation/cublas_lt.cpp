@@ -2,6 +2,7 @@
 // needs workspace, which it spoils.
 #include "cublasLt.h"
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -166,7 +167,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
                                               int requested, cublasLtMatmulHeuristicResult_t* results, int* returned) {
-  ++emulator::blas().heuristics;
+  ++std::atomic_ref(emulator::blas().heuristics);
   *returned = 0;
   if (!supported(*desc, *a, *b, *c, *d)) return CUBLAS_STATUS_NOT_SUPPORTED;
   for (uint64_t which = 0; which < 2 && *returned < requested; ++which)
@@ -197,8 +198,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
   };
   const bool ta = desc->trans_a == CUBLAS_OP_T, with_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
   const bool with_slope = desc->epilogue == CUBLASLT_EPILOGUE_DGELU;
-  emulator::blas().algorithm = static_cast<int>(algo->data[1]);
-  ++emulator::blas().products;
+  std::atomic_ref(emulator::blas().algorithm) = static_cast<int>(algo->data[1]);
+  ++std::atomic_ref(emulator::blas().products);
   cudaLaunchConfig_t config;
   config.stream = stream;
   const cudaError_t status = cudaLaunchKernelEx(
