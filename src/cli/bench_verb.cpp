@@ -78,7 +78,7 @@ json tune_gemm(const Bench& b) {
                                  device::cuda::no_device_reason());
   const ops::MeasuredGemms measured = train::tune_products(b.config, b.machine, kMost, b.options.repeats);
   replace_file(b.options.write_tuning, to_json(measured.tuning));
-  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  product\n", measured.tuning.device, measured.tuning.library, "us",
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  product\n", measured.tuning.device, measured.tuning.made_with, "us",
                "guess us", "gain"));
   json list = json::array();
   for (const auto& [name, product] : measured.tuning.products) {
@@ -88,7 +88,7 @@ json tune_gemm(const Bench& b) {
   }
   b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
                b.options.write_tuning, b.options.write_tuning));
-  return {{"device", measured.tuning.device}, {"library", measured.tuning.library}, {"products", list}};
+  return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
 
 json bench_gemm(const Bench& b) {

@@ -78,7 +78,7 @@ std::string to_json(const GemmTuning& tuning) {
                         {"workspace", static_cast<uint64_t>(product.workspace)},
                         {"microseconds", product.microseconds}});
   }
-  return json{{"device", tuning.device}, {"library", tuning.library}, {"products", products}}.dump(1) + "\n";
+  return json{{"device", tuning.device}, {"library", tuning.made_with}, {"products", products}}.dump(1) + "\n";
 }
 
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) {
@@ -92,9 +92,9 @@ void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) {
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning) {
   const std::string& here = device.gpu().name;
   const std::string library = cuda::product_path(device, DType::bf16);
-  if (tuning.device == here && tuning.library == library) return std::nullopt;
-  return format("the tuning table was measured on {} with {}; this is {} with {}", tuning.device, tuning.library, here,
-                library);
+  if (tuning.device == here && tuning.made_with == library) return std::nullopt;
+  return format("the tuning table was measured on {} with {}; this is {} with {}", tuning.device, tuning.made_with,
+                here, library);
 }
 
 void measure_gemms(const device::Device& device, int most, int repeats) {

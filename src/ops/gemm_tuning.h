@@ -24,7 +24,7 @@ struct TunedProduct {
 
 struct GemmTuning {
   std::string device;                            // name of the GPU
-  std::string library;                           // as product_path says
+  std::string made_with;                         // the library, as product_path says
   std::map<std::string, TunedProduct> products;  // by the library call: shapes, dtypes, row distances, epilogue
   bool operator==(const GemmTuning&) const = default;
 };

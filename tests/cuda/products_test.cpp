@@ -83,7 +83,7 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
   ASSERT_EQ(found.algorithms.size(), 2u);
   EXPECT_NE(found.algorithms[0].algorithm, found.algorithms[1].algorithm);
   GemmTuning tuning{"emulated", product_path(*machine.device, DType::bf16), {}};
-  EXPECT_EQ(tuning.library, "cuBLASLt 13.1.0");
+  EXPECT_EQ(tuning.made_with, "cuBLASLt 13.1.0");
   for (const size_t choice : {1, 0}) {
     tuning.products[found.product] = found.algorithms[choice];
     use_gemm_tuning(*machine.device, parse_gemm_tuning(to_json(tuning)));
@@ -98,7 +98,7 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
   problem.expect_result();
   EXPECT_EQ(emulator::blas().algorithm, 0);
 
-  tuning.library = "cuBLASLt 12.0.0";
+  tuning.made_with = "cuBLASLt 12.0.0";
   EXPECT_THROW(use_gemm_tuning(*machine.device, tuning), Error);
   EXPECT_TRUE(gemm_candidates(machine.ex, Problem({4, 4, 0, DType::f32, DType::f32}).op, 8).algorithms.empty());
 }
@@ -114,7 +114,7 @@ TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
   EXPECT_EQ(products, 2 * 2 * 4 * 5 + 4) << "two products, two algorithms, four rounds of five; then each twice";
   const MeasuredGemms measured = measured_gemms(*machine.device);
   EXPECT_EQ(measured.tuning.device, machine.device->gpu().name);
-  EXPECT_EQ(measured.tuning.library, product_path(*machine.device, DType::bf16));
+  EXPECT_EQ(measured.tuning.made_with, product_path(*machine.device, DType::bf16));
   ASSERT_EQ(measured.tuning.products.size(), 2u);
   for (const auto& [name, product] : measured.tuning.products) {
     EXPECT_GT(product.microseconds, 0) << name;

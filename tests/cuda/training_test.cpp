@@ -198,7 +198,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
   EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
   ops::use_gemm_tuning(*device, {});
 
-  measured.tuning.library = "cuBLASLt 1.0.0";
+  measured.tuning.made_with = "cuBLASLt 1.0.0";
   replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
   std::string said;
   const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {

@@ -301,7 +301,7 @@ void measure_gemms(const device::Device& device, int most, int repeats) {
 MeasuredGemms measured_gemms(const device::Device& device) {
   MeasuredGemms measured = library_of(device).stop_measuring();
   measured.tuning.device = device.gpu().name;
-  measured.tuning.library = library_name();
+  measured.tuning.made_with = library_name();
   return measured;
 }
 
