@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "base/clock.h"
+
 namespace trainer::device {
 namespace {
 
@@ -39,6 +41,14 @@ std::optional<PowerMeter::Reading> PowerMeter::read() const {
       temperature_(handle_, kTemperatureGpu, &celsius) != kSuccess)
     return std::nullopt;
   return Reading{milliwatts * 1e-3, static_cast<double>(mhz), static_cast<double>(celsius)};
+}
+
+std::optional<PowerMeter::Reading> PowerMeter::recent() {
+  if (const double now = now_seconds(); last_read_ < 0 || now - last_read_ >= 1) {
+    last_read_ = now;
+    last_ = read();
+  }
+  return last_;
 }
 
 }  // namespace trainer::device

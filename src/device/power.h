@@ -18,11 +18,15 @@ class PowerMeter {
 
   /// Takes up to a millisecond.
   std::optional<Reading> read() const;
+  /// For every step of a run: what was read last, at most a second ago.
+  std::optional<Reading> recent();
 
  private:
   template <typename F>
   F function(const char* name) const;
 
+  std::optional<Reading> last_;
+  double last_read_ = -1;
   void* library_ = nullptr;
   void* handle_ = nullptr;  // of the device
   int (*power_)(void*, unsigned*) = nullptr;

@@ -131,6 +131,7 @@ class Session {
     peak_ = find_peak(*device_, machine_, config_);
     if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     if (!world_.first()) return;
+    if (machine_.gpu) power_.emplace(machine_.gpu->pci_bus_id);
     truncate_after_step(folder_ / "metrics.jsonl", state_.step);
     samples_ = read_samples(folder_, state_.step);
     write_run_files(config_, expected_.config_toml, expected_.tokenizer);
@@ -209,7 +210,7 @@ class Session {
       for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
     r.memory_bytes = trainer_.memory();
     r.data_position = state_.samples_seen;
-    r.gpu = gpu_reading();
+    if (power_) r.gpu = power_->recent();
     if (metrics_) metrics_->write(r);
     if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
       bytes_differ_ = true;
@@ -219,17 +220,6 @@ class Session {
     if (progress_) progress_->step(r);
     step_seconds_ += seconds;
     ++steps_run_;
-  }
-
-  /// NVML takes a while: it is asked once a second.
-  std::optional<device::PowerMeter::Reading> gpu_reading() {
-    if (!machine_.gpu || !world_.first()) return std::nullopt;
-    if (!power_) power_.emplace(machine_.gpu->pci_bus_id);
-    if (const double now = now_seconds(); now - power_read_ >= 1) {
-      power_read_ = now;
-      gpu_ = power_->read();
-    }
-    return gpu_;
   }
 
   void count_skips(const Trainer::Outcome& outcome) {
@@ -371,8 +361,6 @@ class Session {
   CommBytes comm_bytes_;
   Peak peak_{};
   std::optional<device::PowerMeter> power_;
-  std::optional<device::PowerMeter::Reading> gpu_;
-  double power_read_ = 0;
   double started_ = now_seconds(), step_seconds_ = 0;
   int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
   bool bytes_differ_ = false;
