@@ -84,37 +84,6 @@ TEST(SharedDevice, StartingAnOperationWaitsForNothing) {
   });
 }
 
-class SharedDeviceTraining : public testing::TestWithParam<config::Arch> {};
-INSTANTIATE_TEST_SUITE_P(Models, SharedDeviceTraining, testing::Values(config::Arch::gpt2, config::Arch::llama),
-                         [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
-
-TEST_P(SharedDeviceTraining, FollowsOneRank) {
-  config::Config c = tiny_config(GetParam());
-  c.optim.lr = 1e-3;
-  c.model.n_head = 2;
-  c.model.n_kv_head = 2;
-  c.model.seq_len = 12;
-  const HowToRun on_gpu{.device = [](int) { return gpu(); }};
-  const Result one = train(c, DType::f32, 2, on_gpu);
-  for (const auto& [tensor, data, zero, sequence] : {std::tuple{2, 1, 0, false}, {1, 2, 0, false}, {2, 2, 1, true}}) {
-    if (GetParam() == config::Arch::llama && tensor * data < 4) continue;
-    SCOPED_TRACE(format("tensor {} data {} zero {} sequence {}", tensor, data, zero, sequence));
-    config::Config many = c;
-    many.parallel.tensor = tensor;
-    many.parallel.data = data;
-    many.parallel.zero_stage = zero;
-    many.parallel.sequence_parallel = sequence;
-    const Result result = train(many, DType::f32, 2, on_gpu);
-    EXPECT_TRUE(result.start == one.start);
-    expect_same_gradients(result.gradients, one.gradients, 1e-5);
-    for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
-    train::CommBytes predicted = result.predicted;
-    for (auto& [axis, operations] : predicted)
-      for (auto& [operation, count] : operations) count *= 2;
-    EXPECT_EQ(result.measured, predicted);
-  }
-}
-
 /// Six steps of four micro-steps, with an evaluation and a masked batch in between.
 struct Course {
   std::vector<double> losses, norms, evaluations;
