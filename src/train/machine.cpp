@@ -86,13 +86,15 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
 Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
+  const bool cudnn = config.hardware.attention == config::AttentionKernels::cudnn;
   if (machine.gpu) {
-    const bool cudnn = config.hardware.attention == config::AttentionKernels::cudnn;
     try {
       ops::use_cudnn_attention(*machine.gpu, cudnn);
     } catch (const Error& error) {
       throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"own\"", error.what()));
     }
+  } else if (cudnn && world.first()) {
+    log::info("hardware.attention = \"cudnn\" is of no use here: the attention of a CPU is our own");
   }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
