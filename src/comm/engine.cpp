@@ -127,15 +127,6 @@ Pending* Engine::start(Channel& channel, const Collective& collective) {
   return &operation;
 }
 
-Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
-  Operation& operation = submit(channel, {.op = op}, true);
-  // While it watches, the progress thread looks for more by itself: waking it costs the compute thread time.
-  if (watched_.fetch_add(1) == 0) transport_->bell().ring();
-  return &operation;
-}
-
-void Engine::ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
-
 void Engine::wait(Operation& operation) {
   uint32_t state = operation.state.load(std::memory_order_acquire);
   for (const double begin = now_seconds(); state == Operation::kRunning && now_seconds() - begin < kComputeSpin;) {
@@ -167,14 +158,6 @@ void Engine::abandon(Operation& operation) noexcept {
   recycle(operation);
 }
 
-void Engine::give_up() noexcept {
-  {
-    const std::lock_guard lock(mutex_);
-    gave_up_ = true;
-  }
-  transport_->bell().ring();
-}
-
 void Engine::recycle(Operation& operation) {
   const std::lock_guard lock(mutex_);
   operation.next = std::exchange(free_, &operation);
@@ -185,30 +168,6 @@ void Engine::on_progress_thread(const std::function<void()>& job) {
   job_ = &job;
   transport_->bell().ring();
   answered_.wait(lock, [this] { return job_ == nullptr; });
-}
-
-bool Engine::failed() {
-  const std::lock_guard lock(mutex_);
-  return failure_.has_value();
-}
-
-void Engine::check() {
-  const std::lock_guard lock(mutex_);
-  if (failure_) throw *failure_;
-}
-
-void Engine::fail(Code code, const std::string& why) noexcept try {
-  fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
-} catch (...) {  // out of memory, say: the others find out by the timeout
-}
-
-void Engine::fail(const Error& error) noexcept try {
-  std::unique_lock lock(mutex_);
-  if (failure_ && !gave_up_) return;  // everybody knows
-  stop_reason_ = error;
-  transport_->bell().ring();
-  answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
-} catch (...) {
 }
 
 bool Engine::meet(double seconds) noexcept try {

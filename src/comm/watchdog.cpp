@@ -1,4 +1,5 @@
-// The part of the engine that looks after operations which do not end, and speaks with the other ranks about it.
+// The part of the engine that looks after operations which do not end, and speaks with the other ranks about that and
+// other failures.
 #include <algorithm>
 #include <cstring>
 
@@ -13,6 +14,47 @@ namespace {
 constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
 
 }  // namespace
+
+Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
+  Operation& operation = submit(channel, {.op = op}, true);
+  // While it watches, the progress thread looks for more by itself: waking it costs the compute thread time.
+  if (watched_.fetch_add(1) == 0) transport_->bell().ring();
+  return &operation;
+}
+
+void Engine::ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
+
+void Engine::give_up() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    gave_up_ = true;
+  }
+  transport_->bell().ring();
+}
+
+bool Engine::failed() {
+  const std::lock_guard lock(mutex_);
+  return failure_.has_value();
+}
+
+void Engine::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) throw *failure_;
+}
+
+void Engine::fail(Code code, const std::string& why) noexcept try {
+  fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
+} catch (...) {  // out of memory, say: the others find out by the timeout
+}
+
+void Engine::fail(const Error& error) noexcept try {
+  std::unique_lock lock(mutex_);
+  if (failure_ && !gave_up_) return;  // everybody knows
+  stop_reason_ = error;
+  transport_->bell().ring();
+  answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
+} catch (...) {
+}
 
 void Engine::watch(double now) {
   if (now < next_watch_) return;
