@@ -1,6 +1,5 @@
 #include "train/session.h"
 
-#include <cmath>
 #include <filesystem>
 #include <optional>
 
@@ -14,17 +13,14 @@
 #include "train/evaluate.h"
 #include "train/fallback.h"
 #include "train/generate.h"
+#include "train/history.h"
 #include "train/machine.h"
-#include "train/memory_probe.h"
-#include "train/metrics.h"
-#include "train/progress.h"
 #include "train/replica_check.h"
-#include "train/report_html.h"
 #include "train/run_folder.h"
+#include "train/run_reporter.h"
 #include "train/run_state.h"
 #include "train/signals.h"
 #include "train/start_report.h"
-#include "train/summary.h"
 #include "train/units.h"
 
 namespace trainer::train {
@@ -44,9 +40,9 @@ class Session {
         deadline_(deadline),
         machine_(machine),
         datasets_(std::move(datasets)),
-        folder_(config.run.dir),
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
+        reporter_(config_, plan_, machine_, world.first()),
         device_((require_memory(plan_, config, datasets_.vocab, machine), make_device(machine))),
         between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
         gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
@@ -61,10 +57,9 @@ class Session {
     if (trainer_.on_any_rank(evaluation_missing())) evaluate_now();
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
-      const int status = finish("finished");
-      return stopped() ? kSavedAfterSignal : status;
+      return finish("finished");
     }
-    if (world_.first()) progress_.emplace(config_.log.progress, state_.step, total_steps_, config_.log.interval);
+    reporter_.show_progress(state_.step);
     const int64_t last =
         options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
@@ -84,9 +79,7 @@ class Session {
     if (stopped()) outcome = format("stopped by {}", signal_name(stop_signal()));
     if (saved_step_ != state_.step && state_.step > 0) save();
     if (state_.step == total_steps_) sample_now();
-    progress_.reset();  // the summary comes after its last line
-    const int status = finish(outcome);
-    return stopped() ? kSavedAfterSignal : status;
+    return finish(outcome);
   }
 
  private:
@@ -106,7 +99,7 @@ class Session {
   // A signal cut the evaluation of the resumed step short; the step itself was saved.
   bool evaluation_missing() const {
     if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
-    const std::vector<EvalReport> evals = read_history(folder_ / "metrics.jsonl").evals;
+    const std::vector<EvalReport> evals = read_history(fs::path(config_.run.dir) / "metrics.jsonl").evals;
     return evals.empty() || evals.back().step != state_.step;
   }
 
@@ -128,24 +121,20 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    peak_ = find_peak(*device_, machine_, config_);
     if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
-    if (!world_.first()) return;
-    if (machine_.gpu) power_.emplace(machine_.gpu->pci_bus_id);
-    truncate_after_step(folder_ / "metrics.jsonl", state_.step);
-    samples_ = read_samples(folder_, state_.step);
-    write_run_files(config_, expected_.config_toml, expected_.tokenizer);
-    if (config_.log.jsonl) metrics_.emplace(folder_ / "metrics.jsonl");
-    announce();
+    const Peak peak = find_peak(*device_, machine_, config_);
+    if (world_.first()) write_run_files(config_, expected_.config_toml, expected_.tokenizer);
+    reporter_.open(state_.step);
+    announce(peak);
   }
 
-  void announce() {
+  void announce(const Peak& peak) {
     StartReport start = start_report(config_, datasets_, plan_, machine_);
     start.step = state_.step;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
-    start.peak_flops = peak_.flops;
-    start.peak_origin = peak_.origin;
+    start.peak_flops = peak.flops;
+    start.peak_origin = peak.origin;
     start.environment = {options_.version,
                          options_.commit,
                          machine_.gpu ? "cuda" : "cpu",
@@ -154,13 +143,11 @@ class Session {
                          world_.size(),
                          machine_.threads};
     start.config_toml = expected_.config_toml;
-    log_start(start, machine_.compute_reason, world_.transport());
-    if (!between_gpus_.reason.empty()) log::info("tensors between GPUs: {}", between_gpus_.reason);
-    if (!trainer_.graphs().text().empty()) log::info("CUDA graphs: {}", trainer_.graphs().text());
-    if (metrics_) metrics_->write(start);
+    const std::string& graphs = trainer_.graphs().text();
+    reporter_.start(start, world_.transport(),
+                    {between_gpus_.reason.empty() ? "" : "tensors between GPUs: " + between_gpus_.reason,
+                     graphs.empty() ? "" : "CUDA graphs: " + graphs});
   }
-
-  int64_t tokens_per_step() const { return config_.train.global_batch * config_.model.seq_len; }
 
   // One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
   bool step() {
@@ -178,48 +165,11 @@ class Session {
 
     state_.step = work.step;
     state_.samples_seen += config_.train.global_batch;
-    state_.tokens_seen += tokens_per_step();
+    state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
     if (!outcome.skipped) state_.adam_step = work.adam_step;
-    report(work, outcome, seconds);
+    reporter_.step(work, outcome, seconds, state_, trainer_);
     count_skips(outcome);
-    if (memory_.peak() == 0 || state_.step % 100 == 0) memory_.sample();
     return true;
-  }
-
-  void report(const StepWork& work, const Trainer::Outcome& outcome, double seconds) {
-    StepReport r;
-    r.step = state_.step;
-    r.tokens = state_.tokens_seen;
-    r.loss = outcome.loss;
-    r.lr = work.lr;
-    r.grad_norm = outcome.norm.norm;
-    r.skipped = outcome.skipped;
-    r.bad_tensor = outcome.norm.bad_tensor;
-    r.step_ms = seconds * 1e3;
-    r.tokens_per_s = static_cast<double>(tokens_per_step()) / seconds;
-    const double tokens_per_device = r.tokens_per_s / world_.size();
-    r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
-    const Utilisation use = utilisation(plan_.flops, tokens_per_device, peak_.flops);
-    r.mfu = use.mfu;
-    r.mfu_causal = use.mfu_causal;
-    r.hfu = use.hfu;
-    r.phase_ms = outcome.phase_ms;
-    for (const auto& [key, count] : trainer_.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
-    r.comm_bytes = trainer_.comm_bytes(trainer_.meter().comm());
-    for (const auto& [axis, operations] : r.comm_bytes)
-      for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
-    r.memory_bytes = trainer_.memory();
-    r.data_position = state_.samples_seen;
-    if (power_) r.gpu = power_->recent();
-    if (metrics_) metrics_->write(r);
-    if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
-      bytes_differ_ = true;
-      warn(format("step {} sent other bytes than predicted: {}, not {}", r.step, to_string(r.comm_bytes),
-                  to_string(plan_.comm_bytes)));
-    }
-    if (progress_) progress_->step(r);
-    step_seconds_ += seconds;
-    ++steps_run_;
   }
 
   void count_skips(const Trainer::Outcome& outcome) {
@@ -231,7 +181,7 @@ class Session {
     const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
     const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
                                        state_.step, what, skips_, config_.train.max_skipped_steps);
-    warn(message);
+    reporter_.warn(state_.step, message);
     if (skips_ > config_.train.max_skipped_steps)
       throw Error(Code::nonfinite,
                   message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
@@ -239,19 +189,12 @@ class Session {
           .on(Scope::all_ranks);
   }
 
-  /// What all ranks know is said once.
-  void warn(const std::string& message) {
-    if (!world_.first()) return;
-    log::warning("{}", message);
-    if (metrics_) metrics_->write(WarningReport{state_.step, message});
-  }
-
   void evaluate_now() {
     if (!datasets_.val) return;
     Evaluation result =
         evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
                  datasets_.tokenizer ? &*datasets_.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
-                   if (progress_) progress_->status(format("evaluating {}/{}", done, windows));
+                   reporter_.status(format("evaluating {}/{}", done, windows));
                    return !stop_requested();
                  });
     if (result.interrupted) return;
@@ -260,10 +203,7 @@ class Session {
       state_.best_val_loss = result.report.loss;
       state_.best_step = state_.step;
     }
-    if (metrics_) metrics_->write(result.report);
-    log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", state_.step, result.report.loss,
-              result.report.perplexity,
-              result.report.bits_per_byte ? format(", {:.4f} bits per byte", *result.report.bits_per_byte) : "");
+    reporter_.evaluation(result.report);
   }
 
   void sample_now() {
@@ -271,9 +211,7 @@ class Session {
     const Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
     Sample sample{state_.step, config_.train.sample_prompt, {}};
     sample.text = generator_->complete(*datasets_.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
-    if (!world_.first()) return;
-    log::info("--- sample at step {} ---\n{}{}\n---", state_.step, sample.prompt, sample.text);
-    samples_.push_back(std::move(sample));
+    reporter_.sample(std::move(sample));
   }
 
   // A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
@@ -282,7 +220,7 @@ class Session {
       save();
     } catch (const Error& error) {
       if (error.code() != Code::io) throw;
-      warn(format("step {}: no checkpoint was saved: {}", state_.step, error.what()));
+      reporter_.warn(state_.step, format("step {}: no checkpoint was saved: {}", state_.step, error.what()));
     }
   }
 
@@ -299,37 +237,12 @@ class Session {
     report.seconds = now_seconds() - start;
     report.best = state_.best_step == state_.step;
     saved_step_ = state_.step;
-    if (metrics_) metrics_->write(report);
-  }
-
-  /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
-  int64_t measured_memory() const {
-    if (!machine_.gpu) return memory_.peak();
-    int64_t bytes = 0;
-    for (const auto& [category, peak] : trainer_.memory()) bytes += peak;
-    return bytes;
+    reporter_.checkpoint(report);
   }
 
   int finish(const std::string& outcome) {
-    memory_.sample();
-    EndReport end;
-    end.step = state_.step;
-    end.tokens = state_.tokens_seen;
-    end.outcome = outcome;
-    end.wall_s = now_seconds() - started_;
-    end.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
-    for (auto& [axis, operations] : end.predicted.comm_bytes)
-      for (auto& [operation, bytes] : operations) bytes *= steps_run_;
-    end.measured = {.step_ms = steps_run_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_run_) : kUnknown,
-                    .memory_bytes = measured_memory(),
-                    .comm_bytes = comm_bytes_};
-    if (metrics_) metrics_->write(end);
-    if (!metrics_) return 0;
-    const History history = read_history(folder_ / "metrics.jsonl");
-    const Summary summary = summarize(history, samples_);
-    if (config_.log.report) write_report_or_warn(folder_, summary, history);
-    for (const std::string& line : summary_lines(summary, folder_)) log::info("{}", line);
-    return 0;
+    reporter_.end(state_, outcome, trainer_);
+    return stopped() ? kSavedAfterSignal : 0;
   }
 
   comm::World& world_;
@@ -337,11 +250,10 @@ class Session {
   SessionOptions options_;
   Deadline deadline_;
   Machine machine_;
-  MemoryProbe memory_;
   data::Datasets datasets_;
-  fs::path folder_;
   int64_t total_steps_;
   RunPlan plan_;
+  RunReporter reporter_;
   std::unique_ptr<device::Device> device_;
   comm::GpuTransport between_gpus_;
   std::unique_ptr<comm::World> gpu_world_;  // null: world_
@@ -353,17 +265,9 @@ class Session {
     datasets_.train->prefetch(sample + sequences, sequences);
   };
   std::optional<Generator> generator_;
-  std::optional<MetricsLog> metrics_;
-  std::optional<Progress> progress_;
   checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
-  std::vector<Sample> samples_;
-  CommBytes comm_bytes_;
-  Peak peak_{};
-  std::optional<device::PowerMeter> power_;
-  double started_ = now_seconds(), step_seconds_ = 0;
-  int64_t steps_run_ = 0, skips_ = 0, saved_step_ = -1;
-  bool bytes_differ_ = false;
+  int64_t skips_ = 0, saved_step_ = -1;
 };
 
 data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {

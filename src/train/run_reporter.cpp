@@ -1,0 +1,137 @@
+#include "train/run_reporter.h"
+
+#include "base/log.h"
+#include "train/run_folder.h"
+#include "train/start_report.h"
+#include "train/summary.h"
+
+namespace trainer::train {
+namespace {
+
+std::filesystem::path metrics_file(const config::Config& config) {
+  return std::filesystem::path(config.run.dir) / "metrics.jsonl";
+}
+
+}  // namespace
+
+RunReporter::RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, bool first)
+    : config_(config), plan_(plan), machine_(machine), first_(first) {}
+
+void RunReporter::open(int64_t step) {
+  if (!first_) return;
+  truncate_after_step(metrics_file(config_), step);
+  samples_ = read_samples(config_.run.dir, step);
+  if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));
+  if (machine_.gpu) power_.emplace(machine_.gpu->pci_bus_id);
+}
+
+void RunReporter::start(const StartReport& start, std::string_view transport, const std::vector<std::string>& notes) {
+  if (!first_) return;
+  start_ = start;
+  log_start(start, machine_.compute_reason, transport);
+  for (const std::string& note : notes)
+    if (!note.empty()) log::info("{}", note);
+  if (metrics_) metrics_->write(start);
+}
+
+void RunReporter::show_progress(int64_t step) {
+  if (first_) progress_.emplace(config_.log.progress, step, start_.total_steps, config_.log.interval);
+}
+
+void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, double seconds,
+                       const checkpoint::TrainState& state, Trainer& trainer) {
+  if (!first_) return;
+  if (steps_ % 100 == 0) memory_.sample();
+  step_seconds_ += seconds;
+  ++steps_;
+
+  StepReport r;
+  r.step = work.step;
+  r.tokens = state.tokens_seen;
+  r.loss = outcome.loss;
+  r.lr = work.lr;
+  r.grad_norm = outcome.norm.norm;
+  r.skipped = outcome.skipped;
+  r.bad_tensor = outcome.norm.bad_tensor;
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(start_.global_batch * start_.seq_len) / seconds;
+  const double tokens_per_device = r.tokens_per_s / machine_.ranks;
+  r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
+  const Utilisation use = utilisation(plan_.flops, tokens_per_device, start_.peak_flops);
+  r.mfu = use.mfu;
+  r.mfu_causal = use.mfu_causal;
+  r.hfu = use.hfu;
+  r.phase_ms = outcome.phase_ms;
+  for (const auto& [key, count] : trainer.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
+  r.comm_bytes = trainer.comm_bytes(trainer.meter().comm());
+  for (const auto& [axis, operations] : r.comm_bytes)
+    for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
+  r.memory_bytes = trainer.memory();
+  r.data_position = state.samples_seen;
+  if (power_) r.gpu = power_->recent();
+  if (metrics_) metrics_->write(r);
+  if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
+    bytes_differ_ = true;
+    warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, to_string(r.comm_bytes),
+                        to_string(plan_.comm_bytes)));
+  }
+  if (progress_) progress_->step(r);
+}
+
+void RunReporter::evaluation(const EvalReport& eval) {
+  if (!first_) return;
+  if (metrics_) metrics_->write(eval);
+  log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
+            eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
+}
+
+void RunReporter::status(const std::string& activity) {
+  if (progress_) progress_->status(activity);
+}
+
+void RunReporter::checkpoint(const CheckpointReport& checkpoint) {
+  if (metrics_) metrics_->write(checkpoint);
+}
+
+void RunReporter::sample(Sample sample) {
+  if (!first_) return;
+  log::info("--- sample at step {} ---\n{}{}\n---", sample.step, sample.prompt, sample.text);
+  samples_.push_back(std::move(sample));
+}
+
+void RunReporter::warn(int64_t step, const std::string& message) {
+  if (!first_) return;
+  log::warning("{}", message);
+  if (metrics_) metrics_->write(WarningReport{step, message});
+}
+
+int64_t RunReporter::measured_memory(const Trainer& trainer) const {
+  if (!machine_.gpu) return memory_.peak();
+  int64_t bytes = 0;
+  for (const auto& [category, peak] : trainer.memory()) bytes += peak;
+  return bytes;
+}
+
+void RunReporter::end(const checkpoint::TrainState& state, const std::string& outcome, const Trainer& trainer) {
+  progress_.reset();  // the summary comes after its last line
+  if (!metrics_) return;
+  memory_.sample();
+  EndReport end;
+  end.step = state.step;
+  end.tokens = state.tokens_seen;
+  end.outcome = outcome;
+  end.wall_s = now_seconds() - started_;
+  end.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
+  for (auto& [axis, operations] : end.predicted.comm_bytes)
+    for (auto& [operation, bytes] : operations) bytes *= steps_;
+  end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : kUnknown,
+                  .memory_bytes = measured_memory(trainer),
+                  .comm_bytes = comm_bytes_};
+  metrics_->write(end);
+  const History history = read_history(metrics_file(config_));
+  const Summary summary = summarize(history, samples_);
+  if (config_.log.report) write_report_or_warn(config_.run.dir, summary, history);
+  for (const std::string& line : summary_lines(summary, config_.run.dir)) log::info("{}", line);
+}
+
+}  // namespace trainer::train

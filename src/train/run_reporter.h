@@ -1,0 +1,65 @@
+#pragma once
+// What a run tells while it goes on: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "checkpoint/snapshot.h"
+#include "config/config.h"
+#include "train/machine.h"
+#include "train/memory_probe.h"
+#include "train/metrics.h"
+#include "train/progress.h"
+#include "train/report_html.h"
+#include "train/trainer.h"
+
+namespace trainer::train {
+
+/// The first rank speaks for all: on the others every call does nothing. No call waits for another rank.
+class RunReporter {
+ public:
+  /// Before the run takes memory: its growth is counted from here. `first`: this rank speaks. The others outlive it.
+  RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, bool first);
+
+  /// Cuts what the run folder tells back to `step` and goes on from there. Throws Code::io.
+  void open(int64_t step);
+  /// Before the first step. `notes`: lines of log that follow what the event says; empty ones are left out.
+  void start(const StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
+  /// From now on steps have a progress line.
+  void show_progress(int64_t step);
+
+  /// The step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted this step alone.
+  void step(const StepWork& work, const Trainer::Outcome& outcome, double seconds, const checkpoint::TrainState& state,
+            Trainer& trainer);
+  void evaluation(const EvalReport& eval);
+  /// Something that takes a while between steps.
+  void status(const std::string& activity);
+  void checkpoint(const CheckpointReport& checkpoint);
+  void sample(Sample sample);
+  void warn(int64_t step, const std::string& message);
+  /// The run is over: the event, the report and the lines of the summary.
+  void end(const checkpoint::TrainState& state, const std::string& outcome, const Trainer& trainer);
+
+ private:
+  /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
+  int64_t measured_memory(const Trainer& trainer) const;
+
+  const config::Config& config_;
+  const RunPlan& plan_;
+  const Machine& machine_;
+  const bool first_;
+  const double started_ = now_seconds();
+  MemoryProbe memory_;
+  std::optional<MetricsLog> metrics_;
+  std::optional<Progress> progress_;
+  std::optional<device::PowerMeter> power_;
+  std::vector<Sample> samples_;
+  StartReport start_;
+  CommBytes comm_bytes_;  // of all steps of this process
+  double step_seconds_ = 0;
+  int64_t steps_ = 0;
+  bool bytes_differ_ = false;
+};
+
+}  // namespace trainer::train
