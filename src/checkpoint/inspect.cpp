@@ -77,6 +77,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
           {"tied", header.tied},
           {"tokenizer_hash", header.tokenizer_hash},
           {"data_hash", header.data_hash},
+          {"gemm_tuning_hash", header.gemm_tuning_hash},
           {"model", header.model_keys},
           {"parameters", parameters_of(manifest)},
           {"bytes", manifest.tensor_bytes()},
@@ -89,7 +90,7 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   std::string out = info["folder"].get<std::string>() + "\n";
   for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step", "compute",
-                          "tied", "parameters", "tokenizer_hash", "data_hash"}) {
+                          "tied", "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
   out += format("  {:<16} {}\n", "size", size_text(info["bytes"].get<int64_t>()));

@@ -183,14 +183,14 @@ Peak find_peak(device::Device& device, const Machine& machine, const config::Con
   return {ops::measured_peak_flops(device, machine.compute), "measured"};
 }
 
-void use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
+std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
   const std::string& path = config.hardware.gemm_tuning;
-  if (path.empty()) return;
+  if (path.empty()) return {};
   if (device.kind() != device::Kind::cuda) {
     if (world.first()) log::info("hardware.gemm_tuning is of no use here: the products of a CPU are our own");
-    return;
+    return {};
   }
-  std::string text;
+  std::string text, hash;
   world.control().together([&] {
     if (!world.first()) return;
     std::ifstream file(path, std::ios::binary);
@@ -201,9 +201,14 @@ void use_gemm_tuning(const config::Config& config, comm::World& world, const dev
   world.control().together([&] {
     const ops::GemmTuning tuning = ops::parse_gemm_tuning(text);
     const std::optional<std::string> misfit = ops::gemm_tuning_misfit(device, tuning);
-    if (!misfit) return ops::use_gemm_tuning(device, tuning);
-    if (world.first()) log::warning("{} is left aside: {}", path, *misfit);
+    if (misfit) {
+      if (world.first()) log::warning("{} is left aside: {}", path, *misfit);
+      return;
+    }
+    ops::use_gemm_tuning(device, tuning);
+    hash = to_string(checkpoint::checksum_of(text));
   });
+  return hash;
 }
 
 bool writes_samples(const config::Config& config) {

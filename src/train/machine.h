@@ -38,8 +38,9 @@ struct Peak {
 Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config);
 
 /// Products on a GPU take the algorithms of hardware.gemm_tuning, which the first rank reads for all. A table of
-/// another device or library is left aside with a warning. Collective.
-void use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device);
+/// another device or library is left aside with a warning. Returns the hash of the table in use, empty for none; every
+/// rank's is the same. Collective.
+std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device);
 
 /// The run lets the model write: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);

@@ -36,7 +36,8 @@ std::string load_all(Trainer& trainer, const fs::path& folder, const checkpoint:
       checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
-    resumed = {folder, reader.header().state, reader.header().config_toml};
+    const checkpoint::Snapshot& stored = reader.header();
+    resumed = {folder, stored.state, stored.config_toml, stored.gemm_tuning_hash};
   });
   if (damage.empty()) trainer.store().refresh_compute();
   return damage;

@@ -105,15 +105,18 @@ class Session {
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
-    use_gemm_tuning(config_, world_, *device_);
-    trainer_.plan();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
+    expected_.gemm_tuning_hash = use_gemm_tuning(config_, world_, *device_);
+    trainer_.plan();
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
       state_ = resumed->state;
       saved_step_ = state_.step;
       log::info("resumed step {} from {}", state_.step, resumed->folder.string());
       for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
+      if (resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
+        log::info(
+            "changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
       load_first_whole(world_, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer_, reader); });

@@ -192,8 +192,10 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
       .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
   ops::MeasuredGemms measured = train::tune_products(c, machine, 8, 1);
   EXPECT_GE(measured.tuning.products.size(), 10u) << "products of a micro-step";
-  replace_file(c.hardware.gemm_tuning, to_json(measured.tuning));
-  train::use_gemm_tuning(c, *world, *device);
+  const std::string text = to_json(measured.tuning);
+  replace_file(c.hardware.gemm_tuning, text);
+  const std::string hash = train::use_gemm_tuning(c, *world, *device);
+  EXPECT_EQ(hash, to_string(checkpoint::checksum_of(text)));
   const Result tuned = train(c, DType::bf16, 3, kOnGpu);
   EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
   ops::use_gemm_tuning(*device, {});
@@ -204,7 +206,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
   const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {
     if (level == log::Level::warning) said += line;
   });
-  train::use_gemm_tuning(c, *world, *device);
+  EXPECT_EQ(train::use_gemm_tuning(c, *world, *device), "");
   log::set_sink(before);
   EXPECT_NE(said.find("left aside: the tuning table was measured on"), std::string::npos) << said;
   expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);

@@ -172,6 +172,7 @@ inline Snapshot snapshot_of(const Tensors& tensors, int64_t step) {
   snapshot.tokenizer = std::string("\0model\xff", 7);
   snapshot.tokenizer_hash = "abc";
   snapshot.data_hash = "def";
+  snapshot.gemm_tuning_hash = "ghi";
   snapshot.model_keys = {{"n_layer", "2"}, {"d_model", "6"}};
   snapshot.compute = "fp32";
   snapshot.tensors = tensors.slices;

@@ -24,6 +24,7 @@ TEST(Inspect, SaysStateModelAndTensors) {
   EXPECT_EQ(info["step"], 100);
   EXPECT_EQ(info["tokens_seen"], 12 * 256 * 100);
   EXPECT_EQ(info["best_val_loss"], 3.25);
+  EXPECT_EQ(info["gemm_tuning_hash"], "ghi");
   EXPECT_EQ(info["model"], (nlohmann::json{{"n_layer", "2"}, {"d_model", "6"}}));
   EXPECT_EQ(info["parameters"], 13 * 6 + 36 + 7 + 15 + 12);  // moments do not count
   EXPECT_EQ(info["bytes"], 4 * (3 * 78 + 36 + 7) + 2 * 15 + 8 * 12);
@@ -31,8 +32,8 @@ TEST(Inspect, SaysStateModelAndTensors) {
   EXPECT_EQ(info["tensors"][0],
             (nlohmann::json{{"name", "wte"}, {"dtype", "fp32"}, {"shape", {13, 6}}, {"bytes", 312}}));
   const std::string text = inspect_text(step);
-  for (const char* part :
-       {"step             100", "n_layer          2", "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"}) {
+  for (const char* part : {"step             100", "n_layer          2", "gemm_tuning_hash ghi",
+                           "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
 }

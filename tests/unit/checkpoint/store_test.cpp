@@ -52,6 +52,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   EXPECT_EQ(header.tokenizer, saved.tokenizer);
   EXPECT_EQ(header.tokenizer_hash, "abc");
   EXPECT_EQ(header.data_hash, "def");
+  EXPECT_EQ(header.gemm_tuning_hash, "ghi");
   EXPECT_EQ(header.model_keys, saved.model_keys);
   EXPECT_EQ(header.compute, "fp32");
   EXPECT_TRUE(header.tied);
