@@ -107,6 +107,8 @@ patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
 # What stage $1 has written, or null.
 document() { grep . "$work/$1.json" 2> /dev/null || echo null; }
+# The document $1 of these members.
+join_parts() { (name=$1 && shift && IFS=, && echo "{$*}" > "$work/$name.json"); }
 # The first number called $1 in the document $2.
 number() { grep -o "\"$1\": *-\{0,1\}[0-9][0-9.e+-]*" "$2" 2> /dev/null | sed 's/.*: *//; q'; }
 # The first of these that is a program: a name, or a path.
@@ -255,10 +257,16 @@ stage_elementwise() {
 }
 stage_optimizer() { bench optimizer optimizer "${size[@]}" && cat "$work/optimizer.txt" >&3; }
 stage_collectives() {
-  [ -z "$emulated" ] || leave_out "the device plays no part in it"
   command -v mpirun > /dev/null || leave_out "no mpirun here"
-  timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json > "$work/collectives.json" 2> "$work/collectives.txt" &&
-    echo "between processes, through host memory" >&3
+  local where parts=() status=0
+  for where in cpu cuda; do
+    timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json --set "run.device=$where" \
+      > "$work/collectives-$where.json" 2>> "$work/collectives.txt" || status=1
+    parts+=("\"$where\":$(document "collectives-$where")")
+  done
+  join_parts collectives "${parts[@]}"
+  echo "two processes: memory of the host, and of the GPU they share" >&3
+  return $status
 }
 
 # The matrix unit of the CPU beside the GPU, where it has one.
@@ -277,7 +285,7 @@ stage_cpu() {
     > "$work/cpu-step.json" 2> "$work/cpu-step.txt" || status=1
   cat "$work/cpu-step.txt" >> "$work/cpu.txt"
   parts+=("\"step\":$(document cpu-step)")
-  (IFS=, && echo "{${parts[*]}}") > "$work/cpu.json"
+  join_parts cpu "${parts[@]}"
   sed -n 2p "$work/cpu-step.txt" >&3
   return $status
 }

@@ -4,6 +4,8 @@
 #include "cli/cli.h"
 #include "cli/ranks.h"
 #include "comm/bench_collectives.h"
+#include "comm/gpu_transport.h"
+#include "config/load.h"
 #include "train/machine.h"
 #include "train/units.h"
 
@@ -12,14 +14,21 @@ namespace {
 
 using nlohmann::json;
 
-int run(comm::World& world, const BenchOptions& o) {
-  device::CpuDevice device(1);
+int run(comm::World& world, const config::Config& config, const BenchOptions& o) {
+  train::Machine machine = train::choose_machine(config, world);
+  machine.threads = 1;  // the sums of collectives are their progress threads' work
+  const std::unique_ptr<device::Device> device = train::make_device(machine);
+  const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
+  const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
+  comm::World& carrier = gpus ? *gpus : world;
   const std::vector<int64_t> payloads = {1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20};
-  const std::vector<comm::CollectiveRate> rates = comm::bench_collectives(world, device, payloads, o.repeats);
+  const std::vector<comm::CollectiveRate> rates = comm::bench_collectives(carrier, *device, payloads, o.repeats);
   if (!world.first()) return 0;
+  const std::string memory = machine.gpu ? format("memory of {}", device_text(machine)) : "host memory";
   json list = json::array();
-  std::string text = format("{} ranks ({}), fp32, median of {}\n{:<16}{:>10}{:>12}{:>12}{:>18}\n", world.size(),
-                            world.transport(), o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
+  std::string text =
+      format("{} ranks ({}), {}, fp32, median of {}\n{:<16}{:>10}{:>12}{:>12}{:>18}\n", world.size(),
+             carrier.transport(), memory, o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
   for (const comm::CollectiveRate& rate : rates) {
     const std::string library = rate.library_microseconds ? format("{:.1f}", *rate.library_microseconds) : "";
     text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op),
@@ -31,7 +40,10 @@ int run(comm::World& world, const BenchOptions& o) {
     if (rate.library_microseconds) entry["mpi_library_microseconds"] = *rate.library_microseconds;
     list.push_back(std::move(entry));
   }
-  if (o.json) text = json{{"ranks", world.size()}, {"transport", world.transport()}, {"rates", list}}.dump() + "\n";
+  if (o.json)
+    text =
+        json{{"ranks", world.size()}, {"transport", carrier.transport()}, {"memory", memory}, {"rates", list}}.dump() +
+        "\n";
   std::fputs(text.c_str(), stdout);
   return 0;
 }
@@ -40,8 +52,9 @@ int run(comm::World& world, const BenchOptions& o) {
 
 int bench_collectives_command(const BenchOptions& o) {
   if (!o.config.file.empty())
-    return on_ranks(o.config, [&](comm::World& world, const config::Config&) { return run(world, o); });
-  return on_ranks([&](comm::World& world) { return run(world, o); });
+    return on_ranks(o.config, [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
+  return on_ranks(
+      [&](comm::World& world) { return run(world, config::load_text("", "", o.config.sets, {.files = false}), o); });
 }
 
 }  // namespace trainer::cli

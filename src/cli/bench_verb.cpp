@@ -37,10 +37,23 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// FLOP/s; the user's word saves the time of measuring.
+  /// What rates are shares of, in FLOP/s; the user's word saves the time of measuring.
   double measured_peak(device::Device& device) const {
     if (config.hardware.peak_tflops > 0) return config.hardware.peak_tflops * 1e12;
     return ops::measured_peak_flops(device, machine.compute);
+  }
+  /// Of a GPU whose part is known.
+  std::optional<double> data_sheet_peak() const {
+    return machine.gpu ? train::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
+  }
+  std::string peak_text(double peak) const {
+    const std::optional<double> promised = data_sheet_peak();
+    return format("peak {:.1f} GFLOP/s{}", peak * 1e-9,
+                  promised ? format(" (data sheet: {:.1f})", *promised * 1e-9) : "");
+  }
+  json data_sheet_json() const {
+    const std::optional<double> promised = data_sheet_peak();
+    return promised ? json(*promised * 1e-9) : json();
   }
   void say(const std::string& text) const { std::fputs(text.c_str(), options.json ? stderr : stdout); }
 
@@ -98,9 +111,9 @@ json bench_gemm(const Bench& b) {
   Meter meter;
   Exec ex{*device, arena, meter};
   const double peak = b.measured_peak(*device);
-  b.say(format("{}, {} threads, {}; peak {:.1f} GFLOP/s\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
+  b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
-               peak * 1e-9, "m, k, n", "forward", "dX", "dW"));
+               b.peak_text(peak), "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
   for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, gemm_shapes(b), b.options.repeats)) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
@@ -116,6 +129,7 @@ json bench_gemm(const Bench& b) {
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
           {"peak_gflops", peak * 1e-9},
+          {"data_sheet_gflops", b.data_sheet_json()},
           {"path", ops::product_path(*device, b.machine.compute)},
           {"rates", rates}};
 }
@@ -141,8 +155,7 @@ json bench_attention(const Bench& b) {
   Meter meter;
   Exec ex{*device, arena, meter};
   const double peak = b.measured_peak(*device);
-  b.say(format("{}, {} threads; causal FLOPs, peak {:.1f} GFLOP/s\n", name_of(b.machine.compute), b.machine.threads,
-               peak * 1e-9));
+  b.say(format("{}, {} threads; causal FLOPs, {}\n", name_of(b.machine.compute), b.machine.threads, b.peak_text(peak)));
   json rates = json::array();
   for (const ops::AttentionShape& s : attention_shapes(b)) {
     const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
@@ -160,11 +173,9 @@ json bench_attention(const Bench& b) {
                      {"forward_share", rate.forward_gflops * 1e9 / peak},
                      {"backward_share", rate.backward_gflops * 1e9 / peak}});
   }
-  return {{"compute", name_of(b.machine.compute)},
-          {"threads", b.machine.threads},
-          {"path", ops::attention_path(*device)},
-          {"peak_gflops", peak * 1e-9},
-          {"rates", rates}};
+  return {{"compute", name_of(b.machine.compute)},    {"threads", b.machine.threads},
+          {"path", ops::attention_path(*device)},     {"peak_gflops", peak * 1e-9},
+          {"data_sheet_gflops", b.data_sheet_json()}, {"rates", rates}};
 }
 
 json bench_optimizer(const Bench& b) {

@@ -16,8 +16,8 @@ struct CollectiveRate {
   std::optional<double> library_microseconds;  // all_reduce under MPI: MPI_Allreduce, in turn with ours
 };
 
-/// Every operation at every payload (rounded down to a multiple of 4 · ranks bytes, at least one element per rank).
-/// All ranks call and get the same results; at least two ranks (Code::usage).
+/// Every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at least one
+/// element per rank). All ranks call and get the same results; at least two ranks (Code::usage).
 std::vector<CollectiveRate> bench_collectives(World& world, device::Device& device, std::span<const int64_t> payloads,
                                               int repeats);
 
