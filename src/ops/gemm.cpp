@@ -6,6 +6,7 @@
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/onednn_gemm.h"
 #include "ops/cuda/ops.h"
+#include "ops/elementwise.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -50,6 +51,10 @@ void check(const device::Device& device, const Gemm& op) {
   TRAINER_CHECK(!op.packed_b || op.packed_b.bytes() == packed_bytes(device, op.a.dtype, k, n),
                 "product: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),
                 packed_bytes(device, op.a.dtype, k, n), text());
+  TRAINER_CHECK(!op.b_sums || (!op.trans_b && op.b_sums.count() == n && op.b_sums.packed() &&
+                               op.b_sums.dtype == accumulator_of(op.a.dtype)),
+                "product: sums of the columns of b are {}, expected {} [{}] and b as it lies: {}", to_string(op.b_sums),
+                name_of(accumulator_of(op.a.dtype)), n, text());
 }
 
 /// The environment variable TRAINER_PRODUCTS: own (default), or onednn for bf16 on CPUs with AMX.
@@ -68,6 +73,13 @@ bool by_onednn(const device::Device& device, DType compute) {
   return wanted && prefers_packed(device, compute);
 }
 
+void run_product(Exec& ex, const Gemm& op, bool library) {
+  const OpTimer timer(ex.meter, OpKind::gemm, cost(op));
+  if (op.c.count() == 0) return;
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  library ? onednn::product(ex, op) : own_product(ex, op, gemm_table(ex.device.isa()));
+}
+
 }  // namespace
 
 Cost cost(const Gemm& op) {
@@ -75,19 +87,15 @@ Cost cost(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   return {2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
           bytes_of(op.a) + bytes_of(op.b) + bytes_of(op.c) * (op.accumulate ? 2 : 1) + bytes_of(e.bias) +
-              bytes_of(e.pre) + bytes_of(e.residual)};
+              bytes_of(e.pre) + bytes_of(e.residual) + bytes_of(op.b_sums)};
 }
 
 void run(Exec& ex, const Gemm& op) {
   check(ex.device, op);
-  const OpTimer timer(ex.meter, OpKind::gemm, cost(op));
-  if (op.c.count() == 0) return;
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  if (by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0) {
-    onednn::product(ex, op);
-  } else {
-    own_product(ex, op, gemm_table(ex.device.isa()));
-  }
+  const bool library = by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0;
+  run_product(ex, op, library);
+  const bool own = ex.device.kind() == device::Kind::cpu && !library;
+  if (op.b_sums && !(own && sums_columns(op))) run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums});
 }
 
 bool prefers_packed(const device::Device& device, DType compute) {

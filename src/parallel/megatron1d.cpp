@@ -40,11 +40,20 @@ class ShardedLinear : public Linear {
             .trans_b = true,
             .packed_b = axis_.store.packed(ex, weight_, true)};
   }
-  /// dW (+)= Xᵀ·dY
-  void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, GradSink& grads) const {
+  /// dW (+)= Xᵀ·dY, and the bias's gradient from the same dY where `with_bias`.
+  void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, GradSink& grads, bool with_bias) const {
     const GradSlot dw = grads.slot(ex, weight_);
-    ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
+    const bool bias = with_bias && bias_ >= 0;
+    const GradSlot db = bias ? grads.slot(ex, bias_) : GradSlot{};
+    ops::run(ex, ops::Gemm{.a = x,
+                           .b = dy,
+                           .c = dw.tensor,
+                           .trans_a = true,
+                           .accumulate = dw.accumulate,
+                           .b_sums = db.tensor,
+                           .add_to_b_sums = db.accumulate});
     grads.ready(ex, weight_);
+    if (bias) grads.ready(ex, bias_);
   }
   void bias_gradient(Exec& ex, const Tensor& dy, GradSink& grads) const {
     if (bias_ < 0) return;
@@ -85,8 +94,7 @@ class ColumnLinear final : public ShardedLinear {
       Scratch dx = ex.take("linear.dx", {dy.rows(), local_in()}, dy.dtype);
       ops::run(ex, transposed(ex, dy, dx));
       Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
-      weight_gradient(ex, x, dy, grads);  // hides the sum
-      bias_gradient(ex, dy, grads);
+      weight_gradient(ex, x, dy, grads, true);  // hides the sum
       if (sum.open()) sum.join(ex);
       return dx;
     }
@@ -97,8 +105,7 @@ class ColumnLinear final : public ShardedLinear {
     if (gather.open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
-    weight_gradient(ex, all, dy, grads);  // hides the scatter
-    bias_gradient(ex, dy, grads);
+    weight_gradient(ex, all, dy, grads, true);  // hides the scatter
     if (scatter.open()) scatter.join(ex);
     return dx;
   }
@@ -150,14 +157,14 @@ class RowLinear final : public ShardedLinear {
       all = ex.take("linear.dy", {batch.rows(), local_out()}, dy.dtype);
       gather = axis_.started(ex, axis_.ranks.all_gather(ex, dy, all));
     }
-    bias_gradient(ex, dy, grads);  // of this rank's rows
+    if (all) bias_gradient(ex, dy, grads);  // of this rank's rows
     if (gather.open()) gather.join(ex);
     const Tensor& rows = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {rows.rows(), local_in()}, dy.dtype);
     ops::Gemm op = transposed(ex, rows, dx);
     op.epilogue = {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
     ops::run(ex, op);
-    weight_gradient(ex, x, rows, grads);
+    weight_gradient(ex, x, rows, grads, !all);
     return dx;
   }
 

@@ -50,13 +50,16 @@ class SerialLinear final : public Linear {
     product.epilogue.pre = fusion.pre;
     product.epilogue.gradient = fusion.act != ops::Activation::none;
     ops::run(ex, product);
-    // dW = Xᵀ·dY
+    // dW = Xᵀ·dY, and the bias's from dY on the way
     const params::GradSlot dw = grads.slot(ex, weight_);
-    ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
-    if (bias_ >= 0) {
-      const params::GradSlot db = grads.slot(ex, bias_);
-      ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
-    }
+    const params::GradSlot db = bias_ >= 0 ? grads.slot(ex, bias_) : params::GradSlot{};
+    ops::run(ex, ops::Gemm{.a = x,
+                           .b = dy,
+                           .c = dw.tensor,
+                           .trans_a = true,
+                           .accumulate = dw.accumulate,
+                           .b_sums = db.tensor,
+                           .add_to_b_sums = db.accumulate});
     return dx;
   }
 

@@ -18,8 +18,8 @@
 namespace trainer::params {
 
 struct GradSlot {
-  Tensor tensor;    // accumulator type, local shape of the slot's matrix
-  bool accumulate;  // add instead of overwriting
+  Tensor tensor;            // accumulator type, local shape of the slot's matrix
+  bool accumulate = false;  // add instead of overwriting
 };
 
 struct GradNorm {

@@ -4,6 +4,10 @@
 #include <concepts>
 #include <limits>
 
+#include "ops/cpu/elementwise_kernels.h"
+#include "ops/operands.h"
+#include "ops/reduce.h"
+
 namespace trainer::ops {
 namespace {
 
@@ -102,17 +106,25 @@ Operand<T> operand(const Tensor& tensor, bool along_k) {
 }
 
 /// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum; dst
-/// [block][panel][k][cols].
-template <typename T, typename D, typename Pack>
+/// [block][panel][k][cols]. also(block, column, columns) follows each part, which the caches then hold.
+template <typename T, typename D, typename Pack, typename Also>
 void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
-                  int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels) {
+                  int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels, Also also) {
   const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, kPackStrip);
   pool.parallel_for(strips * blocks, [&](int64_t task) {
     const int64_t block = first + task / strips, offset = task % strips * kPackStrip, length = sum.stored(block);
     D* const panels = dst + (sum.first(block) - sum.first(first)) * padded + offset * length;
-    pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, std::min(kPackStrip, cols - offset),
-                sum.size(block), panels, length * panel_cols);
+    const int64_t part = std::min(kPackStrip, cols - offset);
+    pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, part, sum.size(block), panels,
+                length * panel_cols);
+    also(block, col + offset, part);
   });
+}
+
+auto column_sum_of(const Exec& ex, DType dtype) {
+  const ElementwiseKernels& kernels =
+      table_for(ex, plain::elementwise_kernels, avx2::elementwise_kernels, avx512::elementwise_kernels);
+  return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
 /// Whether C is written past the caches: whole lines only, and more of them than a core's own caches hold.
@@ -128,6 +140,8 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   using Sum = AccumulatorOf<T>;
   const Plan plan(op, kernels, ex.device.threads());
   const Scratch scratch = ex.take("gemm", {plan.bytes(ex.device.threads())}, DType::u8);
+  Scratch column_sums;  // of B, over each block of the sum
+  if (op.b_sums) column_sums = ex.take("gemm.b_sums", {plan.sum.count, plan.n}, DTypeOf<Sum>::value);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
@@ -136,6 +150,11 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   store.stream = kernels.may_stream && streams<C>(op.c);
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
+  const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {
+    if (op.b_sums)
+      column_sum_of(ex, op.b.dtype)(b.at(col, sum.first(block)), b.ld, sum.size(block), cols,
+                                    column_sums.tensor().as<Sum>() + block * plan.n + col);
+  };
   std::byte* const b_memory = scratch.tensor().data;
   std::byte* const a_memory = b_memory + plan.b_bytes;
   std::byte* const sums_memory = a_memory + pool.threads() * plan.a_bytes;
@@ -147,7 +166,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       const int64_t blocks = std::min(plan.chunk_blocks, sum.count - block0), term0 = sum.first(block0);
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
-                     kernels.pack_b);
+                     kernels.pack_b, sum_columns);
       // Packed weights hold all columns and terms, a chunk's panels only its own.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
@@ -187,6 +206,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       });
     }
   }
+  if (op.b_sums) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
 }
 
 /// m <= kSkinnyRows: bound by reading B, which is therefore read once and as it lies.
@@ -220,7 +240,7 @@ void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels)
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
   const SumBlocks sum(k, kernels);
   pack_columns(device::pool_of(ex.device), operand<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
-               reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept);
+               reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept, [](int64_t, int64_t, int64_t) {});
 }
 
 /// fn(kernels) of vectors for the operands' dtype.
@@ -261,6 +281,10 @@ const GemmTable& gemm_table(device::Isa isa) {
 bool reads_b_unpacked(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSkinnyRows && k > 0;
+}
+
+bool sums_columns(const Gemm& op) {
+  return op.b_sums && !op.packed_b && op.b.shape[0] > 0 && op.c.count() > 0 && !reads_b_unpacked(op);
 }
 
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {

@@ -10,6 +10,8 @@ const GemmTable& gemm_table(device::Isa isa);
 /// op must have passed run's checks. Scratch "gemm": a function of shapes, dtypes, threads and table; taken on a dry
 /// device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
+/// True when own_product forms op.b_sums too: beside the packing of B.
+bool sums_columns(const Gemm& op);
 /// True when op's few rows make it a reading of B as it lies: such products leave packed_b alone.
 bool reads_b_unpacked(const Gemm& op);
 
