@@ -10,16 +10,16 @@ namespace {
 
 using nlohmann::json;
 
-[[noreturn]] void fail(const std::string& place, const char* expected) {
+[[noreturn]] void fail(std::string_view place, const char* expected) {
   throw Error(Code::config, format("tuning table: {}: expected {}", place, expected));
 }
 
-const json& member(const json& object, const std::string& place, const char* key) {
+const json& member(const json& object, std::string_view place, const char* key) {
   const auto found = object.find(key);
   if (found == object.end()) fail(place, format("a member \"{}\"", key).c_str());
   return *found;
 }
-std::string text_of(const json& object, const std::string& place, const char* key) {
+std::string text_of(const json& object, std::string_view place, const char* key) {
   const json& value = member(object, place, key);
   if (!value.is_string()) fail(format("{}.{}", place, key), "a text");
   return value.get<std::string>();

@@ -8,8 +8,6 @@ import signal
 
 import rig
 
-# Containers run as root, and a test machine has fewer cores than ranks.
-MPIRUN = ["mpirun", "-q", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
 LOST_PEER = 7
 
 
@@ -20,7 +18,7 @@ class Ranks(rig.Runs):
             return self.train("parallel.transport=threads", *sets, **options)
         if shutil.which("mpirun") is None:
             self.skipTest("no mpirun on this machine")
-        self.launcher = [*MPIRUN, "-np", str(count)]
+        self.launcher = [*rig.MPIRUN, "-np", str(count)]
         try:
             return self.train(*sets, **options)
         finally:
@@ -83,7 +81,7 @@ class Ranks(rig.Runs):
         self.train("run.dir=alone")
         alone = self.results("eval", "--checkpoint", "alone", "--json")
         for ranks in (2, 3):
-            self.launcher = [*MPIRUN, "-np", str(ranks)]
+            self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
             report = self.results("eval", "--checkpoint", "alone", "--json")
             self.assertEqual(report["tokens"], alone["tokens"])
             self.assertAlmostEqual(report["loss"], alone["loss"], delta=1e-6 * alone["loss"])
@@ -92,7 +90,7 @@ class Ranks(rig.Runs):
         self.replicas(2, "debug.check_replicas_every=1")
 
     def test_a_signal_to_one_process_saves_and_stops_all(self):
-        self.launcher = [*MPIRUN, "-np", "2"]
+        self.launcher = [*rig.MPIRUN, "-np", "2"]
         process = self.start_train("parallel.data=2", "train.steps=100000", "run.threads=1")
         self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
         stderr = self.stop(process, signal.SIGUSR1)
@@ -101,7 +99,7 @@ class Ranks(rig.Runs):
         self.assert_whole(*self.step_folders())
 
     def test_a_rank_that_stops_answering_is_named_and_the_others_leave(self):
-        self.launcher = [*MPIRUN, "-np", "3"]
+        self.launcher = [*rig.MPIRUN, "-np", "3"]
         process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
                                    "parallel.timeout=2", "checkpoint.interval=5")
         self.wait_until(lambda: self.last_step() >= 7, process, "seven steps")
@@ -112,7 +110,7 @@ class Ranks(rig.Runs):
         self.assert_whole(*self.step_folders())
 
     def test_mistakes_are_reported_once_and_end_all_ranks(self):
-        self.launcher = [*MPIRUN, "-np", "2"]
+        self.launcher = [*rig.MPIRUN, "-np", "2"]
         stderr = self.train("model.layers=3", status=2)
         self.assertEqual(stderr.count("unknown key"), 1, stderr)
         stderr = self.train("data.train=tokens/none.bin", status=4)
