@@ -83,6 +83,27 @@ struct DTypeOf<uint8_t> {
   static constexpr DType value = DType::u8;
 };
 
+/// fn(value of the element type): its argument's type is that of the elements.
+template <typename F>
+void with_type(DType type, F&& fn) {
+  switch (type) {
+    case DType::f64:
+      return fn(double{});
+    case DType::f32:
+      return fn(float{});
+    case DType::bf16:
+      return fn(bf16{});
+    case DType::i32:
+      return fn(int32_t{});
+    case DType::i64:
+      return fn(int64_t{});
+    case DType::u16:
+      return fn(uint16_t{});
+    case DType::u8:
+      return fn(uint8_t{});
+  }
+}
+
 /// The type in which sums, statistics and weight gradients of a compute type live: f64 for f64, else f32.
 constexpr DType accumulator_of(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }
 template <typename T>

@@ -102,22 +102,7 @@ void run(Exec& ex, const Fill& op) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  switch (op.x.dtype) {
-    case DType::f64:
-      return fill(ex, op.x, op.value);
-    case DType::f32:
-      return fill(ex, op.x, static_cast<float>(op.value));
-    case DType::bf16:
-      return fill(ex, op.x, bf16(op.value));
-    case DType::i32:
-      return fill(ex, op.x, static_cast<int32_t>(op.value));
-    case DType::i64:
-      return fill(ex, op.x, static_cast<int64_t>(op.value));
-    case DType::u16:
-      return fill(ex, op.x, static_cast<uint16_t>(op.value));
-    case DType::u8:
-      return fill(ex, op.x, static_cast<uint8_t>(op.value));
-  }
+  with_type(op.x.dtype, [&](auto zero) { fill(ex, op.x, static_cast<decltype(zero)>(op.value)); });
 }
 
 }  // namespace trainer::ops

@@ -2,6 +2,7 @@
 
 #include "ops/embedding.h"
 #include "ops/gemm.h"
+#include "parallel/linear_gradient.h"
 #include "parallel/local_norm.h"
 #include "parallel/vocab.h"
 
@@ -45,13 +46,7 @@ class ShardedLinear : public Linear {
     const GradSlot dw = grads.slot(ex, weight_);
     const bool bias = with_bias && bias_ >= 0;
     const GradSlot db = bias ? grads.slot(ex, bias_) : GradSlot{};
-    ops::run(ex, ops::Gemm{.a = x,
-                           .b = dy,
-                           .c = dw.tensor,
-                           .trans_a = true,
-                           .accumulate = dw.accumulate,
-                           .b_sums = db.tensor,
-                           .add_to_b_sums = db.accumulate});
+    linear_gradient(ex, x, dy, dw, db);
     grads.ready(ex, weight_);
     if (bias) grads.ready(ex, bias_);
   }

@@ -2,6 +2,7 @@
 
 #include "ops/embedding.h"
 #include "ops/gemm.h"
+#include "parallel/linear_gradient.h"
 #include "parallel/local_norm.h"
 #include "parallel/vocab.h"
 
@@ -50,16 +51,9 @@ class SerialLinear final : public Linear {
     product.epilogue.pre = fusion.pre;
     product.epilogue.gradient = fusion.act != ops::Activation::none;
     ops::run(ex, product);
-    // dW = Xᵀ·dY, and the bias's from dY on the way
     const params::GradSlot dw = grads.slot(ex, weight_);
     const params::GradSlot db = bias_ >= 0 ? grads.slot(ex, bias_) : params::GradSlot{};
-    ops::run(ex, ops::Gemm{.a = x,
-                           .b = dy,
-                           .c = dw.tensor,
-                           .trans_a = true,
-                           .accumulate = dw.accumulate,
-                           .b_sums = db.tensor,
-                           .add_to_b_sums = db.accumulate});
+    linear_gradient(ex, x, dy, dw, db);
     return dx;
   }
 

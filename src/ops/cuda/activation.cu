@@ -8,22 +8,12 @@ namespace trainer::ops::cuda {
 namespace {
 
 template <typename T>
-struct GeluBody {
-  Rows<const T> x;
-  Rows<T> y;
+struct GeluBody : FromOne<T, T> {
   template <int V>
-  struct Values {
-    float x[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    get(x.at(at.r, at.c), at.n, v.x);
-  }
-  template <int V>
-  __device__ void store(Values<V>& v, const Piece& at) const {
+  __device__ void store(typename FromOne<T, T>::template Values<V>& v, const Piece& at) const {
 #pragma unroll
     for (float& value : v.x) value = gelu<T>(value);
-    put(y.at(at.r, at.c), at.n, v.x);
+    put(this->y.at(at.r, at.c), at.n, v.x);
   }
 };
 
@@ -81,7 +71,7 @@ struct SwigluBackwardBody {
 void run(Exec& ex, const GeluForward& op) {
   for_compute_type(op.x.dtype, "gelu x", [&]<typename T>(T) {
     if (ex.device.dry()) return;
-    map<wide_of<T>()>(ex, GeluBody<T>{rows_in<T>(op.x), rows_of<T>(op.y)}, op.x.rows(), op.x.cols(), {op.x, op.y},
+    map<wide_of<T>()>(ex, GeluBody<T>{{rows_in<T>(op.x), rows_of<T>(op.y)}}, op.x.rows(), op.x.cols(), {op.x, op.y},
                       true);
   });
 }

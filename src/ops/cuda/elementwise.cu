@@ -68,20 +68,10 @@ struct DropoutBody {
 };
 
 template <typename From, typename To>
-struct CastBody {
-  Rows<const From> x;
-  Rows<To> y;
+struct CastBody : FromOne<From, To> {
   template <int V>
-  struct Values {
-    float x[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    get(x.at(at.r, at.c), at.n, v.x);
-  }
-  template <int V>
-  __device__ void store(Values<V>& v, const Piece& at) const {
-    put(y.at(at.r, at.c), at.n, v.x);
+  __device__ void store(typename FromOne<From, To>::template Values<V>& v, const Piece& at) const {
+    put(this->y.at(at.r, at.c), at.n, v.x);
   }
 };
 
@@ -196,7 +186,7 @@ void run(Exec& ex, const Cast& op) {
       if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
         map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
       } else {
-        map<wide_of<bf16>()>(ex, CastBody<From, To>{rows_in<From>(x), rows_of<To>(y)}, 1, x.count(), {x, y}, false);
+        map<wide_of<bf16>()>(ex, CastBody<From, To>{{rows_in<From>(x), rows_of<To>(y)}}, 1, x.count(), {x, y}, false);
       }
     });
   });
@@ -228,22 +218,7 @@ void run(Exec& ex, const Copy& op) {
 
 void run(Exec& ex, const Fill& op) {
   if (ex.device.dry()) return;
-  switch (op.x.dtype) {
-    case DType::f64:
-      return fill(ex, op.x, op.value);
-    case DType::f32:
-      return fill(ex, op.x, static_cast<float>(op.value));
-    case DType::bf16:
-      return fill(ex, op.x, bf16(op.value));
-    case DType::i32:
-      return fill(ex, op.x, static_cast<int32_t>(op.value));
-    case DType::i64:
-      return fill(ex, op.x, static_cast<int64_t>(op.value));
-    case DType::u16:
-      return fill(ex, op.x, static_cast<uint16_t>(op.value));
-    case DType::u8:
-      return fill(ex, op.x, static_cast<uint8_t>(op.value));
-  }
+  with_type(op.x.dtype, [&](auto zero) { fill(ex, op.x, static_cast<decltype(zero)>(op.value)); });
 }
 
 }  // namespace trainer::ops::cuda
