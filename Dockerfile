@@ -1,24 +1,49 @@
-# A small image with the CPU build of the trainer:
+# Small images with the trainer. For CPUs:
 #   docker build -t trainer .
 #   docker run --rm -v trainer-runs:/home/trainer/runs trainer train --config configs/quickstart.toml
 # On two ranks:
 #   docker run --rm --entrypoint mpirun trainer -np 2 --bind-to none trainer --config configs/quickstart.toml
-FROM debian:bookworm-slim AS build
+# For NVIDIA GPUs (driver 580 or newer):
+#   docker build -t trainer-cuda --target cuda .
+#   docker run --rm --gpus all -v trainer-runs:/home/trainer/runs trainer-cuda train --config configs/quickstart.toml
+FROM debian:bookworm-slim AS packages
 WORKDIR /src
 COPY scripts/install_packages.sh scripts/
 RUN scripts/install_packages.sh && rm -rf /var/lib/apt/lists/*
+
+FROM packages AS build
 COPY . .
 RUN cmake --preset release && cmake --build --preset release && strip build/trainer
 
-FROM debian:bookworm-slim AS cpu
+FROM packages AS cuda-build
+COPY scripts/cuda_toolkit.sh scripts/
+RUN apt-get update && apt-get install -y --no-install-recommends python3-pip && rm -rf /var/lib/apt/lists/* \
+ && scripts/cuda_toolkit.sh /usr/local/cuda
+COPY . .
+RUN cmake --preset release -DTRAINER_CUDA=ON -DTRAINER_NCCL=ON -DTRAINER_CUDNN=ON \
+ && cmake --build --preset release && strip build/trainer
+
+FROM debian:bookworm-slim AS runtime
 RUN apt-get update \
  && apt-get install -y --no-install-recommends libdnnl2 libfmt9 libopenmpi3 libsentencepiece0 openmpi-bin libstdc++6 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 trainer \
  && install -d -o trainer -g trainer /home/trainer/runs
-COPY --from=build /src/build/trainer /usr/local/bin/trainer
 COPY --chown=trainer configs /home/trainer/configs
 COPY --chown=trainer data /home/trainer/data
-USER trainer
 WORKDIR /home/trainer
 ENTRYPOINT ["trainer"]
+
+FROM runtime AS cuda
+COPY --from=cuda-build /usr/local/cuda/lib/libcublasLt.so.13 /usr/local/cuda/lib/libnccl.so.2 \
+  /usr/local/cuda/lib/libcudnn*.so.9 /usr/local/cuda/lib/libnvrtc.so.13 /usr/local/cuda/lib/libnvrtc-builtins.so.13.0 \
+  /usr/local/lib/
+RUN ldconfig
+# What the container runtime gives to images that are not NVIDIA's own.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=cuda-build /src/build/trainer /usr/local/bin/trainer
+USER trainer
+
+FROM runtime AS cpu
+COPY --from=build /src/build/trainer /usr/local/bin/trainer
+USER trainer

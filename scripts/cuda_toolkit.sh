@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Lays out what the trainer's CUDA backend is built with (nvcc 13.0, cuBLAS, NCCL, cuDNN and its front end) from NVIDIA's
+# Python packages: for images and machines without a CUDA toolkit of their own.
+#
+#   scripts/cuda_toolkit.sh [--help] FOLDER
+#
+# /usr/local/cuda is found by the build; any other folder by CUDACXX=FOLDER/bin/nvcc. Needs python3 with pip, 2 GB in
+# FOLDER and as much again in TMPDIR while it runs. A GPU's driver is not part of it.
+set -euo pipefail
+
+case ${1:---help} in
+  --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -*) echo "cuda_toolkit.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
+esac
+folder=$1
+if [ -e "$folder/bin/nvcc" ]; then
+  echo "$folder has a CUDA toolkit: nothing is changed."
+  exit 0
+fi
+python3 -m pip --version > /dev/null 2>&1 || { echo "cuda_toolkit.sh: python3 has no pip (Debian: python3-pip)" >&2; exit 1; }
+
+# Of one CUDA version, so that the driver it was made for (580) or a newer one will do.
+packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+  nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
+  nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cudnn-frontend==1.32.0)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+python3 -m pip install --quiet --root-user-action=ignore --no-deps --no-compile --disable-pip-version-check --target "$work" "${packages[@]}"
+
+mkdir -p "$folder"
+cp -a "$work"/nvidia/cu13/. "$folder"
+for part in nccl cudnn; do cp -a "$work/nvidia/$part"/{include,lib} "$folder"; done
+cp -a "$work"/include/. "$folder/include"
+# The layout of a toolkit, and the links that packages of libraries for running leave out.
+mkdir -p "$folder/targets/x86_64-linux"
+ln -sfn lib "$folder/lib64"
+ln -sfn ../../include "$folder/targets/x86_64-linux/include"
+ln -sfn ../../lib "$folder/targets/x86_64-linux/lib"
+for library in "$folder"/lib/*.so.*; do
+  link=${library%%.so.*}.so
+  [ -e "$link" ] || ln -s "$(basename "$library")" "$link"
+done
+"$folder/bin/nvcc" --version | tail -n 1
