@@ -12,7 +12,7 @@ case ${1:---help} in
   --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 0 ;;
   -*) echo "cuda_toolkit.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
 esac
-folder=$1
+folder=${1%/}
 if [ -e "$folder/bin/nvcc" ]; then
   echo "$folder has a CUDA toolkit: nothing is changed."
   exit 0
@@ -23,21 +23,24 @@ python3 -m pip --version > /dev/null 2>&1 || { echo "cuda_toolkit.sh: python3 ha
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
   nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
   nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cudnn-frontend==1.32.0)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+[ ! -e "$folder" ] || { echo "cuda_toolkit.sh: $folder exists and has no toolkit; name a folder that is not there" >&2; exit 1; }
+mkdir -p "$(dirname "$folder")"
+work=$(mktemp -d) whole=$folder.part  # in its place only when it is whole
+trap 'rm -rf "$work" "$whole"' EXIT
 python3 -m pip install --quiet --root-user-action=ignore --no-deps --no-compile --disable-pip-version-check --target "$work" "${packages[@]}"
 
-mkdir -p "$folder"
-cp -a "$work"/nvidia/cu13/. "$folder"
-for part in nccl cudnn; do cp -a "$work/nvidia/$part"/{include,lib} "$folder"; done
-cp -a "$work"/include/. "$folder/include"
+mkdir -p "$whole"
+cp -a "$work"/nvidia/cu13/. "$whole"
+for part in nccl cudnn; do cp -a "$work/nvidia/$part"/{include,lib} "$whole"; done
+cp -a "$work"/include/. "$whole/include"
 # The layout of a toolkit, and the links that packages of libraries for running leave out.
-mkdir -p "$folder/targets/x86_64-linux"
-ln -sfn lib "$folder/lib64"
-ln -sfn ../../include "$folder/targets/x86_64-linux/include"
-ln -sfn ../../lib "$folder/targets/x86_64-linux/lib"
-for library in "$folder"/lib/*.so.*; do
+mkdir -p "$whole/targets/x86_64-linux"
+ln -sfn lib "$whole/lib64"
+ln -sfn ../../include "$whole/targets/x86_64-linux/include"
+ln -sfn ../../lib "$whole/targets/x86_64-linux/lib"
+for library in "$whole"/lib/*.so.*; do
   link=${library%%.so.*}.so
   [ -e "$link" ] || ln -s "$(basename "$library")" "$link"
 done
+mv "$whole" "$folder"
 "$folder/bin/nvcc" --version | tail -n 1

@@ -258,6 +258,7 @@ stage_elementwise() {
 stage_optimizer() { bench optimizer optimizer "${size[@]}" && cat "$work/optimizer.txt" >&3; }
 stage_collectives() {
   command -v mpirun > /dev/null || leave_out "no mpirun here"
+  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
   local where parts=() status=0
   for where in cpu cuda; do
     timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json --set "run.device=$where" \

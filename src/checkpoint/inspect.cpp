@@ -77,7 +77,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
           {"tied", header.tied},
           {"tokenizer_hash", header.tokenizer_hash},
           {"data_hash", header.data_hash},
-          {"gemm_tuning_hash", header.gemm_tuning_hash},
+          {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
           {"model", header.model_keys},
           {"parameters", parameters_of(manifest)},
           {"bytes", manifest.tensor_bytes()},

@@ -35,8 +35,8 @@ class Value {
     return Value(*found, format("{}: {}", place_, key));
   }
   /// Of a member that older manifests have not.
-  std::string text_or_empty(const char* key) const {
-    return json_.is_object() && json_.contains(key) ? (*this)[key].text() : "";
+  std::optional<std::string> text_if_there(const char* key) const {
+    return json_.is_object() && json_.contains(key) ? std::optional((*this)[key].text()) : std::nullopt;
   }
   std::vector<Value> list() const {
     if (!json_.is_array()) fail("expected a list");
@@ -106,7 +106,7 @@ Snapshot header_of(const Value& root) {
   header.tied = root["tied"].flag();
   header.tokenizer_hash = root["tokenizer_hash"].text();
   header.data_hash = root["data_hash"].text();
-  header.gemm_tuning_hash = root.text_or_empty("gemm_tuning_hash");
+  header.gemm_tuning_hash = root.text_if_there("gemm_tuning_hash");
   header.model_keys = root["model"].texts();
   return header;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +35,8 @@ struct Snapshot {
   std::string config_toml;  // values in force
   std::string tokenizer;    // serialized model, may be empty
   std::string tokenizer_hash, data_hash;
-  std::string gemm_tuning_hash;                   // of the table that products were chosen by; empty: none
+  // Of the table that products were chosen by; empty: none. No value: saved by a version that did not say.
+  std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
   bool tied = false;
   std::string compute;  // "bf16" …

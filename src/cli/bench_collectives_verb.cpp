@@ -5,7 +5,6 @@
 #include "cli/ranks.h"
 #include "comm/bench_collectives.h"
 #include "comm/gpu_transport.h"
-#include "config/load.h"
 #include "train/machine.h"
 #include "train/units.h"
 
@@ -51,10 +50,7 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
 }  // namespace
 
 int bench_collectives_command(const BenchOptions& o) {
-  if (!o.config.file.empty())
-    return on_ranks(o.config, [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
-  return on_ranks(
-      [&](comm::World& world) { return run(world, config::load_text("", "", o.config.sets, {.files = false}), o); });
+  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
 }
 
 }  // namespace trainer::cli

@@ -34,16 +34,23 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
+/// Defaults and --set where there is no file: they need to fit no number of ranks.
+config::Config configuration_without_file(const ConfigOptions& options) {
+  return config::load_text("", "", options.sets, {.files = false});
+}
+
 /// The first rank reads and checks the file; every rank has the configuration then, or the same error.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
   std::string text;
   config::Config config;
   world.control().together([&] {
-    if (!world.first()) return;
+    if (options.file.empty()) config = configuration_without_file(options);
+    if (options.file.empty() || !world.first()) return;
     config = config::load(options.file, options.sets, {.world = world.size()});
     std::ifstream file(options.file, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(file), {});
   });
+  if (options.file.empty()) return config;
   world.control().broadcast(text);
   if (!world.first())
     config = config::load_text(text, options.file, options.sets, {.world = world.size(), .files = false});
@@ -80,7 +87,8 @@ int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&,
       world.configure(world_options(config));
       return verb(world, config);
     });
-  const config::Config config = load_configuration(options);
+  const config::Config config =
+      options.file.empty() ? configuration_without_file(options) : load_configuration(options);
   const auto ranks = static_cast<int>(config::world_size(config, 1));
   if (ranks == 1) return verb(*comm::solo_world(), config);
   std::vector<int> status(static_cast<size_t>(ranks));

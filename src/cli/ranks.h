@@ -9,8 +9,9 @@
 
 namespace trainer::cli {
 
-/// Reads the configuration (on the first rank; the others get its bytes) and runs `verb` on every rank it asks for.
-/// Returns the verb's exit status. An error of one rank ends all of them with its status; it is printed once.
+/// Reads the configuration (on the first rank; the others get its bytes; without a file it is defaults and --set) and
+/// runs `verb` on every rank it asks for. Returns the verb's exit status. An error of one rank ends all of them with
+/// its status; it is printed once.
 int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
 
 /// The same for verbs that need no configuration: as many ranks as were started.

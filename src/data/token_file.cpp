@@ -18,7 +18,7 @@ constexpr int64_t kScanBlock = int64_t{1} << 20;  // tokens
 
 /// Calls fn with the tokens at `data` as a span of their own type.
 template <typename F>
-void with_type(const std::byte* data, int64_t count, int width, F&& fn) {
+void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   if (width == 2) {
     fn(std::span(reinterpret_cast<const uint16_t*>(data), static_cast<size_t>(count)));
   } else {
@@ -111,7 +111,7 @@ void TokenStream::copy(int64_t begin, std::span<int32_t> out) const {
   int32_t* to = out.data();
   for_each_span(begin, begin + static_cast<int64_t>(out.size()),
                 [&](const Segment& segment, int64_t from, int64_t stop) {
-                  with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+                  with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
                     if (vocab_limit_ > 0) segment.check(tokens, from, vocab_limit_);
                     to = std::ranges::transform(tokens, to, [](auto token) { return static_cast<int32_t>(token); }).out;
                   });
@@ -125,8 +125,8 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
     const int64_t begin = block * kScanBlock;
     for_each_span(begin, std::min(begin + kScanBlock, tokens_),
                   [&](const Segment& segment, int64_t from, int64_t stop) {
-                    with_type(segment.at(from), stop - from, segment.layout.width,
-                              [&](auto tokens) { segment.check(tokens, from, vocab_size); });
+                    with_width(segment.at(from), stop - from, segment.layout.width,
+                               [&](auto tokens) { segment.check(tokens, from, vocab_size); });
                   });
   };
   const auto work = [&] {
@@ -150,7 +150,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
 void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {
   const auto limit = static_cast<int64_t>(counts.size());
   for_each_span(begin, end, [&](const Segment& segment, int64_t from, int64_t stop) {
-    with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+    with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
       segment.check(tokens, from, limit);
       for (const auto token : tokens) ++counts[token];
     });
@@ -187,7 +187,7 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
       if (first > 0) offer(segment.begin + index->end_of(first - 1));
     } else if (info_.eos >= 0) {
       const int64_t from = std::max(low - 1, segment.begin), stop = std::min(high, segment.end());
-      with_type(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
+      with_width(segment.at(from), stop - from, segment.layout.width, [&](auto tokens) {
         for (size_t i = 0; i < tokens.size(); ++i) {
           if (static_cast<int64_t>(tokens[i]) == info_.eos) offer(from + static_cast<int64_t>(i) + 1);
         }

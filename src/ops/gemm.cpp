@@ -87,7 +87,7 @@ Cost cost(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   return {2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k),
           bytes_of(op.a) + bytes_of(op.b) + bytes_of(op.c) * (op.accumulate ? 2 : 1) + bytes_of(e.bias) +
-              bytes_of(e.pre) + bytes_of(e.residual) + bytes_of(op.b_sums)};
+              bytes_of(e.pre) + bytes_of(e.residual)};
 }
 
 void run(Exec& ex, const Gemm& op) {

@@ -41,14 +41,17 @@ class ShardedLinear : public Linear {
             .trans_b = true,
             .packed_b = axis_.store.packed(ex, weight_, true)};
   }
-  /// dW (+)= Xᵀ·dY, and the bias's gradient from the same dY where `with_bias`.
-  void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, GradSink& grads, bool with_bias) const {
-    const GradSlot dw = grads.slot(ex, weight_);
-    const bool bias = with_bias && bias_ >= 0;
-    const GradSlot db = bias ? grads.slot(ex, bias_) : GradSlot{};
+  /// Of weight and bias, from the same rows.
+  void gradients(Exec& ex, const Tensor& x, const Tensor& dy, GradSink& grads) const {
+    if (bias_ < 0) return weight_gradient(ex, x, dy, grads);
+    const GradSlot dw = grads.slot(ex, weight_), db = grads.slot(ex, bias_);
     linear_gradient(ex, x, dy, dw, db);
     grads.ready(ex, weight_);
-    if (bias) grads.ready(ex, bias_);
+    grads.ready(ex, bias_);
+  }
+  void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, GradSink& grads) const {
+    linear_gradient(ex, x, dy, grads.slot(ex, weight_), {});
+    grads.ready(ex, weight_);
   }
   void bias_gradient(Exec& ex, const Tensor& dy, GradSink& grads) const {
     if (bias_ < 0) return;
@@ -89,7 +92,7 @@ class ColumnLinear final : public ShardedLinear {
       Scratch dx = ex.take("linear.dx", {dy.rows(), local_in()}, dy.dtype);
       ops::run(ex, transposed(ex, dy, dx));
       Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
-      weight_gradient(ex, x, dy, grads, true);  // hides the sum
+      gradients(ex, x, dy, grads);  // hides the sum
       if (sum.open()) sum.join(ex);
       return dx;
     }
@@ -100,7 +103,7 @@ class ColumnLinear final : public ShardedLinear {
     if (gather.open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
-    weight_gradient(ex, all, dy, grads, true);  // hides the scatter
+    gradients(ex, all, dy, grads);  // hides the scatter
     if (scatter.open()) scatter.join(ex);
     return dx;
   }
@@ -159,7 +162,7 @@ class RowLinear final : public ShardedLinear {
     ops::Gemm op = transposed(ex, rows, dx);
     op.epilogue = {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
     ops::run(ex, op);
-    weight_gradient(ex, x, rows, grads, !all);
+    all ? weight_gradient(ex, x, rows, grads) : gradients(ex, x, rows, grads);
     return dx;
   }
 

@@ -17,6 +17,8 @@
 namespace trainer::train {
 namespace {
 
+constexpr std::string_view kOnCpu = "the products of a CPU are our own";
+
 /// MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; bytes.
 int64_t available_memory() {
   int64_t bytes = INT64_MAX;
@@ -186,11 +188,7 @@ Peak find_peak(device::Device& device, const Machine& machine, const config::Con
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
   const std::string& path = config.hardware.gemm_tuning;
   if (path.empty()) return {};
-  if (device.kind() != device::Kind::cuda) {
-    if (world.first()) log::info("hardware.gemm_tuning is of no use here: the products of a CPU are our own");
-    return {};
-  }
-  std::string text, hash;
+  std::string text;
   world.control().together([&] {
     if (!world.first()) return;
     std::ifstream file(path, std::ios::binary);
@@ -198,17 +196,27 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     if (!file) throw Error(Code::config, format("hardware.gemm_tuning: {} cannot be read", path));
   });
   world.control().broadcast(text);
+  std::optional<ops::GemmTuning> tuning;
+  std::string misfit;
   world.control().together([&] {
-    const ops::GemmTuning tuning = ops::parse_gemm_tuning(text);
-    const std::optional<std::string> misfit = ops::gemm_tuning_misfit(device, tuning);
-    if (misfit) {
-      if (world.first()) log::warning("{} is left aside: {}", path, *misfit);
-      return;
-    }
-    ops::use_gemm_tuning(device, tuning);
-    hash = to_string(checkpoint::checksum_of(text));
+    tuning = ops::parse_gemm_tuning(text);
+    misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
-  return hash;
+  // On all ranks or on none: what the run computes by is one table.
+  const std::vector<std::string> misfits = world.control().gather(misfit);
+  const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
+  if (first == misfits.end()) {
+    ops::use_gemm_tuning(device, *tuning);
+    return to_string(checkpoint::checksum_of(text));
+  }
+  const bool nowhere = std::all_of(misfits.begin(), misfits.end(), [](const auto& why) { return why == kOnCpu; });
+  if (world.first() && nowhere) {
+    log::info("hardware.gemm_tuning is of no use here: {}", kOnCpu);
+  } else if (world.first()) {
+    log::warning("{} is left aside: {}{}", path,
+                 first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);
+  }
+  return {};
 }
 
 bool writes_samples(const config::Config& config) {

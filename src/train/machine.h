@@ -38,8 +38,8 @@ struct Peak {
 Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config);
 
 /// Products on a GPU take the algorithms of hardware.gemm_tuning, which the first rank reads for all. A table of
-/// another device or library is left aside with a warning. Returns the hash of the table in use, empty for none; every
-/// rank's is the same. Collective.
+/// another device or library than that of some rank is left aside by all, with a warning. Returns the hash of the table
+/// in use, empty for none. Collective.
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device);
 
 /// The run lets the model write: it then holds a key-value cache beside what training needs.

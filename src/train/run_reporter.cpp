@@ -14,11 +14,13 @@ std::filesystem::path metrics_file(const config::Config& config) {
 
 }  // namespace
 
-RunReporter::RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, bool first)
-    : config_(config), plan_(plan), machine_(machine), first_(first) {}
+RunReporter::RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine,
+                         const MemoryProbe& memory, bool first)
+    : config_(config), plan_(plan), machine_(machine), first_(first), memory_(memory) {}
 
 void RunReporter::open(int64_t step) {
   if (!first_) return;
+  started_ = now_seconds();
   truncate_after_step(metrics_file(config_), step);
   samples_ = read_samples(config_.run.dir, step);
   if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));

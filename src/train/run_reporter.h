@@ -19,8 +19,9 @@ namespace trainer::train {
 /// The first rank speaks for all: on the others every call does nothing. No call waits for another rank.
 class RunReporter {
  public:
-  /// Before the run takes memory: its growth is counted from here. `first`: this rank speaks. The others outlive it.
-  RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, bool first);
+  /// config, plan and machine outlive it. `memory` was started before the run took any; `first`: this rank speaks.
+  RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, const MemoryProbe& memory,
+              bool first);
 
   /// Cuts what the run folder tells back to `step` and goes on from there. Throws Code::io.
   void open(int64_t step);
@@ -49,7 +50,7 @@ class RunReporter {
   const RunPlan& plan_;
   const Machine& machine_;
   const bool first_;
-  const double started_ = now_seconds();
+  double started_ = 0;
   MemoryProbe memory_;
   std::optional<MetricsLog> metrics_;
   std::optional<Progress> progress_;

@@ -19,7 +19,9 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
 struct Resumed {
   std::filesystem::path folder;
   checkpoint::TrainState state;
-  std::string config_toml, gemm_tuning_hash;  // of the run that saved it
+  // Of the run that saved it.
+  std::string config_toml;
+  std::optional<std::string> gemm_tuning_hash;
 };
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
 /// starts fresh. "auto" passes over checkpoints of `folder` whose bytes are damaged, with a warning for each, and

@@ -42,7 +42,6 @@ class Session {
         datasets_(std::move(datasets)),
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
-        reporter_(config_, plan_, machine_, world.first()),
         device_((require_memory(plan_, config, datasets_.vocab, machine), make_device(machine))),
         between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
         gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
@@ -50,7 +49,8 @@ class Session {
         accumulation_(trainer_.accumulation()),
         store_(checkpoint_folder(config),
                {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
-               checkpoint::system_calls(), &world) {}
+               checkpoint::system_calls(), &world),
+        reporter_(config_, plan_, machine_, memory_, world.first()) {}
 
   int run() {
     begin();
@@ -114,7 +114,7 @@ class Session {
       log::info("resumed step {} from {}", state_.step, resumed->folder.string());
       for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
-      if (resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
+      if (resumed->gemm_tuning_hash && resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
         log::info(
             "changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
     } else if (!config_.model.init_from.empty()) {
@@ -124,10 +124,10 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     const Peak peak = find_peak(*device_, machine_, config_);
-    if (world_.first()) write_run_files(config_, expected_.config_toml, expected_.tokenizer);
+    if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     reporter_.open(state_.step);
+    if (world_.first()) write_run_files(config_, expected_.config_toml, expected_.tokenizer);
     announce(peak);
   }
 
@@ -253,16 +253,17 @@ class Session {
   SessionOptions options_;
   Deadline deadline_;
   Machine machine_;
+  MemoryProbe memory_;
   data::Datasets datasets_;
   int64_t total_steps_;
   RunPlan plan_;
-  RunReporter reporter_;
   std::unique_ptr<device::Device> device_;
   comm::GpuTransport between_gpus_;
   std::unique_ptr<comm::World> gpu_world_;  // null: world_
   Trainer trainer_;
   int64_t accumulation_;
   checkpoint::CheckpointStore store_;
+  RunReporter reporter_;
   const BatchSource batches_ = [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     datasets_.train->train_batch(sample, sequences, out);
     datasets_.train->prefetch(sample + sequences, sequences);

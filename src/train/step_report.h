@@ -102,7 +102,7 @@ struct StartReport {
 struct EndReport {
   int64_t step = 0, tokens = 0;
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
-  double wall_s = kUnknown;  // of this process
+  double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
   Estimate predicted, measured;
 };
 

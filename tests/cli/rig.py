@@ -93,6 +93,8 @@ class Runs(unittest.TestCase):
         """Runs the program to its end; its stderr, or its stdout."""
         # What all ranks write, past mpirun: that of Open MPI 5.0 sends the beginning of stdout to stderr at times.
         past = ["sh", "-c", 'exec "$0" "$@" > stdout.$OMPI_COMM_WORLD_RANK'] if stdout and self.launcher else []
+        for file in self.folder.glob("stdout.*"):
+            file.unlink()
         result = subprocess.run([*self.launcher, *past, TRAINER, *args], cwd=self.folder, env=self.environment(),
                                 capture_output=True, text=True,
                                 errors="replace", timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes))

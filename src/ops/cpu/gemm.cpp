@@ -140,8 +140,9 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   using Sum = AccumulatorOf<T>;
   const Plan plan(op, kernels, ex.device.threads());
   const Scratch scratch = ex.take("gemm", {plan.bytes(ex.device.threads())}, DType::u8);
+  const bool sums_b = sums_columns(op);
   Scratch column_sums;  // of B, over each block of the sum
-  if (op.b_sums) column_sums = ex.take("gemm.b_sums", {plan.sum.count, plan.n}, DTypeOf<Sum>::value);
+  if (sums_b) column_sums = ex.take("gemm.b_sums", {plan.sum.count, plan.n}, DTypeOf<Sum>::value);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
@@ -151,7 +152,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
   const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {
-    if (op.b_sums)
+    if (sums_b)
       column_sum_of(ex, op.b.dtype)(b.at(col, sum.first(block)), b.ld, sum.size(block), cols,
                                     column_sums.tensor().as<Sum>() + block * plan.n + col);
   };
@@ -206,7 +207,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       });
     }
   }
-  if (op.b_sums) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
+  if (sums_b) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
 }
 
 /// m <= kSkinnyRows: bound by reading B, which is therefore read once and as it lies.

@@ -177,12 +177,12 @@ void run(Exec& ex, const ColumnSum& op) {
 
 void run(Exec& ex, const Cast& op) {
   if (ex.device.dry()) return;
-  const auto with_type = [](DType dtype, auto&& fn) {
+  const auto with_compute_type = [](DType dtype, auto&& fn) {
     dtype == DType::f64 ? fn(double{}) : dtype == DType::f32 ? fn(float{}) : fn(bf16{});
   };
   const Tensor x = op.x.range(0, op.x.count()), y = op.y.range(0, op.y.count());
-  with_type(x.dtype, [&]<typename From>(From) {
-    with_type(y.dtype, [&]<typename To>(To) {
+  with_compute_type(x.dtype, [&]<typename From>(From) {
+    with_compute_type(y.dtype, [&]<typename To>(To) {
       if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
         map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
       } else {

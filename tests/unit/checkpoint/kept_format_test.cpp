@@ -22,7 +22,7 @@ TEST(KeptFormat, OneLoads) {
   EXPECT_TRUE(header.tied);
   EXPECT_EQ(header.tokenizer_hash, "0123");
   EXPECT_EQ(header.data_hash, "4567");
-  EXPECT_EQ(header.gemm_tuning_hash, "") << "a manifest from before it was kept";
+  EXPECT_EQ(header.gemm_tuning_hash, std::nullopt) << "a manifest from before it was kept";
   EXPECT_EQ(header.model_keys, (std::map<std::string, std::string>{{"arch", "gpt2"}, {"n_layer", "1"}}));
   EXPECT_EQ(header.config_toml, "[run]\nname = \"kept\"\n");
   EXPECT_EQ(header.tokenizer, "pieces\n");

@@ -1,6 +1,7 @@
 // Gemm::b_sums: the sums of B's columns beside a product.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <vector>
 
