@@ -200,7 +200,8 @@ TEST(Manifest, SurvivesRandomChanges) {
           if (pick(random, 0, 5) == 0) {
             target = sound.at(places[static_cast<size_t>(pick(random, 0, static_cast<int64_t>(places.size()) - 1))]);
           } else if (target.is_number_integer() && pick(random, 0, 1) == 0) {
-            target = target.get<int64_t>() + pick(random, -2, 2);
+            // Wraps: an earlier change may have put the smallest or largest number there.
+            target = static_cast<int64_t>(target.get<uint64_t>() + static_cast<uint64_t>(pick(random, -2, 2)));
           } else {
             target = values[pick(random, 0, std::ssize(values) - 1)];
           }
