@@ -29,14 +29,14 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
       format("{} ranks ({}), {}, fp32, median of {}\n{:<16}{:>10}{:>12}{:>12}{:>18}\n", world.size(),
              carrier.transport(), memory, o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
   for (const comm::CollectiveRate& rate : rates) {
-    const std::string library = rate.library_microseconds ? format("{:.1f}", *rate.library_microseconds) : "";
+    const std::string library = rate.mpi_microseconds ? format("{:.1f}", *rate.mpi_microseconds) : "";
     text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op),
                    train::format_bytes(static_cast<double>(rate.bytes)), rate.microseconds, rate.bus_gbps, library);
     json entry{{"operation", name_of(rate.op)},
                {"bytes", rate.bytes},
                {"microseconds", rate.microseconds},
                {"bus_gbps", rate.bus_gbps}};
-    if (rate.library_microseconds) entry["mpi_library_microseconds"] = *rate.library_microseconds;
+    if (rate.mpi_microseconds) entry["mpi_library_microseconds"] = *rate.mpi_microseconds;
     list.push_back(std::move(entry));
   }
   if (o.json)

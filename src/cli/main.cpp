@@ -1,5 +1,6 @@
 // trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <cstdio>
 #include <exception>
 
@@ -23,6 +24,18 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
       ->allow_extra_args(false);
 }
 
+/// A whole number, none below `least`.
+CLI::Validator at_least(int64_t least) {
+  const auto mistake = [least](const std::string& text) -> std::string {
+    int64_t number = 0;
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, number);
+    if (error == std::errc{} && stop == end && number >= least) return {};
+    return format("{} is not a whole number of at least {}", text, least);
+  };
+  return CLI::Validator(mistake, "");
+}
+
 constexpr const char* kWholeCheckpoint = "step folder, or checkpoints or run folder: the newest in it that is whole";
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
@@ -35,7 +48,7 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
       ->type_name("auto|must|never|PATH");
   app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
   app.add_option("--max-time", o.max_time,
                  "stop so long after the start, tokenizing included, when the step at hand is done; saved, with exit "
                  "status 0: 23h50m, 90s, 3600")
@@ -78,8 +91,7 @@ int main(int argc, char** argv) {
       ->type_name("PATH");
   eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")
       ->type_name("FILES");
-  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")
-      ->check(CLI::NonNegativeNumber);
+  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(at_least(0));
   add_json(eval_verb, eval.json);
 
   cli::GenerateOptions generate;
@@ -91,7 +103,7 @@ int main(int argc, char** argv) {
       ->type_name("FILE")
       ->excludes(prompt);
   generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->capture_default_str();
   generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
       ->capture_default_str();
@@ -114,7 +126,7 @@ int main(int argc, char** argv) {
       tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")->type_name("FILE");
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
       ->type_name("N")
-      ->check(CLI::PositiveNumber)
+      ->check(at_least(1))
       ->excludes(given);
   tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in .jsonl lines")->capture_default_str();
   tokenize_verb
@@ -133,21 +145,16 @@ int main(int argc, char** argv) {
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
-      ->check(CLI::NonNegativeNumber);
-  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")->check(at_least(0));
+  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
+  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb
       .add_option("--write-tuning", bench.write_tuning,
                   "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU and "
                   "write the table to FILE (hardware.gemm_tuning)")
       ->type_name("FILE");
   bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
-      ->check(CLI::NonNegativeNumber);
+      ->check(at_least(0));
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;
@@ -167,7 +174,7 @@ int main(int argc, char** argv) {
   config_verb
       .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
       ->type_name("N")
-      ->check(CLI::PositiveNumber);
+      ->check(at_least(1));
 
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();

@@ -49,7 +49,7 @@ class Bench {
     CollectiveRate rate{.op = op, .bytes = n * size_of(DType::f32), .microseconds = slowest_median(ours) * 1e6};
     rate.bus_gbps = static_cast<double>(wire_elements(op, world_.size(), n) * size_of(DType::f32)) / world_.size() /
                     rate.microseconds * 1e-3;
-    if (!library.empty()) rate.library_microseconds = slowest_median(library) * 1e6;
+    if (!library.empty()) rate.mpi_microseconds = slowest_median(library) * 1e6;
     return rate;
   }
 

@@ -199,7 +199,13 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   std::optional<ops::GemmTuning> tuning;
   std::string misfit;
   world.control().together([&] {
-    tuning = ops::parse_gemm_tuning(text);
+    try {
+      tuning = ops::parse_gemm_tuning(text);
+    } catch (const Error& error) {
+      throw Error(error.code(),
+                  format("hardware.gemm_tuning = \"{}\": {}; `trainer bench gemm --write-tuning` makes one", path,
+                         error.what()));
+    }
     misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
   // On all ranks or on none: what the run computes by is one table.

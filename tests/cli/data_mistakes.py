@@ -57,6 +57,9 @@ CASES = [
          "byte 0xe9 is not valid UTF-8", sets=["data.strict=true"]),
     data("garbage as a tokenizer", {"my.model": b"\x07garbage" * 99}, "my.model: not a usable SentencePiece model",
          sets=["data.tokenizer=my.model"]),
+    data("garbage as a tuning table", {"table.json": "no table"},
+         'hardware.gemm_tuning = "table.json": tuning table: the file: expected a JSON object; `trainer bench gemm '
+         '--write-tuning` makes one', sets=["hardware.gemm_tuning=table.json"], status=2),
     data("empty tokenizer", {"my.model": b""}, "my.model", sets=["data.tokenizer=my.model"]),
     data("broken line of JSON", {"a.jsonl": '{"text": "a b c"}\n{"text": \n'}, "a.jsonl: offset 18",
          sets=["data.train=a.jsonl"]),

@@ -19,7 +19,7 @@ TEST(BenchCollectives, MeasuresEveryOperationAndAgreesOnTheResult) {
       EXPECT_GT(rate.microseconds, 0);
       const int64_t wire = wire_elements(rate.op, 3, rate.bytes / 4) * 4;
       EXPECT_NEAR(rate.bus_gbps * rate.microseconds * 3e3, static_cast<double>(wire), 1e-6 * static_cast<double>(wire));
-      EXPECT_FALSE(rate.library_microseconds.has_value());
+      EXPECT_FALSE(rate.mpi_microseconds.has_value());
       text += format("{} ", rate.microseconds);
     }
     for (const std::string& other : world.control().gather(text)) EXPECT_EQ(other, text);
