@@ -16,7 +16,8 @@ bool request_amx() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
   const bool tile = (d >> 24) & 1u, bf16 = (d >> 22) & 1u;
-  if (!tile || !bf16) return false;
+  // Sums of tiles are rounded by AVX512-BF16, which every CPU with tiles has; a virtual machine might hide it.
+  if (!tile || !bf16 || !__builtin_cpu_supports("avx512bf16")) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }

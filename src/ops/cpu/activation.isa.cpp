@@ -1,7 +1,7 @@
 #include "ops/cpu/activation_kernels.h"
 
 #include "ops/cpu/lanes.h"
-#include "ops/cpu/math.h"
+#include "ops/cpu/math_bf16.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -21,6 +21,23 @@ void gelu(TileIn x, TileOut y, int64_t rows, int64_t cols) {
     const T* in = row<T>(x, r);
     T* out = row<T>(y, r);
     each_vector<AccumulatorOf<T>>(cols, [&](int64_t i, auto tag) { put(out + i, vgelu(get(in + i, tag)), tag); });
+  }
+}
+
+/// As the epilogue of a product of tiles forms it (gemm_finish.h), bit for bit.
+void gelu_near(TileIn x, TileOut y, int64_t rows, int64_t cols) {
+  constexpr int64_t kWide = 2 * kLanes<float>;
+  for (int64_t r = 0; r < rows; ++r) {
+    const bf16* const in = row<bf16>(x, r);
+    bf16* const out = row<bf16>(y, r);
+    const int64_t whole = cols / kWide * kWide;
+    for (int64_t i = 0; i < whole; i += kWide) {
+      const Halves halves = load_halves(in + i);
+      store_halves(out + i, round_even_odd(vgelu_near(even_elements(halves)), vgelu_near(odd_elements(halves))));
+    }
+    each_vector<float>(cols - whole, [&](int64_t i, auto tag) {
+      put(out + whole + i, without_subnormals(vgelu_near(get(in + whole + i, tag))), tag);
+    });
   }
 }
 
@@ -53,6 +70,10 @@ void swiglu_backward(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut d
 
 extern const ActivationKernels activation_kernels = {
     {gelu<double>, gelu<float>, gelu<bf16>},
+    {swiglu<double>, swiglu<float>, swiglu<bf16>},
+    {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
+extern const ActivationKernels activation_kernels_near = {
+    {gelu<double>, gelu<float>, gelu_near},
     {swiglu<double>, swiglu<float>, swiglu<bf16>},
     {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
 

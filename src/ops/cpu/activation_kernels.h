@@ -18,14 +18,15 @@ struct ActivationKernels {
   void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
 };
+// activation_kernels_near: gelu in bf16 by math_bf16.h; beside products of tiles.
 namespace plain {
-extern const ActivationKernels activation_kernels;
+extern const ActivationKernels activation_kernels, activation_kernels_near;
 }
 namespace avx2 {
-extern const ActivationKernels activation_kernels;
+extern const ActivationKernels activation_kernels, activation_kernels_near;
 }
 namespace avx512 {
-extern const ActivationKernels activation_kernels;
+extern const ActivationKernels activation_kernels, activation_kernels_near;
 }
 
 }  // namespace trainer::ops

@@ -6,7 +6,7 @@
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/lanes.h"
-#include "ops/cpu/math.h"
+#include "ops/cpu/math_bf16.h"
 #include "ops/cpu/tile_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -19,6 +19,7 @@ constexpr int64_t kVector = kLanes<float>;
 static_assert(kQueryBlock % kSide == 0 && kKeyBlock % kSide == 0);
 
 [[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline int64_t panels_in(int64_t n) { return (n + kSide - 1) / kSide; }
 template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {
@@ -49,17 +50,22 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   multiply_panels<false>(steps, left, right, !add, sums, ld, [](int64_t) {});
 }
 
+[[gnu::always_inline]] inline bool any(Vec<int32_t> mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kVector; ++i) found |= mask[i];
+  return found != 0;
+#endif
+}
 /// x with `other` in the lanes below `first`.
 [[gnu::always_inline]] inline Vec<float> lanes_from(Vec<float> x, int64_t first, float other) {
   Vec<float> lane{};
   for (int i = 0; i < kVector; ++i) lane[i] = static_cast<float>(i);
   return lane >= splat(static_cast<float>(first)) ? x : splat(other);
 }
-/// bf16 bits of x in the low halves.
-[[gnu::always_inline]] inline Pairs rounded(Vec<float> x) {
-  const Pairs u = (Pairs)x;
-  return x == x ? (Pairs)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16) : Pairs{} + 0x7fffu;
-}
+
 // --- what all queries of a head share ---
 
 /// Where a panel of 32 rows of a left factor with `terms` terms begins.
@@ -78,8 +84,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   };
   const auto pack_columns = [&](const AttentionRows& x, std::byte* packed, int64_t r) {
     for (int64_t c = 0; c < ld; c += kSide)
-      pack_a_rows(at(job, x, row + r, head) + c, x.ld, d - c, smaller(kSide, n - r),
-                  panel_at(packed, slot, ld, job.k_pad, c) + (key + r) / kTileTerms * kStepElements);
+      pack_a_rows(at(job, x, row + r, head) + c, x.ld, smaller(kSide, d - c), smaller(kSide, n - r),
+                  panel_at(packed, slot, ld, job.k_pad, c) + (key + r) / kTileTerms * kStepElements, 0);
   };
   for (int64_t r = 0; r < n; r += kSide) {
     pack_rows(job.k, job.keys, r);
@@ -93,7 +99,7 @@ void pack_keys(const AttentionJob& job, int64_t task) {
 }
 
 /// A block of queries of the head whose turn it is (backward): Q and dO twice, with terms along D and with terms along
-/// queries; the log-sum-exp, +inf where there is no query, so that probabilities vanish; Σ dO·O.
+/// queries; the log-sum-exp in units of log 2, +inf where there is no query, so that probabilities vanish; Σ dO·O.
 void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;
@@ -117,7 +123,7 @@ void pack_queries(const AttentionJob& job, int64_t task) {
   float* const shift = as<float>(job.shifts) + slot * job.q_pad + query;
   float* const delta = as<float>(job.deltas) + slot * job.q_pad + query;
   for (int64_t r = 0; r < kQueryBlock; ++r) {
-    shift[r] = r < m ? lse[r] : __builtin_inff();
+    shift[r] = r < m ? lse[r] * static_cast<float>(kLog2E) : __builtin_inff();
     delta[r] = r < m ? sum_of<float>(d,
                                      [&](int64_t c, auto tag) {
                                        return get(out + r * job.out.ld + c, tag) * get(dout + r * job.dout.ld + c, tag);
@@ -135,37 +141,71 @@ struct ForwardPanel {
   float top[kSide], denominator[kSide], shrink[kSide];
 };
 
-/// Online softmax of `keys` keys' scores. Query q of the panel sees the keys up to last_seen + q, counted in the block.
-void soften(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
-  const Vec<float> scale = splat(static_cast<float>(job.scale));
-  for (int64_t c = 0; c < kSide; c += kVector) {
+/// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
+/// counted in the block. Returns whether the maximum of some query has grown.
+template <bool Dropout>
+[[gnu::always_inline]] inline bool soften_as(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen,
+                                             const float* factors) {
+  constexpr int64_t kWide = 2 * kVector;  // queries side by side: their rounded probabilities fill a vector
+  const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
+  bool grown = false;
+  for (int64_t c = 0; c < kSide; c += kWide) {
     const float* const s = p.scores + c;
-    // Rows below are seen by all queries of this vector; of the others, by those from lane key − seen on.
-    const int64_t seen = last_seen + c, open = smaller(keys, seen + 1);
-    Vec<float> best = splat(-__builtin_inff()), other = best;
-    int64_t key = 0;
-    for (; key + 2 <= open; key += 2) {
-      best = vmax(load(s + key * kSide), best);
-      other = vmax(load(s + (key + 1) * kSide), other);
-    }
-    for (; key < keys; ++key) best = vmax(lanes_from(load(s + key * kSide), key - seen, -__builtin_inff()), best);
-    const Vec<float> old = load(p.top + c), top = vmax(vmax(best, other) * scale, old);
-    const Vec<float> shrink = vexp(old - top);
-    Vec<float> sum{};
-    const auto probability = [&](int64_t k) __attribute__((always_inline)) {
-      Vec<float> x = vexp(fmadd(load(s + k * kSide), scale, -top));
-      if (k >= open) x = lanes_from(x, k - seen, 0.0f);
-      sum += x;
-      return factors == nullptr ? x : x * load(factors + k * kSide + c);
+    // Keys below `open` are seen by all queries; of the others, by those from lane key − seen on.
+    const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
+    const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
+    const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
+      return key > seen[half] ? lanes_from(x, key - seen[half], other) : x;
     };
-    for (int64_t k = 0; k < keys; k += 2) {
-      const Pairs low = rounded(probability(k)), high = rounded(probability(k + 1));
-      store_pairs(pair_of(p.probabilities, k / 2, c), low | high << 16);
+    Vec<float> best[2][2];
+    for (auto& both : best) both[0] = both[1] = splat(-__builtin_inff());
+    for (int64_t key = 0; key < open; key += 2)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        best[i % 2][i / 2] = vmax(load(s + (key + i / 2) * kSide + i % 2 * kVector), best[i % 2][i / 2]);
+    for (int64_t key = open; key < keys; ++key)
+      for (int half = 0; half < 2; ++half)
+        best[half][0] =
+            vmax(masked(load(s + key * kSide + half * kVector), key, half, -__builtin_inff()), best[half][0]);
+    Vec<float> top[2], sum[2] = {};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* const kept = p.top + c + half * kVector;
+      const Vec<float> old = load(kept);
+      top[half] = vmax(vmax(best[half][0], best[half][1]) * scale, old);
+      store(kept, top[half]);
+      store(p.shrink + c + half * kVector, vexp2_near(old - top[half]));
+      grown = grown || any(top[half] != old);
     }
-    store(p.top + c, top);
-    store(p.shrink + c, shrink);
-    store(p.denominator + c, fmadd(load(p.denominator + c), shrink, sum));
+    const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      Vec<float> x[2];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        x[half] = vexp2_near(fmadd(load(s + key * kSide + half * kVector), scale, -top[half]));
+        if constexpr (decltype(mask)::value) x[half] = masked(x[half], key, half, 0.0f);
+        sum[half] += x[half];
+        if constexpr (Dropout) x[half] *= load(factors + key * kSide + c + half * kVector);
+      }
+      return round_halves(x[0], x[1]);
+    };
+    const auto pair = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      const Halves even = row(key, mask), odd = row(key + 1, mask);
+      store_halves(pair_of(p.probabilities, key / 2, c), interleave<false>(even, odd));
+      store_halves(pair_of(p.probabilities, key / 2, c + kVector), interleave<true>(even, odd));
+    };
+    for (int64_t key = 0; key < open; key += 2) pair(key, std::false_type());
+    for (int64_t key = open; key < keys; key += 2) pair(key, std::true_type());
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* const denominator = p.denominator + c + half * kVector;
+      store(denominator, fmadd(load(denominator), load(p.shrink + c + half * kVector), sum[half]));
+    }
   }
+  return grown;
+}
+bool soften(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
+  return factors == nullptr ? soften_as<false>(job, p, keys, last_seen, nullptr)
+                            : soften_as<true>(job, p, keys, last_seen, factors);
 }
 
 /// out[query, D] <- Oᵀ[D, query]·factor[query], by squares.
@@ -217,9 +257,9 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
         multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
                  p.scores + k * kSide, kSide);
       if (job.dropout) fill_dropout_square(job, sequence, head, first, key, rows, keys, factors, kSide);
-      soften(job, p, keys, first - key, job.dropout ? factors : nullptr);
+      const bool grown = soften(job, p, keys, first - key, job.dropout ? factors : nullptr);
       float* const sum = sums + qp * kSide * ld;
-      if (key > 0)
+      if (key > 0 && grown)
         for (int64_t c = 0; c < kSide; c += kVector) {
           const Vec<float> shrink = load(p.shrink + c);
           for (int64_t r = 0; r < ld; ++r) store(sum + r * kSide + c, load(sum + r * kSide + c) * shrink);
@@ -236,7 +276,8 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
     if (job.lse == nullptr) continue;
     float* const lse = as<float>(job.lse) + (sequence * job.heads + head) * job.q_len + query + qp * kSide;
     for (int64_t r = 0; r < rows; ++r)
-      lse[r] = p.top[r] + static_cast<float>(__builtin_log(static_cast<double>(p.denominator[r])));
+      lse[r] = static_cast<float>(kLn2 * static_cast<double>(p.top[r]) +
+                                  __builtin_log(static_cast<double>(p.denominator[r])));
   }
 }
 
@@ -250,34 +291,58 @@ struct BackwardBlock {
 };
 
 /// P and dS of one square. Query q of it sees its keys up to last_seen + q.
-void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t last_seen,
-                   const float* shift, const float* delta, const float* factors) {
-  const Vec<float> scale = splat(static_cast<float>(job.scale));
+template <bool Dropout>
+[[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
+                                                    int64_t query_panel, int64_t last_seen, const float* shift,
+                                                    const float* delta, const float* factors) {
+  constexpr int64_t kWide = 2 * kVector;
+  const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bf16* const p = b.p + (key_panel * kQueryPanels + query_panel) * kStepElements;
   bf16* const ds = b.ds + (key_panel * kQueryPanels + query_panel) * kStepElements;
   bf16* const pairs = b.ds_pairs + (query_panel * kKeyPanels + key_panel) * kStepElements;
-  for (int64_t c = 0; c < kSide; c += kVector) {
-    const Vec<float> lse = load(shift + c), mean = load(delta + c);
-    const int64_t seen = last_seen + c;
-    const auto one = [&](int64_t key) __attribute__((always_inline)) {
-      Vec<float> probability = vexp(fmadd(load(b.scores + key * kSide + c), scale, -lse));
-      Vec<float> slope = load(b.slopes + key * kSide + c), kept = probability;
-      if (factors != nullptr) {
-        const Vec<float> factor = load(factors + key * kQueryBlock + c);
-        slope *= factor;
-        kept *= factor;
+  for (int64_t c = 0; c < kSide; c += kWide) {
+    const Vec<float> lse[2] = {load(shift + c), load(shift + c + kVector)},
+                     mean[2] = {load(delta + c), load(delta + c + kVector)};
+    const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
+    const int64_t open = smaller(kSide, larger(0, seen[0] + 1)) / 2 * 2;
+    const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      Vec<float> kept[2], slope[2];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const int64_t at = key * kSide + c + half * kVector;
+        const Vec<float> probability = vexp2_near(fmadd(load(b.scores + at), scale, -lse[half]));
+        slope[half] = load(b.slopes + at), kept[half] = probability;
+        if constexpr (Dropout) {
+          const Vec<float> factor = load(factors + key * kQueryBlock + c + half * kVector);
+          slope[half] *= factor;
+          kept[half] *= factor;
+        }
+        slope[half] = probability * (slope[half] - mean[half]);
+        if constexpr (decltype(mask)::value) {
+          if (key > seen[half]) {
+            kept[half] = lanes_from(kept[half], key - seen[half], 0.0f);
+            slope[half] = lanes_from(slope[half], key - seen[half], 0.0f);
+          }
+        }
       }
-      slope = probability * (slope - mean);
-      if (key > seen) kept = lanes_from(kept, key - seen, 0.0f), slope = lanes_from(slope, key - seen, 0.0f);
-      store(p + key * kTileTerms + c, kept);
-      store(ds + key * kTileTerms + c, slope);
-      return rounded(slope);
+      const Halves rounded = round_halves(slope[0], slope[1]);
+      store_halves(p + key * kTileTerms + c, round_halves(kept[0], kept[1]));
+      store_halves(ds + key * kTileTerms + c, rounded);
+      return rounded;
     };
-    for (int64_t key = 0; key < kSide; key += 2) {
-      const Pairs low = one(key), high = one(key + 1);
-      store_pairs(pair_of(pairs, key / 2, c), low | high << 16);
-    }
+    const auto pair = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      const Halves even = row(key, mask), odd = row(key + 1, mask);
+      store_halves(pair_of(pairs, key / 2, c), interleave<false>(even, odd));
+      store_halves(pair_of(pairs, key / 2, c + kVector), interleave<true>(even, odd));
+    };
+    for (int64_t key = 0; key < open; key += 2) pair(key, std::false_type());
+    for (int64_t key = open; key < kSide; key += 2) pair(key, std::true_type());
   }
+}
+void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t last_seen,
+                   const float* shift, const float* delta, const float* factors) {
+  factors == nullptr ? differentiate_as<false>(job, b, key_panel, query_panel, last_seen, shift, delta, nullptr)
+                     : differentiate_as<true>(job, b, key_panel, query_panel, last_seen, shift, delta, factors);
 }
 
 void backward(const AttentionJob& job, int64_t task, int worker) {

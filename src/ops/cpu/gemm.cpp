@@ -148,7 +148,8 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   device::ThreadPool& pool = device::pool_of(ex.device);
   const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
   GemmStore<T, C> store = store_of<T, C>(op);
-  store.stream = kernels.may_stream && streams<C>(op.c);
+  const Epilogue& e = op.epilogue;
+  store.stream = kernels.may_stream && streams<C>(op.c) && (!e.pre || e.gradient || streams<C>(e.pre));
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
   const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {

@@ -3,8 +3,7 @@
 #include <type_traits>
 
 #include "ops/cpu/gemm_kernel.h"
-#include "ops/cpu/math.h"
-#include "ops/cpu/simd.h"
+#include "ops/cpu/math_bf16.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -22,9 +21,12 @@ template <typename C, typename P>
 
 enum class Ending { store, accumulate, epilogue };
 
-template <Ending Kind, bool Whole, typename T, typename C>
+/// Near: activations of bf16 results by math_bf16.h, as every kernel of a set with bf16 tiles has them, so that the
+/// same element has the same bits wherever it is formed.
+template <Ending Kind, bool Whole, bool Near, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,
                                                  const GemmStore<T, C>& s) {
+  constexpr bool kNear = Near && std::is_same_v<C, bf16>;
   const auto get = [=](const auto* p) __attribute__((always_inline)) {
     if constexpr (Whole)
       return load(p);
@@ -42,42 +44,55 @@ template <Ending Kind, bool Whole, typename T, typename C>
     v += get(static_cast<const C*>(c));
   } else if constexpr (Kind == Ending::epilogue) {
     if (s.gradient) {
-      v *= vgelu_grad(get(static_cast<const C*>(s.pre) + row * s.ld_pre + col));
+      const auto pre = get(static_cast<const C*>(s.pre) + row * s.ld_pre + col);
+      if constexpr (kNear) {
+        v *= vgelu_grad_near(pre);
+      } else {
+        v *= vgelu_grad(pre);
+      }
     } else {
       if (s.bias != nullptr) v += get(s.bias + col);
       if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
-      if (s.gelu) v = vgelu(as_stored<C, AccumulatorOf<T>>(v));
+      if (s.gelu) {
+        v = as_stored<C, AccumulatorOf<T>>(v);
+        if constexpr (kNear) {
+          v = vgelu_near(v);
+        } else {
+          v = vgelu(v);
+        }
+      }
     }
     if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   }
+  if constexpr (kNear) v = without_subnormals(v);
   if constexpr (Whole && Kind != Ending::accumulate) {
     if (s.stream) return stream(c, v);
   }
   put(c, v);
 }
 
-template <Ending Kind, typename T, typename C>
+template <Ending Kind, bool Near, typename T, typename C>
 [[gnu::always_inline]] inline void finish_as(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col,
                                              int64_t rows, int64_t cols, GemmStore<T, C> s) {
   constexpr int L = kLanes<AccumulatorOf<T>>;
   const int64_t whole = cols / L * L;
   for (int64_t i = 0; i < rows; ++i) {
     const AccumulatorOf<T>* const sum = sums + i * ld;
-    for (int64_t j = 0; j < whole; j += L) finish_vector<Kind, true>(load(sum + j), row + i, col + j, L, s);
+    for (int64_t j = 0; j < whole; j += L) finish_vector<Kind, true, Near>(load(sum + j), row + i, col + j, L, s);
     if (whole < cols)
-      finish_vector<Kind, false>(load_n(sum + whole, cols - whole), row + i, col + whole, cols - whole, s);
+      finish_vector<Kind, false, Near>(load_n(sum + whole, cols - whole), row + i, col + whole, cols - whole, s);
   }
 }
 
-template <typename T, typename C>
+template <bool Near, typename T, typename C>
 void finish(const AccumulatorOf<T>* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
             const GemmStore<T, C>& s) {
   if (s.accumulate) {
-    finish_as<Ending::accumulate>(sums, ld, row, col, rows, cols, s);
+    finish_as<Ending::accumulate, Near>(sums, ld, row, col, rows, cols, s);
   } else if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) {
-    finish_as<Ending::store>(sums, ld, row, col, rows, cols, s);
+    finish_as<Ending::store, Near>(sums, ld, row, col, rows, cols, s);
   } else {
-    finish_as<Ending::epilogue>(sums, ld, row, col, rows, cols, s);
+    finish_as<Ending::epilogue, Near>(sums, ld, row, col, rows, cols, s);
   }
 }
 

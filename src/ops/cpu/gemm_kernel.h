@@ -22,7 +22,7 @@ struct GemmStore {
   const C* residual = nullptr;
   int64_t ld_residual = 0;
   bool gelu = false, gradient = false, accumulate = false;
-  bool stream = false;  // c is written past the caches: whole lines, more of them than a cache holds
+  bool stream = false;  // c and pre are written past the caches: whole lines, more of them than a cache holds
 };
 
 /// One block of the sum over one tile of C: `rows` × `cols` elements whose first is (row, col) of C.

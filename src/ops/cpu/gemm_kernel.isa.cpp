@@ -31,7 +31,7 @@ template <int R, typename P>
 }
 
 /// B: the dtype of the column panels, P or T. Each column panel stays in L1 while the row panels pass by.
-template <int R, typename B, typename T, typename C>
+template <int R, bool Near, typename B, typename T, typename C>
 void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
   constexpr int kWidth = kCols<P>;
@@ -53,7 +53,8 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth) {
       for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
       micro_kernel<R>(g.k, a, b, sums, g.first);
-      if (g.last) finish(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
+      if (g.last)
+        finish<Near>(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
     }
   }
 }
@@ -61,7 +62,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
 // --- few rows: B is read once, as it lies ---
 
 /// Sums of M rows stay in L1 while eight rows of B at a time stream by.
-template <int M, typename T, typename C>
+template <int M, bool Near, typename T, typename C>
 void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                  const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
@@ -96,7 +97,7 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
       }
     }
   }
-  finish(sums, kSkinnyCols, 0, col, m, cols, s);
+  finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
 }
 
 /// Scalar products of M rows of x with W rows of b, whose sums share the loads.
@@ -124,7 +125,7 @@ template <int M, int W, typename T>
     for (int j = 0; j < W; ++j) sums[i * kSkinnyCols + j] = lane_sum<P>(acc[i][j]);
 }
 
-template <int M, typename T, typename C>
+template <int M, bool Near, typename T, typename C>
 void skinny_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col,
                      int64_t cols, const GemmStore<T, C>& s) {
   constexpr int W = M <= 2 ? 4 : M == 4 ? 2 : 1;
@@ -133,40 +134,40 @@ void skinny_dot_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t l
   int64_t j = 0;
   for (; j + W <= cols; j += W) skinny_dots<M, W>(x, b + j * ldb, ldb, k, sums + j);
   for (; j < cols; ++j) skinny_dots<M, 1>(x, b + j * ldb, ldb, k, sums + j);
-  finish(sums, kSkinnyCols, 0, col, m, cols, s);
+  finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
 }
 
-template <typename T, typename C>
+template <bool Near, typename T, typename C>
 void skinny(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
             const GemmStore<T, C>& s) {
   switch (skinny_pad(m)) {
     case 1:
-      return skinny_rows<1>(x, m, b, ldb, k, col, cols, s);
+      return skinny_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
     case 2:
-      return skinny_rows<2>(x, m, b, ldb, k, col, cols, s);
+      return skinny_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
     case 4:
-      return skinny_rows<4>(x, m, b, ldb, k, col, cols, s);
+      return skinny_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
     default:
-      return skinny_rows<8>(x, m, b, ldb, k, col, cols, s);
+      return skinny_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
   }
 }
 
-template <typename T, typename C>
+template <bool Near, typename T, typename C>
 void skinny_trans(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                   const GemmStore<T, C>& s) {
   switch (skinny_pad(m)) {
     case 1:
-      return skinny_dot_rows<1>(x, m, b, ldb, k, col, cols, s);
+      return skinny_dot_rows<1, Near>(x, m, b, ldb, k, col, cols, s);
     case 2:
-      return skinny_dot_rows<2>(x, m, b, ldb, k, col, cols, s);
+      return skinny_dot_rows<2, Near>(x, m, b, ldb, k, col, cols, s);
     case 4:
-      return skinny_dot_rows<4>(x, m, b, ldb, k, col, cols, s);
+      return skinny_dot_rows<4, Near>(x, m, b, ldb, k, col, cols, s);
     default:
-      return skinny_dot_rows<8>(x, m, b, ldb, k, col, cols, s);
+      return skinny_dot_rows<8, Near>(x, m, b, ldb, k, col, cols, s);
   }
 }
 
-template <int R, typename T, typename C>
+template <int R, typename T, typename C, bool Near = false>
 constexpr GemmKernels<T, C> kernels() {
   using P = AccumulatorOf<T>;
   return {.rows = R,
@@ -178,19 +179,19 @@ constexpr GemmKernels<T, C> kernels() {
           .pack_a = pack_a<R, T>,
           .pack_b = pack_b<T, P>,
           .pack_b_kept = pack_b<T, T>,
-          .block = block<R, P, T, C>,
-          .block_kept = block<R, T, T, C>,
-          .skinny = skinny<T, C>,
-          .skinny_trans = skinny_trans<T, C>,
-          .finish = finish<T, C>};
+          .block = block<R, Near, P, T, C>,
+          .block_kept = block<R, Near, T, T, C>,
+          .skinny = skinny<Near, T, C>,
+          .skinny_trans = skinny_trans<Near, T, C>,
+          .finish = finish<Near, T, C>};
 }
 
-template <int R>
+template <int R, bool Near = false>
 constexpr GemmTable table(const TileTable* tiles = nullptr) {
   return {.f64 = kernels<R, double, double>(),
           .f32 = kernels<R, float, float>(),
-          .bf16_out = kernels<R, bf16, bf16>(),
-          .bf16_f32_out = kernels<R, bf16, float>(),
+          .bf16_out = kernels<R, bf16, bf16, Near>(),
+          .bf16_f32_out = kernels<R, bf16, float, Near>(),
           .tiles = tiles};
 }
 
@@ -198,7 +199,7 @@ constexpr GemmTable table(const TileTable* tiles = nullptr) {
 
 extern const TileTable tile_table;  // gemm_tiles.isa.cpp
 constinit const GemmTable gemm_table = table<kRows>();
-constinit const GemmTable gemm_table_tiles = table<kRows>(&tile_table);
+constinit const GemmTable gemm_table_tiles = table<kRows, true>(&tile_table);
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constinit const GemmTable gemm_table_tall = table<14>();
 #endif

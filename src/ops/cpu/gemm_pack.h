@@ -22,15 +22,6 @@ constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // 
 template <typename P>
 constexpr int kCols = 2 * kLanes<P>;
 
-/// Lane i is lane Lane(i) of a and, counted on from there, of b.
-template <auto Lane, typename V>
-[[gnu::always_inline]] inline V shuffled(V a, V b) {
-  return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-    return __builtin_shufflevector(a, b, Lane(I)...);
-  }
-  (std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
-}
-
 /// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
 template <typename P, int Step = 1>
 [[gnu::always_inline]] inline void transpose(Vec<P>* v) {

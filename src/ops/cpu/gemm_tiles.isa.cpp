@@ -18,8 +18,9 @@ constexpr int64_t kLine = 64;
 
 void pack_a(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst) {
   const int64_t panel = (k + kTileTerms - 1) / kTileTerms * kStepElements;
+  if (!along_k) return pack_a_rows(src, ld, extent, k, dst, panel);
   for (int64_t row = 0; row < extent; row += kTilePanel, dst += panel)
-    along_k ? pack_a_terms(src + row * ld, ld, extent - row, k, dst) : pack_a_rows(src + row, ld, extent - row, k, dst);
+    pack_a_terms(src + row * ld, ld, extent - row, k, dst);
 }
 void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   if (!along_k) return pack_b_rows(src, ld, extent, k, dst, stride);
@@ -27,15 +28,64 @@ void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k
     pack_b_terms(src + column * ld, ld, extent - column, k, dst);
 }
 
+/// A row of a whole panel of finished sums: its 32 elements of C are one cache line in bf16, two in f32.
+template <Ending Kind>
+[[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
+                                              const GemmStore<bf16, bf16>& s) {
+  static_assert(Kind != Ending::accumulate);
+  constexpr int64_t kLanesHere = kLanes<float>, kWide = 2 * kLanesHere;
+  const auto put = [&](bf16 * to, Halves halves) __attribute__((always_inline)) {
+    s.stream ? stream_halves(to, halves) : store_halves(to, halves);
+  };
+  for (int64_t j = 0; j < kTilePanel; j += kWide) {
+    bf16* const c = s.c + row * s.ldc + col + j;
+    Vec<float> x = load(sums + j), y = load(sums + j + kLanesHere);
+    if constexpr (Kind == Ending::epilogue) {
+      const bf16* const residual = s.residual == nullptr ? nullptr : s.residual + row * s.ld_residual + col + j;
+      bf16* const pre = s.pre == nullptr ? nullptr : s.pre + row * s.ld_pre + col + j;
+      if (s.gradient) {
+        x *= vgelu_grad_near(load(pre));
+        y *= vgelu_grad_near(load(pre + kLanesHere));
+      } else {
+        if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
+        const Halves rounded = round_halves(x, y);
+        if (pre != nullptr) put(pre, rounded);
+        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as they come out of a word
+          Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
+          if (residual != nullptr) {
+            const Halves added = load_halves(residual);
+            even += even_elements(added), odd += odd_elements(added);
+          }
+          put(c, round_even_odd(even, odd));
+          continue;
+        }
+      }
+      if (residual != nullptr) x += load(residual), y += load(residual + kLanesHere);
+    }
+    put(c, round_halves(x, y));
+  }
+}
+template <Ending Kind>
+[[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
+                                              const GemmStore<bf16, float>& s) {
+  for (int64_t j = 0; j < kTilePanel; j += kLanes<float>)
+    finish_vector<Kind, true, true>(load(sums + j), row, col + j, kLanes<float>, s);
+}
+
 /// A block of finished sums on its way into C.
+template <Ending Kind, typename C>
 struct Finished {
   const float* sums = nullptr;
   int64_t row = 0, col = 0, rows = 0, cols = 0;  // of C
 
-  template <typename C>
   [[gnu::always_inline]] void store_rows(int64_t n, const GemmStore<bf16, C>& s) {
     if (rows <= 0) return;
-    finish(sums, kTilePanel, row, col, at_most(n, rows), cols, s);
+    n = at_most(n, rows);
+    if (cols == kTilePanel) {
+      for (int64_t i = 0; i < n; ++i) finish_row<Kind>(sums + i * kTilePanel, row + i, col, s);
+    } else {
+      finish<true>(sums, kTilePanel, row, col, n, cols, s);
+    }
     sums += n * kTilePanel, row += n, rows -= n;
   }
 };
@@ -49,15 +99,39 @@ struct Ahead {
   }
 };
 
-template <typename C>
-void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
+/// Asks for what the finished sums of a block will meet, some rows at every step of its products.
+template <Ending Kind, typename C>
+struct EndAhead {
+  const GemmStore<bf16, C>& s;
+  int64_t row, col, rows;
+
+  [[gnu::always_inline]] void ask(int64_t n) {
+    if constexpr (Kind == Ending::store) return;
+    for (const int64_t end = row + at_most(n, rows); row < end; ++row, --rows) {
+      if constexpr (Kind == Ending::accumulate) {
+        ask_for_row(s.c + row * s.ldc);
+      } else {
+        if (s.gradient) ask_for_row(s.pre + row * s.ld_pre);
+        if (s.residual != nullptr) ask_for_row(s.residual + row * s.ld_residual);
+      }
+    }
+  }
+  [[gnu::always_inline]] void ask_for_row(const C* elements) const {
+    const char* const line = reinterpret_cast<const char*>(elements + col);
+    for (int64_t byte = 0; byte < kTilePanel * static_cast<int64_t>(sizeof(C)); byte += kLine)
+      __builtin_prefetch(line + byte, Kind == Ending::accumulate, 3);
+  }
+};
+
+template <Ending Kind, typename C>
+void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   configure_tiles();
   const int64_t steps = g.k / kTileTerms, rows_per_step = steps == 0 ? 0 : (kTilePanel + steps - 1) / steps;
   const int64_t row_panels = (g.rows + kTilePanel - 1) / kTilePanel,
                 col_panels = (g.cols + kTilePanel - 1) / kTilePanel;
   const bool whole = g.first && g.last;
   alignas(64) float own[2][kBlockSums];  // of a sum of one block: one is formed while the other is finished
-  Finished finished;
+  Finished<Kind, C> finished;
   // A panel has 32 lines per step: each panel of B is asked for while the row panels of the one before pass by, and the
   // row panels of the next block of the sum while all blocks of this one do.
   Ahead next_a{reinterpret_cast<const char*>(g.a + row_panels * g.k * kTilePanel),
@@ -69,13 +143,15 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
     for (int64_t i = 0; i < row_panels; ++i) {
       const bf16* const a = g.a + i * g.k * kTilePanel;
       float* const to = whole ? own[(j * row_panels + i) % 2] : sums;
+      const int64_t row = g.row + i * kTilePanel, col = g.col + j * kTilePanel;
+      EndAhead<Kind, C> end{s, row, col, g.last ? at_most(g.rows - i * kTilePanel, kTilePanel) : 0};
       const auto between = [&](int64_t) __attribute__((always_inline)) {
         next_b.ask();
         next_a.ask();
+        end.ask(rows_per_step);
         finished.store_rows(rows_per_step, s);
       };
       // By the place in C, not in the task: the order of a sum must not depend on how work is divided.
-      const int64_t row = g.row + i * kTilePanel, col = g.col + j * kTilePanel;
       if ((row + col) / kTilePanel % 2 != 0) {
         multiply_panels<true>(steps, a, b, g.first, to, kTilePanel, between);
       } else {
@@ -90,6 +166,14 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   }
   finished.store_rows(kTilePanel, s);
   if (s.stream) stream_fence();
+}
+
+template <typename C>
+void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
+  if constexpr (std::is_same_v<C, float>)
+    if (s.accumulate) return block_as<Ending::accumulate>(g, s);
+  if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) return block_as<Ending::store>(g, s);
+  block_as<Ending::epilogue>(g, s);
 }
 
 /// Blocks for 48 KiB of L1 and 2 MiB of L2: up to 1024 terms a task's rows of A, 1 MiB, stay in L2; of longer sums,

@@ -4,6 +4,7 @@
 // the wrong one. For the same reason kernel files call no standard-library templates.
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -92,7 +93,20 @@ template <typename V>
 [[gnu::always_inline]] inline V vmin(V a, V b) {
   return a < b ? a : b;
 }
-#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC makes a comparison and a blend of the above
+#if defined(__AVX512F__)  // GCC makes a comparison and a blend of the above
+[[gnu::always_inline]] inline Vec<float> vmax(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+}
+[[gnu::always_inline]] inline Vec<float> vmin(Vec<float> a, Vec<float> b) {
+  return (Vec<float>)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+}
+[[gnu::always_inline]] inline Vec<double> vmax(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm512_maskz_max_pd(0xff, (__m512d)a, (__m512d)b);
+}
+[[gnu::always_inline]] inline Vec<double> vmin(Vec<double> a, Vec<double> b) {
+  return (Vec<double>)_mm512_maskz_min_pd(0xff, (__m512d)a, (__m512d)b);
+}
+#elif defined(__AVX2__)
 [[gnu::always_inline]] inline Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm256_max_ps(a, b); }
 [[gnu::always_inline]] inline Vec<float> vmin(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm256_min_ps(a, b); }
 [[gnu::always_inline]] inline Vec<double> vmax(Vec<double> a, Vec<double> b) {
@@ -102,6 +116,15 @@ template <typename V>
   return (Vec<double>)_mm256_min_pd(a, b);
 }
 #endif
+
+/// Lane i is lane Lane(i) of a and, counted on from there, of b.
+template <auto Lane, typename V>
+[[gnu::always_inline]] inline V shuffled(V a, V b) {
+  return [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+    return __builtin_shufflevector(a, b, Lane(I)...);
+  }
+  (std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
+}
 
 /// Lanes added in a fixed tree: halves folded onto each other.
 template <typename T>

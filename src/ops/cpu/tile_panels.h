@@ -4,6 +4,7 @@
 //   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
 // Rows, columns and terms that are not there are zero.
 #include "ops/cpu/gemm_pack.h"
+#include "ops/cpu/math_bf16.h"
 #include "ops/cpu/tiles.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -39,9 +40,24 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
   for (int64_t i = 0; i < kPairLanes; ++i) store_pairs(to + i * pitch, square[i]);
 }
 
+/// Asks for `elements` of a row that will be packed soon.
+[[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
+  constexpr int64_t kLineElements = 32;
+  for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
+}
+
 /// Rows of A as they lie, 64 bytes of terms at a time.
 void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
+  if (extent >= kTilePanel && whole == steps) {
+    constexpr int64_t kAhead = 4 * kTileTerms;
+    for (int64_t step = 0; step < steps; ++step, src += kTileTerms)
+      for (int64_t row = 0; row < kTilePanel; ++row, dst += kTileTerms) {
+        __builtin_prefetch(src + row * ld + kAhead);
+        std::memcpy(dst, src + row * ld, kTileTerms * sizeof(bf16));
+      }
+    return;
+  }
   for (int64_t row = 0; row < kTilePanel; ++row, dst += kTileTerms) {
     const bf16* const from = src + row * ld;
     for (int64_t step = 0; step < steps; ++step) {
@@ -56,23 +72,45 @@ void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* 
     }
   }
 }
-/// A transposed: rows side by side in src, turned by squares.
-void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
-  const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
-  for (int64_t term = 0; term < padded; term += 2 * kPairLanes) {
-    bf16* const step = dst + term / kTileTerms * kStepElements + term % kTileTerms;
-    for (int64_t row = 0; row < kTilePanel; row += kPairLanes) {
-      Pairs square[kPairLanes];
+/// 32 terms of a panel of A transposed: rows side by side in src, terms ld apart, turned by squares.
+[[gnu::always_inline]] inline void pack_a_step(const bf16* src, int64_t ld, int64_t extent, int64_t terms, bf16* dst) {
+  constexpr int64_t kTermsOfSquare = 2 * kPairLanes;
+  for (int64_t term = 0; term < kTileTerms; term += kTermsOfSquare)
+    if (extent >= kTilePanel && term + kTermsOfSquare <= terms) {
+      for (int64_t row = 0; row < kTilePanel; row += kTermsOfSquare) {
+        Pairs left[kPairLanes], right[kPairLanes];
 #pragma GCC unroll 16
-      for (int64_t i = 0; i < kPairLanes; ++i) {
-        const int64_t t = term + 2 * i;
-        const bf16* const above = src + t * ld + row;
-        square[i] =
-            t >= k || row >= extent ? Pairs{} : pair_rows(above, t + 1 < k ? above + ld : nullptr, extent - row);
+        for (int64_t i = 0; i < kPairLanes; ++i) {
+          const bf16* const above = src + (term + 2 * i) * ld + row;
+          const Halves even = load_halves(above), odd = load_halves(above + ld);
+          left[i] = (Pairs)interleave<false>(even, odd), right[i] = (Pairs)interleave<true>(even, odd);
+        }
+        store_transposed(left, dst + row * kTileTerms + term, kTileTerms);
+        store_transposed(right, dst + (row + kPairLanes) * kTileTerms + term, kTileTerms);
       }
-      store_transposed(square, step + row * kTileTerms, kTileTerms);
+    } else {
+      for (int64_t row = 0; row < kTilePanel; row += kPairLanes) {
+        Pairs square[kPairLanes];
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kPairLanes; ++i) {
+          const int64_t t = term + 2 * i;
+          const bf16* const above = src + t * ld + row;
+          square[i] = t >= terms || row >= extent
+                          ? Pairs{}
+                          : pair_rows(above, t + 1 < terms ? above + ld : nullptr, extent - row);
+        }
+        store_transposed(square, dst + row * kTileTerms + term, kTileTerms);
+      }
     }
-  }
+}
+/// Panels of A transposed, `panel` elements apart: the rows of a term are read once, for all of them.
+void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t panel) {
+  for (int64_t term = 0; term < k; term += kTileTerms, src += kTileTerms * ld, dst += kStepElements)
+    for (int64_t row = 0; row < extent; row += kTilePanel) {
+      for (int64_t t = 0; t < at_most(kTileTerms, k - term - kTileTerms); ++t)
+        ask_for(src + (kTileTerms + t) * ld + row, at_most(kTilePanel, extent - row));
+      pack_a_step(src + row, ld, extent - row, k - term, dst + row / kTilePanel * panel);
+    }
 }
 
 /// Where pair `pair` of terms of columns [column, …) lies in a panel of B.
@@ -82,18 +120,29 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
 }
 /// B as it lies: two rows of it make a row of pairs. All panels of a row before the next one: src is read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
-  const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs;
+  constexpr int64_t kAhead = 16;  // rows
+  const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs,
+                whole = k < 2 ? 0 : extent / kTilePanel * kTilePanel;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const bf16* const above = src + 2 * pair * ld;
     const bf16* const below = 2 * pair + 1 < k ? above + ld : nullptr;
+    if (2 * pair + 1 + kAhead < k) ask_for(above + kAhead * ld, extent), ask_for(below + kAhead * ld, extent);
     bf16* panel = dst;
     for (int64_t first = 0; first < extent; first += kTilePanel, panel += stride)
-      for (int64_t column = 0; column < kTilePanel; column += kPairLanes) {
-        const int64_t at = first + column;
-        const Pairs row = 2 * pair >= k || at >= extent
-                              ? Pairs{}
-                              : pair_rows(above + at, below == nullptr ? nullptr : below + at, extent - at);
-        store_pairs(pair_of(panel, pair, column), row);
+      if (first < whole && below != nullptr) {
+        for (int64_t column = 0; column < kTilePanel; column += 2 * kPairLanes) {
+          const Halves even = load_halves(above + first + column), odd = load_halves(below + first + column);
+          store_halves(pair_of(panel, pair, column), interleave<false>(even, odd));
+          store_halves(pair_of(panel, pair, column + kPairLanes), interleave<true>(even, odd));
+        }
+      } else {
+        for (int64_t column = 0; column < kTilePanel; column += kPairLanes) {
+          const int64_t at = first + column;
+          const Pairs row = 2 * pair >= k || at >= extent
+                                ? Pairs{}
+                                : pair_rows(above + at, below == nullptr ? nullptr : below + at, extent - at);
+          store_pairs(pair_of(panel, pair, column), row);
+        }
       }
   }
 }

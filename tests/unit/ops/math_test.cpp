@@ -1,6 +1,6 @@
 // The plain instance of the vector functions; the others are held to the same figures through the operators.
 #define TRAINER_ISA plain
-#include "ops/cpu/math.h"
+#include "ops/cpu/math_bf16.h"
 
 #include <gtest/gtest.h>
 
@@ -80,6 +80,90 @@ TYPED_TEST(VectorMath, HandlesInfinitiesAndNan) {
   EXPECT_EQ(grad(T(1e30)), T(1));
   EXPECT_EQ(grad(T(-1e30)), T(0));
   EXPECT_TRUE(std::isnan(grad(nan)));
+}
+
+// math_bf16.h. Other sets are held to these bits by the suites of tiles.
+
+TEST(MathForBf16, StaysWithinItsBounds) {
+  std::mt19937_64 engine(7);
+  const auto between = [&](double low, double high) {
+    return static_cast<float>(std::uniform_real_distribution<double>(low, high)(engine));
+  };
+  const double root = 0.797884560802865355879892119868763737;
+  for (int i = 0; i < 100000; ++i) {
+    const float power = between(-99, 127), near_zero = between(-1e-3, 1e-3), x = between(-12, 12);
+    for (const float p : {power, near_zero}) {
+      const double want = std::exp2(static_cast<double>(p));
+      EXPECT_LE(std::abs(lane<float>([](Vec<float> v) { return vexp2_near(v); }, p) - want), 4e-7 * want) << p;
+    }
+    const float whole = std::exp2(between(-80, 80));
+    EXPECT_LE(
+        std::abs(lane<float>([](Vec<float> v) { return vinverse_near(v); }, whole) * static_cast<double>(whole) - 1),
+        1e-6)
+        << whole;
+    const double y = x, u = root * (y + 0.044715 * y * y * y), s = 1 / (1 + std::exp(-2 * u));
+    EXPECT_LE(std::abs(lane<float>([](Vec<float> v) { return vgelu_near(v); }, x) - y * s),
+              2e-6 * (1e-3 + std::abs(y) * s))
+        << x;
+    const double slope = s + y * s * (1 - s) * 2 * root * (1 + 3 * 0.044715 * y * y);
+    EXPECT_LE(std::abs(lane<float>([](Vec<float> v) { return vgelu_grad_near(v); }, x) - slope), 5e-6) << x;
+  }
+}
+
+TEST(MathForBf16, HandlesTheEndsOfTheRange) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const auto exp2 = [](float x) { return lane<float>([](Vec<float> v) { return vexp2_near(v); }, x); };
+  EXPECT_EQ(exp2(0), 1);
+  EXPECT_EQ(exp2(-0.0f), 1);
+  EXPECT_EQ(exp2(-inf), 0x1p-100f);
+  EXPECT_EQ(exp2(-1000), 0x1p-100f);
+  EXPECT_TRUE(std::isnan(exp2(nan)));
+  const auto gelu = [](float x) { return lane<float>([](Vec<float> v) { return vgelu_near(v); }, x); };
+  EXPECT_EQ(gelu(0), 0);
+  EXPECT_NEAR(gelu(1e10f), 1e10, 1e4);
+  EXPECT_NEAR(gelu(-1e10f), 0, 1e-12);
+  EXPECT_TRUE(std::isnan(gelu(nan)));
+  const auto slope = [](float x) { return lane<float>([](Vec<float> v) { return vgelu_grad_near(v); }, x); };
+  EXPECT_NEAR(slope(1e30f), 1, 1e-6);
+  EXPECT_NEAR(slope(-1e30f), 0, 1e-12);
+  EXPECT_TRUE(std::isnan(slope(nan)));
+}
+
+TEST(MathForBf16, RoundsToNearestEvenAndDropsSubnormals) {
+  std::mt19937 engine(3);
+  for (int i = 0; i < 20000; ++i) {
+    float in[2 * kLanes<float>];
+    for (float& x : in) {
+      const uint32_t bits = engine();
+      std::memcpy(&x, &bits, sizeof(x));
+    }
+    bf16 out[2 * kLanes<float>];
+    store_halves(out, round_halves(load(in), load(in + kLanes<float>)));
+    for (int j = 0; j < 2 * kLanes<float>; ++j) {
+      const bool small = std::abs(in[j]) < 0x1p-126f;
+      if (std::isnan(in[j])) {
+        EXPECT_TRUE(std::isnan(static_cast<float>(out[j])));
+      } else {
+        EXPECT_EQ(static_cast<float>(out[j]), small ? 0.0f : static_cast<float>(bf16(in[j]))) << in[j];
+        EXPECT_EQ(std::signbit(static_cast<float>(out[j])), std::signbit(in[j]));
+      }
+    }
+  }
+}
+
+TEST(MathForBf16, TakesPairsApartAndTogether) {
+  constexpr int kCount = 2 * kLanes<float>;
+  bf16 a[kCount], b[kCount], pairs[2 * kCount], again[kCount];
+  for (int i = 0; i < kCount; ++i) a[i] = bf16(static_cast<float>(i)), b[i] = bf16(static_cast<float>(100 + i));
+  const Halves left = load_halves(a), right = load_halves(b);
+  store_halves(pairs, interleave<false>(left, right));
+  store_halves(pairs + kCount, interleave<true>(left, right));
+  store_halves(again, round_even_odd(even_elements(left), odd_elements(left)));
+  for (int i = 0; i < kCount; ++i) {
+    EXPECT_EQ(static_cast<float>(pairs[2 * i]), static_cast<float>(i));
+    EXPECT_EQ(static_cast<float>(pairs[2 * i + 1]), static_cast<float>(100 + i));
+    EXPECT_EQ(static_cast<float>(again[i]), static_cast<float>(i));
+  }
 }
 
 }  // namespace

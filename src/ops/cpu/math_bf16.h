@@ -1,0 +1,129 @@
+#pragma once
+// Elementary functions and rounding for results that end as bf16, for kernel files (*.isa.cpp; see simd.h for the
+// unnamed namespace): half the instructions of math.h and no division, at a relative error below 2^−20, where bf16
+// keeps 2^−9. The same bits on every instruction set with FMA.
+#include "ops/cpu/math.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
+
+/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100: nothing beside 1, and
+/// products with it do not become subnormal, which costs a CPU a hundred cycles each. Fit on x − floor(x), p(0) = 1.
+[[gnu::always_inline]] inline Vec<float> vexp2_near(Vec<float> x) {
+  x = vmax(splat(-100.0f), x);  // NaN stays: the second operand
+#if defined(__AVX512F__)
+  const Vec<float> f = (Vec<float>)_mm512_maskz_reduce_ps(0xffff, (__m512)x, 0x09);  // x − floor(x), rounded down
+#else
+  Vec<float> floor = (x + 0x1.8p23f) - 0x1.8p23f;
+  floor -= floor > x ? splat(1.0f) : Vec<float>{};
+  Vec<float> f = x - floor;
+  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<int32_t>)f - 1) : f;  // as the instruction: rounded down
+#endif
+  Vec<float> p = fmadd(f, splat(0x1.e974fap-10f), splat(0x1.2778560p-7f));
+  p = fmadd(f, p, splat(0x1.c91ce6p-5f));
+  p = fmadd(f, p, splat(0x1.ebdb56p-3f));
+  p = fmadd(f, p, splat(0x1.62e4bap-1f));
+  p = fmadd(f, p, splat(1.0f));
+#if defined(__AVX512F__)
+  return (Vec<float>)_mm512_maskz_scalef_ps(0xffff, (__m512)p, (__m512)x);  // p·2^floor(x)
+#else
+  Vec<int32_t> n{};
+  for (int i = 0; i < kLanes<float>; ++i) n[i] = x[i] == x[i] ? static_cast<int32_t>(floor[i]) : 0;
+  return p * (Vec<float>)((n + 127) << 23);
+#endif
+}
+
+/// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: a guess from the exponent's bits and one step of the fifth order.
+[[gnu::always_inline]] inline Vec<float> vinverse_near(Vec<float> x) {
+  const Vec<float> guess = (Vec<float>)(0x7ef311c7 - (Vec<int32_t>)x);
+  const Vec<float> e = fmadd(-x, guess, splat(1.0f)), pair = fmadd(e, e, e);
+  const Vec<float> series = fmadd(pair, e * e, pair);  // e + e² + e³ + e⁴
+  return fmadd(guess, series, guess);
+}
+
+/// The tanh form of gelu (math.h): x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³).
+[[gnu::always_inline]] inline Vec<float> vgelu_near(Vec<float> x) {
+  constexpr float kLinear = static_cast<float>(-kGeluLinear * kLog2E),
+                  kCubic = static_cast<float>(-kGeluCubic * kLog2E);
+  const Vec<float> y = x * fmadd(x * x, splat(kCubic), splat(kLinear));
+  return x * vinverse_near(vexp2_near(vmin(splat(80.0f), y)) + 1.0f);
+}
+/// Its derivative: s + x·s·(1 − s)·2u', where 1 − s = s·exp(−2u) without cancellation.
+[[gnu::always_inline]] inline Vec<float> vgelu_grad_near(Vec<float> x) {
+  constexpr float kLinear = static_cast<float>(-kGeluLinear * kLog2E),
+                  kCubic = static_cast<float>(-kGeluCubic * kLog2E), kSquare = static_cast<float>(3 * kGeluCubic),
+                  kConstant = static_cast<float>(kGeluLinear);
+  x = vmax(splat(-16.0f), vmin(splat(16.0f), x));  // s' is 0 beyond; the bound keeps x² and the exponent small
+  const Vec<float> square = x * x, y = x * fmadd(square, splat(kCubic), splat(kLinear));
+  const Vec<float> e = vexp2_near(vmin(splat(80.0f), y)), s = vinverse_near(e + 1.0f);
+  return fmadd(s * (s * e), x * fmadd(square, splat(kSquare), splat(kConstant)), s);
+}
+
+// --- bf16 in registers: two vectors of sums make one of 2·kLanes<float> elements ---
+
+using Halves = Vec<uint16_t>;
+
+/// Rounded to nearest even, a's elements before b's. Subnormals become 0 (as the instruction has it, on every set), NaN
+/// stays NaN.
+[[gnu::always_inline]] inline Halves round_halves(Vec<float> a, Vec<float> b) {
+#if defined(__AVX512F__)  // needs AVX512-BF16, which every CPU with tiles has; the compiler is not told
+  Halves halves;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
+  return halves;
+#else
+  const auto rounded = [](Vec<float> x) __attribute__((always_inline)) {
+    const Vec<uint32_t> u = (Vec<uint32_t>)x, sign = u & 0x80000000u;
+    const Vec<uint32_t> even = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const Vec<uint32_t> nan = (Vec<uint32_t>)(x != x), small = (Vec<uint32_t>)((u & 0x7f800000u) == 0u);
+    return (Halves)((nan & (u >> 16 | 0x40u)) | (~nan & small & sign >> 16) | (~nan & ~small & even));
+  };
+  constexpr auto low = [](int i) { return 2 * i; };
+  return shuffled<low>(rounded(a), rounded(b));
+#endif
+}
+/// x as round_halves takes it; the stores of simd.h keep subnormals.
+[[gnu::always_inline]] inline Vec<float> without_subnormals(Vec<float> x) {
+  const Vec<uint32_t> u = (Vec<uint32_t>)x;
+  return (u & 0x7f800000u) == 0u ? (Vec<float>)(u & 0x80000000u) : x;
+}
+[[gnu::always_inline]] inline void store_halves(bf16* to, Halves halves) { std::memcpy(to, &halves, sizeof(halves)); }
+/// Past the caches, as stream (simd.h).
+[[gnu::always_inline]] inline void stream_halves(bf16* to, Halves halves) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)halves);
+#elif defined(__AVX2__)
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)halves);
+#else
+  store_halves(to, halves);
+#endif
+}
+[[gnu::always_inline]] inline Halves load_halves(const bf16* from) {
+  Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  return halves;
+}
+/// Elements 0, 2, … and 1, 3, … in f32.
+[[gnu::always_inline]] inline Vec<float> even_elements(Halves halves) {
+  return (Vec<float>)((Vec<uint32_t>)halves << 16);
+}
+[[gnu::always_inline]] inline Vec<float> odd_elements(Halves halves) {
+  return (Vec<float>)((Vec<uint32_t>)halves & 0xffff0000u);
+}
+/// Pairs (a[i], b[i]): of the first half of i, or of the second.
+template <bool Second>
+[[gnu::always_inline]] inline Halves interleave(Halves a, Halves b) {
+  constexpr int L = kLanes<uint16_t>;
+  constexpr auto lane = [](int i) { return i / 2 + (Second ? L / 2 : 0) + (i % 2 != 0 ? L : 0); };
+  return shuffled<lane>(a, b);
+}
+/// The elements of a vector rounded from even and odd ones, in their own order again.
+[[gnu::always_inline]] inline Halves round_even_odd(Vec<float> even, Vec<float> odd) {
+  const Halves halves = round_halves(even, odd);
+  constexpr auto lane = [](int i) { return i / 2 + (i % 2 != 0 ? kLanes<uint16_t> / 2 : 0); };
+  return shuffled<lane>(halves, halves);
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA
