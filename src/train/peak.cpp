@@ -40,7 +40,9 @@ void PeakTracker::measure(int count) {
   const std::span<double> fresh = std::span(rates_).subspan(before);
   const double start = clock_();
   windows_(fresh);
-  visit_seconds_ = (clock_() - start) * kBetweenSteps / count;
+  const double seconds = clock_() - start;
+  seconds_ += seconds;
+  visit_seconds_ = seconds * kBetweenSteps / count;
   for (const double rate : fresh) {
     if (rate <= flops_) continue;  // true where either is not known
     flops_ = rate;

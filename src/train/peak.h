@@ -20,8 +20,9 @@ class PeakTracker {
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
-  /// Windows of all start-up together, and of a visit between steps.
+  /// Windows of one moment of start-up, and of a visit between steps.
   static constexpr int kAtStart = 12, kBetweenSteps = 4;
+  static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
   /// Visits between steps take at most this share of the run, and so many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
@@ -37,6 +38,8 @@ class PeakTracker {
 
   /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
   void measure(int count = kAtStart);
+  /// Seconds that all measure() took: on a machine that is busy with other things they are long.
+  double seconds() const { return seconds_; }
   /// The run has gone on for long enough to pay for another visit.
   bool due() const;
   void visit();
@@ -50,7 +53,7 @@ class PeakTracker {
   std::string origin_, unit_, raised_by_;
   Windows windows_;
   Clock clock_;
-  double started_ = 0, visits_seconds_ = 0, visit_seconds_ = 0;
+  double started_ = 0, seconds_ = 0, visits_seconds_ = 0, visit_seconds_ = 0;
   std::vector<double> rates_;  // of all windows
   bool told_ = false;
 };

@@ -110,11 +110,11 @@ class Session {
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
-    peak_.measure();  // and again later on: what disturbs comes and goes
+    measure_peak();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
     expected_.gemm_tuning_hash = use_gemm_tuning(config_, world_, *device_);
     trainer_.plan();
-    peak_.measure();
+    measure_peak();
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
       state_ = resumed->state;
       saved_step_ = state_.step;
@@ -131,12 +131,19 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    peak_.measure();
+    measure_peak();
     if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     reporter_.open(state_.step);
     if (world_.first()) write_run_files(config_, expected_.config_toml, expected_.tokenizer);
-    peak_.measure();
+    measure_peak();
     announce();
+  }
+
+  // One moment of several, since what disturbs comes and goes.
+  void measure_peak() {
+    double late[] = {peak_.seconds() > PeakTracker::kStartSeconds ? 1.0 : 0.0};
+    world_.control().sum(late);
+    if (late[0] == 0) peak_.measure();
   }
 
   void announce() {

@@ -54,7 +54,7 @@ class Peak(rig.Runs):
             peak = event["peak"]
             self.assertEqual(peak["origin"], "measured")
             self.assertTrue(peak["unit"])
-            self.assertGreaterEqual(peak["windows"], 48)
+            self.assertGreaterEqual(peak["windows"], 12)
             self.assertLessEqual(peak["lowest_tflops"], peak["median_tflops"])
             self.assertLessEqual(peak["median_tflops"], peak["tflops"])
         self.assertGreaterEqual(end["peak"]["tflops"], known)
