@@ -4,8 +4,8 @@
 The two programs take turns (A B A B …), so that a machine whose speed drifts is fair to both; medians over all steps and
 the best steps are compared. On a CPU a round in which the trainer's peak loop before and after differs by more than 15 % is
 repeated, at most --tries times; shares are of the best peak seen in the whole call. PyTorch is given its best chance: the
-fastest of its variants (eager or compiled; bf16 as pure bf16 or by autocast; its threads free or tied to processors) is found
-first, with huge pages and an allocator that keeps its memory.
+fastest of its variants (eager or compiled; bf16 as pure bf16 or by autocast; head and loss as two operators or as one; its
+threads free or tied to processors) is found first, with huge pages and an allocator that keeps its memory.
 
     tests/bench/compare_torch.py --make-python                  # once: a Python with the newest PyTorch, in build/
     tests/bench/compare_torch.py --trainer build/trainer --json out.json
@@ -51,9 +51,10 @@ class Variant(NamedTuple):
     dtype: str
     compiled: bool
     tied: bool = False  # each of its threads to one processor
+    chunked: bool = False  # head and loss in one operator
 
     def __str__(self):
-        return self.dtype + " compiled" * self.compiled + ", tied threads" * self.tied
+        return self.dtype + " compiled" * self.compiled + ", tied threads" * self.tied + ", chunked loss" * self.chunked
 
 
 class Peer:
@@ -64,6 +65,7 @@ class Peer:
         command = [args.python, str(HERE / "torch_gpt.py"), "--config", str(CONFIGS / config), "--serve", "--dtype",
                    variant.dtype, "--device", args.device, "--threads", str(args.threads), "--warmup", str(args.warmup),
                    "--max-seconds", str(args.max_seconds)] + ["--compile"] * variant.compiled
+        command += ["--chunked-loss"] * variant.chunked
         for override in overrides:
             command += ["--set", override]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
@@ -114,8 +116,10 @@ def fastest_variant(args, case, compute):
             race(Variant(dtype, use_compile))
     if best is None:
         raise RuntimeError("no variant of PyTorch runs")
-    if args.device == "cpu" and args.threads >= len(os.sched_getaffinity(0)):
-        race(best[1]._replace(tied=True))
+    if args.device == "cpu":
+        race(best[1]._replace(chunked=True))
+        if args.threads >= len(os.sched_getaffinity(0)):
+            race(best[1]._replace(tied=True))
     return best[1]
 
 
