@@ -35,6 +35,7 @@ void settle(History& history, Process& process) {
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
+  if (!(peak.flops > 0)) return;  // no start in the log: as they were written
   for (StepReport& step : steps) {
     // Multiplied first, then divided: the share of the step that raised the peak is 1, without rounding.
     for (double* share : {&step.mfu, &step.mfu_causal, &step.hfu})

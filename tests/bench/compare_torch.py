@@ -180,7 +180,8 @@ def main():
     parser.add_argument("--python", help="an interpreter that has PyTorch (default: this one, that of TRAINER_TORCH_PYTHON, or "
                         "what --make-python made)")
     parser.add_argument("--make-python", type=Path, nargs="?", const=machine.TORCH_FOLDER, metavar="FOLDER",
-                        help="make a Python with the newest PyTorch there (default: in build/), and do nothing else")
+                        help="make a Python with the newest PyTorch there (default: in build/; some GB, less where pip's "
+                        "settings name an index of builds for CPUs), and do nothing else")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="default: all of the device")
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32", "bf16"])

@@ -52,7 +52,8 @@ class Python(unittest.TestCase):
             lacks = pathlib.Path(name) / "lacks-torch"
             lacks.write_text("#!/bin/sh\nexit 1\n")
             lacks.chmod(0o755)
-            with mock.patch.object(sys, "executable", str(lacks)), mock.patch.object(machine, "TORCH_FOLDER", pathlib.Path(name)):
+            with (mock.patch.object(sys, "executable", str(lacks)),
+                  mock.patch.object(machine, "TORCH_FOLDER", pathlib.Path(name))):
                 with mock.patch.dict(os.environ, {"TRAINER_TORCH_PYTHON": str(has)}):
                     self.assertEqual(machine.torch_python(None), str(has))
                     with self.assertRaises(SystemExit) as told:  # one that is named is not replaced by another

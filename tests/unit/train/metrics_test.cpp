@@ -237,6 +237,9 @@ TEST_F(Metrics, HistoryOfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLef
     EXPECT_EQ(history.steps.at(1).hfu, second) << origin;
     EXPECT_EQ(history.peak.flops, std::string(origin) == "user" ? 1e12 : 1.25e12);
   }
+  std::ofstream(file_) << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
+                       << "\n";
+  EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
 }
 
 TEST_F(Metrics, EndComparesThePredictionWithTheMeasurement) {
