@@ -42,7 +42,7 @@ void PeakTracker::measure(int count) {
   windows_(fresh);
   const double seconds = clock_() - start;
   seconds_ += seconds;
-  visit_seconds_ = seconds * kBetweenSteps / count;
+  visit_seconds_ = std::min(visit_seconds_, seconds * kBetweenSteps / count);
   for (const double rate : fresh) {
     if (rate <= flops_) continue;  // true where either is not known
     flops_ = rate;
@@ -57,8 +57,9 @@ bool PeakTracker::due() const {
 }
 
 void PeakTracker::visit() {
+  const double before = seconds_;
   measure(kBetweenSteps);
-  visits_seconds_ += visit_seconds_;
+  visits_seconds_ += seconds_ - before;
 }
 
 std::string PeakTracker::saw(double flops, std::string_view what) {

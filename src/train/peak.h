@@ -53,8 +53,10 @@ class PeakTracker {
   std::string origin_, unit_, raised_by_;
   Windows windows_;
   Clock clock_;
-  double started_ = 0, seconds_ = 0, visits_seconds_ = 0, visit_seconds_ = 0;
-  std::vector<double> rates_;  // of all windows
+  double started_ = 0, seconds_ = 0;
+  double visits_seconds_ = 0;   // of seconds_
+  double visit_seconds_ = 1e9;  // of a visit that nothing disturbs
+  std::vector<double> rates_;   // of all windows
   bool told_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -79,6 +80,31 @@ TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
   EXPECT_FALSE(peak.due());
   EXPECT_LE(measuring, PeakTracker::kMostSeconds);
   EXPECT_GT(measuring, 0.95 * PeakTracker::kMostSeconds);
+}
+
+TEST(Peak, AVisitThatWasDisturbedIsPaidForBeforeTheNext) {
+  Machinery machine{.rates = {1}};
+  double slow = 0;  // seconds lost in every measurement
+  PeakTracker peak(
+      "unit",
+      [&](std::span<double> out) {
+        std::fill(out.begin(), out.end(), 1e12);
+        machine.now += 1e-3 * static_cast<double>(out.size()) + slow;
+      },
+      [&] { return machine.now; });
+  slow = 0.5;
+  peak.measure();
+  slow = 0;
+  peak.measure();
+  EXPECT_NEAR(peak.seconds(), 0.5 + 2e-3 * PeakTracker::kAtStart, 1e-9);
+  machine.now += 3;
+  EXPECT_TRUE(peak.due()) << "start-up is not charged, and its slow measurement no measure of the next";
+  slow = 0.02;
+  peak.visit();
+  machine.now += 9;
+  EXPECT_FALSE(peak.due()) << "24 ms are two thousandths of 12 s, and the next needs 4 more";
+  machine.now += 3;
+  EXPECT_TRUE(peak.due());
 }
 
 TEST(Peak, IsRaisedByWhatWasReachedAndSaysSoOnce) {
