@@ -104,7 +104,7 @@ find "$folder/lib" "$folder/openmpi" -name '*.so*' -exec chmod u+w {} + -exec st
 cp configs/*.toml "$folder/configs/"
 cp data/austen.txt "$folder/data/"
 cp scripts/gpu_check.sh scripts/compare_layouts.py "$folder/scripts/"
-cp tests/bench/compare_torch.py tests/bench/torch_gpt.py "$folder/tests/bench/"
+cp tests/bench/compare_torch.py tests/bench/machine.py tests/bench/torch_gpt.py "$folder/tests/bench/"
 {
   echo "commit $(git rev-parse --short=12 HEAD 2> /dev/null || echo unknown)$(git diff --quiet HEAD 2> /dev/null || echo ' and changes')"
   echo "built on $(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' /etc/os-release), C library $(ldd --version | sed -n '1s/.* //p')"

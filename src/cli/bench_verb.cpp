@@ -13,7 +13,9 @@
 #include "ops/bench_gemm.h"
 #include "ops/bench_optimizer.h"
 #include "train/bench_step.h"
+#include "train/events_json.h"
 #include "train/memory_probe.h"
+#include "train/peak.h"
 #include "train/units.h"
 
 namespace trainer::cli {
@@ -30,26 +32,29 @@ struct Bench {
     if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
     if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
     if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
-    machine = train::choose_machine(config, *comm::solo_world());
+    machine = train::choose_machine(config, *world);
   }
   void require_config() const {
     if (options.config.file.empty())
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// What rates are shares of, in FLOP/s; the user's word saves the time of measuring.
-  double measured_peak(device::Device& device) const {
-    if (config.hardware.peak_tflops > 0) return config.hardware.peak_tflops * 1e12;
-    return ops::measured_peak_flops(device, machine.compute);
+  /// What rates are shares of; the user's word saves the time of measuring. On a GPU the data sheet's stands beside it.
+  train::PeakTracker measured_peak(device::Device& device) const {
+    if (machine.gpu && config.hardware.peak_tflops == 0)
+      return {ops::best_product_flops(device, machine.compute), "measured", "products of the library"};
+    train::PeakTracker peak = train::make_peak(device, machine, config, *world);
+    peak.measure();
+    return peak;
   }
   /// Of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {
     return machine.gpu ? train::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }
-  std::string peak_text(double peak) const {
+  std::string peak_text(const train::PeakTracker& peak) const {
     const std::optional<double> promised = data_sheet_peak();
-    return format("peak {:.1f} GFLOP/s{}", peak * 1e-9,
-                  promised ? format(" (data sheet: {:.1f})", *promised * 1e-9) : "");
+    return "peak " + to_string(peak.report()) +
+           (promised ? format(", data sheet {:.3g} TFLOP/s", *promised * 1e-12) : "");
   }
   json data_sheet_json() const {
     const std::optional<double> promised = data_sheet_peak();
@@ -58,9 +63,14 @@ struct Bench {
   void say(const std::string& text) const { std::fputs(text.c_str(), options.json ? stderr : stdout); }
 
   BenchOptions options;
+  std::unique_ptr<comm::World> world = comm::solo_world();
   config::Config config;
   train::Machine machine;
 };
+
+constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
+
+json peak_json(const train::PeakTracker& peak) { return train::to_json(peak.report()); }
 
 /// Of the linear layers of the configuration, or of some usual ones.
 std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
@@ -110,13 +120,20 @@ json bench_gemm(const Bench& b) {
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = b.measured_peak(*device);
+  train::PeakTracker peak = b.measured_peak(*device);
+  std::vector<ops::GemmRate> measured;
+  for (const ops::GemmShape& shape : gemm_shapes(b)) {
+    measured.push_back(ops::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
+    const ops::GemmRate& rate = measured.back();
+    peak.measure();
+    peak.saw(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
+  }
   b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
                b.peak_text(peak), "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
-  for (const ops::GemmRate& rate : ops::bench_gemm(ex, b.machine.compute, gemm_shapes(b), b.options.repeats)) {
-    const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak); };
+  for (const ops::GemmRate& rate : measured) {
+    const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak.flops()); };
     b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
                  cell(rate.forward), cell(rate.dx), cell(rate.dw)));
     rates.push_back({{"m", rate.shape.m},
@@ -128,7 +145,8 @@ json bench_gemm(const Bench& b) {
   }
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
-          {"peak_gflops", peak * 1e-9},
+          {"peak_gflops", peak.flops() / 1e9},
+          {"peak", peak_json(peak)},
           {"data_sheet_gflops", b.data_sheet_json()},
           {"path", ops::product_path(*device, b.machine.compute)},
           {"rates", rates}};
@@ -154,15 +172,22 @@ json bench_attention(const Bench& b) {
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const double peak = b.measured_peak(*device);
+  train::PeakTracker peak = b.measured_peak(*device);
+  std::vector<std::pair<ops::AttentionShape, ops::AttentionRate>> measured;
+  for (const ops::AttentionShape& shape : attention_shapes(b)) {
+    measured.emplace_back(shape, ops::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
+    const ops::AttentionRate& rate = measured.back().second;
+    peak.measure();
+    peak.saw(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
+  }
   b.say(format("{}, {} threads; causal FLOPs, {}\n", name_of(b.machine.compute), b.machine.threads, b.peak_text(peak)));
   json rates = json::array();
-  for (const ops::AttentionShape& s : attention_shapes(b)) {
-    const ops::AttentionRate rate = ops::bench_attention(ex, b.machine.compute, s, b.options.repeats);
+  for (const auto& [s, rate] : measured) {
+    const double forward = rate.forward_gflops * 1e9 / peak.flops(),
+                 backward = rate.backward_gflops * 1e9 / peak.flops();
     b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n",
-                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops,
-                 train::format_percent(rate.forward_gflops * 1e9 / peak), rate.backward_gflops,
-                 train::format_percent(rate.backward_gflops * 1e9 / peak)));
+                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops, train::format_percent(forward),
+                 rate.backward_gflops, train::format_percent(backward)));
     rates.push_back({{"batch", s.batch},
                      {"seq_len", s.q_len},
                      {"heads", s.heads},
@@ -170,12 +195,34 @@ json bench_attention(const Bench& b) {
                      {"head_dim", s.head_dim},
                      {"forward_gflops", rate.forward_gflops},
                      {"backward_gflops", rate.backward_gflops},
-                     {"forward_share", rate.forward_gflops * 1e9 / peak},
-                     {"backward_share", rate.backward_gflops * 1e9 / peak}});
+                     {"forward_share", forward},
+                     {"backward_share", backward}});
   }
-  return {{"compute", name_of(b.machine.compute)},    {"threads", b.machine.threads},
-          {"path", ops::attention_path(*device)},     {"peak_gflops", peak * 1e-9},
-          {"data_sheet_gflops", b.data_sheet_json()}, {"rates", rates}};
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"path", ops::attention_path(*device)},
+          {"peak_gflops", peak.flops() / 1e9},
+          {"peak", peak_json(peak)},
+          {"data_sheet_gflops", b.data_sheet_json()},
+          {"rates", rates}};
+}
+
+// What this machine can do at most in a compute type, in a moment: for scripts that want to know whether it is quiet.
+json bench_peak(const Bench& b) {
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  train::PeakTracker peak = b.measured_peak(*device);
+  if (!b.machine.gpu) peak.measure(kPeakWindows);
+  const train::PeakReport report = peak.report();
+  b.say(format("{}, {} threads on {}: {}\n", name_of(b.machine.compute), b.machine.threads,
+               train::device_text(b.machine), b.peak_text(peak)));
+  if (report.windows > 0)
+    b.say(format("median {:.3g}, lowest {:.3g} TFLOP/s\n", report.median_flops * 1e-12, report.lowest_flops * 1e-12));
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"device", train::device_text(b.machine)},
+          {"peak_gflops", peak.flops() / 1e9},
+          {"peak", peak_json(peak)},
+          {"data_sheet_gflops", b.data_sheet_json()}};
 }
 
 json bench_optimizer(const Bench& b) {
@@ -230,19 +277,14 @@ json bench_step(const Bench& b) {
   json operators = json::array();
   for (const train::OpShare& op : s.operators)
     operators.push_back({{"name", op.name}, {"calls", op.calls}, {"ms", op.ms}, {"gflop", op.gflops}, {"gb", op.gb}});
-  return {{"parameters", s.parameters},
-          {"tokens", s.tokens},
-          {"threads", s.threads},
-          {"compute", s.compute},
-          {"path", s.product_path},
-          {"step_ms", s.step_ms},
-          {"median_ms", s.median_ms},
-          {"tokens_per_s", s.tokens_per_s},
-          {"model_tflops", s.model_tflops},
-          {"peak_tflops", s.peak_tflops},
-          {"mfu", s.mfu},
-          {"memory_bytes", s.memory_bytes},
-          {"operators", operators}};
+  return {{"parameters", s.parameters},     {"tokens", s.tokens},
+          {"threads", s.threads},           {"compute", s.compute},
+          {"path", s.product_path},         {"step_ms", s.step_ms},
+          {"median_ms", s.median_ms},       {"tokens_per_s", s.tokens_per_s},
+          {"model_tflops", s.model_tflops}, {"peak_tflops", s.peak.flops / 1e12},
+          {"peak", train::to_json(s.peak)}, {"mfu", s.mfu},
+          {"mfu_causal", s.mfu_causal},     {"hfu", s.hfu},
+          {"memory_bytes", s.memory_bytes}, {"operators", operators}};
 }
 
 // Predicted memory against what the process really takes for a few steps.
@@ -265,10 +307,13 @@ int bench_command(const BenchOptions& o) {
   if (o.what == "collectives") return bench_collectives_command(o);
   if (o.what == "offload") throw not_built_yet("bench " + o.what);
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
-      {"gemm", bench_gemm},           {"attention", bench_attention}, {"elementwise", bench_elementwise},
-      {"optimizer", bench_optimizer}, {"step", bench_step},           {"memory", bench_memory}};
+      {"peak", bench_peak},           {"gemm", bench_gemm},
+      {"attention", bench_attention}, {"elementwise", bench_elementwise},
+      {"optimizer", bench_optimizer}, {"step", bench_step},
+      {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word("bench", o.what, "gemm, attention, elementwise, optimizer, step, memory, collectives, all");
+    throw unknown_word("bench", o.what,
+                       "peak, gemm, attention, elementwise, optimizer, step, memory, collectives, all");
   if (!o.write_tuning.empty() && o.what != "gemm")
     throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
   const Bench bench(o);

@@ -49,7 +49,7 @@ struct TokenizeOptions {
 int tokenize_command(const TokenizeOptions& options);
 
 struct BenchOptions {
-  std::string what;  // gemm | attention | elementwise | optimizer | step | memory | collectives | all
+  std::string what;  // peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;

@@ -138,9 +138,11 @@ int main(int argc, char** argv) {
 
   cli::BenchOptions bench;
   CLI::App& bench_verb = *app.add_subcommand(
-      "bench", "measure this machine: products, attention, other operators, whole steps, memory, collectives");
+      "bench",
+      "measure this machine: its peak, products, attention, other operators, whole steps, memory, collectives");
   bench_verb
-      .add_option("what", bench.what, "gemm | attention | elementwise | optimizer | step | memory | collectives | all")
+      .add_option("what", bench.what,
+                  "peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all")
       ->required();
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")

@@ -232,8 +232,9 @@ void declare_log(std::vector<Key>& keys) {
 
 void declare_hardware(std::vector<Key>& keys) {
   Declare<Hardware> hardware(keys, "hardware", &Config::hardware);
-  hardware.number("peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
-                  "Dense peak of one device in the compute type, for MFU; 0: measured at start.");
+  hardware.number(
+      "peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
+      "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, else measured during the run.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = at_least(0), .unit = "GiB per rank"},
                   "Memory the run may plan with; 0: what the machine has.");
   hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},

@@ -1,11 +1,9 @@
 #include "ops/bench_gemm.h"
 
 #include <algorithm>
-#include <cstddef>
 
 #include "base/philox.h"
 #include "ops/bench_clock.h"
-#include "ops/cpu/peak.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::ops {
@@ -32,9 +30,6 @@ void fill_blocks(const Tensor& tensor, PhiloxKey key, int64_t first, int64_t end
   }
 }
 
-void fill_normal(const Tensor& tensor, std::string_view name) {
-  fill_blocks(tensor, philox_key(1, name), 0, divide_up(tensor.count(), int64_t{4}));
-}
 void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name) {
   constexpr int64_t kBlocks = 1 << 14;  // of one task
   HostCopy here(device, tensor);
@@ -54,30 +49,6 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   Buffer packed(ex.device, "bench", {packed_bytes(ex.device, w.dtype, k, n)}, DType::u8);
   run(ex, PackB{w, packed, trans});
   return packed;
-}
-
-PeakLoop peak_loop(const device::Device& device, DType dtype) {
-  const bool wide = device.isa() >= device::Isa::avx512;
-  if (dtype == DType::bf16 && device.isa() == device::Isa::amx) return avx512::peak_table.bf16_tiles;
-  const PeakTable& table = wide                                ? avx512::peak_table
-                           : device.isa() == device::Isa::avx2 ? avx2::peak_table
-                                                               : plain::peak_table;
-  return dtype == DType::f64 ? table.f64 : table.f32;
-}
-
-/// Operands and results of one thread's peak loop.
-struct alignas(64) PeakMemory {
-  std::byte operands[kPeakOperandBytes], sink[8192];
-};
-
-/// FLOP/s of the fastest of several products that fill every multiprocessor many times.
-double best_product(device::Device& device, DType dtype) {
-  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};
-  Arena arena(device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{device, arena, meter};
-  const GemmShape shape{n, n, n};
-  return bench_gemm(ex, dtype, {&shape, 1}, 9).front().forward * 1e9;
 }
 
 }  // namespace
@@ -111,35 +82,14 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
   return rates;
 }
 
-double measured_peak_flops(device::Device& device, DType dtype) {
-  if (device.kind() == device::Kind::cuda) return best_product(device, dtype);
-  const PeakLoop loop = peak_loop(device, dtype);
-  const int threads = device.threads();
-  std::vector<PeakMemory> memory(static_cast<size_t>(threads));
-  const bool tiles = dtype == DType::bf16 && device.isa() == device::Isa::amx;
-  const DType stored = dtype == DType::f64 ? DType::f64 : tiles ? DType::bf16 : DType::f32;
-  for (PeakMemory& own : memory) fill_normal({own.operands, {kPeakOperandBytes / size_of(stored)}, stored}, "peak");
-
-  std::vector<double> flops(memory.size());
-  const auto pass = [&](int64_t rounds) {  // seconds
-    const double start = now_seconds();
-    device.host_pool().parallel_for(threads, [&](int64_t task) {
-      PeakMemory& own = memory[static_cast<size_t>(task)];
-      flops[static_cast<size_t>(task)] = loop(own.operands, rounds, own.sink);
-    });
-    return now_seconds() - start;
-  };
-  int64_t rounds = 256;
-  while (pass(rounds) < 0.01) rounds *= 2;
-  // The best of several passes: a peak is what the machine can do when nothing else disturbs it.
-  double best = 0;
-  for (int i = 0; i < 9; ++i) {
-    const double seconds = pass(rounds);
-    double total = 0;
-    for (const double own : flops) total += own;
-    best = std::max(best, total / seconds);
-  }
-  return best;
+double best_product_flops(device::Device& device, DType dtype) {
+  TRAINER_CHECK(device.kind() == device::Kind::cuda, "the peak of a CPU is that of its peak loop");
+  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // fills every multiprocessor many times
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  const GemmShape shape{n, n, n};
+  return bench_gemm(ex, dtype, {&shape, 1}, 9).front().forward * 1e9;
 }
 
 }  // namespace trainer::ops

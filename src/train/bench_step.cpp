@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include "base/log.h"
 #include "base/median.h"
-#include "ops/bench_gemm.h"
 #include "ops/gemm.h"
+#include "train/peak.h"
 #include "train/units.h"
 
 namespace trainer::train {
@@ -45,6 +46,8 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const BatchSource random = random_batches(config);
+  PeakTracker peak = make_peak(*device, machine, config, *world);
+  peak.measure();
 
   StepBench bench;
   const auto timed_step = [&](int i) {
@@ -57,6 +60,7 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
     if (i == warmup) trainer.meter().reset();
     const double ms = timed_step(i);
     if (i >= warmup) bench.step_ms.push_back(ms);
+    peak.measure(PeakTracker::kBetweenSteps);
   }
   bench.median_ms = median(bench.step_ms);
   bench.parameters = trainer.store().parameter_count();
@@ -67,10 +71,22 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
   bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
   const FlopsPerToken flops = flops_per_token(config.model, vocab, config.train.recompute);
   bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
-  const Peak peak = find_peak(*device, machine, config);
-  bench.peak_tflops = peak.flops * 1e-12;
-  bench.peak_origin = peak.origin;
-  bench.mfu = utilisation(flops, bench.tokens_per_s, bench.peak_tflops * 1e12).mfu;
+  const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
+  std::vector<std::pair<double, const char*>> rates = {
+      {flops.hardware() * static_cast<double>(bench.tokens) / fastest_ms * 1e3, "the fastest step"}};
+  if (!machine.gpu) {  // there operators are timed by their launch
+    for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the products"}, {OpKind::attention, "attention"}}) {
+      const Meter::Entry& entry = trainer.meter().of(kind);
+      if (entry.seconds > 0) rates.emplace_back(entry.flops / entry.seconds, what);
+    }
+  }
+  for (const auto& [rate, what] : rates)
+    if (const std::string told = peak.saw(rate, what); !told.empty()) log::warning("{}", told);
+  bench.peak = peak.report();
+  const Utilisation use = utilisation(flops, bench.tokens_per_s, peak.flops());
+  bench.mfu = use.mfu;
+  bench.mfu_causal = use.mfu_causal;
+  bench.hfu = use.hfu;
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
@@ -126,9 +142,8 @@ std::string to_text(const StepBench& b) {
   std::string text =
       format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
              format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
-  text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {:.3f} TFLOP/s ({} peak)\n",
-                 b.step_ms.size(), b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), b.peak_tflops,
-                 b.peak_origin);
+  text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
+                 b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), to_string(b.peak));
   text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
                  "of peak");
   for (const OpShare& op : b.operators) {
@@ -136,7 +151,7 @@ std::string to_text(const StepBench& b) {
     text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms,
                    format_percent(op.ms / b.median_ms), op.gflops > 0 ? format("{:.1f}", rate) : "-",
                    op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
-                   op.gflops > 0 ? format_percent(rate / (b.peak_tflops * 1e3)) : "-");
+                   op.gflops > 0 ? format_percent(rate * 1e9 / b.peak.flops) : "-");
   }
   return text;
 }

@@ -18,9 +18,10 @@ struct StepBench {
   int threads = 0;
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
-  std::string peak_origin;
-  double median_ms = 0, tokens_per_s = 0, model_tflops = 0, peak_tflops = 0, mfu = 0;
-  std::vector<OpShare> operators;  // slowest first; "other" is what no operator accounts for
+  PeakReport peak;  // the best of windows before, between and after the steps, or what a step or its operators reached
+  double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
+  double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
+  std::vector<OpShare> operators;           // slowest first; "other" is what no operator accounts for
   int64_t memory_bytes = 0;
 };
 /// `steps` timed steps after `warmup`, seeds fixed. The configuration's data and tokenizer are not used; its vocabulary

@@ -67,6 +67,25 @@ const Json& child(const Json& object, const char* key) {
   return found == object.end() ? empty : *found;
 }
 
+/// Of a start or end event.
+PeakReport peak_from(const Json& object) {
+  PeakReport peak;
+  const Json& json = child(object, "peak");
+  if (json.empty()) {  // of a program that measured once
+    read(object, "peak_flops", peak.flops);
+    read(object, "peak_origin", peak.origin);
+    return peak;
+  }
+  peak.flops = number_of(json, "tflops") * 1e12;
+  read(json, "origin", peak.origin);
+  read(json, "unit", peak.unit);
+  read(json, "windows", peak.windows);
+  peak.median_flops = number_of(json, "median_tflops") * 1e12;
+  peak.lowest_flops = number_of(json, "lowest_tflops") * 1e12;
+  read(json, "raised_by", peak.raised_by);
+  return peak;
+}
+
 }  // namespace
 
 std::string utc_now() {
@@ -120,8 +139,7 @@ Json to_json(const StartReport& start) {
             {"matmul", start.flops.matmul},
             {"attention", start.flops.attention},
             {"recomputed", start.flops.recomputed}}},
-          {"peak_flops", start.peak_flops},
-          {"peak_origin", start.peak_origin},
+          {"peak", to_json(start.peak)},
           {"predicted", to_json(start.predicted)},
           {"environment",
            {{"version", env.version},
@@ -142,6 +160,18 @@ Json to_json(const PhaseMs& phase) {
           {"comm_exposed", phase.comm_exposed}};
 }
 
+Json to_json(const PeakReport& peak) {
+  Json json = {{"tflops", peak.flops / 1e12}, {"origin", peak.origin}};
+  if (!peak.unit.empty()) json["unit"] = peak.unit;
+  if (peak.windows > 0) {
+    json["windows"] = peak.windows;
+    json["median_tflops"] = peak.median_flops / 1e12;
+    json["lowest_tflops"] = peak.lowest_flops / 1e12;
+  }
+  if (!peak.raised_by.empty()) json["raised_by"] = peak.raised_by;
+  return json;
+}
+
 Json to_json(const StepReport& step) {
   Json json = {{"event", "step"},
                {"step", step.step},
@@ -156,6 +186,7 @@ Json to_json(const StepReport& step) {
                {"mfu", step.mfu},
                {"mfu_causal", step.mfu_causal},
                {"hfu", step.hfu},
+               {"peak_tflops", step.peak_tflops},
                {"phase_ms", to_json(step.phase_ms)},
                {"comm_bytes", step.comm_bytes},
                {"memory_bytes", step.memory_bytes},
@@ -192,7 +223,8 @@ Json to_json(const EndReport& end) {
           {"wall_s", end.wall_s},
           {"predicted", to_json(end.predicted)},
           {"measured", to_json(end.measured)},
-          {"ratio", ratio_json(end.measured, end.predicted)}};
+          {"ratio", ratio_json(end.measured, end.predicted)},
+          {"peak", to_json(end.peak)}};
 }
 
 StartReport start_from(const Json& object) {
@@ -223,8 +255,7 @@ StartReport start_from(const Json& object) {
   read(flops, "matmul", start.flops.matmul);
   read(flops, "attention", start.flops.attention);
   read(flops, "recomputed", start.flops.recomputed);
-  read(object, "peak_flops", start.peak_flops);
-  read(object, "peak_origin", start.peak_origin);
+  start.peak = peak_from(object);
   start.predicted = estimate_from(child(object, "predicted"));
   const Json& env = child(object, "environment");
   read(env, "version", start.environment.version);
@@ -252,6 +283,7 @@ StepReport step_from(const Json& object) {
   read(object, "mfu", step.mfu);
   read(object, "mfu_causal", step.mfu_causal);
   read(object, "hfu", step.hfu);
+  read(object, "peak_tflops", step.peak_tflops);
   const Json& phase = child(object, "phase_ms");
   read(phase, "data", step.phase_ms.data);
   read(phase, "forward", step.phase_ms.forward);
@@ -306,6 +338,7 @@ EndReport end_from(const Json& object) {
   read(object, "wall_s", end.wall_s);
   end.predicted = estimate_from(child(object, "predicted"));
   end.measured = estimate_from(child(object, "measured"));
+  end.peak = peak_from(object);
   return end;
 }
 

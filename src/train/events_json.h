@@ -9,6 +9,7 @@ namespace trainer::train {
 using Json = nlohmann::ordered_json;
 
 Json to_json(const PhaseMs& phase);
+Json to_json(const PeakReport& peak);
 /// Each has "event" and "step".
 Json to_json(const StartReport& start);
 Json to_json(const StepReport& step);

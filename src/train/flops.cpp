@@ -36,8 +36,8 @@ Utilisation utilisation(const FlopsPerToken& flops, double tokens_per_s, double 
     constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
     return {kUnknown, kUnknown, kUnknown};
   }
-  const double scale = tokens_per_s / peak_flops;
-  return {flops.full() * scale, flops.causal() * scale, flops.hardware() * scale};
+  return {flops.full() * tokens_per_s / peak_flops, flops.causal() * tokens_per_s / peak_flops,
+          flops.hardware() * tokens_per_s / peak_flops};
 }
 
 }  // namespace trainer::train

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "checkpoint/manifest.h"
 #include "device/cuda/cuda_device.h"
-#include "ops/bench_gemm.h"
 #include "ops/gemm_tuning.h"
 #include "train/generate.h"
 #include "train/units.h"
@@ -176,13 +175,6 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
   }
   if (best == nullptr) return std::nullopt;
   return (compute == DType::bf16 ? best->bf16 : best->fp32) * 1e12;
-}
-
-Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config) {
-  if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
-  if (machine.gpu)
-    if (const auto known = data_sheet_peak(machine.gpu->name, machine.compute)) return {*known, "data sheet"};
-  return {ops::measured_peak_flops(device, machine.compute), "measured"};
 }
 
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {

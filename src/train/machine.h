@@ -30,12 +30,6 @@ std::string device_text(const Machine& machine);
 
 /// Dense FLOP/s of a GPU by its data sheet; none for a part that is not known.
 std::optional<double> data_sheet_peak(const std::string& name, DType compute);
-/// FLOP/s that utilisation is a share of, and where they come from: "user", "data sheet" or "measured".
-struct Peak {
-  double flops;
-  std::string origin;
-};
-Peak find_peak(device::Device& device, const Machine& machine, const config::Config& config);
 
 /// Products on a GPU take the algorithms of hardware.gemm_tuning, which the first rank reads for all. A table of
 /// another device or library than that of some rank is left aside by all, with a warning. Returns the hash of the table

@@ -44,8 +44,9 @@ std::string tiles(const Summary& summary) {
   out += tile("Training loss", loss_text(summary.last_loss), format("from {}", loss_text(summary.first_loss)));
   out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
-    out += tile("Utilisation", format_percent(summary.mfu),
-                format("of {:.3g} TFLOP/s, {}", summary.start.peak_flops / 1e12, summary.start.peak_origin));
+    const bool full = summary.mfu <= 1;  // above it at very long contexts: see the table
+    out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
+                format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
   if (summary.measured_memory > 0) {
     out += tile("Memory", bytes_text(summary.measured_memory),
@@ -211,12 +212,11 @@ Rows result_rows(const Summary& summary, const History& history) {
   if (std::isfinite(summary.step_ms)) rows.emplace_back("step", format("{:.2f} ms (median)", summary.step_ms));
   if (std::isfinite(summary.tflops_per_device))
     rows.emplace_back("speed", format("{:.4g} TFLOP/s per device", summary.tflops_per_device));
-  if (std::isfinite(summary.mfu)) {
-    rows.emplace_back("utilisation",
-                      format("{} (full attention count), {} (causal), {} (with recomputation) of {:.4g} TFLOP/s, {}",
-                             format_percent(summary.mfu), format_percent(summary.mfu_causal),
-                             format_percent(summary.hfu), summary.start.peak_flops / 1e12, summary.start.peak_origin));
-  }
+  if (std::isfinite(summary.mfu)) rows.emplace_back("utilisation", utilisation_text(summary));
+  if (summary.peak.windows > 0)
+    rows.emplace_back("peak", format("{:.3g} TFLOP/s; the {} windows it was measured in: median {:.3g}, lowest {:.3g}",
+                                     summary.peak.flops / 1e12, summary.peak.windows, summary.peak.median_flops / 1e12,
+                                     summary.peak.lowest_flops / 1e12));
   if (summary.measured_memory > 0) rows.emplace_back("memory measured", bytes_text(summary.measured_memory));
   if (summary.predicted_memory > 0) rows.emplace_back("memory predicted", bytes_text(summary.predicted_memory));
   rows.emplace_back("skipped steps", format("{}", summary.skipped_steps));
@@ -294,7 +294,7 @@ std::string report_html(const Summary& summary, const History& history, const st
 
 std::string report_json(const Summary& summary, const History& history) {
   Json facts = to_json(summary.start);
-  for (const char* key : {"event", "step", "config"}) facts.erase(key);
+  for (const char* key : {"event", "step", "config", "peak"}) facts.erase(key);
   Json evals = Json::array(), samples = Json::array();
   for (const EvalReport& eval : history.evals) {
     evals.push_back(to_json(eval));
@@ -325,6 +325,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"mfu", summary.mfu},
                        {"mfu_causal", summary.mfu_causal},
                        {"hfu", summary.hfu},
+                       {"peak", to_json(summary.peak)},
                        {"phase_ms", to_json(summary.phase_ms)},
                        {"measured_memory_bytes", bytes_json(summary.measured_memory)},
                        {"predicted_memory_bytes", bytes_json(summary.predicted_memory)},

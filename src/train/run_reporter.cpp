@@ -15,8 +15,8 @@ std::filesystem::path metrics_file(const config::Config& config) {
 }  // namespace
 
 RunReporter::RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine,
-                         const MemoryProbe& memory, bool first)
-    : config_(config), plan_(plan), machine_(machine), first_(first), memory_(memory) {}
+                         const MemoryProbe& memory, PeakTracker& peak, bool first)
+    : config_(config), plan_(plan), machine_(machine), peak_(peak), first_(first), memory_(memory) {}
 
 void RunReporter::open(int64_t step) {
   if (!first_) return;
@@ -30,10 +30,11 @@ void RunReporter::open(int64_t step) {
 void RunReporter::start(const StartReport& start, std::string_view transport, const std::vector<std::string>& notes) {
   if (!first_) return;
   start_ = start;
-  log_start(start, machine_.compute_reason, transport);
+  start_.peak = peak_.report();
+  log_start(start_, machine_.compute_reason, transport);
   for (const std::string& note : notes)
     if (!note.empty()) log::info("{}", note);
-  if (metrics_) metrics_->write(start);
+  if (metrics_) metrics_->write(start_);
 }
 
 void RunReporter::show_progress(int64_t step) {
@@ -59,10 +60,12 @@ void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, do
   r.tokens_per_s = static_cast<double>(start_.global_batch * start_.seq_len) / seconds;
   const double tokens_per_device = r.tokens_per_s / machine_.ranks;
   r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
-  const Utilisation use = utilisation(plan_.flops, tokens_per_device, start_.peak_flops);
+  judge_peak(r.step, plan_.flops.hardware() * tokens_per_device, trainer.meter());
+  const Utilisation use = utilisation(plan_.flops, tokens_per_device, peak_.flops());
   r.mfu = use.mfu;
   r.mfu_causal = use.mfu_causal;
   r.hfu = use.hfu;
+  r.peak_tflops = peak_.flops() / 1e12;
   r.phase_ms = outcome.phase_ms;
   for (const auto& [key, count] : trainer.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
   r.comm_bytes = trainer.comm_bytes(trainer.meter().comm());
@@ -78,6 +81,20 @@ void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, do
                         to_string(plan_.comm_bytes)));
   }
   if (progress_) progress_->step(r);
+}
+
+void RunReporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) {
+  const auto saw = [&](double rate, const char* what) {
+    if (!(rate > peak_.flops())) return;
+    if (const std::string told = peak_.saw(rate, format("{} step {}", what, step)); !told.empty()) warn(step, told);
+  };
+  // What operators of a GPU took is not known: they are launched and waited for together.
+  for (const auto& [kind, what] :
+       {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
+    const Meter::Entry& entry = meter.of(kind);
+    if (!machine_.gpu && peak_.measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
+  }
+  saw(flops_per_s, "the whole of");
 }
 
 void RunReporter::evaluation(const EvalReport& eval) {
@@ -129,6 +146,7 @@ void RunReporter::end(const checkpoint::TrainState& state, const std::string& ou
   end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : kUnknown,
                   .memory_bytes = measured_memory(trainer),
                   .comm_bytes = comm_bytes_};
+  end.peak = peak_.report();
   metrics_->write(end);
   const History history = read_history(metrics_file(config_));
   const Summary summary = summarize(history, samples_);

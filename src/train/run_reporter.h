@@ -10,6 +10,7 @@
 #include "train/machine.h"
 #include "train/memory_probe.h"
 #include "train/metrics.h"
+#include "train/peak.h"
 #include "train/progress.h"
 #include "train/report_html.h"
 #include "train/trainer.h"
@@ -19,9 +20,10 @@ namespace trainer::train {
 /// The first rank speaks for all: on the others every call does nothing. No call waits for another rank.
 class RunReporter {
  public:
-  /// config, plan and machine outlive it. `memory` was started before the run took any; `first`: this rank speaks.
+  /// config, plan, machine and peak outlive it. `memory` was started before the run took any; `first`: this rank
+  /// speaks.
   RunReporter(const config::Config& config, const RunPlan& plan, const Machine& machine, const MemoryProbe& memory,
-              bool first);
+              PeakTracker& peak, bool first);
 
   /// Cuts what the run folder tells back to `step` and goes on from there. Throws Code::io.
   void open(int64_t step);
@@ -43,12 +45,15 @@ class RunReporter {
   void end(const checkpoint::TrainState& state, const std::string& outcome, const Trainer& trainer);
 
  private:
+  /// Raises the peak to what the step and its operators reached.
+  void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
   /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
   int64_t measured_memory(const Trainer& trainer) const;
 
   const config::Config& config_;
   const RunPlan& plan_;
   const Machine& machine_;
+  PeakTracker& peak_;
   const bool first_;
   double started_ = 0;
   MemoryProbe memory_;

@@ -15,6 +15,7 @@
 #include "train/generate.h"
 #include "train/history.h"
 #include "train/machine.h"
+#include "train/peak.h"
 #include "train/replica_check.h"
 #include "train/run_folder.h"
 #include "train/run_reporter.h"
@@ -50,7 +51,8 @@ class Session {
         store_(checkpoint_folder(config),
                {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
                checkpoint::system_calls(), &world),
-        reporter_(config_, plan_, machine_, memory_, world.first()) {}
+        peak_(make_peak(*device_, machine_, config_, world)),
+        reporter_(config_, plan_, machine_, memory_, peak_, world.first()) {}
 
   int run() {
     begin();
@@ -69,6 +71,7 @@ class Session {
       if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
       const Requests requests = agreed_requests();
       if (requests.stop) break;
+      if (requests.peak) peak_.visit();
       if (state_.step < last && (requests.save || due(config_.checkpoint.interval))) save_or_warn();
       if (due(config_.debug.check_replicas_every)) check_replicas(trainer_, state_.step);
       if (requests.time_is_up) {
@@ -86,11 +89,13 @@ class Session {
   /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
   struct Requests {
     bool stop, save, time_is_up;
+    bool peak;  // the first rank has time to measure it
   };
   Requests agreed_requests() {
-    double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0};
+    double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0,
+                      world_.first() && peak_.due() ? 1.0 : 0.0};
     trainer_.max_over_ranks(flags);
-    return {flags[0] > 0, flags[1] > 0, flags[2] > 0};
+    return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
   }
   bool stopped() { return trainer_.on_any_rank(stop_requested()); }
 
@@ -105,9 +110,11 @@ class Session {
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
+    measure_peak();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
     expected_.gemm_tuning_hash = use_gemm_tuning(config_, world_, *device_);
     trainer_.plan();
+    measure_peak();
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
       state_ = resumed->state;
       saved_step_ = state_.step;
@@ -124,20 +131,26 @@ class Session {
     } else {
       trainer_.store().initialize(static_cast<uint64_t>(config_.run.seed));
     }
-    const Peak peak = find_peak(*device_, machine_, config_);
+    measure_peak();
     if (writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
     reporter_.open(state_.step);
     if (world_.first()) write_run_files(config_, expected_.config_toml, expected_.tokenizer);
-    announce(peak);
+    measure_peak();
+    announce();
   }
 
-  void announce(const Peak& peak) {
+  // One moment of several, since what disturbs comes and goes.
+  void measure_peak() {
+    double late[] = {peak_.seconds() > PeakTracker::kStartSeconds ? 1.0 : 0.0};
+    world_.control().sum(late);
+    if (late[0] == 0) peak_.measure();
+  }
+
+  void announce() {
     StartReport start = start_report(config_, datasets_, plan_, machine_);
     start.step = state_.step;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
-    start.peak_flops = peak.flops;
-    start.peak_origin = peak.origin;
     start.environment = {options_.version,
                          options_.commit,
                          machine_.gpu ? "cuda" : "cpu",
@@ -263,6 +276,7 @@ class Session {
   Trainer trainer_;
   int64_t accumulation_;
   checkpoint::CheckpointStore store_;
+  PeakTracker peak_;
   RunReporter reporter_;
   const BatchSource batches_ = [this](int64_t sample, int64_t sequences, data::TokenBatch& out) {
     datasets_.train->train_batch(sample, sequences, out);

@@ -1,6 +1,7 @@
 #include "train/start_report.h"
 
 #include "base/log.h"
+#include "train/peak.h"
 #include "train/units.h"
 
 namespace trainer::train {
@@ -40,9 +41,9 @@ void log_start(const StartReport& start, std::string_view compute_reason, std::s
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.seq_len);
-  log::info("{} rank{} ({}) of {} thread{} on {}, peak {} each ({})", environment.ranks,
+  log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
             environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
-            environment.isa, format_count(start.peak_flops) + "FLOP/s", start.peak_origin);
+            environment.isa, to_string(start.peak));
   log::info("memory: {} predicted; data: {} training and {} validation tokens",
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));

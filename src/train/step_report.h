@@ -26,6 +26,16 @@ struct PhaseMs {
   double data = 0, forward = 0, backward = 0, optimizer = 0, comm_exposed = 0;
 };
 
+/// What utilisation is a share of: dense FLOP/s of one device.
+struct PeakReport {
+  double flops = kUnknown;
+  std::string origin = {};                                  // "measured", "data sheet", "user"
+  std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
+  int64_t windows = 0;                                      // of its loop that were measured
+  double median_flops = kUnknown, lowest_flops = kUnknown;  // of them; the best is `flops`, unless raised
+  std::string raised_by = {};  // what ran faster than every window, "the products of step 3"; empty: nothing
+};
+
 struct StepReport {
   int64_t step = 0;        // 1-based
   int64_t tokens = 0;      // seen so far by the whole run, this step included
@@ -36,6 +46,7 @@ struct StepReport {
   double step_ms = kUnknown, tokens_per_s = kUnknown;
   double tflops_per_device = kUnknown;  // model FLOPs, full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
+  double peak_tflops = kUnknown;  // what they are shares of: the best known at that time
   PhaseMs phase_ms;
   CommBytes comm_bytes;                                 // of this step
   BytesByCategory memory_bytes;                         // peaks so far
@@ -92,8 +103,7 @@ struct StartReport {
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
   double unigram_entropy = kUnknown;  // nats per token of the validation text under the training text's frequencies
   FlopsPerToken flops;
-  double peak_flops = kUnknown;  // dense, of one device, FLOP/s
-  std::string peak_origin;       // "measured", "data sheet", "user"
+  PeakReport peak;  // so far
   Estimate predicted;
   Environment environment;
   std::string config_toml;  // values in force
@@ -104,6 +114,7 @@ struct EndReport {
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
   double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
   Estimate predicted, measured;
+  PeakReport peak;  // the best that this process came to know
 };
 
 /// A generated text.

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/format.h"
+#include "train/peak.h"
 #include "train/units.h"
 
 namespace trainer::train {
@@ -59,6 +60,7 @@ void average_phases(std::span<const StepReport> steps, Summary& summary) {
 Summary summarize(const History& history, std::vector<Sample> samples) {
   Summary summary;
   if (history.start) summary.start = *history.start;
+  summary.peak = history.peak.flops > 0 ? history.peak : summary.start.peak;
   summary.samples = std::move(samples);
   summary.memory_by_category = history.memory_bytes;
   summary.predicted_memory = summary.start.predicted.memory_bytes;
@@ -102,6 +104,17 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   return summary;
 }
 
+std::string utilisation_text(const Summary& summary) {
+  std::string text = format("mfu {}, causal {}, hardware {} of {}", format_percent(summary.mfu),
+                            format_percent(summary.mfu_causal), format_percent(summary.hfu), to_string(summary.peak));
+  if (std::fmax(summary.mfu_causal, summary.hfu) > 1) {
+    text += "; above 100 %: that peak is too low";
+  } else if (summary.mfu > 1) {
+    text += "; mfu counts attention in full, of which a causal model computes half";
+  }
+  return text;
+}
+
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir) {
   std::vector<std::string> lines;
   const auto add = [&lines](const char* label, const std::string& text) {
@@ -135,9 +148,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     add("speed", text);
   }
   if (std::isfinite(summary.mfu)) {
-    add("utilisation", format("mfu {}, causal {}, hardware {} of {:.3g} TFLOP/s ({})", format_percent(summary.mfu),
-                              format_percent(summary.mfu_causal), format_percent(summary.hfu),
-                              summary.start.peak_flops / 1e12, summary.start.peak_origin));
+    add("utilisation", utilisation_text(summary));
   }
   if (summary.measured_memory > 0) {
     const auto measured = static_cast<double>(summary.measured_memory);

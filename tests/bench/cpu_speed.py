@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """What this CPU reaches: every figure of tests/bench/RESULTS.md about speed on one machine, in one go.
 
-Products and attention as shares of the measured peak, AdamW as a share of its memory traffic, where a step goes, start-up,
-two ranks beside two threads, tokenization, and whole steps beside PyTorch (compare_torch.py, which needs an interpreter
-that has it). Other programs on the machine spoil every figure; differences below 5 % mean nothing.
+Products and attention as shares of the peak, AdamW as a share of its memory traffic, where a step goes, start-up, two ranks
+beside two threads, tokenization, and whole steps beside PyTorch (compare_torch.py, which finds or makes an interpreter that
+has it). Everything is measured in rounds that take turns, and given as medians with the best in brackets; a round in which the
+peak loop before and after differs by more than 15 % is repeated, at most --tries times. Shares are of the best peak seen in
+the whole call. Differences below 5 % mean nothing.
 
-    tests/bench/cpu_speed.py --trainer build/trainer --python /path/to/python-with-torch
+    tests/bench/cpu_speed.py --trainer build/trainer
 """
 import argparse
 import json
@@ -19,21 +21,74 @@ import tempfile
 import time
 from pathlib import Path
 
+import machine
+from machine import ROOT, run
+
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
 STEP = ["--config", str(ROOT / "configs/gpt2-124m.toml"), "--set", "train.global_batch=4", "--set", "train.micro_batch=4",
         "--set", "train.recompute=\"none\"", "--set", "data.vocab_size=50304"]
 
 
-def run(command, **options):
-    done = subprocess.run(command, capture_output=True, text=True, **options)
-    if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(map(str, command))}: exit {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stdout
-
-
 def bench(args, what, *more):
-    return run([args.trainer, "bench", what, "--threads", str(args.threads), *more])
+    return json.loads(run([args.trainer, "bench", what, "--threads", args.threads, "--json", "--set", "run.device=cpu", *more]))
+
+
+def cell(values, scale, digits=0):
+    """"412 (87 %; best 430, 91 %)" of GFLOP/s and the peak."""
+    middle, best = statistics.median(values), max(values)
+    return f"{middle:.{digits}f} ({100 * middle / scale:.0f} %; best {best:.{digits}f}, {100 * best / scale:.0f} %)"
+
+
+def operators(args, compute, rounds):
+    """One round after the other of products, attention and a step; their tables once the best peak is known."""
+    more = ["--compute", compute, "--repeats", "5"]
+    calls = {"products": ["gemm", *more], "attention": ["attention", *more], "step": ["step", *STEP, *more, "--warmup", "1"]}
+    wanted = [part for part in calls if part in args.only]
+    if not wanted:
+        return
+    results = rounds.each(compute, lambda: {part: bench(args, *calls[part]) for part in wanted})
+    for result in results:
+        for part in result.values():
+            rounds.peak.saw(compute, part["peak"]["tflops"])
+    peak = 1e3 * rounds.peak.best[compute]
+    print(f"\n{compute}: GFLOP/s and share of the best peak, {peak:.1f}: medians of {len(results)} rounds, and the best")
+    if "products" in wanted:
+        for i, shape in enumerate(results[0]["products"]["rates"]):
+            rates = [result["products"]["rates"][i] for result in results]
+            cells = [f"{name} {cell([rate[key] for rate in rates], peak)}" for name, key in
+                     (("forward", "forward_gflops"), ("dX", "dx_gflops"), ("dW", "dw_gflops"))]
+            print(f"product {shape['m']}, {shape['k']}, {shape['n']}: {'; '.join(cells)}")
+    if "attention" in wanted:
+        for i, shape in enumerate(results[0]["attention"]["rates"]):
+            rates = [result["attention"]["rates"][i] for result in results]
+            forward, backward = (cell([rate[f"{way}_gflops"] for rate in rates], peak) for way in ("forward", "backward"))
+            print(f"attention b {shape['batch']}, s {shape['seq_len']}, heads {shape['heads']} x {shape['head_dim']}: "
+                  f"forward {forward}; backward {backward}")
+    if "step" in wanted:
+        where_a_step_goes([result["step"] for result in results], peak)
+
+
+def where_a_step_goes(steps, peak):
+    all_ms = [ms for step in steps for ms in step["step_ms"]]
+    gflop = steps[0]["model_tflops"] * steps[0]["median_ms"]
+    rates = [1e3 * gflop / ms for ms in all_ms]
+    middle = statistics.median(all_ms)
+    print(f"step of GPT-2 124M at 4×1024, products by {steps[0]['path']}: {middle:.0f} ms (best {min(all_ms):.0f}), "
+          f"{1e3 * steps[0]['tokens'] / middle:.0f} tokens/s; model GFLOP/s {cell(rates, peak)}")
+    calmest = min(steps, key=lambda step: step["median_ms"])
+    print(f"of its calmest round, {calmest['median_ms']:.0f} ms: operator, ms, share of the step, of the peak, GB/s")
+    for each in calmest["operators"]:
+        gflops = each["gflop"] / each["ms"] * 1e3 if each["ms"] > 0 else 0
+        print(f"  {each['name']:<14}{each['ms']:>10.2f}{100 * each['ms'] / calmest['median_ms']:>8.1f} %"
+              + (f"{100 * gflops / peak:>8.1f} %" if gflops else " " * 10)
+              + (f"{each['gb'] / each['ms'] * 1e3:>9.1f}" if each["gb"] and each["ms"] > 0 else ""))
+
+
+def optimizer(args, rounds):
+    results = rounds.each("fp32", lambda: bench(args, "optimizer", "--repeats", "9"))
+    shares = [100 * result["share_of_traffic"] for result in results]
+    print(f"AdamW fp32: {statistics.median(r['gb_per_s'] for r in results):.1f} GB/s, "
+          f"{statistics.median(shares):.0f} % of moving the same 28 bytes a parameter (best {max(shares):.0f} %)")
 
 
 def random_tokens(path, count=300_000, vocabulary=50257):
@@ -117,23 +172,28 @@ def tokenization(args, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(ROOT / "build/trainer"))
-    parser.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch and sentencepiece")
+    parser.add_argument("--python", help="an interpreter that has PyTorch and sentencepiece (default: as compare_torch.py)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--compute", nargs="+", choices=["fp32", "bf16"], default=["fp32"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tries", type=int, default=3, help="of a round beside which the peak changes")
     parts = ["products", "attention", "optimizer", "step", "start-up", "ranks", "tokenization", "torch"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     args = parser.parse_args()
 
+    args.only = set(args.only)
+    if args.only & {"tokenization", "torch"}:
+        args.python = machine.torch_python(args.python)
+    peak = machine.Peak(args.trainer, args.threads)
+    rounds = machine.Rounds(peak, args.rounds, args.tries)
     print(run([args.trainer, "--version"]).strip())
+    print(peak.describe(args.compute))
     for compute in args.compute:
-        if "products" in args.only:
-            print(bench(args, "gemm", "--compute", compute, "--repeats", "9"))
-        if "attention" in args.only:
-            print(bench(args, "attention", "--compute", compute, "--repeats", "9"))
-        if "step" in args.only:
-            print(bench(args, "step", *STEP, "--compute", compute, "--warmup", "1", "--repeats", "5"))
+        operators(args, compute, rounds)
     if "optimizer" in args.only:
-        print(bench(args, "optimizer", "--repeats", "15"))
+        optimizer(args, rounds)
+    if args.only & {"products", "attention", "step", "optimizer"}:
+        print(rounds.verdict())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         random_tokens(folder / "tokens.bin")
@@ -141,8 +201,9 @@ def main():
             if part in args.only:
                 measure(args, folder)
     if "torch" in args.only:
+        sys.stdout.flush()
         subprocess.run([sys.executable, str(HERE / "compare_torch.py"), "--trainer", args.trainer, "--python", args.python,
-                        "--threads", str(args.threads), "--compute", *args.compute], check=True)
+                        "--threads", str(args.threads), "--tries", str(args.tries), "--compute", *args.compute], check=True)
 
 
 if __name__ == "__main__":

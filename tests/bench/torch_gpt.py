@@ -91,8 +91,12 @@ def rotate(x, rope):
 
 
 class Gpt(nn.Module):
-    def __init__(self, s):
+    """Without `chunked_loss` head and loss are two operators, the usual way; with it the one of PyTorch 2.15 and later that
+    never holds all logits (in bf16 when `reduced`). `loss_in_fp32`: logits are converted before the loss."""
+
+    def __init__(self, s, chunked_loss=False, reduced=False, loss_in_fp32=False):
         super().__init__()
+        self.chunked_loss, self.reduced, self.loss_in_fp32 = chunked_loss, reduced, loss_in_fp32
         self.table = nn.Embedding(s.vocab, s.hidden)
         self.positions = None if s.llama else nn.Embedding(s.seq, s.hidden)
         self.blocks = nn.ModuleList(Block(s) for _ in range(s.layers))
@@ -118,19 +122,24 @@ class Gpt(nn.Module):
         rope = (self.cos, self.sin) if self.rope else None
         for block in self.blocks:
             x = block(x, rope)
-        logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        x = self.norm(x)
+        if self.chunked_loss:
+            x, weight = ((x.bfloat16(), self.head.weight.bfloat16()) if self.reduced else (x, self.head.weight))
+            return F.linear_cross_entropy(x.flatten(0, 1), weight, targets.flatten(), options=nn.LinearCrossEntropyOptions())
+        logits = self.head(x).flatten(0, 1)
+        return F.cross_entropy(logits.float() if self.loss_in_fp32 else logits, targets.flatten())
 
 
 class Stepper:
     """One optimizer step at a time. dtype: fp32; autocast (fp32 state, products in bf16); bf16 (weights, gradients and
     moments in bf16); master (weights and gradients in bf16, updated from fp32 copies, as the trainer does)."""
 
-    def __init__(self, shape, dtype, use_compile, device):
+    def __init__(self, shape, dtype, use_compile, device, chunked_loss=False):
         torch.manual_seed(1)
         self.shape, self.autocast, self.device = shape, dtype == "autocast", torch.device(device)
         with self.device:
-            self.model = Gpt(shape)
+            # On a CPU the loss is left in the type that PyTorch chooses: what is faster is its best.
+            self.model = Gpt(shape, chunked_loss, reduced=dtype != "fp32", loss_in_fp32=device == "cuda")
         if dtype in ("bf16", "master"):
             self.model.bfloat16()
         self.weights = list(self.model.parameters())
@@ -173,6 +182,7 @@ def main():
     parser.add_argument("--dtype", choices=["fp32", "bf16", "autocast", "master"], default="fp32")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model (needs a C++ compiler)")
+    parser.add_argument("--chunked-loss", action="store_true", help="head and loss as F.linear_cross_entropy")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--warmup", type=int, default=2, help="steps not counted")
     parser.add_argument("--steps", type=int, default=5)
@@ -182,7 +192,7 @@ def main():
 
     torch.set_num_threads(args.threads)
     shape = Shape(read_config(args.config, args.set))
-    stepper = Stepper(shape, args.dtype, args.compile, args.device)
+    stepper = Stepper(shape, args.dtype, args.compile, args.device, args.chunked_loss)
     begin, loss = time.perf_counter(), 0.0
     for _ in range(args.warmup):
         seconds, loss = stepper.step()

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
+#include "train/peak.h"
 #include "unit/train/tiny.h"
 
 namespace trainer::tests {
@@ -59,12 +60,22 @@ TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {
   config::Config c = config_on(config::DeviceChoice::automatic);
   const train::Machine machine = choose(c);
   const auto device = train::make_device(machine);
-  const train::Peak found = train::find_peak(*device, machine, c);
+  const auto world = comm::solo_world();
+  train::PeakTracker peak = train::make_peak(*device, machine, c, *world);
+  peak.measure();
+  const train::PeakReport found = peak.report();
   EXPECT_GT(found.flops, 0);
-  EXPECT_TRUE(found.origin == "measured" || (machine.gpu && found.origin == "data sheet")) << found.origin;
+  if (found.origin != "data sheet") {
+    EXPECT_EQ(found.origin, "measured");
+    EXPECT_NE(found.unit, "");
+    EXPECT_EQ(found.windows, machine.gpu ? 0 : train::PeakTracker::kAtStart);
+  }
   c.hardware.peak_tflops = 2;
-  EXPECT_EQ(train::find_peak(*device, machine, c).flops, 2e12);
-  EXPECT_EQ(train::find_peak(*device, machine, c).origin, "user");
+  train::PeakTracker given = train::make_peak(*device, machine, c, *world);
+  given.measure();
+  EXPECT_EQ(given.flops(), 2e12);
+  EXPECT_EQ(given.report().origin, "user");
+  EXPECT_EQ(given.report().windows, 0);
 }
 
 }  // namespace

@@ -76,8 +76,8 @@ TEST_F(Metrics, AStepHasEveryFieldOfTheContract) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
   EXPECT_EQ(keys, (std::vector<std::string>{"event", "step", "tokens", "loss", "lr", "grad_norm", "skipped", "step_ms",
-                                            "tokens_per_s", "tflops_per_device", "mfu", "mfu_causal", "hfu", "phase_ms",
-                                            "comm_bytes", "memory_bytes", "data_position"}));
+                                            "tokens_per_s", "tflops_per_device", "mfu", "mfu_causal", "hfu",
+                                            "peak_tflops", "phase_ms", "comm_bytes", "memory_bytes", "data_position"}));
   EXPECT_EQ(json["event"], "step");
   EXPECT_EQ(json["phase_ms"].size(), 5);
   EXPECT_EQ(json["phase_ms"]["comm_exposed"], 0.125);
@@ -137,8 +137,13 @@ TEST_F(Metrics, StartHoldsTheConfigAsJsonAndTheDefinitionOfFlops) {
   start.arch = "gpt2";
   start.parameters = 124'000'000;
   start.flops = {.matmul = 600, .attention = 120, .recomputed = 50};
-  start.peak_flops = 1e11;
-  start.peak_origin = "measured";
+  start.peak = {.flops = 0.5e12,
+                .origin = "measured",
+                .unit = "AVX-512 fma",
+                .windows = 48,
+                .median_flops = 0.25e12,
+                .lowest_flops = 0.125e12,
+                .raised_by = "the products of step 3"};
   start.unigram_entropy = 5.25;
   start.predicted = {.step_ms = 80, .memory_bytes = 1000, .comm_bytes = {}};
   start.environment = {"0.1.0", "abc", "cpu", "avx2", "own, f32", 1, 2};
@@ -152,12 +157,89 @@ TEST_F(Metrics, StartHoldsTheConfigAsJsonAndTheDefinitionOfFlops) {
   EXPECT_EQ(json["flops_per_token"]["hardware"], 710);
   EXPECT_NE(json["flops_per_token"]["definition"].get<std::string>().find("6 * N_matmul"), std::string::npos);
   EXPECT_EQ(json["predicted"]["memory_bytes"], 1000);
+  EXPECT_EQ(json["peak"], Json::parse(R"({"tflops": 0.5, "origin": "measured", "unit": "AVX-512 fma", "windows": 48,
+      "median_tflops": 0.25, "lowest_tflops": 0.125, "raised_by": "the products of step 3"})"));
   const StartReport back = start_from(json);
+  EXPECT_EQ(back.peak.flops, 0.5e12);
+  EXPECT_EQ(back.peak.unit, "AVX-512 fma");
+  EXPECT_EQ(back.peak.windows, 48);
+  EXPECT_EQ(back.peak.lowest_flops, 0.125e12);
+  EXPECT_EQ(back.peak.raised_by, "the products of step 3");
   EXPECT_EQ(back.name, "tiny");
   EXPECT_EQ(back.flops.recomputed, 50);
   EXPECT_EQ(back.unigram_entropy, 5.25);
   EXPECT_EQ(back.environment.product_path, "own, f32");
   EXPECT_EQ(back.environment.threads, 2);
+}
+
+TEST_F(Metrics, APeakThatIsGivenHasNoWindowsAndOneOfAnOlderLogIsRead) {
+  StartReport start;
+  start.peak = {.flops = 2e12, .origin = "user"};
+  { MetricsLog(file_).write(start); }
+  EXPECT_EQ(events().at(0)["peak"], Json::parse(R"({"tflops": 2.0, "origin": "user"})"));
+  const PeakReport older = start_from(Json::parse(R"({"peak_flops": 3e11, "peak_origin": "measured"})")).peak;
+  EXPECT_EQ(older.flops, 3e11);
+  EXPECT_EQ(older.origin, "measured");
+  EXPECT_EQ(older.windows, 0);
+}
+
+/// A step whose utilisation is written as a share of `peak_tflops`, which it does not tell when that is unknown.
+StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflops) {
+  StepReport report;
+  report.step = step;
+  report.mfu_causal = mfu_causal;
+  report.mfu = 1.125 * mfu_causal;
+  report.hfu = hfu;
+  report.peak_tflops = peak_tflops;
+  return report;
+}
+
+TEST_F(Metrics, HistoryGivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
+  StartReport start;
+  start.peak = {.flops = 0.5e12, .origin = "measured", .unit = "AVX2 fma", .windows = 48};
+  EndReport end;
+  end.step = 2;
+  end.peak = {.flops = 1e12, .origin = "measured", .unit = "AVX2 fma", .windows = 60};
+  {
+    MetricsLog log(file_);
+    log.write(start);
+    log.write(step_at(1, 0.75, 1, 0.5));
+    log.write(step_at(2, 0.5, 0.5, 0.75));
+    log.write(end);
+    start.peak.flops = 2e12;  // on another machine, and killed
+    log.write(start);
+    log.write(step_at(3, 0.5, 0.5, 2));
+    log.write(step_at(4, 0.25, 0.5, 4));
+  }
+  const History history = read_history(file_);
+  const auto shares = [&](size_t i) {
+    const StepReport& step = history.steps.at(i);
+    return std::vector<double>{step.mfu, step.mfu_causal, step.hfu, step.peak_tflops};
+  };
+  EXPECT_EQ(shares(0), (std::vector<double>{0.421875, 0.375, 0.5, 1}));
+  EXPECT_EQ(shares(1), (std::vector<double>{0.421875, 0.375, 0.375, 1}));
+  EXPECT_EQ(shares(2), (std::vector<double>{0.28125, 0.25, 0.25, 4}));
+  EXPECT_EQ(shares(3), (std::vector<double>{0.28125, 0.25, 0.5, 4}));
+  EXPECT_EQ(history.peak.flops, 4e12);
+  EXPECT_EQ(history.peak.unit, "AVX2 fma");
+}
+
+TEST_F(Metrics, HistoryOfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLeftAlone) {
+  for (const auto& [origin, first, second] : {std::tuple{"measured", 0.5, 1.0}, {"user", 0.625, 1.25}}) {
+    std::ofstream(file_) << R"({"event": "start", "step": 0, "peak_flops": 1e12, "peak_origin": ")" << origin << "\"}\n"
+                         << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
+                         << "\n"
+                         << R"({"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25})"
+                         << "\n";
+    const History history = read_history(file_);
+    EXPECT_EQ(history.steps.at(0).mfu_causal, first) << origin;
+    EXPECT_EQ(history.steps.at(1).mfu_causal, second) << origin;
+    EXPECT_EQ(history.steps.at(1).hfu, second) << origin;
+    EXPECT_EQ(history.peak.flops, std::string(origin) == "user" ? 1e12 : 1.25e12);
+  }
+  std::ofstream(file_) << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
+                       << "\n";
+  EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
 }
 
 TEST_F(Metrics, EndComparesThePredictionWithTheMeasurement) {

@@ -29,8 +29,12 @@ inline StartReport example_start() {
   start.val_tokens = 40'123;
   start.unigram_entropy = 6.3125;
   start.flops = {.matmul = 6.8e7, .attention = 7.0e6, .recomputed = 0};
-  start.peak_flops = 1.9e11;
-  start.peak_origin = "measured";
+  start.peak = {.flops = 1.9e11,
+                .origin = "measured",
+                .unit = "AVX2 fma",
+                .windows = 60,
+                .median_flops = 1.7e11,
+                .lowest_flops = 0.9e11};
   start.predicted.memory_bytes = 400 << 20;
   start.environment = {"0.1.0", "1a2b3c4d", "cpu", "avx2", "own kernels & fp32", 1, 2};
   return start;

@@ -98,7 +98,8 @@ TEST(Summary, LinesHaveTheNumbersAndTheFilesThatExist) {
             "val loss    5.1250, perplexity 168.2, 2.125 bits per byte (unigram entropy of the text: 6.3125)\n"
             "best        5.0000 at step 30\n"
             "speed       1.02k tokens/s, 121.5 ms a step (medians), 0.1 TFLOP/s\n"
-            "utilisation mfu 50.0 %, causal 45.0 %, hardware 48.0 % of 0.19 TFLOP/s (measured)\n"
+            "utilisation mfu 50.0 %, causal 45.0 %, hardware 48.0 % of 0.19 TFLOP/s (measured: AVX2 fma, best of "
+            "60 windows)\n"
             "memory      410 MiB measured, 400 MiB predicted (1.02 times)\n"
             "see         " +
                 (folder / "metrics.jsonl").string() + "\n");
