@@ -16,6 +16,7 @@ constexpr int64_t kChunkCols = 1024;                // at least, so that packing
 constexpr int64_t kChunkTerms = 8192;               // at most: rows of A packed by a task must stay in L3
 constexpr int64_t kPackStrip = 128;                 // columns of B per packing task
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied meanwhile
+constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
 
 /// The sum in blocks of nearly equal length: the only choice here that bits of the result depend on.
 struct SumBlocks {
@@ -41,7 +42,8 @@ struct Plan {
   SumBlocks sum;
   int64_t tiles, tile_cols, chunk_tiles, chunk_blocks;
   int64_t task_rows, row_blocks, group_tiles;
-  bool sums_shared;                      // several chunks along k: sums of all tiles are kept between them
+  bool by_block;     // a task packs its rows of A a block at a time, and keeps the sums of its tiles between blocks
+  bool sums_shared;  // several chunks along k: sums of all tiles are kept between them
   int64_t b_bytes, a_bytes, sums_bytes;  // a: per thread; sums: per thread unless shared
 
   int64_t chunk_cols() const { return chunk_tiles * tile_cols; }
@@ -59,7 +61,8 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   tiles = divide_up(n, tile_cols);
 
   chunk_tiles = tiles;
-  chunk_blocks = std::min(sum.count, std::max<int64_t>(1, kChunkTerms / sum.length));
+  by_block = kernels.by_block && sum.count > 1;
+  chunk_blocks = by_block ? sum.count : std::min(sum.count, std::max<int64_t>(1, kChunkTerms / sum.length));
   if (!packed) {
     const int64_t terms = sum.count * sum.length;
     const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));
@@ -76,6 +79,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   group_tiles = 1;
   for (int64_t p = std::min(most, panels); p >= std::min(divide_up(most, int64_t{2}), panels); --p)
     for (int64_t group = chunk_tiles; group >= 1; group = group == 1 ? 0 : divide_up(group, int64_t{2})) {
+      if (by_block && group > 1 && p * kernels.rows * group * tile_cols * kSumSize > kTaskSums) continue;
       const int64_t tasks = divide_up(panels, p) * divide_up(chunk_tiles, group);
       const double task =
           static_cast<double>(p * (group * tile_cols + kPackCost)) + 0.5 * static_cast<double>(tile_cols);
@@ -87,9 +91,10 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
 
   const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
   b_bytes = packed ? 0 : aligned(chunk_cols() * chunk_blocks * sum.length * kSize);
-  a_bytes = aligned(task_rows * chunk_blocks * sum.length * kSize);
+  a_bytes = aligned(task_rows * (by_block ? 1 : chunk_blocks) * sum.length * kSize);
   const bool kept = sum.count > 1 || kernels.whole_sums;
-  sums_bytes = kept ? aligned(sums_count() * (sums_shared ? row_blocks * chunk_tiles : 1) * kSumSize) : 0;
+  const int64_t kept_tiles = sums_shared ? row_blocks * chunk_tiles : by_block ? group_tiles : 1;
+  sums_bytes = kept ? aligned(sums_count() * kept_tiles * kSumSize) : 0;
 }
 
 /// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
@@ -179,31 +184,46 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
         const int64_t row = row_block * plan.task_rows, rows = std::min(plan.task_rows, plan.m - row);
         const int64_t padded_rows = round_up(rows, kernels.rows);
         P* const a_panels = reinterpret_cast<P*>(a_memory + worker * plan.a_bytes);
-        for (int64_t block = block0; block < block0 + blocks && plan.k > 0; ++block)
-          kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, rows, sum.size(block),
-                         a_panels + padded_rows * (sum.first(block) - term0));
-
-        const int64_t last_tile = std::min(tiles, (group + 1) * plan.group_tiles);
-        for (int64_t tile = group * plan.group_tiles; tile < last_tile; ++tile) {
-          const int64_t col = tile * plan.tile_cols;
+        const auto a_of = [&](int64_t block) {
+          return plan.by_block ? a_panels : a_panels + padded_rows * (sum.first(block) - term0);
+        };
+        const auto pack_a = [&](int64_t block) {
+          if (plan.k > 0)
+            kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, rows, sum.size(block), a_of(block));
+        };
+        const int64_t first_tile = group * plan.group_tiles, last_tile = std::min(tiles, first_tile + plan.group_tiles);
+        const auto multiply = [&](int64_t tile, int64_t block) {
+          const int64_t col = tile * plan.tile_cols, length = sum.stored(block);
           Sum* sums = reinterpret_cast<Sum*>(sums_memory + (plan.sums_shared ? 0 : worker * plan.sums_bytes));
-          if (plan.sums_shared) sums += (tile * plan.row_blocks + row_block) * plan.sums_count();
-          for (int64_t block = block0; block < block0 + blocks; ++block) {
-            const int64_t length = sum.stored(block);
-            const int64_t offset = (sum.first(block) - panel_term0) * stored_cols + (panel_col0 + col) * length;
-            const GemmBlock<P, Sum> part{.k = length,
-                                         .a = a_panels + padded_rows * (sum.first(block) - term0),
-                                         .b = panels + offset * size,
-                                         .b_stride = length * kernels.cols,
-                                         .sums = sums,
-                                         .row = row,
-                                         .col = col0 + col,
-                                         .rows = rows,
-                                         .cols = std::min(plan.tile_cols, cols - col),
-                                         .first = block == 0,
-                                         .last = block + 1 == sum.count};
-            (packed ? kernels.block_kept : kernels.block)(part, store);
+          if (plan.sums_shared) {
+            sums += (tile * plan.row_blocks + row_block) * plan.sums_count();
+          } else if (plan.by_block) {
+            sums += (tile - first_tile) * plan.sums_count();
           }
+          const int64_t offset = (sum.first(block) - panel_term0) * stored_cols + (panel_col0 + col) * length;
+          const GemmBlock<P, Sum> part{.k = length,
+                                       .a = a_of(block),
+                                       .b = panels + offset * size,
+                                       .b_stride = length * kernels.cols,
+                                       .sums = sums,
+                                       .row = row,
+                                       .col = col0 + col,
+                                       .rows = rows,
+                                       .cols = std::min(plan.tile_cols, cols - col),
+                                       .first = block == 0,
+                                       .last = block + 1 == sum.count};
+          (packed ? kernels.block_kept : kernels.block)(part, store);
+        };
+
+        if (plan.by_block) {
+          for (int64_t block = block0; block < block0 + blocks; ++block) {
+            pack_a(block);
+            for (int64_t tile = first_tile; tile < last_tile; ++tile) multiply(tile, block);
+          }
+        } else {
+          for (int64_t block = block0; block < block0 + blocks; ++block) pack_a(block);
+          for (int64_t tile = first_tile; tile < last_tile; ++tile)
+            for (int64_t block = block0; block < block0 + blocks; ++block) multiply(tile, block);
         }
       });
     }

@@ -29,7 +29,7 @@ struct GemmStore {
 template <typename Panel, typename Sum = Panel>
 struct GemmBlock {
   int64_t k = 0;             // terms of the sum in this block, zeros that fill up its last step included
-  const Panel* a = nullptr;  // row panels, one after the other; those of the next block follow
+  const Panel* a = nullptr;  // row panels, one after the other
   const void* b = nullptr;   // column panels, b_stride elements apart
   int64_t b_stride = 0;
   Sum* sums = nullptr;  // [column panel][row panel][kernel rows][kernel cols]: sums of the blocks so far
@@ -53,6 +53,7 @@ struct GemmKernels {
   int64_t whole_rows = 0;   // the same where the sum is one block of at most whole_k terms
   int64_t block_cols = 0;   // most columns of a tile of C, a multiple of cols
   bool whole_sums = true;   // false: where the sum is one block, its kernel needs no memory for sums
+  bool by_block = false;    // sums of several blocks: rows of A are packed a block at a time, not all of them at once
   bool may_stream = false;  // large results are worth writing past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;

@@ -132,13 +132,10 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   const bool whole = g.first && g.last;
   alignas(64) float own[2][kBlockSums];  // of a sum of one block: one is formed while the other is finished
   Finished<Kind, C> finished;
-  // A panel has 32 lines per step: each panel of B is asked for while the row panels of the one before pass by, and the
-  // row panels of the next block of the sum while all blocks of this one do.
-  Ahead next_a{reinterpret_cast<const char*>(g.a + row_panels * g.k * kTilePanel),
-               g.last ? 0 : (kTilePanel + col_panels - 1) / col_panels};
   float* sums = g.sums;
   for (int64_t j = 0; j < col_panels; ++j) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j * g.b_stride;
+    // A panel has 32 lines per step: the next one is asked for while the row panels of this one pass by.
     Ahead next_b{reinterpret_cast<const char*>(b + g.b_stride), (kTilePanel + row_panels - 1) / row_panels};
     for (int64_t i = 0; i < row_panels; ++i) {
       const bf16* const a = g.a + i * g.k * kTilePanel;
@@ -147,7 +144,6 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       EndAhead<Kind, C> end{s, row, col, g.last ? at_most(g.rows - i * kTilePanel, kTilePanel) : 0};
       const auto between = [&](int64_t) __attribute__((always_inline)) {
         next_b.ask();
-        next_a.ask();
         end.ask(rows_per_step);
         finished.store_rows(rows_per_step, s);
       };
@@ -189,6 +185,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .whole_rows = 512,
           .block_cols = 512,
           .whole_sums = false,
+          .by_block = true,
           .may_stream = true,
           .pack_a = pack_a,
           .pack_b = pack_b,
