@@ -59,6 +59,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
 PeakLoop peak_loop(const device::Device& device, DType dtype) {
   const bool wide = device.isa() >= device::Isa::avx512;
   if (dtype == DType::bf16 && device.isa() == device::Isa::amx) return avx512::peak_table.bf16_tiles;
+  if (dtype == DType::bf16 && device.isa() == device::Isa::avx512bf16) return avx512::peak_table.bf16_pairs;
   const PeakTable& table = wide                                ? avx512::peak_table
                            : device.isa() == device::Isa::avx2 ? avx2::peak_table
                                                                : plain::peak_table;
@@ -116,8 +117,8 @@ double measured_peak_flops(device::Device& device, DType dtype) {
   const PeakLoop loop = peak_loop(device, dtype);
   const int threads = device.threads();
   std::vector<PeakMemory> memory(static_cast<size_t>(threads));
-  const bool tiles = dtype == DType::bf16 && device.isa() == device::Isa::amx;
-  const DType stored = dtype == DType::f64 ? DType::f64 : tiles ? DType::bf16 : DType::f32;
+  const bool narrow = dtype == DType::bf16 && device.isa() >= device::Isa::avx512bf16;  // bf16 operands in the loop
+  const DType stored = dtype == DType::f64 ? DType::f64 : narrow ? DType::bf16 : DType::f32;
   for (PeakMemory& own : memory) fill_normal({own.operands, {kPeakOperandBytes / size_of(stored)}, stored}, "peak");
 
   std::vector<double> flops(memory.size());

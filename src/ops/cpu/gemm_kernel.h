@@ -3,8 +3,8 @@
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
 // A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored so that the
-// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, tiles for kernels of tiles. Short
-// panels are filled up with zeros.
+// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, pairs of terms or tiles for those of
+// bf16 panels. Short panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -81,10 +81,11 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels of matrix tiles: panels and block products only.
-struct TileTable {
+/// Kernels of panels of bf16, by tiles or by pairs: packing and block products only.
+struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
-  GemmKernels<bf16, float, bf16> bf16_f32_out;
+  GemmKernels<bf16, float, bf16> f32_out;       // for operands as they lie
+  GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
 };
 
 struct GemmTable {
@@ -92,20 +93,20 @@ struct GemmTable {
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
-  const TileTable* tiles = nullptr;  // null: bf16 products are formed by the kernels above
+  const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX; that of other sets computes tiles in plain C++, for tests: the loops around
-// them run on any machine.
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16; those of other sets compute both in plain C++,
+// for tests: the loops around them run on any machine.
 namespace plain {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }
 namespace avx2 {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 extern const GemmTable gemm_table_tall;  // the 14-row block of avx512 at this set's width: tests the wide code anywhere
 }  // namespace avx2
 namespace avx512 {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }
 
 }  // namespace trainer::ops

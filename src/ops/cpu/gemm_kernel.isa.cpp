@@ -186,18 +186,20 @@ constexpr GemmKernels<T, C> kernels() {
 }
 
 template <int R>
-constexpr GemmTable table(const TileTable* tiles = nullptr) {
+constexpr GemmTable table(const Bf16Table* panels = nullptr) {
   return {.f64 = kernels<R, double, double>(),
           .f32 = kernels<R, float, float>(),
           .bf16_out = kernels<R, bf16, bf16>(),
           .bf16_f32_out = kernels<R, bf16, float>(),
-          .tiles = tiles};
+          .panels = panels};
 }
 
 }  // namespace
 
-extern const TileTable tile_table;  // gemm_tiles.isa.cpp
+extern const Bf16Table pair_table;  // gemm_pairs.isa.cpp
+extern const Bf16Table tile_table;  // gemm_tiles.isa.cpp
 constinit const GemmTable gemm_table = table<kRows>();
+constinit const GemmTable gemm_table_pairs = table<kRows>(&pair_table);
 constinit const GemmTable gemm_table_tiles = table<kRows>(&tile_table);
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constinit const GemmTable gemm_table_tall = table<14>();

@@ -1,6 +1,7 @@
 #include "ops/cpu/peak.h"
 
 #include "ops/cpu/lanes.h"
+#include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -31,6 +32,31 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);
+      }
+    }
+    asm volatile("" ::: "memory");
+  }
+  std::memcpy(sink, acc, sizeof(acc));
+  return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
+}
+
+/// The same by dot products of bf16 pairs: as many bytes of operands per instruction.
+double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
+  constexpr int L = 2 * kPairLanes;
+  constexpr int64_t kHalf = kPeakOperandBytes / 2 / static_cast<int64_t>(sizeof(bf16)), kSteps = kHalf / (kLeft * L);
+  const bf16 *left = static_cast<const bf16*>(operands), *right = left + kHalf;
+  Vec<float> acc[kLeft][kRight] = {};
+  for (int64_t round = 0; round < rounds; ++round) {
+    for (int64_t step = 0; step < kSteps; ++step) {
+      const bf16* x = left + step * kLeft * L;
+      const bf16* y = right + step * kRight * L;
+      const Pairs y0 = load_pairs(y), y1 = load_pairs(y + L), y2 = load_pairs(y + 2 * L);
+#pragma GCC unroll 8
+      for (int i = 0; i < kLeft; ++i) {
+        const Pairs xi = load_pairs(x + i * L);
+        acc[i][0] = dot_pairs(xi, y0, acc[i][0]);
+        acc[i][1] = dot_pairs(xi, y1, acc[i][1]);
+        acc[i][2] = dot_pairs(xi, y2, acc[i][2]);
       }
     }
     asm volatile("" ::: "memory");
@@ -75,7 +101,10 @@ void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
 
 }  // namespace
 
-constinit const PeakTable peak_table{
-    .f64 = peak_loop<double>, .f32 = peak_loop<float>, .bf16_tiles = tile_peak_loop, .traffic = traffic_loop};
+constinit const PeakTable peak_table{.f64 = peak_loop<double>,
+                                     .f32 = peak_loop<float>,
+                                     .bf16_pairs = pair_peak_loop,
+                                     .bf16_tiles = tile_peak_loop,
+                                     .traffic = traffic_loop};
 
 }  // namespace trainer::ops::TRAINER_ISA
