@@ -13,7 +13,8 @@ static_assert(kTilePanel % kSumRows == 0 && kTilePanel % kSumCols == 0);
 struct PairUnit {
   static void begin() {}
 
-  static void multiply(int64_t steps, const bf16* left, const bf16* right, bool add, float* sums, int64_t ld) {
+  [[gnu::noinline]] static void multiply(int64_t steps, const bf16* left, const bf16* right, bool add, float* sums,
+                                         int64_t ld) {
     for (int64_t column = 0; column < kTilePanel; column += kSumCols)
       for (int64_t row = 0; row < kTilePanel; row += kSumRows)
         multiply_block(steps, left + row * kTileTerms, right, column, add, sums + row * ld + column, ld);
@@ -31,7 +32,7 @@ struct PairUnit {
 #pragma GCC unroll 4
       for (int64_t v = 0; v < kSumVectors; ++v) acc[r][v] = add ? load(sums + r * ld + v * kPairLanes) : Vec<float>{};
     for (int64_t step = 0; step < steps; ++step) {
-#pragma GCC unroll 4
+#pragma GCC unroll 1
       for (int64_t pair = 0; pair < kPairs; ++pair) {
         const int64_t at = step * kStepElements + pair * kTileTerms;
         Pairs y[kSumVectors];
@@ -41,7 +42,7 @@ struct PairUnit {
         for (int64_t r = 0; r < kSumRows; ++r) {
           const Pairs x = splat_pair(left + step * kStepElements + r * kTileTerms + 2 * pair);
 #pragma GCC unroll 4
-          for (int64_t v = 0; v < kSumVectors; ++v) acc[r][v] = dot_pairs(x, y[v], acc[r][v]);
+          for (int64_t v = 0; v < kSumVectors; ++v) add_dots(acc[r][v], x, y[v]);
         }
       }
     }

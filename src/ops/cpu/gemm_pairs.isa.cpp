@@ -119,7 +119,7 @@ using Sums = Vec<float>[R][V];
 
 template <int R, int V>
 [[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums) {
-#pragma GCC unroll 4
+#pragma GCC unroll 1  // more of them at a time and GCC keeps some sums in memory
   for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes) {
     Pairs columns[V];
 #pragma GCC unroll 4
@@ -128,7 +128,7 @@ template <int R, int V>
     for (int r = 0; r < R; ++r) {
       const Pairs x = splat_pair(a + 2 * r);
 #pragma GCC unroll 4
-      for (int v = 0; v < V; ++v) sums[r][v] = dot_pairs(x, columns[v], sums[r][v]);
+      for (int v = 0; v < V; ++v) add_dots(sums[r][v], x, columns[v]);
     }
   }
 }

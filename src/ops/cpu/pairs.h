@@ -31,10 +31,9 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
 
 #if defined(__AVX512F__)
 
-/// sums + a·b
-[[gnu::always_inline]] inline Vec<float> dot_pairs(Pairs a, Pairs b, Vec<float> sums) {
+/// sums += a·b
+[[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
-  return sums;
 }
 /// Both rounded, one after the other.
 [[gnu::always_inline]] inline Halves rounded_halves(Vec<float> first, Vec<float> second) {
@@ -70,11 +69,10 @@ inline float fma_of_pairs(float a, float b, float c) {
     return __builtin_copysignf(0, sum);
   return without_subnormal(sum);
 }
-inline Vec<float> dot_pairs(Pairs a, Pairs b, Vec<float> sums) {
+inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   for (int i = 0; i < kPairLanes; ++i)
     for (int half = 1; half >= 0; --half)
       sums[i] = fma_of_pairs(pair_half(a[i], half), pair_half(b[i], half), without_subnormal(sums[i]));
-  return sums;
 }
 /// NaN keeps its upper bits and becomes quiet.
 inline uint16_t rounded_half(float x) {

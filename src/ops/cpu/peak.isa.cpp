@@ -45,7 +45,11 @@ double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int L = 2 * kPairLanes;
   constexpr int64_t kHalf = kPeakOperandBytes / 2 / static_cast<int64_t>(sizeof(bf16)), kSteps = kHalf / (kLeft * L);
   const bf16 *left = static_cast<const bf16*>(operands), *right = left + kHalf;
-  Vec<float> acc[kLeft][kRight] = {};
+  Vec<float> acc[kLeft][kRight];  // never used as a whole: GCC would keep them in memory
+#pragma GCC unroll 8
+  for (int i = 0; i < kLeft; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kRight; ++j) acc[i][j] = Vec<float>{};
   for (int64_t round = 0; round < rounds; ++round) {
     for (int64_t step = 0; step < kSteps; ++step) {
       const bf16* x = left + step * kLeft * L;
@@ -54,14 +58,17 @@ double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
         const Pairs xi = load_pairs(x + i * L);
-        acc[i][0] = dot_pairs(xi, y0, acc[i][0]);
-        acc[i][1] = dot_pairs(xi, y1, acc[i][1]);
-        acc[i][2] = dot_pairs(xi, y2, acc[i][2]);
+        add_dots(acc[i][0], xi, y0);
+        add_dots(acc[i][1], xi, y1);
+        add_dots(acc[i][2], xi, y2);
       }
     }
     asm volatile("" ::: "memory");
   }
-  std::memcpy(sink, acc, sizeof(acc));
+#pragma GCC unroll 8
+  for (int i = 0; i < kLeft; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kRight; ++j) store(static_cast<float*>(sink) + (i * kRight + j) * kPairLanes, acc[i][j]);
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 

@@ -168,6 +168,38 @@ TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
     }
 }
 
+// Sums that f32 would round up to the smallest normal number for want of bits below it are zero, those that reach it
+// with 24 bits are not: 2^−126 less three, and less one, quarters of the last of those bits.
+TEST(GemmPanels, OfPairsFlushWhatIsSubnormalAfterRounding) {
+  const std::vector<Panels> sets = panels_of(true);
+  for (const auto& [quarters, want] : std::initializer_list<std::pair<double, double>>{{3, 0}, {1, 0x1p-126}})
+    for (const Panels& set : sets) {
+      Problem problem({9, 9, 2, DType::bf16, DType::f32});
+      for (int64_t i = 0; i < 9; ++i) {  // the second term first
+        problem.a.set(i, 1, 0x1p-63), problem.b.set(1, i, 0x1p-63);
+        problem.a.set(i, 0, -quarters * 0x1p-76), problem.b.set(0, i, 0x1p-76);
+      }
+      Machine machine(1, set.isa);
+      multiply(machine, problem, *set.table, false);
+      EXPECT_EQ(problem.out.at(8, 8), want) << device::name_of(set.isa);
+    }
+}
+
+// Results in bf16 are rounded by the unit: the same bits as by integers, where nothing is subnormal.
+TEST(GemmPanels, OfPairsRoundResultsAlikeOnEveryInstructionSet) {
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{30, 75, 301}, {14, 32, 64}}) {
+    Problem narrow({m, n, k, DType::bf16, DType::bf16}), wide({m, n, k, DType::bf16, DType::f32});
+    for (const Panels& set : panels_of(true)) {
+      Machine machine(2, set.isa);
+      multiply(machine, narrow, *set.table, true);
+      multiply(machine, wide, *set.table, true);
+      for (int64_t i = 0; i < m; ++i)
+        for (int64_t j = 0; j < n; ++j)
+          ASSERT_EQ(narrow.out.at(i, j), static_cast<double>(bf16(wide.out.at(i, j)))) << i << ", " << j;
+    }
+  }
+}
+
 // Large enough to be written past the caches, on whole lines and, with a gap, not.
 TEST(GemmPanels, WriteLargeResultsWholly) {
   for (const Panels& set : panels()) {
