@@ -118,9 +118,11 @@ template <int R, int V>
 using Sums = Vec<float>[R][V];
 
 template <int R, int V>
-[[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums) {
+[[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
+                                            const char* next, int64_t share) {
 #pragma GCC unroll 1  // more of them at a time and GCC keeps some sums in memory
-  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes) {
+  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes, next += share) {
+    __builtin_prefetch(next, 0, 2);
     Pairs columns[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) columns[v] = load_pairs(b + 2 * v * kPairLanes);
@@ -178,14 +180,15 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j / kWidth * g.b_stride;
     const int64_t cols = at_most(g.cols - j, kWidth);
-    // The next panel comes from L3 or memory: asked for in equal parts while the row panels pass by.
+    // The next panel comes from L3 or memory: each pair of each row panel asks for its share, as a line at a time is no
+    // burden where dozens at once would hold up what the products read.
     const char* next = reinterpret_cast<const char*>(b + g.b_stride);
-    const int64_t lines = (g.k * kWidth * static_cast<int64_t>(sizeof(bf16)) / kLine * R + g.rows - 1) / g.rows;
+    const int64_t row_panels = (g.rows + R - 1) / R;
+    const int64_t share = (2 * kWidth * static_cast<int64_t>(sizeof(bf16)) + row_panels - 1) / row_panels;
     const bf16* a = g.a;
-    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, kept += R * kWidth) {
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, kept += R * kWidth, next += share * g.k / 2) {
       const int64_t rows = at_most(g.rows - i, R);
       C* const c = s.c + (g.row + i) * s.ldc + g.col + j;
-      for (int64_t line = 0; line < lines; ++line, next += kLine) __builtin_prefetch(next, 0, 2);
       if (g.last && !s.stream)
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t at = 0; at < kWidth; at += kLine / static_cast<int64_t>(sizeof(C)))
@@ -195,7 +198,7 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      multiply<R, V>(g.k / 2, a, b, sums);
+      multiply<R, V>(g.k / 2, a, b, sums, next, share);
       if (g.last && bare && cols == kWidth) {
         put_block(sums, c, rows, s);
         continue;

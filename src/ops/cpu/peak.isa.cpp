@@ -28,7 +28,8 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
       const Vec<T> y0 = load(y), y1 = load(y + L), y2 = load(y + 2 * L);
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
-        const Vec<T> xi = load(x + i * L);
+        Vec<T> xi = load(x + i * L);
+        asm("" : "+v"(xi));  // loaded once: as an operand in memory of all three it costs more than the products
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);
