@@ -22,9 +22,9 @@ struct GemmRate {
 /// ex, not its arena: scratch is planned as in training. Throws Code::plan when the operands do not fit into memory.
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats);
 
-/// FLOP/s. CPU: of the matrix-instruction loop of this compute type (AMX tiles for bf16 where present, else
-/// multiply-adds of the device's instruction set) on random operands in L1, on all threads; takes about 0.2 s. GPU: of
-/// the library's product of large square matrices, the best of several.
+/// FLOP/s. CPU: of the matrix-instruction loop of this compute type (AMX tiles or dot products of pairs for bf16 where
+/// the device's instruction set has them, else its multiply-adds) on random operands in L1, on all threads; takes about
+/// 0.2 s. GPU: of the library's product of large square matrices, the best of several.
 double measured_peak_flops(device::Device& device, DType dtype);
 
 }  // namespace trainer::ops

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows pass by
 constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
-constexpr int64_t kChunkTerms = 8192;               // at most: rows of A packed by a task must stay in L3
 constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied meanwhile
 
@@ -59,7 +58,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   tiles = divide_up(n, tile_cols);
 
   chunk_tiles = tiles;
-  chunk_blocks = std::min(sum.count, std::max<int64_t>(1, kChunkTerms / sum.length));
+  chunk_blocks = std::min(sum.count, std::max<int64_t>(1, kernels.chunk_terms / sum.length));
   if (!packed) {
     const int64_t terms = sum.count * sum.length;
     const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));

@@ -220,7 +220,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 }
 
 template <int R, int V, typename C>
-constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, int64_t block_rows, int64_t block_cols) {
+constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, int64_t block_rows, int64_t block_cols,
+                                             int64_t chunk_terms) {
   constexpr int kWidth = V * static_cast<int>(kPairLanes);
   return {.rows = R,
           .cols = kWidth,
@@ -230,6 +231,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, i
           .block_rows = block_rows,
           .whole_rows = block_rows,
           .block_cols = block_cols,
+          .chunk_terms = chunk_terms,
           .whole_sums = false,
           .pack_a = pack_left<R>,
           .pack_b = pack_pairs<kWidth>,
@@ -242,8 +244,8 @@ constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, i
 
 // Blocks for 32 KiB of L1 and 1 MiB of L2. Wide blocks of few rows write fewer lines of C at a time and read fewer of
 // A: better for sums over all tokens, whose A is packed with each product; tall ones have rows of one line of bf16.
-constinit const Bf16Table pair_table{.bf16_out = kernels<14, 2, bf16>(1024, 3072, 126, 1024),
-                                     .f32_out = kernels<8, 3, float>(512, 512, 256, 768),
-                                     .f32_out_kept = kernels<14, 2, float>(1024, 3072, 126, 1024)};
+constinit const Bf16Table pair_table{.bf16_out = kernels<14, 2, bf16>(1024, 3072, 126, 1024, 8192),
+                                     .f32_out = kernels<8, 3, float>(512, 512, 256, 768, 1024),
+                                     .f32_out_kept = kernels<14, 2, float>(1024, 3072, 126, 1024, 8192)};
 
 }  // namespace trainer::ops::TRAINER_ISA
