@@ -32,6 +32,7 @@ extern const ReduceKernels reduce_kernels;
 inline const ReduceKernels& reduce_kernels(device::Isa isa) {
   switch (isa) {
     case device::Isa::amx:
+    case device::Isa::avx512bf16:
     case device::Isa::avx512:
       return avx512::reduce_kernels;
     case device::Isa::avx2:

@@ -11,48 +11,71 @@
 namespace trainer::device {
 namespace {
 
-/// bf16 tiles, enabled by the kernel and permitted to this process.
-bool request_amx() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  const bool tile = (d >> 24) & 1u, bf16 = (d >> 22) & 1u;
-  // Sums of tiles are rounded by AVX512-BF16, which every CPU with tiles has; a virtual machine might hide it.
-  if (!tile || !bf16 || !__builtin_cpu_supports("avx512bf16")) return false;
+bool permit_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+CpuFeatures find_features() {
+  CpuFeatures cpu;
+  cpu.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  cpu.avx512 = cpu.avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    cpu.matrix_unit = (d >> 24 & 1u) != 0 && (d >> 22 & 1u) != 0;  // AMX-TILE, AMX-BF16
+    cpu.tiles_permitted = cpu.matrix_unit && permit_tiles();
+    // Leaf 7 says in EAX how many further leaves it has.
+    if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.avx512bf16 = (a >> 5 & 1u) != 0;
+  }
+  return cpu;
+}
+
 }  // namespace
 
-bool available(Isa isa) {
+const CpuFeatures& cpu_features() {
+  static const CpuFeatures cpu = find_features();
+  return cpu;
+}
+
+bool has(const CpuFeatures& cpu, Isa isa) {
   switch (isa) {
     case Isa::plain:
       return true;
     case Isa::avx2:
-      return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+      return cpu.avx2;
     case Isa::avx512:
-      return available(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+      return cpu.avx512;
+    case Isa::avx512bf16:
+      return cpu.avx512 && cpu.avx512bf16;
     case Isa::amx:
-      static const bool permitted = request_amx();
-      return available(Isa::avx512) && permitted;
+      return cpu.avx512 && cpu.avx512bf16 && cpu.tiles_permitted;  // sums of tiles are rounded by AVX512-BF16
   }
   return false;
 }
 
-Isa detect_isa() {
+bool fast_bf16(const CpuFeatures& cpu, Isa isa) {
+  return isa == Isa::amx || (isa == Isa::avx512bf16 && !cpu.matrix_unit);
+}
+
+Isa best_isa(const CpuFeatures& cpu) {
   Isa best = Isa::plain;
   for (const Isa isa : kIsas)
-    if (available(isa)) best = isa;
+    if (has(cpu, isa) && (isa != Isa::avx512bf16 || fast_bf16(cpu, isa))) best = isa;
+  return best;
+}
+
+bool available(Isa isa) { return has(cpu_features(), isa); }
+
+Isa detect_isa() {
   const char* wanted = std::getenv("TRAINER_ISA");
-  if (wanted == nullptr || *wanted == '\0') return best;
+  if (wanted == nullptr || *wanted == '\0') return best_isa(cpu_features());
   for (const Isa isa : kIsas) {
     if (name_of(isa) != wanted) continue;
-    if (!available(isa))
-      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {} at most", wanted, name_of(best)));
+    if (!available(isa)) throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {}", wanted, isa_summary()));
     return isa;
   }
-  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512 or amx", wanted));
+  throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", wanted));
 }
 
 std::string_view name_of(Isa isa) {
@@ -63,6 +86,8 @@ std::string_view name_of(Isa isa) {
       return "avx2";
     case Isa::avx512:
       return "avx512";
+    case Isa::avx512bf16:
+      return "avx512bf16";
     case Isa::amx:
       return "amx";
   }

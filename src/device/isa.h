@@ -5,18 +5,37 @@
 
 namespace trainer::device {
 
-/// amx: avx512 and bf16 matrix tiles. Each set contains those before it.
-enum class Isa { plain, avx2, avx512, amx };
-inline constexpr Isa kIsas[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::amx};
+/// avx512bf16: avx512 and dot products of bf16 pairs; amx: avx512 and bf16 matrix tiles. Operators that have no kernels
+/// of these two run those of avx512; of the other sets each contains those before it.
+enum class Isa { plain, avx2, avx512, avx512bf16, amx };
+inline constexpr Isa kIsas[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
 
-/// True when this CPU, kernel and process can run the set (for amx, permission is asked for on first call).
+/// What the choice of a set depends on: flags of the CPU and what the kernel lets this process use.
+struct CpuFeatures {
+  bool avx2 = false;             // with fma and bmi2
+  bool avx512 = false;           // f, bw, dq and vl
+  bool avx512bf16 = false;       // dot products of bf16 pairs
+  bool matrix_unit = false;      // the CPU has AMX for bf16 …
+  bool tiles_permitted = false;  // … and this process may use it
+};
+/// Of this machine; permission for tiles is asked for on the first call.
+const CpuFeatures& cpu_features();
+
+bool has(const CpuFeatures& cpu, Isa isa);
+/// The set to run without being told. Dot products of bf16 pairs are twice as fast as fp32 on CPUs without a matrix
+/// unit and half as fast on those with one: they are chosen for the former alone, also where tiles are not permitted.
+Isa best_isa(const CpuFeatures& cpu);
+/// Whether products of bf16 by this set are faster than those of fp32.
+bool fast_bf16(const CpuFeatures& cpu, Isa isa);
+
+/// True when this CPU, kernel and process can run the set.
 bool available(Isa isa);
-/// The best set there is, or the lower one named by the environment variable TRAINER_ISA (plain, avx2, avx512, amx).
-/// Throws Code::usage when the variable names an unknown set or one this CPU lacks.
+/// The best set there is, or the one named by the environment variable TRAINER_ISA (plain, avx2, avx512, avx512bf16,
+/// amx). Throws Code::usage when the variable names an unknown set or one this CPU lacks.
 Isa detect_isa();
 std::string_view name_of(Isa isa);
 
-/// Everything found, for `trainer --version`: "plain avx2 avx512 amx".
+/// Everything found, for `trainer --version`: "plain avx2 avx512 avx512bf16 amx".
 std::string isa_summary();
 
 }  // namespace trainer::device

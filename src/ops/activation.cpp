@@ -8,7 +8,7 @@ namespace trainer::ops {
 namespace {
 
 const ActivationKernels& kernels(const Exec& ex) {
-  if (ex.device.isa() == device::Isa::amx) return avx512::activation_kernels_near;
+  if (ex.device.isa() >= device::Isa::avx512bf16) return avx512::activation_kernels_near;
   return table_for(ex, plain::activation_kernels, avx2::activation_kernels, avx512::activation_kernels);
 }
 TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }

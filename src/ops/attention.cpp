@@ -17,8 +17,11 @@ const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
 }
 /// The best there are for whole blocks of queries.
 const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
-  const bool tiles = dtype == DType::bf16 && ex.device.isa() == device::Isa::amx;
-  return tiles ? avx512::attention_tiles : kernels_for(ex, dtype);
+  if (dtype == DType::bf16 && ex.device.kind() == device::Kind::cpu) {
+    if (ex.device.isa() == device::Isa::amx) return avx512::attention_tiles;
+    if (ex.device.isa() == device::Isa::avx512bf16) return avx512::attention_pairs;
+  }
+  return kernels_for(ex, dtype);
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
@@ -73,8 +76,8 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
 }
 
 /// Sizes of packed operands; a function of shape, type and kernels.
-void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool tiles) {
-  if (tiles) {
+void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool panels) {
+  if (panels) {
     constexpr int64_t kPanel = 32;
     job.row_ld = round_up(job.head_dim, kPanel);
     job.k_pad = round_up(job.k_len, kPanel);
@@ -110,19 +113,19 @@ class Pieces {
 int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t pairs, int threads,
                 const AttentionKernels& kernels) {
   Pieces pieces(data);
-  const bool tiles = kernels.pack_queries != nullptr;
-  const int64_t sum = size_of(accumulator), operand = tiles ? size_of(DType::bf16) : sum;
+  const bool panels = kernels.pack_queries != nullptr;
+  const int64_t sum = size_of(accumulator), operand = panels ? size_of(DType::bf16) : sum;
   const int64_t rows = pairs * job.k_pad * job.row_ld, queries = pairs * job.q_pad * job.row_ld;
-  const int64_t columns = tiles ? rows : pairs * job.k_pad * job.head_dim;
-  if (job.backward || !tiles) job.keys_t = pieces.next(columns * operand);
-  if (job.backward || tiles) job.keys = pieces.next(rows * operand);
-  if (job.backward != tiles) job.values_t = pieces.next(columns * operand);
-  if (job.backward == tiles) job.values = pieces.next(rows * operand);
+  const int64_t columns = panels ? rows : pairs * job.k_pad * job.head_dim;
+  if (job.backward || !panels) job.keys_t = pieces.next(columns * operand);
+  if (job.backward || panels) job.keys = pieces.next(rows * operand);
+  if (job.backward != panels) job.values_t = pieces.next(columns * operand);
+  if (job.backward == panels) job.values = pieces.next(rows * operand);
   if (job.backward) {
     job.dk_sum = pieces.next(rows * sum);
     job.dv_sum = pieces.next(rows * sum);
     job.dq_parts = pieces.next(queries * job.chunks * sum);
-    if (tiles) {
+    if (panels) {
       for (std::byte** piece : {&job.queries_t, &job.queries, &job.douts_t, &job.douts})
         *piece = pieces.next(queries * operand);
       for (std::byte** piece : {&job.shifts, &job.deltas}) *piece = pieces.next(pairs * job.q_pad * sum);

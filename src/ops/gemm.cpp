@@ -70,7 +70,7 @@ bool onednn_asked_for() {
 }
 bool by_onednn(const device::Device& device, DType compute) {
   static const bool wanted = onednn_asked_for();
-  return wanted && prefers_packed(device, compute);
+  return wanted && compute == DType::bf16 && device.kind() == device::Kind::cpu && device.isa() == device::Isa::amx;
 }
 
 void run_product(Exec& ex, const Gemm& op, bool library) {
@@ -99,7 +99,7 @@ void run(Exec& ex, const Gemm& op) {
 }
 
 bool prefers_packed(const device::Device& device, DType compute) {
-  return device.kind() == device::Kind::cpu && compute == DType::bf16 && device.isa() == device::Isa::amx;
+  return device.kind() == device::Kind::cpu && compute == DType::bf16 && device.isa() >= device::Isa::avx512bf16;
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {
@@ -127,8 +127,8 @@ void run(Exec& ex, const PackB& op) {
 std::string product_path(const device::Device& device, DType compute) {
   if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
   if (by_onednn(device, compute)) return onednn::description();
-  const bool tiles = compute == DType::bf16 || device.isa() < device::Isa::amx;
-  return format("own {} kernels", name_of(tiles ? device.isa() : device::Isa::avx512));
+  const bool other = compute != DType::bf16 && device.isa() > device::Isa::avx512;  // pairs and tiles are for bf16
+  return format("own {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
 }
 
 }  // namespace trainer::ops

@@ -36,6 +36,7 @@ const Table& table_for(device::Isa isa, const Table& plain, const Table& avx2, c
     case device::Isa::avx2:
       return avx2;
     case device::Isa::avx512:
+    case device::Isa::avx512bf16:
     case device::Isa::amx:
       return avx512;
   }

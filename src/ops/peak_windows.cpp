@@ -17,6 +17,8 @@ namespace trainer::ops {
 PeakUnit peak_unit(device::Isa isa, DType compute) {
   if (compute == DType::bf16 && isa >= device::Isa::amx)
     return {"AMX tiles", avx512::peak_table.bf16_tiles, DType::bf16};
+  if (compute == DType::bf16 && isa == device::Isa::avx512bf16)
+    return {"AVX512-BF16 dot products", avx512::peak_table.bf16_pairs, DType::bf16};
   // Everything else is computed in fp32, or in fp64.
   const bool wide = isa >= device::Isa::avx512, plain = isa < device::Isa::avx2;
   const PeakTable& table = wide ? avx512::peak_table : plain ? plain::peak_table : avx2::peak_table;

@@ -82,6 +82,15 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
+/// Why the default type on a CPU is bf16, or why not.
+std::string bf16_reason(device::Isa isa) {
+  const device::CpuFeatures& cpu = device::cpu_features();
+  if (isa == device::Isa::amx) return "default: this CPU has AMX";
+  if (device::fast_bf16(cpu, isa)) return "default: this CPU has AVX512-BF16, twice as fast as fp32";
+  if (isa == device::Isa::avx512bf16) return "default: AVX512-BF16 is no faster than fp32 on CPUs with AMX";
+  return "default: no matrix unit for bf16 here";
+}
+
 }  // namespace
 
 Machine choose_machine(const config::Config& config, const comm::World& world) {
@@ -118,13 +127,13 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
       machine.compute = DType::f64;
       break;
     case config::Compute::automatic:
-      machine.compute = machine.gpu || machine.isa == device::Isa::amx ? DType::bf16 : DType::f32;
+      machine.compute =
+          machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa) ? DType::bf16 : DType::f32;
       break;
   }
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
                            : machine.gpu                                          ? "default: a GPU"
-                           : machine.compute == DType::bf16                       ? "default: this CPU has AMX"
-                                                            : "default: no matrix unit for bf16 here";
+                                                                                  : bf16_reason(machine.isa);
   if (config.hardware.memory_limit > 0) {
     machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
   } else if (machine.gpu) {

@@ -13,7 +13,7 @@ CASES = [
     usage("missing config file", ["--config", "no.toml"], "no.toml", "No such file"),
     usage("config is a folder", ["--config", "."], "a folder; expected a configuration file"),
     usage("train without a config", ["train"], "no configuration"),
-    usage("version for an unknown instruction set", ["--version"], "TRAINER_ISA=sse", "plain, avx2, avx512 or amx",
+    usage("version for an unknown instruction set", ["--version"], "TRAINER_ISA=sse", "plain, avx2, avx512, avx512bf16 or amx",
           env={"TRAINER_ISA": "sse"}),
     usage("version with unknown products", ["--version"], "TRAINER_PRODUCTS=mkl: expected own or onednn",
           env={"TRAINER_PRODUCTS": "mkl"}),

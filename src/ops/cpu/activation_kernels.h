@@ -18,7 +18,7 @@ struct ActivationKernels {
   void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
 };
-// activation_kernels_near: gelu in bf16 by math_bf16.h; beside products of tiles.
+// activation_kernels_near: gelu in bf16 by math_bf16.h; beside products of bf16 panels.
 namespace plain {
 extern const ActivationKernels activation_kernels, activation_kernels_near;
 }

@@ -49,18 +49,18 @@ struct AttentionJob {
   bool backward;
 
   // Scratch. Kernels of vectors: accumulator elements; row_ld: distance of packed rows, an odd number of cache lines.
-  // Kernels of tiles: sums in f32; operands in bf16, in panels of 32 rows or columns (tile_panels.h) beside whose terms
-  // the shapes below say nothing; row_ld: D rounded up to a panel.
+  // Kernels of panels: sums in f32; operands in bf16, in panels of 32 rows or columns (tile_panels.h) beside whose
+  // terms the shapes below say nothing; row_ld: D rounded up to a panel.
   int64_t row_ld;
-  std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; tiles: [pair][row_ld][k_pad]
+  std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; panels: [pair][row_ld][k_pad]
   std::byte *keys, *values;      // [pair][k_pad][row_ld]
   std::byte *dk_sum, *dv_sum;    // [pair][k_pad][row_ld]
   std::byte* dq_parts;           // [pair][chunk][q_pad][row_ld]
   int64_t k_pad;                 // keys rounded up to whole panels
-  int64_t q_pad;                 // queries; tiles: rounded up to whole blocks
+  int64_t q_pad;                 // queries; panels: rounded up to whole blocks
   std::byte* workers;            // private blocks and rows of a worker
   int64_t worker_bytes;
-  // Tiles, backward, of the head whose turn it is: Q and dO with terms along D (_t) and along queries, log-sum-exps, Σ
+  // Panels, backward, of the head whose turn it is: Q and dO with terms along D (_t) and along queries, log-sum-exps, Σ
   // dO·O.
   std::byte *queries_t, *queries, *douts_t, *douts;  // [pair][q_pad][row_ld]
   std::byte *shifts, *deltas;                        // [pair][q_pad]
@@ -85,19 +85,19 @@ struct AttentionKernels {
   int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 
-// attention_tiles: bf16 by matrix tiles, but for decoding; avx512's needs AMX, the others' compute tiles in plain C++,
-// for tests.
+// attention_pairs, attention_tiles: bf16 by dot products of pairs and by matrix tiles, but for decoding; avx512's need
+// AVX512-BF16 and AMX, the others' compute both in plain C++, for tests.
 namespace plain {
 const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_tiles;
+extern const AttentionKernels attention_pairs, attention_tiles;
 }  // namespace plain
 namespace avx2 {
 const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_tiles;
+extern const AttentionKernels attention_pairs, attention_tiles;
 }  // namespace avx2
 namespace avx512 {
 const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_tiles;
+extern const AttentionKernels attention_pairs, attention_tiles;
 }  // namespace avx512
 
 /// ops::run of attention by kernels that are not the device's own: for tests.

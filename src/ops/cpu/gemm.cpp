@@ -13,8 +13,7 @@ namespace {
 
 constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows pass by
 constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
-constexpr int64_t kChunkTerms = 8192;               // at most: rows of A packed by a task must stay in L3
-constexpr int64_t kPackStrip = 128;                 // columns of B per packing task
+constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied meanwhile
 constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
 
@@ -62,7 +61,7 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
 
   chunk_tiles = tiles;
   by_block = kernels.by_block && sum.count > 1;
-  chunk_blocks = by_block ? sum.count : std::min(sum.count, std::max<int64_t>(1, kChunkTerms / sum.length));
+  chunk_blocks = by_block ? sum.count : std::min(sum.count, std::max<int64_t>(1, kernels.chunk_terms / sum.length));
   if (!packed) {
     const int64_t terms = sum.count * sum.length;
     const int64_t cols = std::max(kChunkCols, kPanelBytes / (terms * kSize));
@@ -115,11 +114,12 @@ Operand<T> operand(const Tensor& tensor, bool along_k) {
 template <typename T, typename D, typename Pack, typename Also>
 void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
                   int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels, Also also) {
-  const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, kPackStrip);
+  const int64_t strip = kPackStrip / panel_cols * panel_cols;  // whole panels
+  const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, strip);
   pool.parallel_for(strips * blocks, [&](int64_t task) {
-    const int64_t block = first + task / strips, offset = task % strips * kPackStrip, length = sum.stored(block);
+    const int64_t block = first + task / strips, offset = task % strips * strip, length = sum.stored(block);
     D* const panels = dst + (sum.first(block) - sum.first(first)) * padded + offset * length;
-    const int64_t part = std::min(kPackStrip, cols - offset);
+    const int64_t part = std::min(strip, cols - offset);
     pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, part, sum.size(block), panels,
                 length * panel_cols);
     also(block, col + offset, part);
@@ -278,11 +278,13 @@ void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
-/// fn(kernels) of tiles where the table has them and they serve the dtype, else of vectors.
+/// fn(kernels) of bf16 panels where the table has them and they serve the dtype, else of vectors. kept: for an operand
+/// that is packed once, in the layout of a bf16 result.
 template <typename F>
-void with_kernels(DType compute, DType result, const GemmTable& table, F&& fn) {
-  if (table.tiles == nullptr || compute != DType::bf16) return with_vectors(compute, result, table, fn);
-  result == DType::bf16 ? fn(table.tiles->bf16_out) : fn(table.tiles->bf16_f32_out);
+void with_kernels(DType compute, DType result, bool kept, const GemmTable& table, F&& fn) {
+  if (table.panels == nullptr || compute != DType::bf16) return with_vectors(compute, result, table, fn);
+  if (result == DType::bf16) return fn(table.panels->bf16_out);
+  fn(kept ? table.panels->f32_out_kept : table.panels->f32_out);
 }
 
 }  // namespace
@@ -291,6 +293,8 @@ const GemmTable& gemm_table(device::Isa isa) {
   switch (isa) {
     case device::Isa::amx:
       return avx512::gemm_table_tiles;
+    case device::Isa::avx512bf16:
+      return avx512::gemm_table_pairs;
     case device::Isa::avx512:
       return avx512::gemm_table;
     case device::Isa::avx2:
@@ -313,13 +317,14 @@ void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
   if (reads_b_unpacked(op)) {
     with_vectors(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { skinny_product(ex, op, kernels); });
   } else {
-    with_kernels(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { blocked_product(ex, op, kernels); });
+    const bool kept = static_cast<bool>(op.packed_b);
+    with_kernels(op.a.dtype, op.c.dtype, kept, table, [&](const auto& kernels) { blocked_product(ex, op, kernels); });
   }
 }
 
 int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table) {
   int64_t bytes = 0;
-  with_kernels(compute, compute, table, [&](const auto& kernels) {
+  with_kernels(compute, compute, true, table, [&](const auto& kernels) {
     bytes = round_up(k, kernels.step) * round_up(n, kernels.cols) * size_of(compute);
   });
   return bytes;
@@ -327,7 +332,7 @@ int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& t
 
 void own_pack(Exec& ex, const PackB& op, const GemmTable& table) {
   if (ex.device.dry() || op.b.count() == 0) return;
-  with_kernels(op.b.dtype, op.b.dtype, table, [&](const auto& kernels) { pack_weight(ex, op, kernels); });
+  with_kernels(op.b.dtype, op.b.dtype, true, table, [&](const auto& kernels) { pack_weight(ex, op, kernels); });
 }
 
 }  // namespace trainer::ops

@@ -3,8 +3,8 @@
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
 // A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored so that the
-// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, tiles for kernels of tiles. Short
-// panels are filled up with zeros.
+// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, pairs of terms or tiles for those of
+// bf16 panels. Short panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -49,12 +49,13 @@ struct GemmKernels {
   int64_t step = 1;            // terms it takes at a time: panels are filled up to a multiple with zeros
   // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend on these alone.
   int64_t block_k = 0, whole_k = 0;
-  int64_t block_rows = 0;   // most rows of A per task, a multiple of rows
-  int64_t whole_rows = 0;   // the same where the sum is one block of at most whole_k terms
-  int64_t block_cols = 0;   // most columns of a tile of C, a multiple of cols
-  bool whole_sums = true;   // false: where the sum is one block, its kernel needs no memory for sums
-  bool by_block = false;    // sums of several blocks: rows of A are packed a block at a time, not all of them at once
-  bool may_stream = false;  // large results are worth writing past the caches
+  int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
+  int64_t whole_rows = 0;      // the same where the sum is one block of at most whole_k terms
+  int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
+  int64_t chunk_terms = 8192;  // most terms of A a task packs at once; sums of longer ones are kept between chunks
+  bool whole_sums = true;      // false: where the sum is one block, its kernel needs no memory for sums
+  bool by_block = false;       // sums of several blocks: A is packed a block at a time, not all its terms at once
+  bool may_stream = false;     // large results are worth writing past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
   /// `stride`) apart in dst. along_k: the terms of a row lie side by side in src; else the rows of a term do.
@@ -82,10 +83,11 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels of matrix tiles: panels and block products only.
-struct TileTable {
+/// Kernels of panels of bf16, by tiles or by pairs: packing and block products only.
+struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
-  GemmKernels<bf16, float, bf16> bf16_f32_out;
+  GemmKernels<bf16, float, bf16> f32_out;       // for operands as they lie
+  GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
 };
 
 struct GemmTable {
@@ -93,20 +95,20 @@ struct GemmTable {
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
-  const TileTable* tiles = nullptr;  // null: bf16 products are formed by the kernels above
+  const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX; that of other sets computes tiles in plain C++, for tests: the loops around
-// them run on any machine.
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16; those of other sets compute both in plain C++,
+// for tests: the loops around them run on any machine.
 namespace plain {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }
 namespace avx2 {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 extern const GemmTable gemm_table_tall;  // the 14-row block of avx512 at this set's width: tests the wide code anywhere
 }  // namespace avx2
 namespace avx512 {
-extern const GemmTable gemm_table, gemm_table_tiles;
+extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }
 
 }  // namespace trainer::ops

@@ -8,13 +8,15 @@ namespace {
 
 // --- products of panels ---
 
-/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]
+/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each term asks for `share` bytes from `next` on.
 template <int R, typename P>
-[[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first) {
+[[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first,
+                                                const char* next, int64_t share) {
   constexpr int L = kLanes<P>;
   Vec<P> acc[R][2] = {};
 #pragma GCC unroll 4
-  for (int64_t term = 0; term < k; ++term, a += R, b += 2 * L) {
+  for (int64_t term = 0; term < k; ++term, a += R, b += 2 * L, next += share) {
+    __builtin_prefetch(next, 0, 2);
     const Vec<P> b0 = load(b), b1 = load(b + L);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -46,13 +48,14 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       for (int64_t i = 0; i < g.k * kWidth; i += kLanes<P>) store(widened + i, load(kept + i));
       b = widened;
     }
-    // The next panel comes from L3 or memory: asked for in equal parts while the row panels pass by.
+    // The next panel comes from L3 or memory: each term of each row panel asks for its share, as a line at a time is no
+    // burden where dozens at once would hold up what the products read.
     const char* next = reinterpret_cast<const char*>(kept + g.b_stride);
-    const int64_t lines = (g.k * kWidth * static_cast<int64_t>(sizeof(B)) / 64 * R + g.rows - 1) / g.rows;
+    const int64_t row_panels = (g.rows + R - 1) / R;
+    const int64_t share = (kWidth * static_cast<int64_t>(sizeof(B)) + row_panels - 1) / row_panels;
     const P* a = g.a;
-    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth) {
-      for (int64_t line = 0; line < lines; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-      micro_kernel<R>(g.k, a, b, sums, g.first);
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, sums += R * kWidth, next += share * g.k) {
+      micro_kernel<R>(g.k, a, b, sums, g.first, next, share);
       if (g.last)
         finish<Near>(sums, kWidth, g.row + i, g.col + j, at_most(g.rows - i, R), at_most(g.cols - j, kWidth), s);
     }
@@ -187,18 +190,20 @@ constexpr GemmKernels<T, C> kernels() {
 }
 
 template <int R, bool Near = false>
-constexpr GemmTable table(const TileTable* tiles = nullptr) {
+constexpr GemmTable table(const Bf16Table* panels = nullptr) {
   return {.f64 = kernels<R, double, double>(),
           .f32 = kernels<R, float, float>(),
           .bf16_out = kernels<R, bf16, bf16, Near>(),
           .bf16_f32_out = kernels<R, bf16, float, Near>(),
-          .tiles = tiles};
+          .panels = panels};
 }
 
 }  // namespace
 
-extern const TileTable tile_table;  // gemm_tiles.isa.cpp
+extern const Bf16Table pair_table;  // gemm_pairs.isa.cpp
+extern const Bf16Table tile_table;  // gemm_tiles.isa.cpp
 constinit const GemmTable gemm_table = table<kRows>();
+constinit const GemmTable gemm_table_pairs = table<kRows, true>(&pair_table);
 constinit const GemmTable gemm_table_tiles = table<kRows, true>(&tile_table);
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constinit const GemmTable gemm_table_tall = table<14>();

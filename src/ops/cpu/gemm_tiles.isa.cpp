@@ -9,7 +9,7 @@
 
 namespace trainer::ops::TRAINER_ISA {
 
-extern const TileTable tile_table;
+extern const Bf16Table tile_table;
 
 namespace {
 
@@ -196,6 +196,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
 
 }  // namespace
 
-constinit const TileTable tile_table{.bf16_out = kernels<bf16>(), .bf16_f32_out = kernels<float>()};
+constinit const Bf16Table tile_table{
+    .bf16_out = kernels<bf16>(), .f32_out = kernels<float>(), .f32_out_kept = kernels<float>()};
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -17,6 +17,7 @@ using TrafficLoop = void (*)(float* p, float* m, float* v, const float* g, int64
 
 struct PeakTable {
   PeakLoop f64 = nullptr, f32 = nullptr;
+  PeakLoop bf16_pairs = nullptr;  // on bf16 operands; avx512: needs Isa::avx512bf16
   PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: needs Isa::amx
   TrafficLoop traffic = nullptr;
 };

@@ -3,8 +3,7 @@
 // or 32 columns of a right factor; one step is 32 terms and 2 KiB of it:
 //   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
 // Rows, columns and terms that are not there are zero.
-#include "ops/cpu/gemm_pack.h"
-#include "ops/cpu/math_bf16.h"
+#include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -14,31 +13,7 @@ constexpr int64_t kTilePanel = 2 * kTileRows;               // rows or columns o
 constexpr int64_t kStepElements = kTilePanel * kTileTerms;  // of a panel, per step
 constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a step
 
-// --- packing: terms in pairs, a pair in one 32-bit lane ---
-
-using Pairs = Vec<uint32_t>;
-constexpr int64_t kPairLanes = kLanes<uint32_t>;
-
-/// Lane i: element i of two rows, terms 2p and 2p + 1; `below` is null where the sum ends with an odd term.
-[[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
-  const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
-  const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);
-  return (Pairs)first >> 16 | (Pairs)second;
-}
-/// Lane i: terms 2i and 2i + 1 of a row that has n more.
-[[gnu::always_inline]] inline Pairs row_pairs(const bf16* row, int64_t n) {
-  Pairs pairs{};
-  std::memcpy(&pairs, row, static_cast<size_t>(at_most(n, 2 * kPairLanes)) * sizeof(bf16));
-  return pairs;
-}
-[[gnu::always_inline]] inline void store_pairs(bf16* to, Pairs pairs) { std::memcpy(to, &pairs, sizeof(pairs)); }
-
-/// to[pair][row] <- from[row][pair] for a square of lanes; rows of `to` are `pitch` elements apart.
-[[gnu::always_inline]] inline void store_transposed(Pairs (&square)[kPairLanes], bf16* to, int64_t pitch) {
-  transpose<uint32_t>(square);
-#pragma GCC unroll 16
-  for (int64_t i = 0; i < kPairLanes; ++i) store_pairs(to + i * pitch, square[i]);
-}
+// --- packing ---
 
 /// Asks for `elements` of a row that will be packed soon.
 [[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {

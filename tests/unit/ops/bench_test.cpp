@@ -55,7 +55,10 @@ TEST(PeakWindows, RunOnEveryThreadAndGiveTheCpusBack) {
 TEST(PeakWindows, UseTheUnitOfTheInstructionSetAndTheComputeType) {
   EXPECT_EQ(peak_unit(device::Isa::amx, DType::bf16).name, "AMX tiles");
   EXPECT_EQ(peak_unit(device::Isa::amx, DType::f32).name, "AVX-512 fma");
-  EXPECT_EQ(peak_unit(device::Isa::avx2, DType::bf16).name, "AVX2 fma");  // widened
+  EXPECT_EQ(peak_unit(device::Isa::avx512bf16, DType::bf16).name, "AVX512-BF16 dot products");
+  EXPECT_EQ(peak_unit(device::Isa::avx512bf16, DType::bf16).operands, DType::bf16);
+  EXPECT_EQ(peak_unit(device::Isa::avx512, DType::bf16).name, "AVX-512 fma");  // widened
+  EXPECT_EQ(peak_unit(device::Isa::avx2, DType::bf16).name, "AVX2 fma");       // widened
   EXPECT_EQ(peak_unit(device::Isa::avx2, DType::bf16).operands, DType::f32);
   EXPECT_EQ(peak_unit(device::Isa::avx2, DType::f64).operands, DType::f64);
   EXPECT_EQ(peak_unit(device::Isa::plain, DType::f32).name, "plain multiply and add");

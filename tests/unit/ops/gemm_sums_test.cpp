@@ -114,17 +114,20 @@ TEST_F(GemmSums, OfAPackedOperandAreFormedTooAndOfATransposedOneRefused) {
   EXPECT_THROW(run(ex, transposed.op), Error);
 }
 
-TEST_F(GemmSums, StandBesideTilesAsWell) {
-  SKIP_ON_CUDA("tiles of CPUs");
-  const GemmTable& table = device::detect_isa() >= Isa::amx ? avx512::gemm_table_tiles : plain::gemm_table_tiles;
-  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{31, 47, 53}, {50, 330, 1300}}) {
-    Machine machine(2, device::detect_isa());
-    Gradients problem(m, n, k, DType::bf16, false);
-    ASSERT_TRUE(sums_columns(problem.op));
-    own_product(machine.ex, problem.op, table);
-    problem.expect_result();
-    problem.expect_sums();
-  }
+TEST_F(GemmSums, StandBesideTilesAndPairsAsWell) {
+  SKIP_ON_CUDA("tiles and pairs of CPUs");
+  const Isa best = device::detect_isa();
+  const bool pairs = best >= Isa::avx512bf16 && device::available(Isa::avx512bf16);
+  for (const GemmTable* table : {best >= Isa::amx ? &avx512::gemm_table_tiles : &plain::gemm_table_tiles,
+                                 pairs ? &avx512::gemm_table_pairs : &plain::gemm_table_pairs})
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{31, 47, 53}, {50, 330, 1300}}) {
+      Machine machine(2, best);
+      Gradients problem(m, n, k, DType::bf16, false);
+      ASSERT_TRUE(sums_columns(problem.op));
+      own_product(machine.ex, problem.op, *table);
+      problem.expect_result();
+      problem.expect_sums();
+    }
 }
 
 }  // namespace

@@ -43,5 +43,39 @@ TEST(PeakLoop, TilesSumTheProductsTheyCount) {
   }
 }
 
+/// Lanes of a vector of floats: a loop's sums tell it.
+void expect_pair_products(const PeakTable& table, int lanes, int left_vectors) {
+  constexpr int kElements = kPeakOperandBytes / 2, kRounds = 2, kRight = 3;
+  std::vector<bf16> operands(kElements);
+  std::mt19937 random(6);
+  std::uniform_int_distribution<int> small(-3, 3);
+  for (bf16& value : operands) value = bf16(static_cast<float>(small(random)));
+  const int width = 2 * lanes, steps = kElements / 2 / (left_vectors * width);
+  std::vector<float> sink(8192 / sizeof(float));
+  const double flops = table.bf16_pairs(operands.data(), kRounds, sink.data());
+  EXPECT_EQ(flops, 2.0 * kRounds * steps * left_vectors * kRight * width);
+  for (int i = 0; i < left_vectors; ++i)
+    for (int j = 0; j < kRight; ++j)
+      for (int lane = 0; lane < lanes; ++lane) {
+        double want = 0;
+        for (int step = 0; step < steps; ++step)
+          for (int half = 0; half < 2; ++half) {
+            const int at = 2 * lane + half;
+            want +=
+                kRounds * static_cast<double>(operands[static_cast<size_t>((step * left_vectors + i) * width + at)]) *
+                static_cast<double>(operands[static_cast<size_t>(kElements / 2 + (step * kRight + j) * width + at)]);
+          }
+        EXPECT_EQ(static_cast<double>(sink[static_cast<size_t>((i * kRight + j) * lanes + lane)]), want);
+      }
+}
+
+TEST(PeakLoop, PairsSumTheProductsTheyCount) {
+  expect_pair_products(plain::peak_table, 4, 4);
+  const device::Isa best = device::detect_isa();
+  if (best >= device::Isa::avx2) expect_pair_products(avx2::peak_table, 8, 4);
+  if (best >= device::Isa::avx512bf16 && device::available(device::Isa::avx512bf16))
+    expect_pair_products(avx512::peak_table, 16, 8);
+}
+
 }  // namespace
 }  // namespace trainer::ops

@@ -176,7 +176,7 @@ inline std::vector<device::Isa> instruction_sets() {
   if (on_cuda()) return {device::Isa::plain};
   std::vector<device::Isa> sets;
   for (const device::Isa isa : device::kIsas)
-    if (isa <= device::detect_isa()) sets.push_back(isa);
+    if (isa <= device::detect_isa() && device::available(isa)) sets.push_back(isa);
   return sets;
 }
 

@@ -129,6 +129,26 @@ INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
                                   std::string(name_of(std::get<1>(info.param)));
                          });
 
+// Widened, by pairs or by tiles: roundings differ, the run does not.
+TEST(Trainer, TrainsAlikeInBf16OnEveryInstructionSet) {
+  for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {
+    const config::Config c = tiny_config(arch);
+    const auto losses = [&](DType compute, device::Isa isa) {
+      Tiny run(c, compute, 2, isa);
+      std::vector<double> all;
+      for (int64_t n = 1; n <= 10; ++n) all.push_back(run.step(n).loss);
+      return all;
+    };
+    const std::vector<double> exact = losses(DType::f64, device::Isa::plain);
+    for (const device::Isa isa : device::kIsas) {
+      if (isa > device::detect_isa() || !device::available(isa)) continue;
+      const std::vector<double> now = losses(DType::bf16, isa);
+      for (size_t n = 0; n < exact.size(); ++n)
+        EXPECT_NEAR(now[n], exact[n], 2e-3 * exact[n]) << device::name_of(isa) << ", step " << n + 1;
+    }
+  }
+}
+
 TEST(Trainer, MicroBatchesAddUpToTheWholeBatch) {
   config::Config c = tiny_config();
   c.model.dropout = 0.3;  // masks go by the sample's place in the step's batch

@@ -1,4 +1,5 @@
-// Attention by matrix tiles: on the matrix unit where there is one, else with tiles computed in plain C++.
+// Attention on panels of bf16, by matrix tiles and by dot products of pairs: on their units where there are such, else
+// computed in plain C++. Both units count subnormals as zero; no bound here needs more for it.
 #include <gtest/gtest.h>
 
 #include "ops/cpu/attention_kernels.h"
@@ -9,14 +10,22 @@ namespace {
 
 using device::Isa;
 
-struct Tiles {
+struct Panels {
   Isa isa;
   const AttentionKernels* kernels;
 };
-std::vector<Tiles> tiles() {
-  if (device::detect_isa() >= Isa::amx) return {{Isa::amx, &avx512::attention_tiles}};
-  std::vector<Tiles> sets{{Isa::plain, &plain::attention_tiles}};
-  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::attention_tiles});
+/// Of both kinds: by the unit alone where there is one.
+std::vector<Panels> panels() {
+  std::vector<Panels> sets;
+  const auto add = [&](Isa unit, const AttentionKernels& by_unit, const AttentionKernels& plain_one,
+                       const AttentionKernels& avx2_one) {
+    const auto has = [](Isa isa) { return isa <= device::detect_isa() && device::available(isa); };
+    if (has(unit)) return sets.push_back({unit, &by_unit});
+    sets.push_back({Isa::plain, &plain_one});
+    if (has(Isa::avx2)) sets.push_back({Isa::avx2, &avx2_one});
+  };
+  add(Isa::avx512bf16, avx512::attention_pairs, plain::attention_pairs, avx2::attention_pairs);
+  add(Isa::amx, avx512::attention_tiles, plain::attention_tiles, avx2::attention_tiles);
   return sets;
 }
 
@@ -28,7 +37,7 @@ void forward_and_backward(Machine& cpu, Problem<bf16>& x, const AttentionKernels
 /// Error of a result of sums of roundings: of the operands of the second products and of the result itself.
 constexpr double kForward = 0x1p-8, kBackward = 0x1p-7;
 
-TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
+TEST(AttentionPanels, MatchItsDefinitionForwardAndBackward) {
   // Lengths around panels of 32, blocks of 64 and 128, chunks of 256; heads alone and shared; head sizes that fill a
   // step of 32 terms and that do not.
   std::vector<Case> cases;
@@ -40,7 +49,7 @@ TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
   cases.push_back({{2, 70, 70, 0, 2, 2, 16}, 0.3});
   cases.push_back({{1, 200, 200, 0, 4, 2, 33}, 0.2});
   cases.push_back({{1, 130, 130, 0, 2, 1, 96}, 0, 4});
-  for (const Tiles& set : tiles()) {
+  for (const Panels& set : panels()) {
     Machine cpu(2, set.isa);
     for (const Case& c : cases) {
       SCOPED_TRACE(to_string(c) + ", " + std::string(device::name_of(set.isa)));
@@ -63,8 +72,8 @@ TEST(AttentionTiles, MatchItsDefinitionForwardAndBackward) {
   }
 }
 
-TEST(AttentionTiles, ReadACacheOfAnyLength) {
-  for (const Tiles& set : tiles()) {
+TEST(AttentionPanels, ReadACacheOfAnyLength) {
+  for (const Panels& set : panels()) {
     Machine cpu(3, set.isa);
     for (const int64_t queries : {5, 33, 70, 130})
       for (const int64_t keys : {130, 131, 160, 200, 300})
@@ -85,8 +94,8 @@ bool same(const Rows<T>& a, const Rows<T>& b) {
   return std::memcmp(a.data.data(), b.data.data(), a.data.size() * sizeof(T)) == 0;
 }
 
-TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
-  for (const Tiles& set : tiles())
+TEST(AttentionPanels, DoNotDependOnTheThreadCount) {
+  for (const Panels& set : panels())
     for (const Case& c : {Case{{1, 300, 300, 0, 2, 1, 33}, 0.2}, Case{{3, 130, 130, 0, 4, 4, 16}}}) {
       SCOPED_TRACE(to_string(c));
       std::vector<Problem<bf16>> runs;
@@ -106,22 +115,30 @@ TEST(AttentionTiles, DoNotDependOnTheThreadCount) {
 
 // Queries lie in lanes, so that only what runs along D depends on the width of vectors: Σ dO·O, of which dq and dk are
 // made. The plain set has no FMA and another exp.
-TEST(AttentionTiles, HaveTheSameBitsOnAvx2AndTheMatrixUnit) {
-  if (device::detect_isa() < Isa::amx) GTEST_SKIP() << "needs AMX";
+void expect_same_bits(Isa unit, const AttentionKernels& narrow_kernels, const AttentionKernels& kernels) {
   for (const Case& c : {Case{{1, 200, 200, 0, 2, 1, 33}, 0.2}, Case{{2, 130, 130, 0, 4, 4, 16}}}) {
     SCOPED_TRACE(to_string(c));
-    Machine narrow(2, Isa::avx2), wide(2, Isa::amx);
+    Machine narrow(2, Isa::avx2), wide(2, unit);
     Problem<bf16> x(c), y(c);
-    forward_and_backward(narrow, x, avx2::attention_tiles);
-    forward_and_backward(wide, y, avx512::attention_tiles);
+    forward_and_backward(narrow, x, narrow_kernels);
+    forward_and_backward(wide, y, kernels);
     EXPECT_TRUE(same(x.out, y.out));
     EXPECT_TRUE(same(x.lse, y.lse));
     EXPECT_TRUE(same(x.dv, y.dv));
   }
 }
+TEST(AttentionPanels, HaveTheSameBitsOnAvx2AndTheMatrixUnit) {
+  if (device::detect_isa() < Isa::amx) GTEST_SKIP() << "needs AMX";
+  expect_same_bits(Isa::amx, avx2::attention_tiles, avx512::attention_tiles);
+}
+TEST(AttentionPanels, HaveTheSameBitsOnAvx2AndTheUnitOfPairs) {
+  if (device::detect_isa() < Isa::avx512bf16 || !device::available(Isa::avx512bf16))
+    GTEST_SKIP() << "needs AVX512-BF16";
+  expect_same_bits(Isa::avx512bf16, avx2::attention_pairs, avx512::attention_pairs);
+}
 
-TEST(AttentionTiles, SurviveVeryLargeScores) {
-  for (const Tiles& set : tiles()) {
+TEST(AttentionPanels, SurviveVeryLargeScores) {
+  for (const Panels& set : panels()) {
     Machine cpu(2, set.isa);
     Problem<bf16> x(Case{{1, 140, 140, 0, 2, 1, 16}, 0, 60});  // scores in the tens of thousands
     forward_and_backward(cpu, x, *set.kernels);
@@ -136,8 +153,8 @@ TEST(AttentionTiles, SurviveVeryLargeScores) {
   }
 }
 
-TEST(AttentionTiles, PassNanOnToTheRowsThatSeeIt) {
-  for (const Tiles& set : tiles())
+TEST(AttentionPanels, PassNanOnToTheRowsThatSeeIt) {
+  for (const Panels& set : panels())
     for (const int64_t length : {3, 150}) {
       Machine cpu(2, set.isa);
       Problem<bf16> x(Case{{1, length, length, 0, 1, 1, 16}});
@@ -149,8 +166,8 @@ TEST(AttentionTiles, PassNanOnToTheRowsThatSeeIt) {
     }
 }
 
-TEST(AttentionTiles, ReplayTheMemoryPlanOfTheirDryRun) {
-  for (const Tiles& set : tiles()) {
+TEST(AttentionPanels, ReplayTheMemoryPlanOfTheirDryRun) {
+  for (const Panels& set : panels()) {
     device::CpuDevice device(2, set.isa);
     device::DryDevice dry(2, set.isa);
     Arena arena(device);

@@ -1,5 +1,6 @@
-// Products by matrix tiles: on the matrix unit where there is one, else with tiles computed in plain C++,
-// which runs the same packing, blocking and epilogues.
+// Products of bf16 panels, by matrix tiles and by dot products of pairs: on their units where there are such, else
+// computed in plain C++, which runs the same packing, blocking and epilogues. Both units count subnormals as zero:
+// bounds for normal draws need nothing for it, as what is lost is below 2^−126 per product.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,15 +15,36 @@ namespace {
 
 using namespace gemm_test;
 
-struct Tiles {
+struct Panels {
   Isa isa;
   const GemmTable* table;
+  const char* name;
 };
-std::vector<Tiles> tiles() {
-  if (device::detect_isa() >= Isa::amx) return {{Isa::amx, &avx512::gemm_table_tiles}};
-  std::vector<Tiles> sets{{Isa::plain, &plain::gemm_table_tiles}};
-  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::gemm_table_tiles});
+/// Of pairs, or of tiles, of every instruction set that can compute them.
+std::vector<Panels> panels_of(bool pairs) {
+  std::vector<Panels> sets;
+  const auto add = [&](Isa needed, Isa run_by, const GemmTable& by_pairs, const GemmTable& by_tiles) {
+    if (device::available(needed) && needed <= device::detect_isa())
+      sets.push_back({run_by, pairs ? &by_pairs : &by_tiles, pairs ? "pairs" : "tiles"});
+  };
+  add(Isa::plain, Isa::plain, plain::gemm_table_pairs, plain::gemm_table_tiles);
+  add(Isa::avx2, Isa::avx2, avx2::gemm_table_pairs, avx2::gemm_table_tiles);
+  const Isa unit = pairs ? Isa::avx512bf16 : Isa::amx;
+  add(unit, unit, avx512::gemm_table_pairs, avx512::gemm_table_tiles);
   return sets;
+}
+/// Of both kinds: by the unit alone where there is one.
+std::vector<Panels> panels() {
+  std::vector<Panels> all;
+  for (const bool pairs : {true, false}) {
+    const std::vector<Panels> sets = panels_of(pairs);
+    if (sets.back().isa >= Isa::avx512bf16) {
+      all.push_back(sets.back());
+    } else {
+      all.insert(all.end(), sets.begin(), sets.end());
+    }
+  }
+  return all;
 }
 
 Buffer packed_weight(Machine& machine, const Problem& problem, const GemmTable& table) {
@@ -42,8 +64,8 @@ void multiply(Machine& machine, Problem& problem, const GemmTable& table, bool p
   problem.op.packed_b = {};
 }
 
-TEST(GemmTiles, MatchDoublePrecisionForEveryTransposeAndOddSize) {
-  for (const Tiles& set : tiles()) {
+TEST(GemmPanels, MatchDoublePrecisionForEveryTransposeAndOddSize) {
+  for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{9, 1, 40},
                                                                                {16, 16, 32},
@@ -52,6 +74,8 @@ TEST(GemmTiles, MatchDoublePrecisionForEveryTransposeAndOddSize) {
                                                                                {32, 32, 64},
                                                                                {97, 31, 65},
                                                                                {50, 65, 300},
+                                                                               {41, 130, 1027},
+                                                                               {15, 49, 3100},
                                                                                {20, 33, 0}})
       for (const DType out : {DType::bf16, DType::f32})
         for (const bool trans_a : {false, true})
@@ -64,8 +88,8 @@ TEST(GemmTiles, MatchDoublePrecisionForEveryTransposeAndOddSize) {
   }
 }
 
-TEST(GemmTiles, ApplyEveryEpilogueOnce) {
-  for (const Tiles& set : tiles()) {
+TEST(GemmPanels, ApplyEveryEpilogueOnce) {
+  for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const DType out : {DType::bf16, DType::f32})
       for (const Ending ending : kEndings) {
@@ -81,8 +105,8 @@ TEST(GemmTiles, ApplyEveryEpilogueOnce) {
   }
 }
 
-TEST(GemmTiles, AreExactOnSmallIntegers) {
-  for (const Tiles& set : tiles()) {
+TEST(GemmPanels, AreExactOnSmallIntegers) {
+  for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{70, 70, 1300}, {300, 600, 33}})
       for (const bool trans_a : {false, true})
@@ -94,9 +118,10 @@ TEST(GemmTiles, AreExactOnSmallIntegers) {
   }
 }
 
-TEST(GemmTiles, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
-  for (const Tiles& set : tiles())
-    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 130, 96}, {70, 600, 1100}}) {
+TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
+  for (const Panels& set : panels())
+    for (const auto& [m, n, k] :
+         std::initializer_list<std::array<int64_t, 3>>{{300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}}) {
       Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 7})
@@ -112,41 +137,72 @@ TEST(GemmTiles, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
     }
 }
 
-// Tiles in plain C++ are the matrix unit's definition: also where subnormals, which count as zero, appear as operands
-// (rows at 2^−130), as products and as sums (columns further down).
-TEST(GemmTiles, HaveTheSameBitsOnEveryInstructionSet) {
-  std::vector<Tiles> sets{{Isa::plain, &plain::gemm_table_tiles}};
-  if (device::detect_isa() >= Isa::avx2) sets.push_back({Isa::avx2, &avx2::gemm_table_tiles});
-  if (device::detect_isa() >= Isa::amx) sets.push_back({Isa::amx, &avx512::gemm_table_tiles});
+// Tiles and pairs in plain C++ are their units' definition: also where subnormals, which count as zero, appear as
+// operands (rows at 2^−130), as products and as sums (columns further down).
+TEST(GemmPanels, HaveTheSameBitsOnEveryInstructionSet) {
   constexpr int kRowPowers[] = {0, -60, -100, -120, -126, -130}, kColPowers[] = {0, -1, -3, -7, -30};
-  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{70, 45, 200}, {33, 40, 1100}}) {
-    Problem problem({m, n, k, DType::bf16, DType::f32});
-    const auto scale = [](Matrix& x, int64_t i, int64_t j, int power) { x.set(i, j, std::ldexp(x.at(i, j), power)); };
-    for (int64_t t = 0; t < k; ++t) {
-      for (int64_t i = 0; i < m; ++i) scale(problem.a, i, t, kRowPowers[i % 6]);
-      for (int64_t j = 0; j < n; ++j) scale(problem.b, t, j, kColPowers[j % 5]);
+  for (const bool pairs : {true, false})
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{70, 45, 200}, {33, 40, 1100}}) {
+      const std::vector<Panels> sets = panels_of(pairs);
+      Problem problem({m, n, k, DType::bf16, DType::f32});
+      const auto scale = [](Matrix& x, int64_t i, int64_t j, int power) { x.set(i, j, std::ldexp(x.at(i, j), power)); };
+      for (int64_t t = 0; t < k; ++t) {
+        for (int64_t i = 0; i < m; ++i) scale(problem.a, i, t, kRowPowers[i % 6]);
+        for (int64_t j = 0; j < n; ++j) scale(problem.b, t, j, kColPowers[j % 5]);
+      }
+      std::vector<std::byte> first;
+      for (const Panels& set : sets) {
+        Machine machine(2, set.isa);
+        multiply(machine, problem, *set.table, false);
+        if (first.empty()) first = problem.out.memory;
+        EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", " << set.name << ", " << device::name_of(set.isa);
+        int64_t small = 0;
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j) {
+            const double sum = problem.out.at(i, j);
+            EXPECT_TRUE(sum == 0 || (i % 6 != 5 && std::abs(sum) >= 0x1p-126)) << i << ", " << j;
+            small += sum != 0 && std::abs(sum) < 0x1p-120;
+          }
+        EXPECT_GT(small, 0);  // there are sums beside the limit
+      }
     }
-    std::vector<std::byte> first;
-    for (const Tiles& set : sets) {
-      Machine machine(2, set.isa);
+}
+
+// Sums that f32 would round up to the smallest normal number for want of bits below it are zero, those that reach it
+// with 24 bits are not: 2^−126 less three, and less one, quarters of the last of those bits.
+TEST(GemmPanels, OfPairsFlushWhatIsSubnormalAfterRounding) {
+  const std::vector<Panels> sets = panels_of(true);
+  for (const auto& [quarters, want] : std::initializer_list<std::pair<double, double>>{{3, 0}, {1, 0x1p-126}})
+    for (const Panels& set : sets) {
+      Problem problem({9, 9, 2, DType::bf16, DType::f32});
+      for (int64_t i = 0; i < 9; ++i) {  // the second term first
+        problem.a.set(i, 1, 0x1p-63), problem.b.set(1, i, 0x1p-63);
+        problem.a.set(i, 0, -quarters * 0x1p-76), problem.b.set(0, i, 0x1p-76);
+      }
+      Machine machine(1, set.isa);
       multiply(machine, problem, *set.table, false);
-      if (first.empty()) first = problem.out.memory;
-      EXPECT_EQ(problem.out.memory, first) << text(problem.c) << ", " << device::name_of(set.isa);
-      int64_t small = 0;
+      EXPECT_EQ(problem.out.at(8, 8), want) << device::name_of(set.isa);
+    }
+}
+
+// Results in bf16 are rounded by the unit: the same bits as by integers, where nothing is subnormal.
+TEST(GemmPanels, OfPairsRoundResultsAlikeOnEveryInstructionSet) {
+  for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{30, 75, 301}, {14, 32, 64}}) {
+    Problem narrow({m, n, k, DType::bf16, DType::bf16}), wide({m, n, k, DType::bf16, DType::f32});
+    for (const Panels& set : panels_of(true)) {
+      Machine machine(2, set.isa);
+      multiply(machine, narrow, *set.table, true);
+      multiply(machine, wide, *set.table, true);
       for (int64_t i = 0; i < m; ++i)
-        for (int64_t j = 0; j < n; ++j) {
-          const double sum = problem.out.at(i, j);
-          EXPECT_TRUE(sum == 0 || (i % 6 != 5 && std::abs(sum) >= 0x1p-126)) << i << ", " << j;
-          small += sum != 0 && std::abs(sum) < 0x1p-120;
-        }
-      EXPECT_GT(small, 0);  // there are sums beside the limit
+        for (int64_t j = 0; j < n; ++j)
+          ASSERT_EQ(narrow.out.at(i, j), static_cast<double>(bf16(wide.out.at(i, j)))) << i << ", " << j;
     }
   }
 }
 
 // Large enough to be written past the caches, on whole lines and, with a gap, not.
-TEST(GemmTiles, WriteLargeResultsWholly) {
-  for (const Tiles& set : tiles()) {
+TEST(GemmPanels, WriteLargeResultsWholly) {
+  for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const DType out : {DType::bf16, DType::f32})
       for (const int64_t gap : {0, 5}) {
@@ -168,20 +224,26 @@ TEST(GemmTiles, WriteLargeResultsWholly) {
 }
 
 // More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
-TEST(GemmTiles, CutLargeOperandsIntoChunks) {
-  const Tiles set = tiles().back();
-  Machine machine(2, set.isa);
+TEST(GemmPanels, CutLargeOperandsIntoChunks) {
+  const auto expect = [](Problem problem, std::initializer_list<bool> packed_or_not) {
+    const std::vector<std::byte> before = problem.out.memory;
+    for (const bool pairs : {true, false})
+      for (const bool packed : packed_or_not) {
+        const Panels set = panels_of(pairs).back();
+        Machine machine(2, set.isa);
+        problem.out.memory = before;
+        multiply(machine, problem, *set.table, packed);
+        problem.expect_result();
+      }
+  };
   for (const auto& [m, n, k] :
        std::initializer_list<std::array<int64_t, 3>>{{9, 2100, 5000}, {11, 40, 30000}, {9, 1100, 9000}})
-    for (const bool packed : {false, true}) {
-      Problem problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place});
-      multiply(machine, problem, *set.table, packed);
-      problem.expect_result();
-    }
+    expect(Problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place}), {false, true});
+  expect(Problem({11, 500, 17000, DType::bf16, DType::f32, true, false, Ending::accumulate}), {false});
 }
 
-TEST(GemmTiles, NanAndInfinityStayInTheirRowAndColumn) {
-  for (const Tiles& set : tiles()) {
+TEST(GemmPanels, NanAndInfinityStayInTheirRowAndColumn) {
+  for (const Panels& set : panels()) {
     Machine machine(2, set.isa);
     for (const bool trans_a : {false, true})
       for (const bool trans_b : {false, true}) {
@@ -198,8 +260,8 @@ TEST(GemmTiles, NanAndInfinityStayInTheirRowAndColumn) {
   }
 }
 
-TEST(GemmTiles, DryDeviceTakesTheScratchOfTheRealOne) {
-  for (const Tiles& set : tiles())
+TEST(GemmPanels, DryDeviceTakesTheScratchOfTheRealOne) {
+  for (const Panels& set : panels())
     for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}}) {
       Problem problem({m, n, k, DType::bf16, DType::f32, true, false, Ending::accumulate});
       device::CpuDevice cpu(2, set.isa);

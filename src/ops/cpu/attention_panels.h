@@ -1,0 +1,470 @@
+#pragma once
+// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all products of panels by one unit,
+// softmax in vectors. Scores are formed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
+// vector holds neighbouring queries: maxima, sums, masks and the log-sum-exp run down the rows without a horizontal
+// step, and rounded probabilities lie as the next product reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
+// log-sum-exp: dV = Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these products, sums
+// are f32.
+//
+// A Unit multiplies panels:
+//   Unit::begin()                                        once per task, before its products
+//   Unit::multiply(steps, left, right, add, sums, ld)    sums[32, 32], rows ld apart, (+)= left·right
+#include "ops/cpu/attention_dropout.h"
+#include "ops/cpu/attention_kernels.h"
+#include "ops/cpu/lanes.h"
+#include "ops/cpu/math_bf16.h"
+#include "ops/cpu/tile_panels.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+constexpr int64_t kSide = kTilePanel;                  // of a square of scores: a panel of keys by a panel of queries
+constexpr int64_t kQueryPanels = kQueryBlock / kSide;  // of a block
+constexpr int64_t kKeyPanels = kKeyBlock / kSide;
+constexpr int64_t kVector = kLanes<float>;
+static_assert(kQueryBlock % kSide == 0 && kKeyBlock % kSide == 0);
+
+[[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+[[gnu::always_inline]] inline int64_t panels_in(int64_t n) { return (n + kSide - 1) / kSide; }
+template <typename T>
+[[gnu::always_inline]] inline T* as(std::byte* data) {
+  return reinterpret_cast<T*>(data);
+}
+/// Row `row`, head `head` of a [rows, heads·D] operand.
+[[gnu::always_inline]] inline bf16* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
+  return as<bf16>(x.data) + row * x.ld + head * job.head_dim;
+}
+
+/// factors[key][query], rows `ld` apart, of `keys` keys from `key` on and of queries from `position` on: a whole panel
+/// or block of them, 0 for those beyond `queries` and for keys a query does not see.
+void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t position, int64_t key,
+                         int64_t queries, int64_t keys, float* factors, int64_t ld) {
+  float row[kKeyBlock];
+  for (int64_t query = 0; query < ld; ++query) {
+    const int64_t seen = query < queries ? smaller(keys, position + query + 1 - key) : 0;
+    if (seen > 0)
+      fill_dropout_factors(job, dropout_index(job, sequence, head, position + query) + static_cast<uint64_t>(key), seen,
+                           row);
+    for (int64_t k = 0; k < keys; ++k) factors[k * ld + query] = k < seen ? row[k] : 0.0f;
+  }
+}
+
+[[gnu::always_inline]] inline bool any(Vec<int32_t> mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t found = 0;
+  for (int i = 0; i < kVector; ++i) found |= mask[i];
+  return found != 0;
+#endif
+}
+/// x with `other` in the lanes below `first`.
+[[gnu::always_inline]] inline Vec<float> lanes_from(Vec<float> x, int64_t first, float other) {
+  Vec<float> lane{};
+  for (int i = 0; i < kVector; ++i) lane[i] = static_cast<float>(i);
+  return lane >= splat(static_cast<float>(first)) ? x : splat(other);
+}
+
+// --- what all queries of a head share ---
+
+/// Where a panel of 32 rows of a left factor with `terms` terms begins.
+[[gnu::always_inline]] inline bf16* panel_at(std::byte* packed, int64_t slot, int64_t rows, int64_t terms,
+                                             int64_t row) {
+  return as<bf16>(packed) + slot * rows * terms + row * terms;
+}
+
+/// Asks for rows of a head that are packed next: they lie a token apart, which no prefetcher of a CPU sees through.
+[[gnu::always_inline]] inline void ask_for_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
+  for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
+}
+
+/// A block of keys: rows of K (and V), terms along D; columns of V (backward: of K), terms along keys.
+void pack_keys(const AttentionJob& job, int64_t task) {
+  const int64_t slot = task / job.key_blocks, key = task % job.key_blocks * kKeyBlock, ld = job.row_ld;
+  const int64_t n = smaller(kKeyBlock, job.k_len - key), pair = job.first_pair + slot, d = job.head_dim;
+  const int64_t row = pair / job.kv_heads * job.k_capacity + key, head = pair % job.kv_heads;
+  const auto pack_rows = [&](const AttentionRows& x, std::byte* packed, int64_t r) {
+    pack_a_terms(at(job, x, row + r, head), x.ld, n - r, d, panel_at(packed, slot, job.k_pad, ld, key + r));
+  };
+  const auto pack_columns = [&](const AttentionRows& x, std::byte* packed, int64_t r) {
+    for (int64_t c = 0; c < ld; c += kSide)
+      pack_a_rows(at(job, x, row + r, head) + c, x.ld, smaller(kSide, d - c), smaller(kSide, n - r),
+                  panel_at(packed, slot, ld, job.k_pad, c) + (key + r) / kTileTerms * kStepElements, 0);
+  };
+  const auto ask = [&](int64_t r) {
+    const int64_t rows = smaller(kSide, n - r);
+    ask_for_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
+    ask_for_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
+  };
+  ask(0);
+  for (int64_t r = 0; r < n; r += kSide) {
+    ask(r + kSide);
+    pack_rows(job.k, job.keys, r);
+    if (job.backward) {
+      pack_rows(job.v, job.values, r);
+      pack_columns(job.k, job.keys_t, r);
+    } else {
+      pack_columns(job.v, job.values_t, r);
+    }
+  }
+}
+
+/// A block of queries of the head whose turn it is (backward): Q and dO twice, with terms along D and with terms along
+/// queries; the log-sum-exp in units of log 2, +inf where there is no query, so that probabilities vanish; Σ dO·O.
+void pack_queries(const AttentionJob& job, int64_t task) {
+  const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
+  const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;
+  const int64_t head = pair % job.kv_heads * job.group + job.head_in_group, sequence = pair / job.kv_heads;
+  const int64_t row = sequence * job.q_len + query, ld = job.row_ld;
+  const bf16 *q = at(job, job.q, row, head), *dout = at(job, job.dout, row, head), *out = at(job, job.out, row, head);
+  const auto pack = [&](const bf16* x, int64_t ldx, std::byte* columns, std::byte* rows) {
+    for (int64_t r = 0; r < kQueryBlock; r += kSide)
+      pack_b_terms(x + r * ldx, ldx, m - r, d, panel_at(columns, slot, job.q_pad, ld, query + r));
+    bf16* const block = panel_at(rows, slot, job.q_pad, ld, query);
+    for (int64_t c = 0; c < ld; c += kSide)
+      pack_b_rows(x + c, ldx, smaller(kSide, d - c), m, block + c * kQueryBlock, 0);
+    // An odd half: the steps of a block are all read.
+    if (m <= kSide)
+      for (int64_t c = 0; c < ld; c += kSide)
+        std::memset(static_cast<void*>(block + c * kQueryBlock + kStepElements), 0, kStepElements * sizeof(bf16));
+  };
+  ask_for_rows(q, job.q.ld, m, d);
+  ask_for_rows(dout, job.dout.ld, m, d);
+  ask_for_rows(out, job.out.ld, m, d);
+  pack(q, job.q.ld, job.queries_t, job.queries);
+  pack(dout, job.dout.ld, job.douts_t, job.douts);
+  const float* const lse = as<const float>(job.lse) + (sequence * job.heads + head) * job.q_len + query;
+  float* const shift = as<float>(job.shifts) + slot * job.q_pad + query;
+  float* const delta = as<float>(job.deltas) + slot * job.q_pad + query;
+  for (int64_t r = 0; r < kQueryBlock; ++r) {
+    shift[r] = r < m ? lse[r] * static_cast<float>(kLog2E) : __builtin_inff();
+    delta[r] = r < m ? sum_of<float>(d,
+                                     [&](int64_t c, auto tag) {
+                                       return get(out + r * job.out.ld + c, tag) * get(dout + r * job.dout.ld + c, tag);
+                                     })
+                     : 0.0f;
+  }
+}
+
+// --- forward ---
+
+/// A panel of queries against a block of keys.
+struct ForwardPanel {
+  float scores[kKeyBlock * kSide];        // [key][query]
+  bf16 probabilities[kKeyBlock * kSide];  // right factor, terms along keys
+  float top[kSide], denominator[kSide], shrink[kSide];
+};
+
+/// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
+/// counted in the block. Returns whether the maximum of some query has grown.
+template <bool Dropout>
+[[gnu::always_inline]] inline bool soften_as(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen,
+                                             const float* factors) {
+  constexpr int64_t kWide = 2 * kVector;  // queries side by side: their rounded probabilities fill a vector
+  const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
+  bool grown = false;
+  for (int64_t c = 0; c < kSide; c += kWide) {
+    const float* const s = p.scores + c;
+    // Keys below `open` are seen by all queries; of the others, by those from lane key − seen on.
+    const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
+    const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
+    const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
+      return key > seen[half] ? lanes_from(x, key - seen[half], other) : x;
+    };
+    Vec<float> best[2][2];
+    for (auto& both : best) both[0] = both[1] = splat(-__builtin_inff());
+    for (int64_t key = 0; key < open; key += 2)
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i)
+        best[i % 2][i / 2] = vmax(load(s + (key + i / 2) * kSide + i % 2 * kVector), best[i % 2][i / 2]);
+    for (int64_t key = open; key < keys; ++key)
+      for (int half = 0; half < 2; ++half)
+        best[half][0] =
+            vmax(masked(load(s + key * kSide + half * kVector), key, half, -__builtin_inff()), best[half][0]);
+    Vec<float> top[2], sum[2] = {};
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* const kept = p.top + c + half * kVector;
+      const Vec<float> old = load(kept);
+      top[half] = vmax(vmax(best[half][0], best[half][1]) * scale, old);
+      store(kept, top[half]);
+      store(p.shrink + c + half * kVector, vexp2_near(old - top[half]));
+      grown = grown || any(top[half] != old);
+    }
+    const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      Vec<float> x[2];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        x[half] = vexp2_near(fmadd(load(s + key * kSide + half * kVector), scale, -top[half]));
+        if constexpr (decltype(mask)::value) x[half] = masked(x[half], key, half, 0.0f);
+        sum[half] += x[half];
+        if constexpr (Dropout) x[half] *= load(factors + key * kSide + c + half * kVector);
+      }
+      return round_halves(x[0], x[1]);
+    };
+    const auto pair = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      const Halves even = row(key, mask), odd = row(key + 1, mask);
+      store_halves(pair_of(p.probabilities, key / 2, c), interleave<false>(even, odd));
+      store_halves(pair_of(p.probabilities, key / 2, c + kVector), interleave<true>(even, odd));
+    };
+    for (int64_t key = 0; key < open; key += 2) pair(key, std::false_type());
+    for (int64_t key = open; key < keys; key += 2) pair(key, std::true_type());
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      float* const denominator = p.denominator + c + half * kVector;
+      store(denominator, fmadd(load(denominator), load(p.shrink + c + half * kVector), sum[half]));
+    }
+  }
+  return grown;
+}
+bool soften(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
+  return factors == nullptr ? soften_as<false>(job, p, keys, last_seen, nullptr)
+                            : soften_as<true>(job, p, keys, last_seen, factors);
+}
+
+/// out[query, D] <- Oᵀ[D, query]·factor[query], by squares.
+void store_transposed_rows(int64_t queries, int64_t d, const float* sums, const float* factor, bf16* out, int64_t ld) {
+  for (int64_t query = 0; query < queries; query += kVector)
+    for (int64_t c = 0; c < d; c += kVector) {
+      Vec<float> square[kVector];
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kVector; ++i) square[i] = load(sums + (c + i) * kSide + query) * load(factor + query);
+      transpose<float>(square);
+      const int64_t columns = smaller(kVector, d - c);
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kVector; ++i) {
+        if (query + i >= queries) break;
+        bf16* const to = out + (query + i) * ld + c;
+        columns == kVector ? store(to, square[i]) : store_n(to, square[i], columns);
+      }
+    }
+}
+
+template <typename Unit>
+void forward(const AttentionJob& job, int64_t task, int worker) {
+  Unit::begin();
+  // The longest rows first, so that the last tasks are short.
+  const int64_t heads = job.pairs * job.group, in_wave = task % heads, slot = in_wave / job.group;
+  const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads;
+  const int64_t head = pair % job.kv_heads * job.group + in_wave % job.group;
+  const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock, row = sequence * job.q_len + query;
+  const int64_t m = smaller(kQueryBlock, job.q_len - query), d = job.head_dim, ld = job.row_ld;
+  const int64_t position = job.k_len - job.q_len + query;  // of row 0
+
+  std::byte* const own = job.workers + worker * job.worker_bytes;
+  ForwardPanel* const panels = as<ForwardPanel>(own);
+  float* const factors = reinterpret_cast<float*>(panels + kQueryPanels);  // dropout [key][query]
+  float* const sums = factors + kKeyBlock * kSide;                         // Oᵀ [panel][ld][query]
+  bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right factors, terms along D
+
+  ask_for_rows(at(job, job.q, row, head), job.q.ld, m, d);
+  for (int64_t qp = 0; qp * kSide < m; ++qp) {
+    ForwardPanel& p = panels[qp];
+    pack_b_terms(at(job, job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
+    for (int64_t c = 0; c < kSide; ++c) p.top[c] = -__builtin_inff(), p.denominator[c] = 0;
+  }
+  for (int64_t key = 0; key < position + m; key += kKeyBlock)
+    for (int64_t qp = 0; qp * kSide < m; ++qp) {
+      ForwardPanel& p = panels[qp];
+      const int64_t first = position + qp * kSide, rows = smaller(kSide, m - qp * kSide);
+      if (first + rows <= key) continue;  // sees none of them
+      const int64_t keys = smaller(kKeyBlock, panels_in(first + rows - key) * kSide);
+      for (int64_t k = 0; k < keys; k += kSide)
+        Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
+                       p.scores + k * kSide, kSide);
+      if (job.dropout) fill_dropout_square(job, sequence, head, first, key, rows, keys, factors, kSide);
+      const bool grown = soften(job, p, keys, first - key, job.dropout ? factors : nullptr);
+      float* const sum = sums + qp * kSide * ld;
+      if (key > 0 && grown)
+        for (int64_t c = 0; c < kSide; c += kVector) {
+          const Vec<float> shrink = load(p.shrink + c);
+          for (int64_t r = 0; r < ld; ++r) store(sum + r * kSide + c, load(sum + r * kSide + c) * shrink);
+        }
+      for (int64_t c = 0; c < ld; c += kSide)
+        Unit::multiply(keys / kTileTerms,
+                       panel_at(job.values_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
+                       p.probabilities, key > 0, sum + c * kSide, kSide);
+    }
+  for (int64_t qp = 0; qp * kSide < m; ++qp) {
+    ForwardPanel& p = panels[qp];
+    const int64_t first = row + qp * kSide, rows = smaller(kSide, m - qp * kSide);
+    for (int64_t c = 0; c < kSide; c += kVector) store(p.shrink + c, 1.0f / load(p.denominator + c));
+    store_transposed_rows(rows, d, sums + qp * kSide * ld, p.shrink, at(job, job.out, first, head), job.out.ld);
+    if (job.lse == nullptr) continue;
+    float* const lse = as<float>(job.lse) + (sequence * job.heads + head) * job.q_len + query + qp * kSide;
+    for (int64_t r = 0; r < rows; ++r)
+      lse[r] = static_cast<float>(kLn2 * static_cast<double>(p.top[r]) +
+                                  __builtin_log(static_cast<double>(p.denominator[r])));
+  }
+}
+
+// --- backward ---
+
+/// What a block of keys and a block of queries make of their scores.
+struct BackwardBlock {
+  float scores[kSide * kSide], slopes[kSide * kSide];            // of one square: Sᵀ and dPᵀ
+  bf16 p[kKeyBlock * kQueryBlock], ds[kKeyBlock * kQueryBlock];  // left factors [key panel][step of queries], of dV, dK
+  bf16 ds_pairs[kKeyBlock * kQueryBlock];                        // right factor [query panel][step of keys], of dQ
+};
+
+/// P and dS of one square. Query q of it sees its keys up to last_seen + q.
+template <bool Dropout>
+[[gnu::always_inline]] inline void differentiate_as(const AttentionJob& job, BackwardBlock& b, int64_t key_panel,
+                                                    int64_t query_panel, int64_t last_seen, const float* shift,
+                                                    const float* delta, const float* factors) {
+  constexpr int64_t kWide = 2 * kVector;
+  const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
+  bf16* const p = b.p + (key_panel * kQueryPanels + query_panel) * kStepElements;
+  bf16* const ds = b.ds + (key_panel * kQueryPanels + query_panel) * kStepElements;
+  bf16* const pairs = b.ds_pairs + (query_panel * kKeyPanels + key_panel) * kStepElements;
+  for (int64_t c = 0; c < kSide; c += kWide) {
+    const Vec<float> lse[2] = {load(shift + c), load(shift + c + kVector)},
+                     mean[2] = {load(delta + c), load(delta + c + kVector)};
+    const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
+    const int64_t open = smaller(kSide, larger(0, seen[0] + 1)) / 2 * 2;
+    const auto row = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      Vec<float> kept[2], slope[2];
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const int64_t at = key * kSide + c + half * kVector;
+        const Vec<float> probability = vexp2_near(fmadd(load(b.scores + at), scale, -lse[half]));
+        slope[half] = load(b.slopes + at), kept[half] = probability;
+        if constexpr (Dropout) {
+          const Vec<float> factor = load(factors + key * kQueryBlock + c + half * kVector);
+          slope[half] *= factor;
+          kept[half] *= factor;
+        }
+        slope[half] = probability * (slope[half] - mean[half]);
+        if constexpr (decltype(mask)::value) {
+          if (key > seen[half]) {
+            kept[half] = lanes_from(kept[half], key - seen[half], 0.0f);
+            slope[half] = lanes_from(slope[half], key - seen[half], 0.0f);
+          }
+        }
+      }
+      const Halves rounded = round_halves(slope[0], slope[1]);
+      store_halves(p + key * kTileTerms + c, round_halves(kept[0], kept[1]));
+      store_halves(ds + key * kTileTerms + c, rounded);
+      return rounded;
+    };
+    const auto pair = [&](int64_t key, auto mask) __attribute__((always_inline)) {
+      const Halves even = row(key, mask), odd = row(key + 1, mask);
+      store_halves(pair_of(pairs, key / 2, c), interleave<false>(even, odd));
+      store_halves(pair_of(pairs, key / 2, c + kVector), interleave<true>(even, odd));
+    };
+    for (int64_t key = 0; key < open; key += 2) pair(key, std::false_type());
+    for (int64_t key = open; key < kSide; key += 2) pair(key, std::true_type());
+  }
+}
+void differentiate(const AttentionJob& job, BackwardBlock& b, int64_t key_panel, int64_t query_panel, int64_t last_seen,
+                   const float* shift, const float* delta, const float* factors) {
+  factors == nullptr ? differentiate_as<false>(job, b, key_panel, query_panel, last_seen, shift, delta, nullptr)
+                     : differentiate_as<true>(job, b, key_panel, query_panel, last_seen, shift, delta, factors);
+}
+
+template <typename Unit>
+void backward(const AttentionJob& job, int64_t task, int worker) {
+  Unit::begin();
+  const int64_t chunk = task / job.pairs, slot = task % job.pairs;  // the first chunk is seen by every query: first
+  const int64_t pair = job.first_pair + slot, sequence = pair / job.kv_heads, kv_head = pair % job.kv_heads;
+  const int64_t head = kv_head * job.group + job.head_in_group;
+  const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
+  const int64_t d = job.head_dim, ld = job.row_ld, steps = ld / kTileTerms;
+
+  BackwardBlock& b = *as<BackwardBlock>(job.workers + worker * job.worker_bytes);
+  float* const factors = reinterpret_cast<float*>(&b + 1);  // dropout [key][query]
+  float* const dk = as<float>(job.dk_sum) + (slot * job.k_pad + begin) * ld;
+  float* const dv = as<float>(job.dv_sum) + (slot * job.k_pad + begin) * ld;
+
+  for (int64_t query = begin / kQueryBlock * kQueryBlock; query < job.q_len; query += kQueryBlock) {
+    const int64_t m = smaller(kQueryBlock, job.q_len - query);
+    const float* const shift = as<float>(job.shifts) + slot * job.q_pad + query;
+    const float* const delta = as<float>(job.deltas) + slot * job.q_pad + query;
+    float* const dq = as<float>(job.dq_parts) + ((slot * job.chunks + chunk) * job.q_pad + query) * ld;
+    for (int64_t key = begin; key < smaller(end, query + m); key += kKeyBlock) {
+      const int64_t key_panels = panels_in(smaller(kKeyBlock, end - key));
+      if (job.dropout)
+        fill_dropout_square(job, sequence, head, query, key, m, key_panels * kSide, factors, kQueryBlock);
+      for (int64_t kp = 0; kp < key_panels; ++kp)
+        for (int64_t qp = 0; qp < kQueryPanels; ++qp) {
+          const int64_t last_seen = query + qp * kSide - key - kp * kSide;
+          if (last_seen + kSide <= 0) continue;  // seen by none
+          const int64_t k = key + kp * kSide, q = query + qp * kSide;
+          Unit::multiply(steps, panel_at(job.keys, slot, job.k_pad, ld, k),
+                         panel_at(job.queries_t, slot, job.q_pad, ld, q), false, b.scores, kSide);
+          Unit::multiply(steps, panel_at(job.values, slot, job.k_pad, ld, k),
+                         panel_at(job.douts_t, slot, job.q_pad, ld, q), false, b.slopes, kSide);
+          differentiate(job, b, kp, qp, last_seen, shift + qp * kSide, delta + qp * kSide,
+                        job.dropout ? factors + kp * kSide * kQueryBlock + qp * kSide : nullptr);
+        }
+      const bool begins = job.head_in_group == 0 && query == key;  // the first queries that see these keys
+      for (int64_t kp = 0; kp < key_panels; ++kp) {
+        const int64_t k = key + kp * kSide;
+        const int64_t hidden = smaller(kQueryPanels, k < query + kSide ? 0 : (k - query) / kSide);  // panels of queries
+        const int64_t from = kp * kQueryPanels + hidden;
+        for (int64_t c = 0; c < ld; c += kSide) {
+          const int64_t block = query * ld + c * kQueryBlock + hidden * kStepElements, sums = (k - begin) * ld + c;
+          Unit::multiply(kQueryPanels - hidden, b.p + from * kStepElements,
+                         panel_at(job.douts, slot, job.q_pad, ld, 0) + block, !begins, dv + sums, ld);
+          Unit::multiply(kQueryPanels - hidden, b.ds + from * kStepElements,
+                         panel_at(job.queries, slot, job.q_pad, ld, 0) + block, !begins, dk + sums, ld);
+        }
+      }
+      for (int64_t qp = 0; qp < kQueryPanels; ++qp) {
+        const int64_t seen = smaller(key_panels, panels_in(query + (qp + 1) * kSide - key));
+        for (int64_t c = 0; c < ld; c += kSide)
+          Unit::multiply(seen, panel_at(job.keys_t, slot, ld, job.k_pad, c) + key / kTileTerms * kStepElements,
+                         b.ds_pairs + qp * kKeyPanels * kStepElements, key > begin, dq + (qp * ld + c) * kSide, kSide);
+      }
+    }
+  }
+  if (job.head_in_group + 1 == job.group) {
+    const int64_t row = sequence * job.k_capacity + begin;
+    const Vec<float> scale = splat(static_cast<float>(job.scale));
+    for (int64_t r = 0; r < end - begin; ++r) {
+      bf16 *to_dk = at(job, job.dk, row + r, kv_head), *to_dv = at(job, job.dv, row + r, kv_head);
+      each_vector<float>(d, [&](int64_t c, auto tag) {
+        put(to_dk + c, load(dk + r * ld + c) * scale, tag);
+        put(to_dv + c, load(dv + r * ld + c), tag);
+      });
+    }
+  }
+}
+
+/// dq of a block of queries: its parts, [query panel][ld][query], added in order.
+void sum_dq(const AttentionJob& job, int64_t task) {
+  const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock, ld = job.row_ld;
+  const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot;
+  const int64_t head = pair % job.kv_heads * job.group + job.head_in_group;
+  float* const sum = as<float>(job.dq_parts) + (slot * job.chunks * job.q_pad + query) * ld;
+  for (int64_t chunk = 1; chunk < job.chunks && chunk * job.chunk_keys < query + m; ++chunk) {
+    const float* const part = sum + chunk * job.q_pad * ld;
+    for (int64_t i = 0; i < kQueryBlock * ld; i += kVector) store(sum + i, load(sum + i) + load(part + i));
+  }
+  alignas(64) float scale[kSide];
+  for (float& factor : scale) factor = static_cast<float>(job.scale);
+  for (int64_t r = 0; r < m; r += kSide)
+    store_transposed_rows(smaller(kSide, m - r), job.head_dim, sum + r * ld, scale,
+                          at(job, job.dq, pair / job.kv_heads * job.q_len + query + r, head), job.dq.ld);
+}
+
+int64_t worker_bytes(int64_t row_ld, bool is_backward) {
+  const int64_t f32 = sizeof(float);
+  if (is_backward) return static_cast<int64_t>(sizeof(BackwardBlock)) + kKeyBlock * kQueryBlock * f32;
+  return kQueryPanels * static_cast<int64_t>(sizeof(ForwardPanel)) + kKeyBlock * kSide * f32 +
+         kQueryBlock * row_ld * (f32 + static_cast<int64_t>(sizeof(bf16)));
+}
+
+template <typename Unit>
+constexpr AttentionKernels attention_by() {
+  return {.pack = pack_keys,
+          .pack_queries = pack_queries,
+          .forward = forward<Unit>,
+          .backward = backward<Unit>,
+          .sum_dq = sum_dq,
+          .worker_bytes = worker_bytes};
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA

@@ -1,0 +1,251 @@
+// Products of bf16 matrices by dot products of pairs (pairs.h): the kernels of gemm_kernel.h for CPUs whose vector unit
+// multiplies bf16 faster than f32.
+//
+// A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
+// lanes meets V vectors of B's pairs. Sums of earlier blocks are where the next one starts, so that bits do not depend
+// on how long blocks are. What needs no epilogue goes from registers into C.
+#include "ops/cpu/gemm_finish.h"
+#include "ops/cpu/pairs.h"
+
+namespace trainer::ops::TRAINER_ISA {
+
+extern const Bf16Table pair_table;
+
+namespace {
+
+constexpr int64_t kLine = 64;
+
+// --- packing ---
+
+/// The first N lanes.
+template <int N>
+[[gnu::always_inline]] inline void store_lanes(bf16* to, Pairs pairs) {
+#if defined(__AVX512F__)
+  if constexpr (N % kPairLanes != 0 && N > kPairLanes / 2)  // faster than parts
+    return _mm512_mask_storeu_epi32(to, static_cast<__mmask16>((1u << N) - 1), (__m512i)pairs);
+#endif
+  store_first<N>(to, pairs);
+}
+/// Calls fn(group, lanes of it that count) for the vectors that hold R lanes.
+template <int R, typename F>
+[[gnu::always_inline]] inline void each_group(F fn) {
+  unrolled<(R + kPairLanes - 1) / kPairLanes>([&](auto g) __attribute__((always_inline)) {
+    constexpr int kFirst = g * static_cast<int>(kPairLanes), kLeft = R - kFirst;
+    fn(std::integral_constant<int, kFirst>(), std::integral_constant < int,
+       kLeft<kPairLanes ? kLeft : static_cast<int>(kPairLanes)>());
+  });
+}
+
+/// Two rows of src make a row of pairs of every panel: src is read in order.
+template <int R>
+void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
+  constexpr int L = static_cast<int>(kPairLanes), kWhole = 2 * L;
+  constexpr auto low = [](int i) { return i / 2 + (i % 2 != 0 ? kWhole : 0); };
+  constexpr auto high = [](int i) { return i / 2 + (i % 2 != 0 ? kWhole : 0) + L; };
+  for (int64_t term = 0; term < k; term += 2, dst += 2 * R) {
+    const bf16 *const above = src + term * ld, *const below = term + 1 < k ? above + ld : nullptr;
+    int64_t row = 0;
+    bf16* to = dst;
+    // Four panels share the two vectors of pairs that two of elements make, or a panel takes all of both.
+    if constexpr (R == L / 2 || R == kWhole || R == L + kWhole) {
+      constexpr int kPanels = R == L / 2 ? 4 : 1;
+      for (; below != nullptr && row + kPanels * R <= extent; row += kPanels * R) {
+        const Halves x = (Halves)load_pairs(above + row), y = (Halves)load_pairs(below + row);
+        const Pairs first = (Pairs)shuffled<low>(x, y), second = (Pairs)shuffled<high>(x, y);
+        if constexpr (kPanels == 4) {
+          store_first<R>(to, first);
+          store_first<R>(to + stride, half<true>(first));
+          store_first<R>(to + 2 * stride, second);
+          store_first<R>(to + 3 * stride, half<true>(second));
+        } else {
+          store_pairs(to, first);
+          store_pairs(to + 2 * L, second);
+          if constexpr (R > kWhole) store_pairs(to + 4 * L, pair_rows(above + row + kWhole, below + row + kWhole, L));
+        }
+        to += kPanels * stride;
+      }
+    }
+    for (; row < extent; row += R, to += stride)
+      each_group<R>([&](auto first, auto lanes) __attribute__((always_inline)) {
+        const int64_t at = row + first, n = extent - at;
+        store_lanes<lanes>(to + 2 * first,
+                           n <= 0 ? Pairs{} : pair_rows(above + at, below == nullptr ? nullptr : below + at, n));
+      });
+  }
+}
+
+/// A panel whose terms lie side by side in src: turned by squares.
+template <int R>
+void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
+  for (int64_t term = 0; term < k; term += 2 * kPairLanes) {
+    const int64_t pairs = at_most((k - term + 1) / 2, kPairLanes);
+    each_group<R>([&](auto first, auto lanes) __attribute__((always_inline)) {
+      Pairs square[kPairLanes];
+#pragma GCC unroll 16
+      for (int i = 0; i < kPairLanes; ++i)
+        square[i] = i >= lanes || first + i >= extent ? Pairs{} : row_pairs(src + (first + i) * ld + term, k - term);
+      transpose<uint32_t>(square);
+      bf16* const to = dst + (term / 2 * R + first) * 2;
+      if (pairs == kPairLanes) {
+#pragma GCC unroll 16
+        for (int i = 0; i < kPairLanes; ++i) store_lanes<lanes>(to + i * 2 * R, square[i]);
+      } else {
+        for (int64_t i = 0; i < pairs; ++i) store_lanes<lanes>(to + i * 2 * R, square[i]);
+      }
+    });
+  }
+}
+
+template <int R>
+void pack_pairs(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
+  constexpr int64_t kTogether = R <= 16 ? 8 : 4;  // panels: strides of many would meet in few sets of L1
+  if (along_k) {
+    for (int64_t row = 0; row < extent; row += R, dst += stride)
+      pack_term_pairs<R>(src + row * ld, ld, extent - row, k, dst);
+  } else {
+    for (int64_t row = 0; row < extent; row += kTogether * R, dst += kTogether * stride)
+      pack_row_pairs<R>(src + row, ld, at_most(extent - row, kTogether * R), k, dst, stride);
+  }
+}
+template <int R>
+void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst) {
+  pack_pairs<R>(src, ld, along_k, extent, k, dst, (k + 1) / 2 * 2 * R);
+}
+
+// --- products of panels ---
+
+template <int R, int V>
+using Sums = Vec<float>[R][V];
+
+template <int R, int V>
+[[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
+                                            const char* next, int64_t share) {
+#pragma GCC unroll 1  // more of them at a time and GCC keeps some sums in memory
+  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes, next += share) {
+    __builtin_prefetch(next, 0, 2);
+    Pairs columns[V];
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) columns[v] = load_pairs(b + 2 * v * kPairLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; ++r) {
+      const Pairs x = splat_pair(a + 2 * r);
+#pragma GCC unroll 4
+      for (int v = 0; v < V; ++v) add_dots(sums[r][v], x, columns[v]);
+    }
+  }
+}
+
+/// A vector of finished sums without an epilogue, at its place in C.
+[[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
+  s.accumulate ? store(c, load(c) + x) : s.stream ? stream(c, x) : store(c, x);
+}
+template <int R, int V>
+[[gnu::always_inline]] inline void put_block(const Sums<R, V>& sums, float* c, int64_t rows,
+                                             const GemmStore<bf16, float>& s) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r, c += s.ldc) {
+    if (r == rows) return;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) put_sums(c + v * kPairLanes, sums[r][v], s);
+  }
+}
+template <int R>
+[[gnu::always_inline]] inline void put_block(const Sums<R, 2>& sums, bf16* c, int64_t rows,
+                                             const GemmStore<bf16, bf16>& s) {
+#pragma GCC unroll 16
+  for (int r = 0; r < R; ++r, c += s.ldc) {
+    if (r == rows) return;
+    const Halves row = round_halves(sums[r][0], sums[r][1]);
+    s.stream ? stream_halves(c, row) : store_halves(c, row);
+  }
+}
+/// The same from memory, for columns that do not fill the block.
+inline void put_part(const float* sums, int64_t cols, float* c, bool accumulate) {
+  for (int64_t j = 0; j < cols; ++j) c[j] = accumulate ? c[j] + sums[j] : sums[j];
+}
+inline void put_part(const float* sums, int64_t cols, bf16* c, bool) {
+  for (int64_t j = 0; j < cols; j += kPairLanes) {
+    bf16 row[2 * kPairLanes];
+    store_halves(row, round_halves(load(sums + j), Vec<float>{}));
+    std::memcpy(static_cast<void*>(c + j), row, static_cast<size_t>(at_most(cols - j, kPairLanes)) * sizeof(bf16));
+  }
+}
+
+template <int R, int V, typename C>
+void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
+  constexpr int64_t kWidth = V * kPairLanes;
+  const bool bare = s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu;
+  alignas(64) float own[R * kWidth];
+  float* kept = g.sums;
+  for (int64_t j = 0; j < g.cols; j += kWidth) {
+    const bf16* const b = static_cast<const bf16*>(g.b) + j / kWidth * g.b_stride;
+    const int64_t cols = at_most(g.cols - j, kWidth);
+    // The next panel comes from L3 or memory: each pair of each row panel asks for its share, as a line at a time is no
+    // burden where dozens at once would hold up what the products read.
+    const char* next = reinterpret_cast<const char*>(b + g.b_stride);
+    const int64_t row_panels = (g.rows + R - 1) / R;
+    const int64_t share = (2 * kWidth * static_cast<int64_t>(sizeof(bf16)) + row_panels - 1) / row_panels;
+    const bf16* a = g.a;
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, kept += R * kWidth, next += share * g.k / 2) {
+      const int64_t rows = at_most(g.rows - i, R);
+      C* const c = s.c + (g.row + i) * s.ldc + g.col + j;
+      if (g.last && !s.stream)
+        for (int64_t r = 0; r < rows; ++r)
+          for (int64_t at = 0; at < kWidth; at += kLine / static_cast<int64_t>(sizeof(C)))
+            prefetch_to_write(c + r * s.ldc + at);
+      Sums<R, V> sums;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
+      multiply<R, V>(g.k / 2, a, b, sums, next, share);
+      if (g.last && bare && cols == kWidth) {
+        put_block(sums, c, rows, s);
+        continue;
+      }
+      float* const to = g.last ? own : kept;
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int v = 0; v < V; ++v) store(to + r * kWidth + v * kPairLanes, sums[r][v]);
+      if (!g.last) continue;
+      if (bare) {
+        for (int64_t r = 0; r < rows; ++r) put_part(own + r * kWidth, cols, c + r * s.ldc, s.accumulate);
+      } else {
+        finish<true>(own, kWidth, g.row + i, g.col + j, rows, cols, s);
+      }
+    }
+  }
+  if (s.stream) stream_fence();
+}
+
+template <int R, int V, typename C>
+constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, int64_t block_rows, int64_t block_cols,
+                                             int64_t chunk_terms) {
+  constexpr int kWidth = V * static_cast<int>(kPairLanes);
+  return {.rows = R,
+          .cols = kWidth,
+          .step = 2,
+          .block_k = block_k,
+          .whole_k = whole_k,
+          .block_rows = block_rows,
+          .whole_rows = block_rows,
+          .block_cols = block_cols,
+          .chunk_terms = chunk_terms,
+          .whole_sums = false,
+          .pack_a = pack_left<R>,
+          .pack_b = pack_pairs<kWidth>,
+          .pack_b_kept = pack_pairs<kWidth>,
+          .block = block<R, V, C>,
+          .block_kept = block<R, V, C>};
+}
+
+}  // namespace
+
+// Blocks for 32 KiB of L1 and 1 MiB of L2. Wide blocks of few rows write fewer lines of C at a time and read fewer of
+// A: better for sums over all tokens, whose A is packed with each product; tall ones have rows of one line of bf16.
+constinit const Bf16Table pair_table{.bf16_out = kernels<14, 2, bf16>(1024, 3072, 126, 1024, 8192),
+                                     .f32_out = kernels<8, 3, float>(512, 512, 256, 768, 1024),
+                                     .f32_out_kept = kernels<14, 2, float>(1024, 3072, 126, 1024, 8192)};
+
+}  // namespace trainer::ops::TRAINER_ISA

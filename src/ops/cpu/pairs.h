@@ -1,0 +1,93 @@
+#pragma once
+// Sums of products of bf16 pairs in vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). A pair
+// is two neighbouring terms of a sum in one 32-bit lane, the first in its low half. AVX512-BF16 on AVX-512 machines
+// that have it (device::Isa::avx512bf16); the same in plain C++, bit by bit, on other sets: slow, but the loops around
+// pairs run, and are tested, on any machine. By inline assembly like tiles.h, in the AVX-512 objects: a fourth
+// compilation of all kernel files would make others of three of them.
+//
+// Subnormals count as zero in operands, products, sums and roundings, whatever MXCSR says. A sum of two products is
+// rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second term of a pair first.
+#include "ops/cpu/gemm_pack.h"
+#include "ops/cpu/math_bf16.h"
+
+namespace trainer::ops::TRAINER_ISA {
+namespace {
+
+using Pairs = Vec<uint32_t>;
+constexpr int64_t kPairLanes = kLanes<uint32_t>;
+
+[[gnu::always_inline]] inline Pairs load_pairs(const bf16* p) {
+  Pairs pairs;
+  std::memcpy(&pairs, p, sizeof(pairs));
+  return pairs;
+}
+[[gnu::always_inline]] inline void store_pairs(bf16* to, Pairs pairs) { std::memcpy(to, &pairs, sizeof(pairs)); }
+/// One pair in every lane.
+[[gnu::always_inline]] inline Pairs splat_pair(const bf16* p) {
+  uint32_t pair;
+  std::memcpy(&pair, p, sizeof(pair));
+  return splat(pair);
+}
+
+#if defined(__AVX512F__)
+
+/// sums += a·b
+[[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
+}
+/// Asks for a line that will be written. (The builtin asks for reading where the compiler is not told of the set.)
+[[gnu::always_inline]] inline void prefetch_to_write(const void* p) {
+  asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
+}
+
+#else
+
+inline float without_subnormal(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
+inline float pair_half(uint32_t pair, int second) {
+  const uint32_t bits = second != 0 ? pair & 0xffff0000u : pair << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return without_subnormal(value);
+}
+/// a·b + c. What is below the normal numbers after rounding to 24 bits becomes zero: a sum that rounds up to the
+/// smallest of them only for want of bits is such a one, and is rounded once more further up, where there are enough.
+inline float fma_of_pairs(float a, float b, float c) {
+  const float sum = __builtin_fmaf(a, b, c);
+  if (__builtin_fabsf(sum) == 0x1p-126f &&
+      __builtin_fabsf(__builtin_fmaf(a * 0x1p32f, b * 0x1p32f, c * 0x1p64f)) < 0x1p-62f)
+    return __builtin_copysignf(0, sum);
+  return without_subnormal(sum);
+}
+inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
+  for (int i = 0; i < kPairLanes; ++i)
+    for (int half = 1; half >= 0; --half)
+      sums[i] = fma_of_pairs(pair_half(a[i], half), pair_half(b[i], half), without_subnormal(sums[i]));
+}
+inline void prefetch_to_write(const void*) {}
+
+#endif
+
+// --- packing: terms in pairs ---
+
+/// Elements of two rows, terms 2p and 2p + 1; `below` is null where the sum ends with an odd term. Lane i: element i.
+[[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
+  const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);
+  const Vec<float> second = below == nullptr ? Vec<float>{} : n >= kPairLanes ? load(below) : load_n(below, n);
+  return (Pairs)first >> 16 | (Pairs)second;
+}
+/// Lane i: terms 2i and 2i + 1 of a row that has n more.
+[[gnu::always_inline]] inline Pairs row_pairs(const bf16* row, int64_t n) {
+  if (n >= 2 * kPairLanes) return load_pairs(row);
+  Pairs pairs{};
+  std::memcpy(&pairs, row, static_cast<size_t>(n) * sizeof(bf16));
+  return pairs;
+}
+/// to[pair][row] <- from[row][pair] for a square of lanes; rows of `to` are `pitch` elements apart.
+[[gnu::always_inline]] inline void store_transposed(Pairs (&square)[kPairLanes], bf16* to, int64_t pitch) {
+  transpose<uint32_t>(square);
+#pragma GCC unroll 16
+  for (int64_t i = 0; i < kPairLanes; ++i) store_pairs(to + i * pitch, square[i]);
+}
+
+}  // namespace
+}  // namespace trainer::ops::TRAINER_ISA
