@@ -5,6 +5,36 @@
 
 namespace trainer::parallel {
 
+std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec) {
+  return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
+}
+
+std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& spec) {
+  table_.emplace(ranks_, store_, group, "wte", spec, vocab(), stream(0));
+  return std::make_unique<Embedding>(*table_, group, spec);
+}
+
+std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec& spec, bool tied) {
+  const Spread features = stream(n_layer);
+  if (!tied) return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, vocab(), features), false);
+  TRAINER_CHECK(table_.has_value(), "a tied head before its embedding");
+  return std::make_unique<Head>(table_->beside(features), true);
+}
+
+AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {
+  const Spread spread = attention(layer);
+  const AxisSet cut = batch.cut ? spread.rows : AxisSet{0};
+  const int64_t groups = ranks_.size(cut), sharers = ranks_.size(spread.cols);
+  TRAINER_CHECK(batch.sequences % groups == 0 && heads % sharers == 0, "{} sequences x {} heads over {} x {} ranks",
+                batch.sequences, heads, groups, sharers);
+  const int64_t sequences = batch.sequences / groups;
+  return {.first_sequence = ranks_.index(cut) * sequences,
+          .sequences = sequences,
+          .first_head = ranks_.index(spread.cols) * heads / sharers,
+          .heads = heads / sharers,
+          .kv_heads = std::max<int64_t>(1, kv_heads / sharers)};
+}
+
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   const config::Parallel& parallel = config.parallel;
   if (parallel.strategy != "megatron-1d")
