@@ -1,5 +1,6 @@
 #include "parallel/megatron1d.h"
 
+#include "parallel/finish.h"
 #include "parallel/weights.h"
 
 namespace trainer::parallel {
@@ -92,8 +93,7 @@ class RowLinear final : public Linear {
     Scratch y = ex.take("linear.addend", {x.rows(), weights_.out()}, x.dtype);
     ops::run(ex, weights_.product(ex, x, y));
     y = axis_.sum(ex, rows, std::move(y));
-    const ops::DropoutSite site = fusion.dropout.value_or(ops::DropoutSite{});
-    ops::run(ex, ops::DropoutAdd{.x = y, .residual = fusion.residual, .y = y, .site = site, .bias = weights_.bias()});
+    finish(ex, y, weights_.bias(), fusion);
     return y;
   }
 
@@ -162,11 +162,6 @@ mesh::MeshShape Megatron1D::mesh_shape(int world, int tensor, int64_t kv_heads) 
   if (kv == 0 || tensor <= kv) return mesh::MeshShape({{"data", data}, {"tensor", tensor}});
   TRAINER_CHECK(tensor % kv == 0, "{} key/value heads for {} tensor ranks", kv, tensor);
   return mesh::MeshShape({{"data", data}, {"kv", kv}, {"rep", tensor / kv}}, {{"tensor", {"kv", "rep"}}});
-}
-
-bool Megatron1D::divides(const config::Model& model, int64_t tensor) {
-  return model.n_head % tensor == 0 && model.d_ff % tensor == 0 && model.vocab_multiple % tensor == 0 &&
-         (model.n_kv_head % tensor == 0 || tensor % model.n_kv_head == 0);
 }
 
 Megatron1D::Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parallel, bool overlap)

@@ -28,8 +28,6 @@ class Megatron1D final : public Strategy {
   /// "data" × "tensor". When the axis has more ranks than there are key/value heads, it is "kv" × "rep" with "tensor"
   /// for both, and ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, int tensor, int64_t kv_heads);
-  /// Whether so many ranks can share the model (resolved); config/validate.cpp says why not.
-  static bool divides(const config::Model& model, int64_t tensor);
 
   /// The ranks along the tensor axis, as its linears see them.
   struct Axis {

@@ -1,5 +1,8 @@
 #include "parallel/strategy.h"
 
+#include <algorithm>
+
+#include "config/layout_rules.h"
 #include "parallel/megatron1d.h"
 #include "parallel/serial.h"
 
@@ -37,24 +40,34 @@ AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t he
 
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   const config::Parallel& parallel = config.parallel;
-  if (parallel.strategy != "megatron-1d")
-    throw Error(Code::config,
-                format("parallel.strategy = \"{}\" is not built yet; there is: \"megatron-1d\"", parallel.strategy));
+  TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
+  config::require_layout(config);
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
 
-void lay_out_replicas(config::Config& config, int world) {
-  config.parallel.strategy = "megatron-1d";
-  config.parallel.tensor = 1;
-  config.parallel.data = world;
+std::vector<config::Parallel> replica_layouts(const config::Config& config, int world) {
+  config::Config trial = config;
+  trial.parallel.strategy = "megatron-1d";
+  std::vector<config::Parallel> layouts;
+  const auto add = [&](int64_t tensor) {
+    trial.parallel.tensor = tensor;
+    trial.parallel.data = world / tensor;
+    trial.parallel.sequence_parallel = config.parallel.sequence_parallel;
+    if (!config::layout_fits(trial)) trial.parallel.sequence_parallel = false;
+    if (world % tensor == 0 && config::layout_fits(trial)) layouts.push_back(trial.parallel);
+  };
+  add(1);
+  if (config.parallel.tensor > 1) add(config.parallel.tensor);
+  for (int64_t tensor = 2; tensor <= world; ++tensor)
+    if (tensor != config.parallel.tensor) add(tensor);
+  return layouts;
 }
 
-void lay_out_for_generation(config::Config& config, int world) {
-  lay_out_replicas(config, world);
-  int64_t& tensor = config.parallel.tensor;
-  for (tensor = world; world % tensor != 0 || !Megatron1D::divides(config.model, tensor);) --tensor;
-  config.parallel.data = world / tensor;
-  config.parallel.sequence_parallel = false;  // one row at a time cannot be split
+std::vector<config::Parallel> generation_layouts(const config::Config& config, int world) {
+  config::Config one_by_one = config;
+  one_by_one.parallel.sequence_parallel = false;  // one row at a time cannot be split
+  const std::vector<config::Parallel> layouts = replica_layouts(one_by_one, world);
+  return {std::ranges::max(layouts, {}, &config::Parallel::tensor)};
 }
 
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {

@@ -96,12 +96,14 @@ class Strategy {
 };
 
 /// The axes of the strategy named in the configuration for a world of `world` ranks: "data", outermost, and the
-/// strategy's own. Throws Code::config when the strategy is not built yet or does not fit the world.
+/// strategy's own. Throws Code::config when the strategy does not fit the model (config/layout_rules.h).
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world);
-/// Layouts for a trained model (config resolved), whatever it was trained in: each of `world` ranks has a replica, or
-/// as many as can share one do, for one sequence that grows token by token.
-void lay_out_replicas(config::Config& config, int world);
-void lay_out_for_generation(config::Config& config, int world);
+/// Layouts in which `world` ranks can evaluate a trained model (config resolved), the ones to be taken first in front:
+/// a replica on each rank; then, for models that one rank cannot hold, the layout of the configuration, and replicas
+/// shared by as few ranks as there can be.
+std::vector<config::Parallel> replica_layouts(const config::Config& config, int world);
+/// The layout for one sequence that grows token by token: as many ranks share a replica as can.
+std::vector<config::Parallel> generation_layouts(const config::Config& config, int world);
 /// Its layers on that mesh.
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store);
 
