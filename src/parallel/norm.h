@@ -1,6 +1,7 @@
 #pragma once
-// The norm of every strategy: rows may be cut over some axes, and then the gradients of gain and bias are summed over
-// them once a step.
+// The norm of every strategy. Rows may be cut over some axes, and then the gradients of gain and bias are summed over
+// them once a step. Columns may be cut over others: their ranks gather mean and squares of each row, and merge them in
+// rank order; the backward pass adds two values of each row up over them (RMS norms: one value each time).
 #include "parallel/ranks.h"
 #include "params/grad_sink.h"
 
@@ -19,10 +20,10 @@ struct NormStats {
 
 class Norm {
  public:
-  /// Of activations in this spread, whose hidden dimension must be whole.
+  /// Of activations in this spread.
   Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream);
 
-  /// x [n, H], a rank's rows → y; keeps the statistics unless `stats` is null.
+  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null.
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
   /// y again from kept statistics, bit-identical (selective recomputation).
   Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
@@ -31,7 +32,13 @@ class Norm {
                    params::GradSink& grads);
 
  private:
+  bool split() const { return ranks_.size(cols_) > 1; }
+  /// Of rows whose columns other ranks share.
+  void merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd);
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
+  const Ranks ranks_;
+  const AxisSet cols_;
+  int64_t width_;
   params::ParamStore& store_;
   bool center_;
   double eps_;

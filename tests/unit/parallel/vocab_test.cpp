@@ -153,5 +153,60 @@ TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRefused) {
   EXPECT_THROW(vocabulary({{{"z", 2}}, {}, {}, {}, {}, {"z"}}, 1, true, false), Error);
 }
 
+/// y, y rebuilt, dx onto a residual, and both gradients of a norm; the residual stream of `layout`.
+Named norm(const Layout& layout, bool center, DType type) {
+  constexpr int64_t kHidden = 24;
+  const bool dense = layout.axes.empty();
+  return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
+    Rig rig(
+        world, layout.shape(),
+        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+          if (dense) return std::make_unique<parallel::Serial>(store);
+          return std::make_unique<Spreads>(mesh, store, layout);
+        },
+        type);
+    const auto norm = rig.strategy->norm(0, rig.store.add_group("g"),
+                                         {.name = "norm", .width = kHidden, .center = center, .bias = center});
+    rig.ready();
+    fill_weights(rig.store, false);
+    const parallel::Tile tile = rig.tile(kHidden);
+    const Piece piece{tile.first_row, tile.first_col, kHidden};
+    const Shape shape{tile.rows, tile.cols};
+    const Scratch x = local(rig, "x", shape, piece, false), dy = local(rig, "dy", shape, piece, false),
+                  residual = local(rig, "residual", shape, piece, false);
+    parallel::NormStats stats;
+    const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->apply(rig.ex, x, stats),
+                  unkept = norm->forward(rig.ex, x, nullptr);
+    const Scratch dx = norm->backward(rig.ex, dy, x, stats, residual, *rig.sink);
+    rig.done();
+    const std::lock_guard lock(mutex);
+    collect(all, "y", y, piece, kRows);
+    collect(all, "y", again, piece, kRows);  // to the bit
+    collect(all, "y", unkept, piece, kRows);
+    collect(all, "dx", dx, piece, kRows);
+    collect_gradients(all, rig.store);
+  });
+}
+
+TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
+  const Layout cut[] = {
+      {{{"y", 2}}, {}, {"y"}, {}, {}, {}},
+      {{{"y", 3}}, {}, {"y"}, {}, {}, {}},
+      {{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {}, {}, {}},
+      {{{"z", 3}, {"x", 2}, {"y", 4}}, {"z"}, {"y"}, {}, {}, {}},  // copies along x
+      {{{"z", 4}}, {"z"}, {}, {}, {}, {}},
+  };
+  for (const bool center : {true, false}) {
+    const Named dense = norm({}, center, DType::f64);
+    for (const Layout& layout : cut) {
+      SCOPED_TRACE(layout.text() + (center ? "layer norm" : "RMS norm"));
+      const Named found = norm(layout, center, DType::f64);
+      expect_same(found, dense, 1e-13);
+      EXPECT_TRUE(found == norm(layout, center, DType::f64)) << "twice the same";
+      expect_same(norm(layout, center, DType::f32), dense, 2e-6);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace trainer::pieces
