@@ -22,7 +22,7 @@ Error stopped() { return {Code::usage, format("evaluation stopped by {}", train:
 
 int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::path& path) {
   const train::SignalGuard signals;
-  train::LoadedModel model = train::load_model(world, path, parallel::lay_out_replicas);
+  train::LoadedModel model = train::load_model(world, path, parallel::replica_layouts);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
   if (world.first()) options.progress = show_tokenizing();

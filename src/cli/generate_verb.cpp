@@ -37,7 +37,7 @@ void generate(comm::World& world, const GenerateOptions& o) {
     prompt = prompt_text(o);
   });
   world.control().broadcast(prompt);
-  train::LoadedModel model = train::load_model(world, o.checkpoint, parallel::lay_out_for_generation);
+  train::LoadedModel model = train::load_model(world, o.checkpoint, parallel::generation_layouts);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))

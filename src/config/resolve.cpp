@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "base/shape.h"
+#include "config/layout_rules.h"
 
 namespace trainer::config {
 namespace {
@@ -50,7 +51,7 @@ void resolve(Config& config) {
 }
 
 int64_t fewest_ranks(const Config& config) {
-  return config.parallel.tensor * std::max<int64_t>(1, config.parallel.data);
+  return ranks_of_replica(config) * std::max<int64_t>(1, config.parallel.data);
 }
 
 int64_t world_size(const Config& config, int64_t launched) {
@@ -58,7 +59,7 @@ int64_t world_size(const Config& config, int64_t launched) {
 }
 
 void resolve_world(Config& config, int64_t world) {
-  if (config.parallel.data == 0) config.parallel.data = world / config.parallel.tensor;
+  if (config.parallel.data == 0) config.parallel.data = world / ranks_of_replica(config);
 }
 
 }  // namespace trainer::config

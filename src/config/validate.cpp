@@ -7,8 +7,10 @@
 #include <cmath>
 #include <filesystem>
 #include <initializer_list>
+#include <span>
 
 #include "base/join.h"
+#include "config/layout_rules.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
 
@@ -28,14 +30,19 @@ class Checker {
   template <typename... Args>
   void require_as(Code code, bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text,
                   Args&&... args) {
-    if (ok || std::ranges::any_of(keys, [&](const char* key) { return mistakes_.involves(key); })) return;
-    const auto given = std::ranges::find_if(keys, [&](const char* key) { return config_.origins.contains(key); });
-    const std::string key = given == keys.end() ? *keys.begin() : *given;
-    mistakes_.add(given == keys.end() ? Origin() : config_.origins.at(key), key,
-                  fmt::format(text, std::forward<Args>(args)...), code);
+    if (!ok) add(code, std::span(keys.begin(), keys.size()), fmt::format(text, std::forward<Args>(args)...));
+  }
+  void require(const LayoutRule& rule) {
+    if (!rule.holds) add(Code::config, rule.keys, rule.text);
   }
 
  private:
+  void add(Code code, std::span<const char* const> keys, const std::string& text) {
+    if (std::ranges::any_of(keys, [&](const char* key) { return mistakes_.involves(key); })) return;
+    const auto given = std::ranges::find_if(keys, [&](const char* key) { return config_.origins.contains(key); });
+    const std::string key = given == keys.end() ? keys.front() : *given;
+    mistakes_.add(given == keys.end() ? Origin() : config_.origins.at(key), key, text, code);
+  }
   const Config& config_;
   Mistakes& mistakes_;
 };
@@ -173,31 +180,9 @@ void check_log(const Log& log, Checker& checker) {
                   "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
 }
 
-/// What tensor = T ranks must divide (parallel/megatron1d.h).
-void check_megatron(const Config& config, Checker& checker) {
-  const Parallel& parallel = config.parallel;
-  const Model& m = config.model;
-  checker.require(m.n_head % parallel.tensor == 0, {"parallel.tensor", "model.n_head"},
-                  "n_head = {} heads do not divide over tensor = {} ranks", m.n_head, parallel.tensor);
-  checker.require(m.d_ff % parallel.tensor == 0, {"parallel.tensor", "model.d_ff"},
-                  "d_ff = {} does not divide over tensor = {} ranks", m.d_ff, parallel.tensor);
-  const int64_t kv_heads = m.n_kv_head > 0 ? m.n_kv_head : m.n_head, tensor = parallel.tensor;
-  checker.require(kv_heads % tensor == 0 || tensor % kv_heads == 0, {"parallel.tensor", "model.n_kv_head"},
-                  "n_kv_head = {} heads neither divide over tensor = {} ranks nor can as many ranks share each of them",
-                  kv_heads, tensor);
-  checker.require(m.vocab_multiple % tensor == 0, {"parallel.tensor", "model.vocab_multiple"},
-                  "vocab_multiple = {} does not divide over tensor = {} ranks", m.vocab_multiple, tensor);
-  const int64_t rows = config.train.micro_batch * m.seq_len;
-  checker.require(!parallel.sequence_parallel || rows % tensor == 0,
-                  {"parallel.sequence_parallel", "parallel.tensor", "train.micro_batch", "model.seq_len"},
-                  "micro_batch x seq_len = {} x {} token rows do not divide over tensor = {} ranks; "
-                  "sequence_parallel = false keeps them whole",
-                  config.train.micro_batch, m.seq_len, tensor);
-}
-
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
-  if (parallel.strategy == "megatron-1d") check_megatron(config, checker);
+  for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
                   "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");
@@ -211,12 +196,13 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
                     {"parallel.transport"},
                     "\"{}\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"",
                     parallel.transport);
-    const int64_t world = world_size(config, *launched), needed = parallel.tensor * std::max<int64_t>(1, data);
-    const bool fits = data == 0 ? world % parallel.tensor == 0 : world == needed;
+    const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
+    const int64_t needed = replica * std::max<int64_t>(1, data);
+    const bool fits = data == 0 ? world % replica == 0 : world == needed;
     checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},
                        "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
                        parallel.tensor, data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s", needed);
-    if (data == 0 && fits) data = world / parallel.tensor;
+    if (data == 0 && fits) data = world / replica;
   }
   const Train& train = config.train;
   const int64_t round = train.micro_batch * data;

@@ -10,7 +10,7 @@
 namespace trainer::config {
 
 /// Adds a mistake for every combination that cannot run; keys already involved in a mistake are left alone. `config` is
-/// resolved; `launched` ranks were started together. World = tensor × data ranks.
+/// resolved; `launched` ranks were started together. World = ranks of a replica × data.
 void validate(const Config& config, std::optional<int64_t> launched, bool files, Mistakes& mistakes);
 
 /// Seconds of a "delay:SECONDS" of debug.inject; nothing when it is not one.

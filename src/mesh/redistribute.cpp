@@ -14,15 +14,30 @@ void copy_rows(Exec& ex, const std::byte* from, int64_t from_pitch, std::byte* t
   ex.device.copy_rows(to, to_pitch, from, from_pitch, rows, width);
 }
 
+void copy_whole(Exec& ex, const Tensor& from, const Tensor& to) {
+  copy_rows(ex, from.data, 0, to.data, 0, 1, from.bytes());
+}
+
 void fill_zeros(Exec& ex, const Tensor& tensor) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, static_cast<double>(tensor.bytes())});
   ex.device.clear(tensor.data, tensor.bytes());
 }
 
+std::byte* at(const Tensor& tensor, int64_t byte) { return tensor.data == nullptr ? nullptr : tensor.data + byte; }
+
+/// [rows, cols, width] bytes → [cols, rows, width].
+void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int64_t cols, int64_t width) {
+  for (int64_t col = 0; col < cols; ++col)
+    copy_rows(ex, at(from, col * width), cols * width, at(to, col * rows * width), width, rows, width);
+}
+
 /// A tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.
 struct Cut {
   int64_t outer = 1, pieces = 1, inner = 1;
-  Cut(const Shape& whole, int dim, int group, DType dtype) : pieces(group), inner(size_of(dtype)) {
+  /// How the layout that has the whole extent of `placement`'s dim is cut along it.
+  Cut(const Layout& layout, Placement placement, int group, DType dtype) : pieces(group), inner(size_of(dtype)) {
+    const Shape whole = layout.box();
+    const int dim = layout.is_transposed() ? 1 - placement.dim : placement.dim;
     for (int d = 0; d < dim; ++d) outer *= whole[d];
     for (int d = dim; d < whole.dims(); ++d) inner *= whole[d];
     inner /= pieces;
@@ -30,187 +45,248 @@ struct Cut {
   bool contiguous() const { return outer == 1; }  // every piece is
 };
 
-/// One step of a route, on one rank. `in` is what it starts from; `owned` its handle, or empty when it is not ours.
+}  // namespace
+
+/// One step of a route, on one rank: begin() does a local one, or starts a collective; end() is its other half.
 class Mover {
  public:
-  Mover(Exec& ex, comm::Communicator& comm, const Step& step, const Layout& before, const Layout& after, int rank)
-      : ex_(ex), comm_(comm), step_(step), before_(before), after_(after), rank_(rank) {}
+  Mover(Exec& ex, Transit& transit)
+      : ex_(ex),
+        t_(transit),
+        step_(t_.route_->steps[t_.step_]),
+        after_(t_.before_->with(step_.axes, step_.to)),
+        comm_(t_.mesh_->along(step_.axes, t_.lane_)) {}
 
-  Scratch run(const Tensor& in, Scratch owned) {
-    in_ = in;
-    owned_ = std::move(owned);
-    if (!step_.op) return step_.to == kPartial ? fill_up() : keep_part();
-    switch (*step_.op) {
-      case CommOp::all_gather:
-        return all_gather();
-      case CommOp::reduce_scatter:
-        return reduce_scatter();
-      case CommOp::all_to_all:
-        return all_to_all();
-      case CommOp::all_reduce: {
-        Scratch sum = writable();
-        comm_.all_reduce(ex_, sum).join(ex_);
-        return sum;
-      }
-      case CommOp::broadcast: {
-        Scratch all = first() ? writable() : take();
-        comm_.broadcast(ex_, all, 0).join(ex_);
-        return all;
-      }
-      case CommOp::reduce: {
-        if (first()) {
-          Scratch sum = writable();
-          comm_.reduce(ex_, sum, 0).join(ex_);
-          return sum;
-        }
-        comm_.reduce(ex_, in_, 0).join(ex_);
-        return take();
-      }
-      default:
-        break;
-    }
-    TRAINER_CHECK(false, "no step does {}", name_of(*step_.op));
-    return {};
+  static Transit start(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
+                       Scratch&& owned, bool writable, const Tensor& out) {
+    TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "{} is not what rank {} stores of {}",
+                  to_string(in), mesh.rank(), to_string(from));
+    TRAINER_CHECK(!out || (out.shape == to.local(mesh.rank()) && out.packed() && out.dtype == in.dtype),
+                  "{} is not where rank {} stores {}", to_string(out), mesh.rank(), to_string(to));
+    Transit t;
+    t.mesh_ = &mesh;
+    t.lane_ = lane;
+    t.route_.reset(&mesh.route(from, to));
+    t.before_ = from;
+    t.tensor_ = in;
+    t.owned_ = std::move(owned);
+    t.writable_ = writable;
+    t.out_ = out;
+    go_on(ex, t);
+    return t;
+  }
+
+  /// Steps until a collective runs, or to the end.
+  static void go_on(Exec& ex, Transit& t) {
+    while (t.step_ < t.route_->steps.size() && !running(t)) Mover(ex, t).begin();
+  }
+  static bool running(const Transit& t) { return static_cast<bool>(t.received_); }
+  static void end_running(Exec& ex, Transit& t) {
+    if (t.ticket_.open()) t.ticket_.join(ex);
+    Mover(ex, t).end();
   }
 
  private:
-  bool first() const { return comm_.rank() == 0; }
-  Scratch take(Shape shape) const { return ex_.take("redistribute", shape, in_.dtype); }
-  Scratch take() const { return take(after_.local(rank_)); }
-  /// The input as memory that may be overwritten.
-  Scratch writable() {
-    if (owned_) return std::move(owned_);
-    Scratch copy = take(in_.shape);
-    copy_rows(ex_, in_.data, 0, copy.tensor().data, 0, 1, in_.bytes());
-    return copy;
-  }
-  /// How the layout that has the whole extent of `placement`'s dim is cut along it.
-  Cut cut(const Layout& whole, Placement placement) const {
-    const int dim = whole.is_transposed() ? 1 - placement.dim : placement.dim;
-    return {whole.box(), dim, step_.group, in_.dtype};
-  }
-  /// [rows, cols, width] bytes → [cols, rows, width].
-  void exchange(const Tensor& from, const Tensor& to, int64_t rows, int64_t cols, int64_t width) {
-    for (int64_t col = 0; col < cols; ++col)
-      copy_rows(ex_, at(from, col * width), cols * width, at(to, col * rows * width), width, rows, width);
-  }
-  static std::byte* at(const Tensor& tensor, int64_t byte) {
-    return tensor.data == nullptr ? nullptr : tensor.data + byte;
-  }
-
-  Scratch all_gather() {
-    if (step_.from == kFlat) {
-      Scratch out = take();
-      comm_.all_gather(ex_, in_, out).join(ex_);
-      return out;
+  void begin() {
+    if (!step_.op) {
+      step_.to == kPartial ? fill_up() : keep_part();
+      return;
     }
-    const Cut whole = cut(after_, step_.from);
-    Scratch pieces = take(after_.local(rank_));
-    comm_.all_gather(ex_, in_, pieces).join(ex_);
-    owned_.reset();
-    if (whole.contiguous()) return pieces;
-    Scratch out = take();
-    exchange(pieces, out, whole.pieces, whole.outer, whole.inner);
-    return out;
+    switch (*step_.op) {
+      case CommOp::all_gather:
+        return begin_all_gather();
+      case CommOp::reduce_scatter: {
+        if (step_.to.kind == Kind::split) pack();
+        receive_result();
+        t_.ticket_ = comm_.reduce_scatter(ex_, sent(), t_.received_);
+        return;
+      }
+      case CommOp::all_to_all:
+        pack();
+        received_cut().contiguous() ? receive_result() : receive(take());
+        t_.ticket_ = comm_.all_to_all(ex_, sent(), t_.received_);
+        return;
+      case CommOp::all_reduce:
+        receive_over_input();
+        t_.ticket_ = comm_.all_reduce(ex_, t_.received_);
+        return;
+      case CommOp::broadcast:
+        first() ? receive_over_input() : receive_result();
+        t_.ticket_ = comm_.broadcast(ex_, t_.received_, 0);
+        return;
+      case CommOp::reduce:
+        if (first()) {
+          receive_over_input();
+        } else {
+          receive(take());
+        }
+        t_.ticket_ = comm_.reduce(ex_, first() ? t_.received_ : t_.tensor_, 0);
+        return;
+      default:
+        TRAINER_CHECK(false, "no step does {}", name_of(*step_.op));
+    }
   }
 
-  Scratch reduce_scatter() {
-    Scratch packed;
-    if (step_.to.kind == Kind::split) packed = pack(cut(before_, step_.to));
-    Scratch out = take();
-    comm_.reduce_scatter(ex_, packed ? packed.tensor() : in_, out).join(ex_);
-    return out;
+  void end() {
+    t_.packed_.reset();
+    const bool pieces = (step_.op == CommOp::all_gather && step_.from != kFlat) || step_.op == CommOp::all_to_all;
+    if (pieces && !received_cut().contiguous()) {
+      // The pieces came one after the other; they belong side by side.
+      t_.owned_.reset();
+      const Tensor apart = std::exchange(t_.received_, {});
+      const Scratch memory = std::move(t_.place_);
+      receive_result();
+      const Cut cut = received_cut();
+      exchange(ex_, apart, t_.received_, cut.pieces, cut.outer, cut.inner);
+    }
+    arrive();
   }
 
-  Scratch all_to_all() {
-    const Cut received = cut(after_, step_.from);
-    Scratch packed = pack(cut(before_, step_.to));
-    Scratch pieces = take();
-    comm_.all_to_all(ex_, packed ? packed.tensor() : in_, pieces).join(ex_);
-    packed.reset();
-    owned_.reset();
-    if (received.contiguous()) return pieces;
-    Scratch out = take();
-    exchange(pieces, out, received.pieces, received.outer, received.inner);
-    return out;
-  }
-
-  /// The pieces of the input one after the other; empty when they lie so already.
-  Scratch pack(const Cut& whole) {
-    if (whole.contiguous()) return {};
-    Scratch packed = take(in_.shape);
-    exchange(in_, packed, whole.outer, whole.pieces, whole.inner);
-    owned_.reset();
-    return packed;
+  void begin_all_gather() {
+    step_.from == kFlat || received_cut().contiguous() ? receive_result() : receive(take());
+    t_.ticket_ = comm_.all_gather(ex_, t_.tensor_, t_.received_);
   }
 
   /// B→S, B→flat, B→root.
-  Scratch keep_part() {
-    if (step_.to == kRoot) return first() ? writable() : take();
-    Scratch out = take();
+  void keep_part() {
+    if (step_.to == kRoot && first()) {
+      receive_over_input();
+      return arrive();
+    }
+    receive_result();
+    const Tensor out = t_.received_;
     if (step_.to == kFlat) {
-      copy_rows(ex_, at(in_, comm_.chunk(in_.count()).begin * size_of(in_.dtype)), 0, out.tensor().data, 0, 1,
-                out.tensor().bytes());
-    } else {
-      const Cut whole = cut(before_, step_.to);
-      copy_rows(ex_, at(in_, comm_.rank() * whole.inner), whole.pieces * whole.inner, out.tensor().data, whole.inner,
+      const int64_t begin = comm_.chunk(t_.tensor_.count()).begin;
+      copy_rows(ex_, at(t_.tensor_, begin * size_of(out.dtype)), 0, out.data, 0, 1, out.bytes());
+    } else if (step_.to != kRoot) {
+      const Cut whole(*t_.before_, step_.to, step_.group, out.dtype);
+      copy_rows(ex_, at(t_.tensor_, comm_.rank() * whole.inner), whole.pieces * whole.inner, out.data, whole.inner,
                 whole.outer, whole.inner);
     }
-    return out;
+    arrive();
   }
 
   /// B→P, root→P, S→P, flat→P: the ranks' parts add up to the tensor.
-  Scratch fill_up() {
+  void fill_up() {
     const bool whole_here = step_.from == kReplicate || step_.from == kRoot;
-    if (whole_here && first()) return writable();
-    Scratch out = step_.from == kReplicate && owned_ ? std::move(owned_) : take();
+    if (whole_here && first()) {
+      receive_over_input();
+      return arrive();
+    }
+    if (step_.from == kReplicate && (t_.owned_ || t_.writable_)) {
+      receive_over_input();
+    } else {
+      receive_result();
+    }
+    const Tensor out = t_.received_;
     fill_zeros(ex_, out);
     if (step_.from == kFlat) {
-      const int64_t begin = comm_.chunk(out.tensor().count()).begin;
-      copy_rows(ex_, in_.data, 0, at(out, begin * size_of(in_.dtype)), 0, 1, in_.bytes());
+      const int64_t begin = comm_.chunk(out.count()).begin;
+      copy_rows(ex_, t_.tensor_.data, 0, at(out, begin * size_of(out.dtype)), 0, 1, t_.tensor_.bytes());
     } else if (!whole_here) {
-      const Cut whole = cut(after_, step_.from);
-      copy_rows(ex_, in_.data, whole.inner, at(out, comm_.rank() * whole.inner), whole.pieces * whole.inner,
+      const Cut whole(after_, step_.from, step_.group, out.dtype);
+      copy_rows(ex_, t_.tensor_.data, whole.inner, at(out, comm_.rank() * whole.inner), whole.pieces * whole.inner,
                 whole.outer, whole.inner);
     }
-    return out;
+    arrive();
+  }
+
+  bool first() const { return comm_.rank() == 0; }
+  bool last() const { return t_.step_ + 1 == t_.route_->steps.size(); }
+  Cut received_cut() const { return {after_, step_.from, step_.group, t_.tensor_.dtype}; }
+  Scratch take(Shape shape) const { return ex_.take("redistribute", shape, t_.tensor_.dtype); }
+  Scratch take() const { return take(after_.local(t_.mesh_->rank())); }
+
+  /// The pieces of the input one after the other, unless they lie so already.
+  void pack() {
+    const Cut whole(*t_.before_, step_.to, step_.group, t_.tensor_.dtype);
+    if (whole.contiguous()) return;
+    t_.packed_ = take(t_.tensor_.shape);
+    exchange(ex_, t_.tensor_, t_.packed_, whole.outer, whole.pieces, whole.inner);
+    t_.owned_.reset();
+  }
+  const Tensor& sent() const { return t_.packed_ ? t_.packed_.tensor() : t_.tensor_; }
+
+  void receive(Scratch&& place) {
+    t_.place_ = std::move(place);
+    t_.received_ = t_.place_;
+  }
+  /// Into memory of its own, or where the caller wants the result.
+  void receive_result() {
+    if (!last() || !t_.out_) return receive(take());
+    t_.received_ = t_.out_;
+    t_.is_out_ = true;
+  }
+  /// Over the input, or over a copy of it when that is not ours.
+  void receive_over_input() {
+    if (t_.owned_) return receive(std::move(t_.owned_));
+    if (t_.writable_) {
+      t_.received_ = t_.tensor_;
+      return;
+    }
+    last() && t_.out_ ? receive_result() : receive(take(t_.tensor_.shape));
+    copy_whole(ex_, t_.tensor_, t_.received_);
+  }
+  /// What was received is what the next step moves.
+  void arrive() {
+    const bool in_place = t_.writable_ && !t_.place_ && !t_.is_out_;
+    TRAINER_CHECK(in_place || !t_.writable_, "{} moves what a rank stores, and not in place", to_string(*t_.route_));
+    t_.tensor_ = std::exchange(t_.received_, {});
+    t_.owned_ = std::move(t_.place_);
+    t_.before_ = after_;
+    ++t_.step_;
   }
 
   Exec& ex_;
-  comm::Communicator& comm_;
+  Transit& t_;
   const Step& step_;
-  const Layout &before_, &after_;
-  int rank_;
-  Tensor in_;
-  Scratch owned_;
+  const Layout after_;
+  comm::Communicator& comm_;
 };
 
-Scratch follow(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
-               Scratch owned) {
-  TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "{} is not what rank {} stores of {}",
-                to_string(in), mesh.rank(), to_string(from));
-  Tensor current = in;
-  Layout before = from;
-  for (const Step& step : mesh.route(from, to).steps) {
-    const Layout after = before.with(step.axes, step.to);
-    Mover mover(ex, mesh.along(step.axes, lane), step, before, after, mesh.rank());
-    owned = mover.run(current, std::move(owned));
-    current = owned;
-    before = after;
-  }
-  return owned;
+void Transit::wait(Exec& ex) {
+  if (ticket_.open()) ticket_.join(ex);
 }
 
-}  // namespace
+Scratch Transit::finish(Exec& ex) {
+  if (route_ == nullptr) return std::move(owned_);
+  while (Mover::running(*this)) {
+    Mover::end_running(ex, *this);
+    Mover::go_on(ex, *this);
+  }
+  route_.reset();
+  if (out_ && !is_out_) {
+    copy_whole(ex, tensor_, out_);
+    owned_.reset();
+  }
+  return std::move(owned_);
+}
+
+Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
+                   const Tensor& out) {
+  if (from == to && !out) return Transit(std::move(in));
+  const Tensor tensor = in;
+  return Mover::start(ex, mesh, lane, from, to, tensor, std::move(in), false, out);
+}
+
+Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
+                   const Tensor& out) {
+  if (from == to && !out) return {};
+  return Mover::start(ex, mesh, lane, from, to, in, {}, false, out);
+}
+
+Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
+                            const Tensor& inout) {
+  if (from == to) return {};
+  return Mover::start(ex, mesh, lane, from, to, inout, {}, true, {});
+}
 
 Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in) {
-  if (from == to) return std::move(in);
-  const Tensor tensor = in;
-  return follow(ex, mesh, lane, from, to, tensor, std::move(in));
+  return start_move(ex, mesh, lane, from, to, std::move(in)).finish(ex);
 }
 
 Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in) {
-  return from == to ? Scratch() : follow(ex, mesh, lane, from, to, in, {});
+  return start_move(ex, mesh, lane, from, to, in).finish(ex);
 }
 
 }  // namespace trainer::mesh

@@ -9,20 +9,24 @@ namespace trainer::model {
 
 using parallel::Batch;
 using parallel::LinearSpec;
-using parallel::Role;
+using parallel::Site;
 
 Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute)
     : group_(spec.group),
+      layer_(spec.layer),
+      strategy_(strategy),
+      stream_(strategy.stream(spec.layer)),
       width_(spec.model.d_model),
-      heads_(strategy.heads(spec.model.n_head).count),
-      kv_heads_(strategy.heads(spec.model.n_kv_head).count),
-      first_head_(strategy.heads(spec.model.n_head).first),
       all_heads_(spec.model.n_head),
+      all_kv_heads_(spec.model.n_kv_head),
       head_dim_(spec.model.d_model / spec.model.n_head),
       gated_(spec.model.arch == config::Arch::llama),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
       recompute_(recompute) {
+  const parallel::AttentionTile tile = attention_tile({});
+  heads_ = tile.heads;
+  kv_heads_ = tile.kv_heads;
   const config::Model& m = spec.model;
   const std::string name = format("blocks.{}.", spec.layer);
   const bool bias = m.bias.value();
@@ -31,7 +35,7 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias, .eps = m.norm_eps};
   norm1_ = strategy.norm(spec.layer, spec.group, norm);
   qkv_ = strategy.linear(spec.layer, spec.group,
-                         LinearSpec{.role = Role::expand,
+                         LinearSpec{.site = Site::qkv,
                                     .in = width_,
                                     .parts = {{name + "attn.q", width_, m.n_head},
                                               {name + "attn.k", kv, m.n_kv_head},
@@ -39,24 +43,22 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .bias = bias,
                                     .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
-                         LinearSpec{.role = Role::contract,
+                         LinearSpec{.site = Site::out,
                                     .in = width_,
                                     .parts = {{name + "attn.o", width_}},
                                     .bias = bias,
                                     .init_std = residual_std});
   norm.name = name + "norm2";
   norm2_ = strategy.norm(spec.layer, spec.group, norm);
-  LinearSpec up{
-      .role = Role::expand, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
+  LinearSpec up{.site = Site::up, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
   if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
   up_ = strategy.linear(spec.layer, spec.group, up);
   down_ = strategy.linear(spec.layer, spec.group,
-                          LinearSpec{.role = Role::contract,
+                          LinearSpec{.site = Site::down,
                                      .in = m.d_ff,
                                      .parts = {{name + "mlp.down", width_}},
                                      .bias = bias,
                                      .init_std = residual_std});
-  hidden_ = down_->local_in();
   const auto site_key = [&](const char* site) {
     return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site));
   };
@@ -65,17 +67,22 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   mlp_out_site_ = site_key("mlp_out");
 }
 
+parallel::AttentionTile Block::attention_tile(const Batch& batch) const {
+  return strategy_.attention_tile(layer_, batch, all_heads_, all_kv_heads_);
+}
+
 ops::DropoutSite Block::site(const Batch& batch, PhiloxKey key) const {
+  const parallel::Tile tile = strategy_.ranks().tile(stream_, batch.rows(), width_);
   return {.p = dropout_,
           .key = key,
           .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len + batch.residual.first_row,
-          .first_col = batch.residual.first_col,
+          .first_row = batch.first_sample * batch.seq_len + tile.first_row,
+          .first_col = tile.first_col,
           .width = width_};
 }
 
 ops::AttentionShape Block::attention_shape(const Batch& batch) const {
-  return {.batch = batch.sequences,
+  return {.batch = attention_tile(batch).sequences,
           .q_len = batch.seq_len,
           .k_len = batch.seq_len,
           .k_capacity = 0,
@@ -86,11 +93,12 @@ ops::AttentionShape Block::attention_shape(const Batch& batch) const {
 
 ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
   if (!drops(batch)) return {};
+  const parallel::AttentionTile tile = attention_tile(batch);
   return {.p = dropout_,
           .key = attention_site_,
           .step = batch.step,
-          .first_sample = batch.first_sample,
-          .first_head = first_head_,
+          .first_sample = batch.first_sample + tile.first_sequence,
+          .first_head = tile.first_head,
           .heads_global = all_heads_};
 }
 
@@ -120,11 +128,11 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
   s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
-  s.qkv = qkv_->forward(ex, batch, s.a, {});
+  s.qkv = qkv_->forward(ex, batch.rows(), s.a, {});
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
   attend(ex, batch, s, cache);
   if (!keep) s.qkv.reset();
-  s.x1 = out_->forward(ex, batch, s.context, onto(batch, s.x, attention_out_site_));
+  s.x1 = out_->forward(ex, batch.rows(), s.context, onto(batch, s.x, attention_out_site_));
   if (!keep) {
     s.context.reset();
     s.x.reset();
@@ -136,20 +144,19 @@ Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* c
 Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
   const bool keep = pass != Pass::infer;
   if (gated_) {
-    s.pre = up_->forward(ex, batch, s.b, {});  // gate ‖ up
-    s.z = ex.take("mlp.z", {batch.rows(), hidden_}, s.x1.tensor().dtype);
-    ops::run(ex,
-             ops::SwigluForward{s.pre.tensor().col_range(0, hidden_), s.pre.tensor().col_range(hidden_, hidden_), s.z});
+    s.pre = up_->forward(ex, batch.rows(), s.b, {});  // gate ‖ up
+    s.z = ex.take("mlp.z", {s.pre.tensor().rows(), s.pre.tensor().cols() / 2}, s.pre.tensor().dtype);
+    ops::run(ex, ops::SwigluForward{gate(s.pre), up(s.pre), s.z});
   } else {
-    if (keep) s.pre = ex.take("mlp.pre", {batch.rows(), hidden_}, s.x1.tensor().dtype);
-    s.z = up_->forward(ex, batch, s.b, {.act = ops::Activation::gelu, .pre = s.pre, .residual = {}});
+    s.z = up_->forward(ex, batch.rows(), s.b,
+                       {.act = ops::Activation::gelu, .pre = keep ? &s.pre : nullptr, .residual = {}});
   }
   if (!keep) {
     s.b.reset();
     s.pre.reset();
   }
   if (pass == Pass::recompute) return {};
-  return down_->forward(ex, batch, s.z, onto(batch, s.x1, mlp_out_site_));
+  return down_->forward(ex, batch.rows(), s.z, onto(batch, s.x1, mlp_out_site_));
 }
 
 // residual + dropout(…)
@@ -177,7 +184,7 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
     op.shape.k_len = cache->used + qkv.rows();
     op.shape.k_capacity = cache->keys.rows();
   } else {
-    s.lse = ex.take("attention.lse", {batch.sequences * heads_, batch.seq_len}, accumulator_of(qkv.dtype));
+    s.lse = ex.take("attention.lse", {op.shape.batch * heads_, batch.seq_len}, accumulator_of(qkv.dtype));
     op.lse = s.lse;
   }
   s.context = ex.take("attention.context", {qkv.rows(), heads_ * head_dim_}, qkv.dtype);
@@ -202,24 +209,24 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   Scratch drop;
   if (drops(batch)) drop = masked(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
-  if (rebuild) s.z = ex.take("mlp.z", {batch.rows(), hidden_}, dmlp.dtype);
+  const Tensor pre = s.pre;
+  if (rebuild) s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
   Scratch dpre;
   if (gated_) {
-    const Tensor gate = s.pre.tensor().col_range(0, hidden_), up = s.pre.tensor().col_range(hidden_, hidden_);
-    if (rebuild) ops::run(ex, ops::SwigluForward{gate, up, s.z});
-    const Scratch dz = down_->backward(ex, batch, dmlp, s.z, {}, grads);
+    if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
+    const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
     s.z.reset();
-    ops::run(ex, ops::SwigluBackward{dz, gate, up, gate, up});  // in place: pre is not needed again
+    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre has served
     dpre = std::move(s.pre);
   } else {
-    if (rebuild) ops::run(ex, ops::GeluForward{s.pre, s.z});
-    dpre = down_->backward(ex, batch, dmlp, s.z, {.act = ops::Activation::gelu, .pre = s.pre}, grads);
+    if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
+    dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre}, grads);
     s.z.reset();
     s.pre.reset();
   }
   drop.reset();
   if (rebuild) s.b = norm2_->apply(ex, s.x1, s.stats2);
-  Scratch db = up_->backward(ex, batch, dpre, s.b, {}, grads);
+  Scratch db = up_->backward(ex, batch.rows(), dpre, s.b, {}, grads);
   dpre.reset();
   s.b.reset();
   Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
@@ -229,12 +236,12 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   s.stats2 = {};
   // attention: through the output projection, the core and q‖k‖v
   if (drops(batch)) drop = masked(ex, batch, dx1, attention_out_site_);
-  Scratch dcontext = out_->backward(ex, batch, drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
+  Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
   dcontext.reset();
   if (rebuild) s.a = norm1_->apply(ex, s.x, s.stats1);
-  Scratch da = qkv_->backward(ex, batch, dqkv, s.a, {}, grads);
+  Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
   dqkv.reset();
   s.a.reset();
   Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);

@@ -28,12 +28,12 @@ class Block {
  public:
   /// What backward needs. Members are empty where recomputation rebuilds them.
   struct Saved {
-    Scratch x;  // [n, H] input; n: this rank's rows of the residual stream
+    Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;
     Scratch a;        // [n, H] norm1(x); rebuilt under `selective`
-    Scratch qkv;      // [N, (A+2K)·D] of this rank's heads, rotated
+    Scratch qkv;      // [N, (A+2K)·D] of this rank's sequences and heads, rotated
     Scratch context;  // [N, A·D]
-    Scratch lse;      // [b·A, S] accumulator type; A, K, F: this rank's
+    Scratch lse;      // [b·A, S] accumulator type; b, N, A, K, F: this rank's
     Scratch x1;       // [n, H] after attention
     parallel::NormStats stats2;
     Scratch b;    // [n, H] norm2(x1); rebuilt under `selective`
@@ -66,15 +66,22 @@ class Block {
 
   bool drops(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
   ops::DropoutSite site(const parallel::Batch& batch, PhiloxKey key) const;
+  parallel::AttentionTile attention_tile(const parallel::Batch& batch) const;
   ops::AttentionShape attention_shape(const parallel::Batch& batch) const;
   ops::AttentionDropout attention_dropout(const parallel::Batch& batch) const;
   Tensor queries(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_); }
   Tensor keys(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_, kv_width()); }
   Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
+  static Tensor gate(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
+  static Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
   Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
 
   int group_;
-  int64_t width_, heads_, kv_heads_, first_head_, all_heads_, head_dim_, hidden_;  // hidden_: local F
+  int layer_;
+  const parallel::Strategy& strategy_;
+  parallel::Spread stream_;  // of the residual stream here
+  int64_t width_, all_heads_, all_kv_heads_, head_dim_;
+  int64_t heads_, kv_heads_;  // this rank's
   bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;

@@ -7,8 +7,6 @@ namespace trainer::model {
 
 using parallel::Batch;
 
-namespace {}  // namespace
-
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
                          const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
     : model_(model),
@@ -42,22 +40,22 @@ Transformer::Transformer(device::Device& device, parallel::ParamStore& store, pa
   final_norm_ = strategy.norm(
       static_cast<int>(model.n_layer), head_group_,
       {.name = "norm_f", .width = model.d_model, .center = !llama, .bias = model.bias.value(), .eps = model.norm_eps});
-  head_ = strategy.head(head_group_, table, tied);
+  head_ = strategy.head(static_cast<int>(model.n_layer), head_group_, table, tied);
 }
 
 ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
+  const parallel::Tile tile = strategy_.ranks().tile(strategy_.stream(0), batch.rows(), model_.d_model);
   return {.p = model_.dropout,
           .key = embedding_site_,
           .step = batch.step,
-          .first_row = batch.first_sample * batch.seq_len + batch.residual.first_row,
-          .first_col = batch.residual.first_col,
+          .first_row = batch.first_sample * batch.seq_len + tile.first_row,
+          .first_col = tile.first_col,
           .width = model_.d_model};
 }
 
-Batch Transformer::placed(const Batch& batch) const {
-  Batch here = batch;
-  here.residual = strategy_.residual(0, batch);
-  return here;
+Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, size_t to) const {
+  return strategy_.ranks().move(ex, batch.rows(), model_.d_model, strategy_.stream(static_cast<int>(from)),
+                                strategy_.stream(static_cast<int>(to)), std::move(x));
 }
 
 Scratch Transformer::embed(Exec& ex, const Batch& batch) {
@@ -66,16 +64,17 @@ Scratch Transformer::embed(Exec& ex, const Batch& batch) {
   return x;
 }
 
-void Transformer::forward(Exec& ex, const Batch& all, Saved& saved) {
-  const Batch batch = placed(all);
+void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
   Scratch x = embed(ex, batch);
-  for (size_t l = 0; l < blocks_.size(); ++l) x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
+  for (size_t l = 0; l < blocks_.size(); ++l) {
+    x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
+    x = move(ex, batch, std::move(x), l, l + 1);
+  }
   saved.x = std::move(x);
   saved.features = final_norm_->forward(ex, saved.x, &saved.stats);
 }
 
-double Transformer::backward(Exec& ex, const Batch& all, Saved& saved, parallel::GradSink& grads) {
-  const Batch batch = placed(all);
+double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, parallel::GradSink& grads) {
   Scratch df;
   const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
   saved.features.reset();
@@ -85,6 +84,7 @@ double Transformer::backward(Exec& ex, const Batch& all, Saved& saved, parallel:
   saved.stats = {};
   grads.group_done(ex, head_group_);
   for (size_t l = blocks_.size(); l-- > 0;) {
+    dx = move(ex, batch, std::move(dx), l + 1, l);
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
     grads.group_done(ex, blocks_[l].group());
   }
@@ -95,12 +95,18 @@ double Transformer::backward(Exec& ex, const Batch& all, Saved& saved, parallel:
   return loss;
 }
 
-double Transformer::loss(Exec& ex, const Batch& all) {
-  const Batch batch = placed(all);
+Scratch Transformer::infer(Exec& ex, const Batch& batch, Cache* cache) {
   Scratch x = embed(ex, batch);
-  for (Block& block : blocks_) x = block.infer(ex, batch, std::move(x), nullptr);
-  const Scratch features = final_norm_->forward(ex, x, nullptr);
-  x.reset();
+  for (size_t l = 0; l < blocks_.size(); ++l) {
+    if (cache != nullptr) cache->blocks_[l].used = cache->used;
+    x = blocks_[l].infer(ex, batch, std::move(x), cache == nullptr ? nullptr : &cache->blocks_[l]);
+    x = move(ex, batch, std::move(x), l, l + 1);
+  }
+  return final_norm_->forward(ex, x, nullptr);
+}
+
+double Transformer::loss(Exec& ex, const Batch& batch) {
+  const Scratch features = infer(ex, batch, nullptr);
   return head_->loss(ex, batch, features);
 }
 
@@ -114,19 +120,13 @@ Transformer::Cache::Cache(device::Device& device, const Transformer& model) : ca
 
 Scratch Transformer::extend(Exec& ex, const Batch& all, Cache& cache) {
   Batch batch = all;
-  batch.whole_rows = true;
-  batch.residual = strategy_.residual(0, batch);
+  batch.cut = false;
   TRAINER_CHECK(
       batch.sequences == 1 && batch.first_position == cache.used && cache.used + batch.seq_len <= cache.capacity,
-      "{} rows at position {} of a cache that holds {} of {}", batch.rows(), batch.first_position, cache.used,
+      "{} rows at position {} of a cache that holds {} of {}", batch.seq_len, batch.first_position, cache.used,
       cache.capacity);
-  Scratch x = embed(ex, batch);
-  for (size_t l = 0; l < blocks_.size(); ++l) {
-    cache.blocks_[l].used = cache.used;
-    x = blocks_[l].infer(ex, batch, std::move(x), &cache.blocks_[l]);
-  }
+  const Scratch features = infer(ex, batch, &cache);
   cache.used += batch.seq_len;
-  const Scratch features = final_norm_->forward(ex, x, nullptr);
   return head_->logits(ex, features.tensor().row_range(batch.seq_len - 1, 1));
 }
 

@@ -17,14 +17,15 @@ class Transformer {
   struct Saved {
     explicit Saved(const Transformer& model) : blocks(model.blocks_.size()) {}
     std::vector<Block::Saved> blocks;
-    Scratch x;  // [n, H] after the last block; n: this rank's rows
+    Scratch x;  // [n, H] after the last block; n, H: this rank's part
     parallel::NormStats stats;
     Scratch features;  // [n, H] after the final norm
   };
 
   /// Up to the input of the head, keeping what backward needs.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
-  /// Head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows (not scaled by loss_scale).
+  /// Head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows whose losses this rank has
+  /// (not scaled by loss_scale).
   double backward(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
   /// The same sum without gradients and dropout.
   double loss(Exec& ex, const parallel::Batch& batch);
@@ -45,14 +46,20 @@ class Transformer {
   /// [1, vocabulary padded], accumulator type.
   Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
 
+  /// The ranks of a replica along these axes have the losses of different rows; how many those are of a batch.
+  mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
+  int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
+
   int64_t vocab() const { return vocab_; }
   int64_t seq_len() const { return model_.seq_len; }
   const config::Model& config() const { return model_; }
 
  private:
-  /// With this rank's part of the residual stream filled in.
-  parallel::Batch placed(const parallel::Batch& batch) const;
   Scratch embed(Exec& ex, const parallel::Batch& batch);
+  /// Without backward, up to the input of the head.
+  Scratch infer(Exec& ex, const parallel::Batch& batch, Cache* cache);
+  /// Part of the residual stream from where it is in one layer to where it is in another.
+  Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
 
   config::Model model_;

@@ -28,44 +28,36 @@ class Megatron1D final : public Strategy {
   /// "data" × "tensor". When the axis has more ranks than there are key/value heads, it is "kv" × "rep" with "tensor"
   /// for both, and ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, int tensor, int64_t kv_heads);
-  /// Whether so many ranks can share the model (resolved); config/validate.cpp says why not.
-  static bool divides(const config::Model& model, int64_t tensor);
 
-  /// The ranks along the tensor axis, as its layers see them.
+  /// The ranks along the tensor axis, as its linears see them.
   struct Axis {
     ParamStore& store;
-    comm::Communicator& ranks;            // activations; ordered on lane `critical`
-    mesh::AxisSet axes, kv = 0, rep = 0;  // kv and rep empty when key/value heads divide over all
+    comm::Communicator& ranks;      // activations; ordered on lane `critical`
+    AxisSet axes, kv = 0, rep = 0;  // kv and rep empty when key/value heads divide over all
     bool sequence_parallel;
     bool overlap;  // false: every collective is waited for at once, to see what it costs
 
     int64_t size() const { return ranks.size(); }
-    int64_t rank() const { return ranks.rank(); }
-    bool splits_rows(const Batch& batch) const { return sequence_parallel && !batch.whole_rows; }
-    /// Axes over whose ranks gradients of replicated parameters of the residual stream have addends.
-    mesh::AxisSet row_axes() const { return sequence_parallel ? axes : mesh::AxisSet{0}; }
+    bool splits(Rows rows) const { return sequence_parallel && rows.cut; }
+    Spread stream() const { return {.rows = sequence_parallel ? axes : AxisSet{0}}; }
     /// Waits here when collectives are not to run under products.
     comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
     /// addend [N, C] → this rank's part of the residual stream: the sum over the ranks, or its rows of it.
-    Scratch sum(Exec& ex, const Batch& batch, Scratch addend) const;
+    Scratch sum(Exec& ex, Rows rows, Scratch addend) const;
     /// shard [N/T, C] → [N, C].
     Scratch gather_rows(Exec& ex, const Tensor& shard) const;
   };
 
-  explicit Megatron1D(const Axis& axis) : axis_(axis) {}
+  Megatron1D(const Axis& axis, const Ranks& ranks) : Strategy(axis.store, ranks), axis_(axis) {}
   Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parallel, bool overlap);
 
-  Tile residual(int layer, const Batch& batch) const override;
-  Heads heads(int64_t heads) const override;
+  Spread stream(int) const override { return axis_.stream(); }
+  Spread attention(int) const override { return {.cols = axis_.axes}; }
+  VocabSpread vocab() const override { return {.vocab = axis_.axes}; }
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
-  std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec) override;
-  std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec) override;
-  std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) override;
 
  private:
-  params::SlotId add_table(int group, const std::string& name, const EmbeddingSpec& spec);
-  Axis axis_;
-  params::SlotId table_ = -1;
+  const Axis axis_;
 };
 
 }  // namespace trainer::parallel

@@ -6,18 +6,12 @@ namespace trainer::parallel {
 
 class Serial final : public Strategy {
  public:
-  explicit Serial(ParamStore& store) : store_(store) {}
+  explicit Serial(ParamStore& store) : Strategy(store, Ranks()) {}
 
-  Tile residual(int, const Batch& batch) const override { return {.rows = batch.rows()}; }
-  Heads heads(int64_t heads) const override { return {0, heads}; }
+  Spread stream(int) const override { return {}; }
+  Spread attention(int) const override { return {}; }
+  VocabSpread vocab() const override { return {}; }
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
-  std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec) override;
-  std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec) override;
-  std::unique_ptr<Head> head(int group, const EmbeddingSpec& spec, bool tied) override;
-
- private:
-  ParamStore& store_;
-  params::SlotId table_ = -1;
 };
 
 }  // namespace trainer::parallel

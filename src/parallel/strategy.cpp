@@ -1,30 +1,73 @@
 #include "parallel/strategy.h"
 
+#include <algorithm>
+
+#include "config/layout_rules.h"
 #include "parallel/megatron1d.h"
 #include "parallel/serial.h"
 
 namespace trainer::parallel {
 
+std::unique_ptr<Norm> Strategy::norm(int layer, int group, const NormSpec& spec) {
+  return std::make_unique<Norm>(ranks_, store_, group, spec, stream(layer));
+}
+
+std::unique_ptr<Embedding> Strategy::embedding(int group, const EmbeddingSpec& spec) {
+  table_.emplace(ranks_, store_, group, "wte", spec, vocab(), stream(0));
+  return std::make_unique<Embedding>(*table_, group, spec);
+}
+
+std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec& spec, bool tied) {
+  const Spread features = stream(n_layer);
+  if (!tied) return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, vocab(), features), false);
+  TRAINER_CHECK(table_.has_value(), "a tied head before its embedding");
+  return std::make_unique<Head>(table_->beside(features), true);
+}
+
+AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {
+  const Spread spread = attention(layer);
+  const AxisSet cut = batch.cut ? spread.rows : AxisSet{0};
+  const int64_t groups = ranks_.size(cut), sharers = ranks_.size(spread.cols);
+  TRAINER_CHECK(batch.sequences % groups == 0 && heads % sharers == 0, "{} sequences x {} heads over {} x {} ranks",
+                batch.sequences, heads, groups, sharers);
+  const int64_t sequences = batch.sequences / groups;
+  return {.first_sequence = ranks_.index(cut) * sequences,
+          .sequences = sequences,
+          .first_head = ranks_.index(spread.cols) * heads / sharers,
+          .heads = heads / sharers,
+          .kv_heads = std::max<int64_t>(1, kv_heads / sharers)};
+}
+
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   const config::Parallel& parallel = config.parallel;
-  if (parallel.strategy != "megatron-1d")
-    throw Error(Code::config,
-                format("parallel.strategy = \"{}\" is not built yet; there is: \"megatron-1d\"", parallel.strategy));
+  TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
+  config::require_layout(config);
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
 
-void lay_out_replicas(config::Config& config, int world) {
-  config.parallel.strategy = "megatron-1d";
-  config.parallel.tensor = 1;
-  config.parallel.data = world;
+std::vector<config::Parallel> replica_layouts(const config::Config& config, int world) {
+  config::Config trial = config;
+  trial.parallel.strategy = "megatron-1d";
+  std::vector<config::Parallel> layouts;
+  const auto add = [&](int64_t tensor) {
+    trial.parallel.tensor = tensor;
+    trial.parallel.data = world / tensor;
+    trial.parallel.sequence_parallel = config.parallel.sequence_parallel;
+    if (!config::layout_fits(trial)) trial.parallel.sequence_parallel = false;
+    if (world % tensor == 0 && config::layout_fits(trial)) layouts.push_back(trial.parallel);
+  };
+  add(1);
+  if (config.parallel.tensor > 1) add(config.parallel.tensor);
+  for (int64_t tensor = 2; tensor <= world; ++tensor)
+    if (tensor != config.parallel.tensor) add(tensor);
+  return layouts;
 }
 
-void lay_out_for_generation(config::Config& config, int world) {
-  lay_out_replicas(config, world);
-  int64_t& tensor = config.parallel.tensor;
-  for (tensor = world; world % tensor != 0 || !Megatron1D::divides(config.model, tensor);) --tensor;
-  config.parallel.data = world / tensor;
-  config.parallel.sequence_parallel = false;  // one row at a time cannot be split
+std::vector<config::Parallel> generation_layouts(const config::Config& config, int world) {
+  config::Config one_by_one = config;
+  one_by_one.parallel.sequence_parallel = false;  // one row at a time cannot be split
+  const std::vector<config::Parallel> layouts = replica_layouts(one_by_one, world);
+  return {std::ranges::max(layouts, {}, &config::Parallel::tensor)};
 }
 
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {

@@ -2,37 +2,221 @@
 
 #include <algorithm>
 
-#include "tensor/host_copy.h"
+#include "ops/elementwise.h"
+#include "ops/embedding.h"
+#include "ops/gemm.h"
+#include "parallel/loss.h"
 
 namespace trainer::parallel {
 
-void run(Exec& ex, comm::Communicator& ranks, const ShardedLoss& op) {
-  const int64_t rows = op.shard.logits.rows();
-  const Scratch here = ex.take("loss.largest_here", {rows}, DType::f64);
-  const Scratch largest = ex.take("loss.largest", {rows}, DType::f64);
-  const Scratch sums = ex.take("loss.sums", {2, rows}, DType::f64);
-  const Tensor flat = sums.tensor().reshape({2 * rows});
-  ops::run(ex, ops::ShardSums{op.shard, here, flat});
-  ops::run(ex, ops::Copy{here, largest});
-  ranks.all_reduce(ex, largest, comm::Reduce::max).join(ex);
-  ops::run(ex, ops::ShardRescale{op.shard, here, largest, flat});
-  ranks.all_reduce(ex, flat).join(ex);
-  ops::run(ex, ops::ShardLoss{.shard = op.shard,
-                              .largest = largest,
-                              .sums = flat,
-                              .weights = op.weights,
-                              .loss = op.loss,
-                              .dlogits = op.dlogits,
-                              .vocabulary = op.vocabulary,
-                              .scale = op.scale});
+using comm::Lane;
+using mesh::split;
+using mesh::Transit;
+using params::GradSlot;
+using params::Init;
+
+Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
+             VocabSpread spread_over, Spread activations)
+    : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
+  const AxisSet rows = near().rows;
+  TRAINER_CHECK((spread.flat & ~rows) == 0, "flat pieces of {} over ranks that hold the same rows", name);
+  const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
+  const mesh::Layout layout = store.whole({vocab, width})
+                                  .padded(0, round_up(vocab, multiple))
+                                  .with(spread.vocab, split(0))
+                                  .with(spread.hidden, split(1))
+                                  .with(spread.flat, mesh::kFlat);
+  slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
 }
 
-double sum_of_losses(Exec& ex, const Tensor& losses) {
-  if (ex.device.dry()) return 0;
-  const HostCopy here(ex.device, losses);
-  double total = 0;
-  for (const double value : here.tensor().span<double>()) total += value;
-  return total;
+Table Table::beside(Spread other) const {
+  Table table = *this;
+  table.stream = other;
+  TRAINER_CHECK(table.near().rows == near().rows, "one table beside rows that are cut in two ways");
+  return table;
+}
+
+Embedding::Embedding(const Table& table, int group, const EmbeddingSpec& spec) : table_(table) {
+  if (spec.positions == 0) return;
+  const mesh::Layout layout = table.store.whole({spec.positions, spec.d_model}).with(table.stream.cols, split(1));
+  positions_ = table.store.add_slot(group, {{"wpe", layout, {Init::Kind::normal, spec.init_std}, table.stream.rows}});
+}
+
+Scratch Embedding::forward(Exec& ex, const Batch& batch) {
+  const Table& t = table_;
+  const Rows rows = batch.rows();
+  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
+  const mesh::Layout from = t.addends(rows), to = t.stream_layout(rows);
+  const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
+  Scratch y = ex.take(at_once ? "embedding.y" : "embedding.addend", {near.rows, near.cols}, t.store.compute_dtype());
+  {
+    const auto weights = t.store.gather(ex, t.slot);
+    ops::run(ex, ops::EmbeddingForward{.ids = batch.ids.range(near.first_row, near.rows),
+                                       .table = weights,
+                                       .positions = at_once ? positions : Tensor{},
+                                       .y = y,
+                                       .rows_per_sequence = batch.seq_len,
+                                       .first_position = batch.first_position,
+                                       .shard = {t.first_token(), t.vocab}});
+  }
+  if (at_once) return y;
+  y = t.ranks.start(ex, from, to, std::move(y)).finish(ex);
+  if (positions)
+    ops::run(ex, ops::AddPositions{.positions = positions,
+                                   .y = y,
+                                   .rows_per_sequence = batch.seq_len,
+                                   .first_position = batch.first_position,
+                                   .first_row = t.ranks.tile(t.stream, rows, t.width).first_row});
+  return y;
+}
+
+void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads) {
+  const Table& t = table_;
+  const Rows rows = batch.rows();
+  Transit to_table = t.ranks.start(ex, t.stream_layout(rows), t.near_layout(rows), dy);
+  if (positions_ >= 0) {  // hides the move
+    const GradSlot positions = grads.slot(ex, positions_);
+    ops::run(ex, ops::PositionsBackward{.dy = dy,
+                                        .dpositions = positions.tensor,
+                                        .rows_per_sequence = batch.seq_len,
+                                        .first_row = t.ranks.tile(t.stream, rows, t.width).first_row,
+                                        .accumulate = positions.accumulate});
+  }
+  const Scratch moved = to_table.finish(ex);
+  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const GradSlot table = grads.slot(ex, t.slot);
+  ops::run(ex, ops::EmbeddingBackward{.ids = batch.ids.range(near.first_row, near.rows),
+                                      .dy = moved ? moved.tensor() : dy,
+                                      .dtable = table.tensor,
+                                      .accumulate = table.accumulate,
+                                      .shard = {t.first_token(), t.vocab}});
+  grads.ready(ex, t.slot);
+}
+
+double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(ex, batch, x, {}, nullptr); }
+
+double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
+  dx = ex.take("head.dx", x.shape, x.dtype);
+  const double sum = walk(ex, batch, x, dx, &grads);
+  if (!tied_) grads.ready(ex, table_.slot);
+  return sum;
+}
+
+Scratch Head::logits(Exec& ex, const Tensor& x) {
+  TRAINER_CHECK(x.rows() == 1, "logits of {} rows are not gathered", x.rows());
+  const Rows row{.count = 1, .cut = false};
+  const Scratch moved = table_.ranks.start(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
+  Scratch own;
+  {
+    const auto weights = table_.store.gather(ex, table_.slot);
+    own = own_logits(ex, weights, moved ? moved.tensor() : x);
+  }
+  const int64_t shards = table_.ranks.size(table_.spread.vocab), count = own.tensor().count();
+  if (shards == 1) return own;
+  Scratch all = ex.take("head.all_logits", {1, shards * count}, own.tensor().dtype);
+  table_.ranks.along(table_.spread.vocab, Lane::critical)
+      .all_gather(ex, own.tensor().reshape({count}), all.tensor().reshape({shards * count}))
+      .join(ex);
+  return all;
+}
+
+Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features) {
+  Scratch out = ex.take("head.logits", {features.rows(), weights.rows()}, accumulator_of(features.dtype));
+  ops::run(ex, ops::Gemm{.a = features,
+                         .b = weights,
+                         .c = out,
+                         .trans_b = true,
+                         .packed_b = table_.store.packed(ex, table_.slot, true)});
+  if (table_.ranks.size(table_.spread.hidden) > 1)
+    table_.ranks.along(table_.spread.hidden, Lane::critical).all_reduce(ex, out).join(ex);
+  return out;
+}
+
+/// Of a vector over all token rows, the elements that belong to rows [first, first + count) of each rank whose rows are
+/// in the chunk; empty when these are its rows [first, first + count).
+Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
+  const Ranks& ranks = table_.ranks;
+  const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.spread.vocab;
+  if (cut == 0) return {};
+  const int64_t wide = ranks.size(shared), each = all.count() / ranks.size(cut);
+  const int64_t begin = ranks.index(cut & ~shared) * wide;
+  TRAINER_CHECK(ranks.index(cut) == begin + ranks.index(shared),
+                "axes of the vocabulary outside of others of the rows");
+  Scratch picked = ex.take("head.rows", {wide * count}, all.dtype);
+  for (int64_t r = 0; r < wide; ++r)
+    ops::run(ex, ops::Copy{all.range((begin + r) * each + first, count), picked.tensor().range(r * count, count)});
+  return picked;
+}
+
+/// Rows that are at hand: what the head makes of them, and where their dx goes.
+struct Head::Chunk {
+  Rows rows;  // of all ranks that cut the rows
+  Tensor features, dlogits, dx;
+};
+
+double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
+  const Ranks& ranks = table_.ranks;
+  const Rows all = batch.rows();
+  const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
+  const auto weights = table_.store.gather(ex, table_.slot);  // for all chunks
+  const Tensor table = weights;
+  const DType sums = accumulator_of(x.dtype);
+  const int64_t wide = ranks.size(cut & table_.spread.vocab), here = loss_rows(all);
+  const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, here, table.rows(), sums) / wide);
+  comm::Communicator* const sharers =
+      ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
+  Scratch own_losses;
+  if (!batch.losses) own_losses = ex.take("head.losses", {here}, DType::f64);
+  const Tensor losses = batch.losses ? batch.losses : own_losses.tensor();
+  for (int64_t first = 0; first < x.rows(); first += chunk) {
+    const int64_t count = std::min(chunk, x.rows() - first);
+    Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
+    const Tensor stream = x.row_range(first, count);
+    const Scratch moved =
+        ranks.start(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
+    at.features = moved ? moved.tensor() : stream;
+    const Scratch targets = pick(ex, all, batch.targets, first, count),
+                  rows = pick(ex, all, batch.weights, first, count);
+    const Scratch scores = own_logits(ex, table, at.features);
+    Scratch own;  // dlogits take the place of the logits when the types agree
+    if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
+    if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
+    run(ex, sharers,
+        ShardedLoss{.shard = {.logits = scores,
+                              .targets = targets ? targets.tensor() : batch.targets.range(first, count),
+                              .first = table_.first_token(),
+                              .vocab = std::clamp<int64_t>(table_.vocab - table_.first_token(), 0, table.rows())},
+                    .weights = rows ? rows.tensor() : batch.weights.range(first, count),
+                    .loss = losses.range(wide * first, wide * count),
+                    .dlogits = at.dlogits,
+                    .vocabulary = table_.vocab,
+                    .scale = batch.loss_scale});
+    if (grads == nullptr) continue;
+    at.dx = dx.row_range(first, count);
+    backward(ex, table, at, *grads);
+  }
+  return batch.losses ? 0 : sum_of_losses(ex, losses);
+}
+
+// df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
+void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
+  const mesh::Layout addends = table_.addends(chunk.rows), home = table_.stream_layout(chunk.rows);
+  const bool in_place = table_.near_layout(chunk.rows) == home;
+  Scratch apart;
+  if (!in_place) apart = ex.take("head.dx_all", chunk.features.shape, chunk.features.dtype);
+  ops::run(ex, ops::Gemm{.a = chunk.dlogits,
+                         .b = weights,
+                         .c = in_place ? chunk.dx : apart.tensor(),
+                         .packed_b = table_.store.packed(ex, table_.slot, false)});
+  Transit sum = in_place ? table_.ranks.start_in_place(ex, addends, home, chunk.dx)
+                         : table_.ranks.start(ex, addends, home, std::move(apart), chunk.dx);
+  const GradSlot table = grads.slot(ex, table_.slot);
+  ops::run(
+      ex,
+      ops::Gemm{
+          .a = chunk.dlogits, .b = chunk.features, .c = table.tensor, .trans_a = true, .accumulate = table.accumulate});
+  sum.finish(ex);
 }
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType logits) {

@@ -1,23 +1,92 @@
 #pragma once
-// The output head of ranks that share a vocabulary: logits are never gathered (Shoeybi et al. 2019, §3).
-#include "ops/cross_entropy.h"
-#include "parallel/strategy.h"
+// The embedding and the output head of every strategy: a table [V, H] whose rows may be cut over some axes, whose
+// columns over others, and which may be stored in flat pieces, beside activations in any spread.
+//
+//   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
+//   beside the table, a rank has activations of the rows that R cuts without V, columns cut over H:
+//     embedding   looks its tokens up; what others have counts as zero, so that the sum over V is exact; → [R, C]
+//     head        x moves there; logits are added over H; cross-entropy over V (loss.h); dx is added over V; → [R, C]
+//   Gradients of the table have addends along R without V, which go home over F, and are summed over the rest of them
+//   once a step.
+#include <memory>
+
+#include "parallel/batch.h"
+#include "params/grad_sink.h"
 
 namespace trainer::parallel {
 
-/// Softmax cross-entropy of rows whose logits are spread over `ranks` by columns. `loss` [m] f64 is the same on all of
-/// them; dlogits (may be empty) are this rank's columns. `weights`, `scale`, `vocabulary` as in ops::ShardLoss. Sends
-/// 3·m elements; waits.
-struct ShardedLoss {
-  ops::CrossEntropyShard shard;
-  Tensor weights, loss, dlogits;
-  int64_t vocabulary = 0;
-  double scale = 1;
+struct EmbeddingSpec {
+  int64_t vocab = 0, d_model = 0;
+  int64_t positions = 0;       // learned positions; 0: none
+  int64_t vocab_multiple = 0;  // the vocabulary is padded to a multiple of it; 0: of 128 for each rank that shares it
+  double init_std = 0.02;
 };
-void run(Exec& ex, comm::Communicator& ranks, const ShardedLoss& op);
 
-/// Σ in order; 0 on a dry device.
-double sum_of_losses(Exec& ex, const Tensor& losses);
+/// A table in the store, beside activations in the spread `stream`.
+struct Table {
+  /// A new slot for it.
+  Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
+        VocabSpread spread, Spread stream);
+  /// The same slot beside other activations (internal error when its gradient would then have other addends).
+  Table beside(Spread other) const;
+
+  /// The spread of activations at the table: see above.
+  Spread near() const { return {stream.rows & ~spread.vocab, spread.hidden}; }
+  int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
+  mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
+  mesh::Layout near_layout(Rows rows) const { return ranks.layout(near(), rows, width); }
+  /// Of addends along the axes that cut the vocabulary.
+  mesh::Layout addends(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
+
+  const Ranks ranks;
+  params::ParamStore& store;
+  const VocabSpread spread;
+  Spread stream;
+  int64_t vocab, width;
+  params::SlotId slot = -1;
+};
+
+class Embedding {
+ public:
+  Embedding(const Table& table, int group, const EmbeddingSpec& spec);
+  /// The table's tokens and, if there are any, positions → y in the spread beside the table.
+  Scratch forward(Exec& ex, const Batch& batch);
+  void backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads);
+
+  const Table& table() const { return table_; }
+
+ private:
+  const Table table_;
+  params::SlotId positions_ = -1;
+};
+
+/// The output head with softmax cross-entropy. Rows are walked in chunks: logits, loss and both gradients of a chunk
+/// are formed while it is at hand, so logits of the whole batch never exist. Hence the loss comes out of the backward
+/// pass. Where rows are cut over axes that share the vocabulary, a chunk holds as many rows of every rank.
+class Head {
+ public:
+  /// `tied`: the table is an embedding's, whose backward pass ends its gradient.
+  Head(const Table& table, bool tied) : table_(table), tied_(tied) {}
+
+  /// The axes that cut the rows whose losses a rank has; how many those are.
+  AxisSet loss_axes() const { return table_.near().rows; }
+  int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
+  /// Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
+  double loss(Exec& ex, const Batch& batch, const Tensor& x);
+  /// The same sum; dx, as x, of loss_scale·Σ over all rows; weight gradients go to the sink.
+  double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads);
+  /// Logits of one row, x being this rank's columns of it → [1, vocabulary padded] on every rank, accumulator type.
+  Scratch logits(Exec& ex, const Tensor& x);
+
+ private:
+  struct Chunk;
+  double walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
+  Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
+  Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
+  void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);
+  const Table table_;
+  const bool tied_;
+};
 
 /// Rows of logits that a head forms at a time: enough that a product with the table amortises reading it, few enough to
 /// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind.

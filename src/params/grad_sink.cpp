@@ -5,6 +5,7 @@
 
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
+#include "ops/finish.h"
 
 namespace trainer::params {
 namespace {
@@ -97,7 +98,7 @@ void GradSink::ready(Exec& ex, SlotId id) {
     const comm::Chunk piece = group.chunk(flat.count());
     const Tensor own = flat.range(piece.begin, piece.count);
     if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
-      ops::run(ex, ops::DropoutAdd{.x = own, .residual = home, .y = own, .site = {}});
+      ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
     scatters_.push_back(group.reduce_scatter(ex, flat, home));
   }
   scatters_.back().keep(std::move(block));

@@ -29,10 +29,11 @@ Evaluation evaluate(Trainer& trainer, const data::TokenDataset& dataset, int64_t
     const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
     nats += trainer.loss_sum(batch);
+    if (!trainer.first_of_replica()) continue;
     for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
     if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
   }
-  trainer.sum_over_replicas(sums);
+  trainer.sum_of_rows(sums);
   result.report.tokens = static_cast<int64_t>(tokens);
   result.report.loss = nats / tokens;
   result.report.perplexity = std::exp(result.report.loss);

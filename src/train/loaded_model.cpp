@@ -26,8 +26,22 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
   return std::stoll(it->second);
 }
 
+/// Takes the first of the layouts that fits on every rank. When none does, all refuse with what the last one, which is
+/// the smallest on each rank, needs.
+void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
+  for (const config::Parallel& layout : layouts) {
+    loaded.config.parallel = layout;
+    const RunPlan plan = plan_run(loaded.config, vocab, loaded.machine, false);
+    double too_large = plan.total > loaded.machine.memory_limit ? 1 : 0;
+    world.control().sum({&too_large, 1});
+    if (too_large == 0) return;
+    if (&layout != &layouts.back()) continue;
+    world.control().together([&] { require_memory(plan, loaded.config, vocab, loaded.machine); });
+  }
+}
+
 /// What is damaged in the checkpoint; empty: `out` holds it.
-std::string load_folder(comm::World& world, const fs::path& folder, const LayOut& lay_out, int threads,
+std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
   if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
@@ -38,13 +52,14 @@ std::string load_folder(comm::World& world, const fs::path& folder, const LayOut
   loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), {}, {.files = false});
   loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
-  lay_out(loaded.config, world.size());
+  const config::Config trained = loaded.config;
+  loaded.config.parallel = layouts(trained, world.size()).front();
   loaded.tokenizer_hash = header.tokenizer_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
   loaded.machine = choose_machine(loaded.config, world);
   const int64_t vocab = vocabulary(header, folder);
-  require_memory(plan_run(loaded.config, vocab, loaded.machine, false), loaded.config, vocab, loaded.machine);
+  lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = make_device(loaded.machine);
   // By what there is now: the machine it was trained on may have been another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
@@ -58,14 +73,14 @@ std::string load_folder(comm::World& world, const fs::path& folder, const LayOut
 
 }  // namespace
 
-LoadedModel load_model(comm::World& world, const fs::path& path, const LayOut& lay_out, int threads) {
+LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads) {
   const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
                             : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
   std::optional<LoadedModel> loaded;
   load_first_whole(world, candidates, none_whole,
-                   [&](const fs::path& folder) { return load_folder(world, folder, lay_out, threads, loaded); });
+                   [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, loaded); });
   return std::move(*loaded);
 }
 

@@ -23,13 +23,14 @@ struct LoadedModel {
   std::unique_ptr<Trainer> trainer;        // weights only
 };
 
-/// Chooses config.parallel for so many ranks: parallel::lay_out_replicas, parallel::lay_out_for_generation.
-using LayOut = std::function<void(config::Config&, int)>;
+/// The layouts for so many ranks, of which the first that fits into the memory of all is taken:
+/// parallel::replica_layouts, parallel::generation_layouts.
+using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 
 /// PATH: a step folder, or a `checkpoints` or run folder: its newest
 /// checkpoint that is whole, with a warning for each that was passed over. `threads` 0: as many as the machine gives.
 /// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
 /// does not fit.
-LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const LayOut& lay_out, int threads = 0);
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0);
 
 }  // namespace trainer::train

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "checkpoint/manifest.h"
+#include "config/layout_rules.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/gemm_tuning.h"
 #include "train/generate.h"
@@ -52,8 +53,8 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
   config::Config changed = config;
   for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
     if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
-    if (config.parallel.sequence_parallel && micro * config.model.seq_len % config.parallel.tensor != 0) continue;
     changed.train.micro_batch = micro;
+    if (!config::layout_fits(changed)) continue;
     for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
                                      {config::Recompute::selective, "selective"},
                                      {config::Recompute::full, "full"}}) {

@@ -43,7 +43,7 @@ class Session {
         datasets_(std::move(datasets)),
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
-        device_((require_memory(plan_, config, datasets_.vocab, machine), make_device(machine))),
+        device_((agree_on_memory(), make_device(machine))),
         between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
         gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
         trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, datasets_.vocab, machine.compute, true),
@@ -86,6 +86,11 @@ class Session {
   }
 
  private:
+  /// All ranks refuse, or none: memory may be short on one host only.
+  void agree_on_memory() {
+    world_.control().together([&] { require_memory(plan_, config_, datasets_.vocab, machine_); });
+  }
+
   /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
   struct Requests {
     bool stop, save, time_is_up;
@@ -311,7 +316,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     const int64_t vocab = data::planned_vocab(config);
     const RunPlan plan = plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine);
-    require_memory(plan, config, vocab, machine);
+    world.control().together([&] { require_memory(plan, config, vocab, machine); });
     return 0;
   }
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <functional>
 
-#include "parallel/vocab.h"
+#include "parallel/loss.h"
 
 namespace trainer::train {
 namespace {
@@ -44,7 +44,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
   scalars_ = Buffer(device, "data", {kMostScalars}, DType::f64);
   if (!training) return;
-  losses_ = Buffer(device, "data", rows, DType::f64);
+  losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   grads_ = std::make_unique<params::GradSink>(store_);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
@@ -87,7 +87,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(outcome.phase_ms.backward);
   }
-  sum_over_replicas({&loss, 1});
+  sum_of_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
@@ -114,9 +114,13 @@ void Trainer::reduce_scalars(comm::Communicator& group, std::span<double> values
   device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
 }
 
-void Trainer::sum_over_replicas(std::span<double> values) {
-  reduce_scalars(mesh_.along("data", comm::Lane::control), values, comm::Reduce::sum);
+mesh::AxisSet Trainer::row_axes() const { return mesh_.shape().set("data") | model_->loss_axes(); }
+
+void Trainer::sum_of_rows(std::span<double> values) {
+  reduce_scalars(mesh_.along(row_axes(), comm::Lane::control), values, comm::Reduce::sum);
 }
+
+bool Trainer::first_of_replica() const { return mesh_.shape().index(mesh_.rank(), model_->loss_axes()) == 0; }
 
 void Trainer::max_over_ranks(std::span<double> values) {
   reduce_scalars(mesh_.along(mesh_.shape().all(), comm::Lane::control), values, comm::Reduce::max);
@@ -143,7 +147,7 @@ int64_t Trainer::of_first_rank(int64_t value) {
 void Trainer::plan() {
   // Scalars are exchanged at any time: the memory of their communicators is there from the start.
   const mesh::AxisSet all = mesh_.shape().all(), data = mesh_.shape().set("data");
-  for (const mesh::AxisSet axes : {data, all, all & ~data}) mesh_.along(axes, comm::Lane::control);
+  for (const mesh::AxisSet axes : {row_axes(), all, all & ~data}) mesh_.along(axes, comm::Lane::control);
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   Exec ex{*dry, arena_, meter_};
   parallel::Batch batch = views();

@@ -55,12 +55,14 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
-  /// Σ loss over the rows of this replica's micro-batch (masked rows count 0), dropout off.
+  /// Σ loss over the rows of this replica's micro-batch whose losses this rank has (masked rows count 0), dropout off.
   double loss_sum(const data::TokenBatch& batch);
 
-  /// values ← Σ over replicas, in their order. At most kMostScalars.
+  /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order. At most kMostScalars.
   static constexpr int64_t kMostScalars = 4;
-  void sum_over_replicas(std::span<double> values);
+  void sum_of_rows(std::span<double> values);
+  /// Of those ranks, whether this is its replica's first, which counts what is to be counted once for all rows.
+  bool first_of_replica() const;
   /// values ← the largest on any rank; and whether `flag` holds on any. At most kMostScalars.
   void max_over_ranks(std::span<double> values);
   bool on_any_rank(bool flag);
@@ -93,6 +95,7 @@ class Trainer {
   BytesByCategory memory() const;
 
  private:
+  mesh::AxisSet row_axes() const;
   void reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;

@@ -26,6 +26,13 @@ void run(Exec&, const AttentionBackward&) { refuse(); }
 void run(Exec&, const NormForward&) { refuse(); }
 void run(Exec&, const NormApply&) { refuse(); }
 void run(Exec&, const NormBackward&) { refuse(); }
+void run(Exec&, const NormMoments&) { refuse(); }
+void run(Exec&, const NormMerge&) { refuse(); }
+void run(Exec&, const SplitNormSums&) { refuse(); }
+void run(Exec&, const SplitNormBackward&) { refuse(); }
+void run(Exec&, const BiasActivation&) { refuse(); }
+void run(Exec&, const GeluBackward&) { refuse(); }
+void run(Exec&, const Add&) { refuse(); }
 void run(Exec&, const GeluForward&) { refuse(); }
 void run(Exec&, const SwigluForward&) { refuse(); }
 void run(Exec&, const SwigluBackward&) { refuse(); }

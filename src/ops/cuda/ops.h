@@ -10,9 +10,11 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/finish.h"
 #include "ops/gemm_tuning.h"
 #include "ops/norm.h"
 #include "ops/rope.h"
+#include "ops/split_norm.h"
 
 namespace trainer::ops::cuda {
 
@@ -32,6 +34,15 @@ void run(Exec& ex, const AttentionBackward& op);
 void run(Exec& ex, const NormForward& op);
 void run(Exec& ex, const NormApply& op);
 void run(Exec& ex, const NormBackward& op);
+
+void run(Exec& ex, const NormMoments& op);
+void run(Exec& ex, const NormMerge& op);
+void run(Exec& ex, const SplitNormSums& op);
+void run(Exec& ex, const SplitNormBackward& op);
+
+void run(Exec& ex, const BiasActivation& op);
+void run(Exec& ex, const GeluBackward& op);
+void run(Exec& ex, const Add& op);
 
 void run(Exec& ex, const GeluForward& op);
 void run(Exec& ex, const SwigluForward& op);

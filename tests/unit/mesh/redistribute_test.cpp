@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/error.h"
@@ -237,6 +238,89 @@ TEST(Redistribute, AViewIsLeftAsItWas) {
         if (out) check<int32_t>(rank, to, 31, out, to_string(to));
       }
   });
+}
+
+TEST(Transit, RunsItsFirstCollectiveUntilItIsFinishedAndNoOther) {
+  const MeshShape shape = mesh_of({2, 2});
+  const std::vector<Layout> states = all_states(shape, {8, 8});
+  comm::run_on_threads(4, {}, [&](comm::World& world) {
+    Rank rank(world, shape);
+    const int me = rank.mesh.rank();
+    for (const Layout& from : states)
+      for (const Layout& to : states) {
+        const Route& route = rank.mesh.route(from, to);
+        const std::string what = format("{} to {}", to_string(from), to_string(to));
+        const auto collectives = [&] {
+          int64_t calls = 0;
+          for (const auto& [key, count] : rank.meter.comm()) calls += count.calls;
+          return calls;
+        };
+        const auto all = std::ranges::count_if(route.steps, [](const Step& step) { return step.op.has_value(); });
+        for (const bool waits : {false, true}) {
+          Scratch in = rank.ex.take("in", from.local(me), DType::i32);
+          fill<int32_t>(from, me, 71, in);
+          rank.meter.reset();
+          Transit transit = start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, std::move(in));
+          TRAINER_CHECK(collectives() == std::min<int64_t>(all, 1), "{}: {} were started", what, collectives());
+          if (waits) transit.wait(rank.ex);
+          // Another lane's operation in between, as a product would be.
+          const Scratch other = rank.ex.take("other", {4}, DType::i32);
+          rank.mesh.along(shape.all(), comm::Lane::weights).broadcast(rank.ex, other, 0).join(rank.ex);
+          const Scratch out = transit.finish(rank.ex);
+          TRAINER_CHECK(collectives() == all + 1, "{}: {} collectives of {}", what, collectives(), all);
+          check<int32_t>(rank, to, 71, out, what);
+        }
+      }
+  });
+}
+
+TEST(Transit, LeavesItsResultWhereItIsWanted) {
+  const MeshShape shape = mesh_of({2, 2});
+  const std::vector<Layout> states = all_states(shape, {8, 8});
+  comm::run_on_threads(4, {}, [&](comm::World& world) {
+    Rank rank(world, shape);
+    const int me = rank.mesh.rank();
+    for (const Layout& from : states)
+      for (const Layout& to : states)
+        for (const bool owned : {false, true}) {
+          Scratch in = rank.ex.take("in", from.local(me), DType::i32);
+          fill<int32_t>(from, me, 81, in);
+          const std::vector<int32_t> before(in.tensor().span<int32_t>().begin(), in.tensor().span<int32_t>().end());
+          const Scratch out = rank.ex.take("out", to.local(me), DType::i32);
+          Scratch given = owned ? std::move(in) : Scratch();
+          Transit transit = owned
+                                ? start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, std::move(given), out)
+                                : start_move(rank.ex, rank.mesh, comm::Lane::critical, from, to, in.tensor(), out);
+          const Scratch nothing = transit.finish(rank.ex);
+          const std::string what = format("{} to {}", to_string(from), to_string(to));
+          TRAINER_CHECK(!nothing, "{} has a handle of its own", what);
+          check<int32_t>(rank, to, 81, out, what);
+          if (owned) continue;
+          const auto now = in.tensor().span<int32_t>();
+          TRAINER_CHECK(std::equal(now.begin(), now.end(), before.begin()), "{} wrote into its input", what);
+        }
+  });
+}
+
+TEST(Transit, AddsInPlaceAndRefusesWhatCannotStay) {
+  const MeshShape shape = mesh_of({2, 2});
+  comm::run_on_threads(4, {}, [&](comm::World& world) {
+    Rank rank(world, shape);
+    const int me = rank.mesh.rank();
+    for (const auto& [from, to] : {std::pair{"PB", "BB"}, {"P0", "B0"}, {"PP", "BB"}, {"1P", "1B"}}) {
+      const Layout a = state(shape, from), b = state(shape, to);
+      const Scratch x = rank.ex.take("x", a.local(me), DType::i32);
+      fill<int32_t>(a, me, 91, x);
+      Transit sum = start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, a, b, x);
+      TRAINER_CHECK(!sum.finish(rank.ex), "{} to {} has moved", from, to);
+      check<int32_t>(rank, b, 91, x, format("{} to {}", from, to));
+    }
+  });
+  const auto world = comm::dry_world(4);
+  Rank rank(*world, shape);
+  const Layout a = state(shape, "PB"), b = state(shape, "0B");
+  const Scratch x = rank.ex.take("x", a.local(0), DType::i32);
+  EXPECT_THROW(start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, a, b, x).finish(rank.ex), Error);
 }
 
 TEST(Redistribute, BackwardIsTheDualTheOtherWayRound) {

@@ -85,6 +85,15 @@ inline Operands operands(NormApply& o) { return {&o.x, &o.gain, &o.bias, &o.mean
 inline Operands operands(NormBackward& o) {
   return {&o.dy, &o.x, &o.gain, &o.mean, &o.rstd, &o.residual, &o.dx, &o.dgain, &o.dbias};
 }
+inline Operands operands(NormMoments& o) { return {&o.x, &o.moments}; }
+inline Operands operands(NormMerge& o) { return {&o.all, &o.mean, &o.rstd}; }
+inline Operands operands(SplitNormSums& o) { return {&o.dy, &o.x, &o.gain, &o.mean, &o.rstd, &o.sums}; }
+inline Operands operands(SplitNormBackward& o) {
+  return {&o.dy, &o.x, &o.gain, &o.mean, &o.rstd, &o.sums, &o.residual, &o.dx, &o.dgain, &o.dbias};
+}
+inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.y}; }
+inline Operands operands(GeluBackward& o) { return {&o.dy, &o.x, &o.dx}; }
+inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
 inline Operands operands(GeluForward& o) { return {&o.x, &o.y}; }
 inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y}; }
 inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup}; }

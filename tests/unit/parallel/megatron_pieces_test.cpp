@@ -1,159 +1,31 @@
 // The pieces of Megatron-1D one by one, on ranks that are threads, beside dense ones on one rank.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <mutex>
-
-#include "base/philox.h"
+#include "parallel/loss.h"
 #include "parallel/megatron1d.h"
 #include "parallel/serial.h"
-#include "parallel/vocab.h"
+#include "unit/parallel/pieces_rig.h"
 
-using namespace trainer;
-using parallel::Batch;
-using parallel::LinearSpec;
-using parallel::Megatron1D;
-using parallel::Role;
-using params::GradSink;
-using params::ParamStore;
-
+namespace trainer::pieces {
 namespace {
 
-constexpr int64_t kSequences = 2, kLength = 12, kRows = kSequences * kLength;
+using parallel::LinearSpec;
+using parallel::Megatron1D;
+using parallel::Site;
 
-/// A rank's store, strategy and sink, or those of one rank alone.
-struct Rig {
-  Rig(comm::World& world, int tensor, bool sequence_parallel, DType dtype = DType::f64)
-      : type(dtype), mesh(world, device, Megatron1D::mesh_shape(world.size(), tensor, 0)), store(device, dtype, &mesh) {
-    if (tensor == 1) {
-      strategy = std::make_unique<parallel::Serial>(store);
-    } else {
-      strategy = std::make_unique<Megatron1D>(mesh, store, sequence_parallel, true);
-    }
-    batch.sequences = kSequences;
-    batch.seq_len = kLength;
-    batch.residual = strategy->residual(0, batch);
-  }
-  void ready() {
-    store.allocate(true);
-    sink = std::make_unique<GradSink>(store);
-    sink->prepare(device);
-    sink->begin_step();
-    sink->begin_micro(true);
-  }
-  void done() {
-    for (size_t g = store.groups().size(); g-- > 0;) sink->group_done(ex, static_cast<int>(g));
-    sink->end_micro(ex);
-    sink->finish(ex);
-  }
-  DType type;
-  device::CpuDevice device{1};
-  mesh::Mesh mesh;
-  ParamStore store;
-  std::unique_ptr<parallel::Strategy> strategy;
-  std::unique_ptr<GradSink> sink;
-  Arena arena{device, Arena::Mode::heap};
-  Meter meter;
-  Exec ex{device, arena, meter};
-  Batch batch;
-};
-
-using Values = std::vector<double>;
-using Named = std::map<std::string, Values>;
-
-double draw(const std::string& name, int64_t i, bool integers) {
-  const uint32_t bits = philox_at(philox_key(11, name), static_cast<uint64_t>(i));
-  return integers ? static_cast<double>(bits % 5) - 2 : static_cast<double>(bits) * 0x1p-31 - 1;
-}
-
-void set(const Tensor& t, int64_t i, double value) {
-  if (t.dtype == DType::f64) {
-    t.as<double>()[i] = value;
-  } else {
-    t.as<float>()[i] = static_cast<float>(value);
-  }
-}
-double get(const Tensor& t, int64_t i) {
-  return t.dtype == DType::f64 ? t.as<double>()[i] : static_cast<double>(t.as<float>()[i]);
-}
-
-void fill_weights(ParamStore& store, bool integers) {
-  for (const params::Param& param : store.params()) {
-    const Tensor flat = store.groups()[static_cast<size_t>(param.group)].master;
-    for (const mesh::Run& run : param.runs)
-      for (int64_t i = 0; i < run.length; ++i)
-        set(flat, run.local + i * run.stride, draw(param.name, run.global + i, integers));
-  }
-  store.weights_changed();
-}
-
-/// Element (row, col) of a local tensor is element (first_row + row, first_col + col) of the global one, `width` wide.
-struct Piece {
-  int64_t first_row, first_col, width;
-};
-Scratch local(Rig& rig, const char* name, Shape shape, Piece at, bool integers) {
-  Scratch t = rig.ex.take(name, shape, rig.type);
-  for (int64_t r = 0; r < shape[0]; ++r)
-    for (int64_t c = 0; c < shape[1]; ++c)
-      set(t, r * shape[1] + c, draw(name, (at.first_row + r) * at.width + at.first_col + c, integers));
-  return t;
-}
-void collect(Named& all, const std::string& name, const Tensor& t, Piece at, int64_t rows) {
-  Values& out = all[name];
-  out.resize(static_cast<size_t>(rows * at.width), NAN);
-  for (int64_t r = 0; r < t.rows(); ++r)
-    for (int64_t c = 0; c < t.cols(); ++c) {
-      double& element = out[static_cast<size_t>((at.first_row + r) * at.width + at.first_col + c)];
-      const double value = get(t, r * t.cols() + c);
-      if (!std::isnan(element)) {
-        EXPECT_EQ(element, value) << name << ": ranks that share an element";
-      }
-      element = value;
-    }
-}
-void collect_gradients(Named& all, const ParamStore& store) {
-  for (const params::Param& param : store.params()) {
-    Values& out = all["d" + param.name];
-    out.resize(static_cast<size_t>(param.count()), NAN);
-    const Tensor flat = store.groups()[static_cast<size_t>(param.group)].grad;
-    for (const mesh::Run& run : param.runs)
-      for (int64_t i = 0; i < run.length; ++i) {
-        double& element = out[static_cast<size_t>(run.global + i)];
-        const double value = get(flat, run.local + i * run.stride);
-        if (!std::isnan(element)) {
-          EXPECT_EQ(element, value) << param.name << ": ranks that share an element";
-        }
-        element = value;
-      }
-  }
-}
-
-template <typename F>
-Named on_ranks(int tensor, F&& body) {
-  Named all;
-  std::mutex mutex;
-  comm::run_on_threads(tensor, {.timeout_s = 60}, [&](comm::World& world) { body(world, all, mutex); });
-  return all;
-}
-
-/// Largest difference relative to the largest element.
-double difference(const Values& a, const Values& b) {
-  double largest = 0, size = 1e-300;
-  for (size_t i = 0; i < b.size(); ++i) {
-    const double d = std::abs(a[i] - b[i]);
-    if (!(d <= largest)) largest = d;
-    size = std::max(size, std::abs(b[i]));
-  }
-  return largest / size;
+Rig make_rig(comm::World& world, int tensor, bool sequence_parallel, DType dtype = DType::f64) {
+  const auto make = [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+    if (tensor == 1) return std::make_unique<parallel::Serial>(store);
+    return std::make_unique<Megatron1D>(mesh, store, sequence_parallel, true);
+  };
+  return {world, Megatron1D::mesh_shape(world.size(), tensor, 0), make, dtype};
 }
 
 /// y, dx and all gradients of an expand or a contract linear with biases.
-Named linear(int tensor, bool sequence_parallel, Role role, bool integers, DType type) {
-  const int64_t in = role == Role::expand ? 8 : 48, out = role == Role::expand ? 48 : 8;
+Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType type) {
+  const int64_t in = leads_out(site) ? 8 : 48, out = leads_out(site) ? 48 : 8;
   return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, tensor, sequence_parallel, type);
-    LinearSpec spec{.role = role, .in = in, .parts = {}, .bias = true};
-    if (role == Role::expand) {
+    Rig rig = make_rig(world, tensor, sequence_parallel, type);
+    LinearSpec spec{.site = site, .in = in, .parts = {}, .bias = true};
+    if (leads_out(site)) {
       spec.parts = {{"q", out / 2}, {"k", out / 4}, {"v", out / 4}};
     } else {
       spec.parts = {{"o", out}};
@@ -163,21 +35,21 @@ Named linear(int tensor, bool sequence_parallel, Role role, bool integers, DType
     fill_weights(rig.store, integers);
     const int64_t t = tensor, r = world.rank();
     // The residual-like side is cut by rows, if at all; the other by columns.
-    const Piece rows{rig.batch.residual.first_row, 0, 8};
-    const Shape residual{rig.batch.residual.rows, 8};
+    const Piece rows{rig.tile(8).first_row, 0, 8};
+    const Shape residual{rig.tile(8).rows, 8};
     Named own;
     Scratch x, dy;
-    if (role == Role::expand) {
+    if (leads_out(site)) {
       x = local(rig, "x", residual, rows, integers);
     } else {
       x = local(rig, "x", {kRows, in / t}, {0, r * in / t, in}, integers);
     }
     const Scratch add = local(rig, "residual", residual, rows, integers);
     parallel::ForwardFusion fusion;
-    if (role == Role::contract) fusion.residual = add;
-    const Scratch y = linear->forward(rig.ex, rig.batch, x, fusion);
+    if (!leads_out(site)) fusion.residual = add;
+    const Scratch y = linear->forward(rig.ex, rig.batch.rows(), x, fusion);
     // Columns of parts lie side by side: dy is drawn by part and column.
-    if (role == Role::expand) {
+    if (leads_out(site)) {
       dy = rig.ex.take("dy", {kRows, out / t}, type);
       int64_t col = 0;
       for (const auto& part : spec.parts)
@@ -187,10 +59,10 @@ Named linear(int tensor, bool sequence_parallel, Role role, bool integers, DType
     } else {
       dy = local(rig, "dy", residual, rows, integers);
     }
-    const Scratch dx = linear->backward(rig.ex, rig.batch, dy, x, {}, *rig.sink);
+    const Scratch dx = linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
     rig.done();
     const std::lock_guard lock(mutex);
-    if (role == Role::expand) {
+    if (leads_out(site)) {
       int64_t col = 0;
       for (const auto& part : spec.parts) {
         const int64_t width = part.out / t;
@@ -209,12 +81,12 @@ Named linear(int tensor, bool sequence_parallel, Role role, bool integers, DType
 }
 
 TEST(MegatronPieces, LinearsEqualDenseOnesBitForBitOnIntegers) {
-  for (const Role role : {Role::expand, Role::contract}) {
-    const Named dense = linear(1, false, role, true, DType::f64);
+  for (const Site site : {Site::up, Site::down}) {
+    const Named dense = linear(1, false, site, true, DType::f64);
     for (const int tensor : {2, 3, 4})
       for (const bool sequence_parallel : {false, true}) {
-        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, role == Role::expand));
-        const Named cut = linear(tensor, sequence_parallel, role, true, DType::f64);
+        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, leads_out(site)));
+        const Named cut = linear(tensor, sequence_parallel, site, true, DType::f64);
         ASSERT_EQ(cut.size(), dense.size());
         for (const auto& [name, values] : dense) EXPECT_EQ(cut.at(name), values) << name;
       }
@@ -222,10 +94,10 @@ TEST(MegatronPieces, LinearsEqualDenseOnesBitForBitOnIntegers) {
 }
 
 TEST(MegatronPieces, LinearsStayNearDenseOnesInSinglePrecision) {
-  for (const Role role : {Role::expand, Role::contract}) {
-    const Named dense = linear(1, false, role, false, DType::f64);
+  for (const Site site : {Site::up, Site::down}) {
+    const Named dense = linear(1, false, site, false, DType::f64);
     for (const bool sequence_parallel : {false, true})
-      for (const auto& [name, values] : linear(4, sequence_parallel, role, false, DType::f32))
+      for (const auto& [name, values] : linear(4, sequence_parallel, site, false, DType::f32))
         EXPECT_LE(difference(values, dense.at(name)), 1e-5) << name;
   }
 }
@@ -233,7 +105,7 @@ TEST(MegatronPieces, LinearsStayNearDenseOnesInSinglePrecision) {
 /// Forward and backward of the embedding with positions.
 Named embedding(int tensor, bool sequence_parallel, const std::vector<int32_t>& ids, DType type) {
   return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, tensor, sequence_parallel, type);
+    Rig rig = make_rig(world, tensor, sequence_parallel, type);
     const auto embedding = rig.strategy->embedding(
         rig.store.add_group("g"), {.vocab = 37, .d_model = 6, .positions = kLength, .vocab_multiple = 48});
     rig.ready();
@@ -241,8 +113,8 @@ Named embedding(int tensor, bool sequence_parallel, const std::vector<int32_t>& 
     std::vector<int32_t> own = ids;
     rig.batch.ids = {reinterpret_cast<std::byte*>(own.data()), {kRows}, DType::i32};
     const Scratch y = embedding->forward(rig.ex, rig.batch);
-    const Piece rows{rig.batch.residual.first_row, 0, 6};
-    const Scratch dy = local(rig, "dy", {rig.batch.residual.rows, 6}, rows, false);
+    const Piece rows{rig.tile(6).first_row, 0, 6};
+    const Scratch dy = local(rig, "dy", {rig.tile(6).rows, 6}, rows, false);
     embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
     rig.done();
     const std::lock_guard lock(mutex);
@@ -279,7 +151,7 @@ struct LossCase {
 /// Losses and dlogits of logits cut into `ranks` shards of columns.
 Named sharded_loss(int ranks, const LossCase& c, bool masked) {
   return on_ranks(ranks, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, ranks == 1 ? 1 : ranks, false, c.type);
+    Rig rig = make_rig(world, ranks == 1 ? 1 : ranks, false, c.type);
     std::vector<int> members(static_cast<size_t>(ranks));
     for (int i = 0; i < ranks; ++i) members[static_cast<size_t>(i)] = i;
     const auto group = world.communicator(rig.device, {1, "tensor", members, world.rank()}, comm::Lane::critical);
@@ -308,7 +180,7 @@ Named sharded_loss(int ranks, const LossCase& c, bool masked) {
         .dlogits = logits,  // in place
         .vocabulary = c.vocab,
         .scale = 0.25};
-    parallel::run(rig.ex, *group, op);
+    parallel::run(rig.ex, group.get(), op);
     const std::lock_guard lock(mutex);
     Scratch row = rig.ex.take("row", {1, c.rows}, DType::f64);
     ops::run(rig.ex, ops::Copy{loss.tensor().reshape({1, c.rows}), row});
@@ -367,20 +239,19 @@ TEST(MegatronPieces, BackwardIsTheAdjointOfForward) {
       double forward = 0, backward = 0;
       std::mutex mutex;
       comm::run_on_threads(tensor, {.timeout_s = 60}, [&](comm::World& world) {
-        Rig rig(world, tensor, sequence_parallel);
+        Rig rig = make_rig(world, tensor, sequence_parallel);
         const int group = rig.store.add_group("g");
-        const auto expand = rig.strategy->linear(0, group, {.role = Role::expand, .in = 8, .parts = {{"up", 24}}});
-        const auto contract =
-            rig.strategy->linear(0, group, {.role = Role::contract, .in = 24, .parts = {{"down", 8}}});
+        const auto expand = rig.strategy->linear(0, group, {.site = Site::up, .in = 8, .parts = {{"up", 24}}});
+        const auto contract = rig.strategy->linear(0, group, {.site = Site::down, .in = 24, .parts = {{"down", 8}}});
         rig.ready();
         fill_weights(rig.store, false);
-        const Piece rows{rig.batch.residual.first_row, 0, 8};
-        const Shape shape{rig.batch.residual.rows, 8};
+        const Piece rows{rig.tile(8).first_row, 0, 8};
+        const Shape shape{rig.tile(8).rows, 8};
         const Scratch x = local(rig, "x", shape, rows, false), dy = local(rig, "dy", shape, rows, false);
-        const Scratch hidden = expand->forward(rig.ex, rig.batch, x, {});
-        const Scratch y = contract->forward(rig.ex, rig.batch, hidden, {});
-        const Scratch dhidden = contract->backward(rig.ex, rig.batch, dy, hidden, {}, *rig.sink);
-        const Scratch dx = expand->backward(rig.ex, rig.batch, dhidden, x, {}, *rig.sink);
+        const Scratch hidden = expand->forward(rig.ex, rig.batch.rows(), x, {});
+        const Scratch y = contract->forward(rig.ex, rig.batch.rows(), hidden, {});
+        const Scratch dhidden = contract->backward(rig.ex, rig.batch.rows(), dy, hidden, {}, *rig.sink);
+        const Scratch dx = expand->backward(rig.ex, rig.batch.rows(), dhidden, x, {}, *rig.sink);
         rig.done();
         const auto dot = [](const Tensor& a, const Tensor& b) {
           double sum = 0;
@@ -446,22 +317,20 @@ TEST(MegatronPieces, ProductsRunWhileSumsAreUnderWay) {
   for (const bool overlap : {true, false})
     for (const bool sequence_parallel : {false, true})
       comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
-        Rig rig(world, 2, sequence_parallel);
+        Rig rig = make_rig(world, 2, sequence_parallel);
         std::vector<double> hidden;
         Watched ranks(world.communicator(rig.device, {1, "tensor", {0, 1}, world.rank()}, comm::Lane::critical),
                       rig.device, rig.meter, hidden);
-        Megatron1D strategy({.store = rig.store,
-                             .ranks = ranks,
-                             .axes = 2,
-                             .sequence_parallel = sequence_parallel,
-                             .overlap = overlap});
+        Megatron1D strategy(
+            {.store = rig.store, .ranks = ranks, .axes = 2, .sequence_parallel = sequence_parallel, .overlap = overlap},
+            parallel::Ranks(rig.mesh, overlap));
         const auto linear =
-            strategy.linear(0, rig.store.add_group("g"), {.role = Role::expand, .in = 8, .parts = {{"up", 24}}});
+            strategy.linear(0, rig.store.add_group("g"), {.site = Site::up, .in = 8, .parts = {{"up", 24}}});
         rig.ready();
-        const Shape shape{rig.batch.residual.rows, 8};
+        const Shape shape{rig.tile(8).rows, 8};
         const Scratch x = local(rig, "x", shape, {0, 0, 8}, false),
                       dy = local(rig, "dy", {kRows, 12}, {0, 0, 24}, false);
-        linear->backward(rig.ex, rig.batch, dy, x, {}, *rig.sink);
+        linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
         rig.done();
         // The gather runs under dx, the sum of dx under dW.
         const std::vector<double> expected(sequence_parallel ? 2 : 1, overlap ? product : 0);
@@ -470,3 +339,4 @@ TEST(MegatronPieces, ProductsRunWhileSumsAreUnderWay) {
 }
 
 }  // namespace
+}  // namespace trainer::pieces

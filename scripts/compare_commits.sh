@@ -1,0 +1,32 @@
+#!/bin/bash
+# Whether two commits compute the same bits in every layout (tests/golden): builds the goldens' program at COMMIT and at
+# the work tree, and compares what they write on this machine, for the instruction sets given (default: all there are).
+#
+#   scripts/compare_commits.sh COMMIT [plain avx2 avx512 amx]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ $# -ge 1 ] || { sed -n 2,5p "$0" >&2; exit 2; }
+commit=$(git rev-parse --verify "$1^{commit}")
+shift
+folder=$(mktemp -d)
+trap 'git worktree remove --force "$folder/before" 2>/dev/null || true; rm -rf "$folder"' EXIT
+git worktree add --quiet --detach "$folder/before" "$commit"
+for tree in "$folder/before" .; do
+  cmake -S "$tree" -B "$folder/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRAINER_TESTS=ON -DTRAINER_CUDA=OFF \
+    > "$folder/log" || { cat "$folder/log"; exit 1; }
+  cmake --build "$folder/build" --target golden > "$folder/log" || { cat "$folder/log"; exit 1; }
+  cp "$folder/build/golden" "$folder/golden_$([ "$tree" = . ] && echo after || echo before)"
+  rm -rf "$folder/build"
+done
+sets=("$@")
+[ ${#sets[@]} -gt 0 ] || read -ra sets <<< "$(grep -qw amx_bf16 /proc/cpuinfo && echo plain avx2 avx512 amx ||
+  { grep -qw avx512vl /proc/cpuinfo && echo plain avx2 avx512; } || echo plain avx2)"
+for isa in "${sets[@]}"; do
+  for side in before after; do
+    TRAINER_ISA=$isa TRAINER_WRITE_GOLDENS=$folder/$side.txt "$folder/golden_$side" > "$folder/log" ||
+      { cat "$folder/log"; exit 1; }
+  done
+  diff "$folder/before.txt" "$folder/after.txt" > "$folder/diff" ||
+    { echo "$isa: differs"; head -40 "$folder/diff"; exit 1; }
+  echo "$isa: $(grep -vc '^#' "$folder/before.txt") lines, the same"
+done

@@ -1,0 +1,36 @@
+#pragma once
+// Kernels of ops/split_norm.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
+#include <cstdint>
+
+namespace trainer::ops {
+
+/// x of the compute type; squares and, of centred norms, means [N] of the accumulator type.
+struct MomentRows {
+  const void* x;
+  void *means, *squares;
+  int64_t x_ld, cols;
+};
+/// Pointers are of the compute type T but for mean, rstd, sums, products (accumulator type). mean and sums are null of
+/// RMS norms. The first half writes sums and products [N], the second reads them as those of all ranks.
+struct SplitGradient {
+  const void *dy, *x, *gain, *mean, *rstd, *residual;
+  void *sums, *products, *dx;
+  int64_t dy_ld, x_ld, residual_ld, dx_ld, cols, hidden;
+};
+struct SplitNormKernels {
+  void (*moments[3])(const MomentRows& op, int64_t first_row, int64_t rows);
+  void (*sums[3])(const SplitGradient& op, int64_t first_row, int64_t rows);
+  /// gain_sum, bias_sum [cols] accumulator type: this block's sums, overwritten; bias_sum may be null.
+  void (*backward[3])(const SplitGradient& op, int64_t first_row, int64_t rows, void* gain_sum, void* bias_sum);
+};
+namespace plain {
+extern const SplitNormKernels split_norm_kernels;
+}
+namespace avx2 {
+extern const SplitNormKernels split_norm_kernels;
+}
+namespace avx512 {
+extern const SplitNormKernels split_norm_kernels;
+}
+
+}  // namespace trainer::ops

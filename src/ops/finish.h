@@ -1,0 +1,29 @@
+#pragma once
+// What completes a product whose addends had to be summed over ranks first: a product's own epilogue (ops/gemm.h) comes
+// too early then. Each agrees in every bit with the epilogue of a product that has the same sum.
+#include "ops/gemm.h"
+
+namespace trainer::ops {
+
+/// pre = x + bias; y = act(pre), of pre as it is stored. x, pre, y [N, F] of one compute dtype; bias [F] or empty; pre
+/// may be empty; y or pre may be x.
+struct BiasActivation {
+  Tensor x, bias, pre, y;
+  Activation act = Activation::none;
+};
+void run(Exec& ex, const BiasActivation& op);
+
+/// dx = dy · gelu'(x): x is gelu's input. [N, F] each; dx may be dy or x.
+struct GeluBackward {
+  Tensor dy, x, dx;
+};
+void run(Exec& ex, const GeluBackward& op);
+
+/// y = other + (x + bias), added in that order and rounded once. x, other, y [N, F], any pitch; bias [F] or empty; y
+/// may be x or other.
+struct Add {
+  Tensor x, other, y, bias = {};
+};
+void run(Exec& ex, const Add& op);
+
+}  // namespace trainer::ops

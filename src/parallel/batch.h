@@ -1,0 +1,25 @@
+#pragma once
+// A micro-batch as the model takes it.
+#include "parallel/ranks.h"
+
+namespace trainer::parallel {
+
+/// A micro-batch on the device: N = sequences·seq_len token rows, batch-major. Every rank of a replica has all of them,
+/// whatever part of the activations it holds.
+struct Batch {
+  Tensor ids, targets;  // [N] i32; targets may be empty (generation)
+  Tensor weights;       // [N] accumulator type: loss weight of a row, 0 = masked
+  /// [Head::loss_rows] f64: where the losses of this rank's rows are left, so that nobody waits for their sum within
+  /// the pass, which then returns 0. Empty: it returns the sum.
+  Tensor losses = {};
+  int64_t sequences = 0, seq_len = 0;
+  int64_t first_sample = 0;    // of the first sequence in the whole step's batch: names dropout masks
+  int64_t first_position = 0;  // of each sequence's first row (generation with a cache)
+  uint32_t step = 0;
+  double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
+  bool dropout = false;
+  bool cut = true;  // false in generation: no rank holds a share of the rows only
+  Rows rows() const { return {sequences * seq_len, cut}; }
+};
+
+}  // namespace trainer::parallel

@@ -1,0 +1,22 @@
+#pragma once
+// Softmax cross-entropy of ranks that share a vocabulary: logits are never gathered (Shoeybi et al. 2019, §3).
+#include "comm/communicator.h"
+#include "ops/cross_entropy.h"
+
+namespace trainer::parallel {
+
+/// Softmax cross-entropy of rows whose logits are spread over `ranks` by columns; null, or one rank: all are here.
+/// `loss` [m] f64 is the same on all of them; dlogits (may be empty) are this rank's columns. `weights`, `scale`,
+/// `vocabulary` as in ops::ShardLoss. Sends 3·m elements; waits.
+struct ShardedLoss {
+  ops::CrossEntropyShard shard;
+  Tensor weights, loss, dlogits;
+  int64_t vocabulary = 0;
+  double scale = 1;
+};
+void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);
+
+/// Σ in order; 0 on a dry device.
+double sum_of_losses(Exec& ex, const Tensor& losses);
+
+}  // namespace trainer::parallel

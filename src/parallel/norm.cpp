@@ -1,0 +1,97 @@
+#include "parallel/norm.h"
+
+#include "ops/norm.h"
+#include "ops/split_norm.h"
+
+namespace trainer::parallel {
+
+using params::GradSlot;
+using params::Init;
+
+Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream)
+    : ranks_(ranks), cols_(stream.cols), width_(spec.width), store_(store), center_(spec.center), eps_(spec.eps) {
+  const mesh::Layout layout = store.whole({spec.width}).with(stream.cols, mesh::split(0));
+  gain_ = store.add_slot(group, {{spec.name + ".gain", layout, {Init::Kind::ones, 0}, stream.rows}});
+  if (spec.bias) bias_ = store.add_slot(group, {{spec.name + ".bias", layout, {Init::Kind::zeros, 0}, stream.rows}});
+}
+
+Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
+  Scratch y = ex.take("norm.y", x.shape, x.dtype);
+  NormStats passing;  // two passes over cut columns need them, whoever keeps them
+  NormStats* const kept = stats == nullptr && split() ? &passing : stats;
+  if (kept != nullptr) {
+    const DType type = accumulator_of(x.dtype);
+    if (center_) kept->mean = ex.take("norm.mean", {x.rows()}, type);
+    kept->rstd = ex.take("norm.rstd", {x.rows()}, type);
+  }
+  if (split()) {
+    merge_statistics(ex, x, kept->mean, kept->rstd);
+    ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), kept->mean, kept->rstd, y, center_});
+    return y;
+  }
+  ops::NormForward op{.x = x, .gain = store_.weight(gain_), .bias = bias(), .y = y, .eps = eps_, .center = center_};
+  if (kept != nullptr) {
+    op.mean = kept->mean;
+    op.rstd = kept->rstd;
+  }
+  ops::run(ex, op);
+  return y;
+}
+
+void Norm::merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd) {
+  comm::Communicator& sharers = ranks_.along(cols_);
+  const int64_t count = ops::norm_planes(center_) * x.rows();
+  const Scratch own = ex.take("norm.moments", {count}, rstd.dtype);
+  const Scratch all = ex.take("norm.all_moments", {sharers.size() * count}, rstd.dtype);
+  ops::run(ex, ops::NormMoments{x, own, center_});
+  sharers.all_gather(ex, own, all).join(ex);
+  ops::run(ex, ops::NormMerge{all, mean, rstd, x.cols(), eps_, center_});
+}
+
+Scratch Norm::apply(Exec& ex, const Tensor& x, const NormStats& stats) {
+  Scratch y = ex.take("norm.y", x.shape, x.dtype);
+  ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), stats.mean, stats.rstd, y, center_});
+  return y;
+}
+
+Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
+                       params::GradSink& grads) {
+  Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
+  const GradSlot dgain = grads.slot(ex, gain_);
+  const GradSlot dbias = bias_ < 0 ? GradSlot{} : grads.slot(ex, bias_);
+  if (split()) {
+    const Scratch sums = ex.take("norm.sums", {ops::norm_planes(center_) * x.rows()}, accumulator_of(x.dtype));
+    ops::run(ex, ops::SplitNormSums{dy, x, store_.weight(gain_), stats.mean, stats.rstd, sums, center_});
+    ranks_.along(cols_).all_reduce(ex, sums).join(ex);
+    ops::run(ex, ops::SplitNormBackward{.dy = dy,
+                                        .x = x,
+                                        .gain = store_.weight(gain_),
+                                        .mean = stats.mean,
+                                        .rstd = stats.rstd,
+                                        .sums = sums,
+                                        .residual = residual,
+                                        .dx = dx,
+                                        .dgain = dgain.tensor,
+                                        .dbias = dbias.tensor,
+                                        .hidden = width_,
+                                        .center = center_,
+                                        .accumulate_gain = dgain.accumulate,
+                                        .accumulate_bias = dbias.accumulate});
+    return dx;
+  }
+  ops::run(ex, ops::NormBackward{.dy = dy,
+                                 .x = x,
+                                 .gain = store_.weight(gain_),
+                                 .mean = stats.mean,
+                                 .rstd = stats.rstd,
+                                 .residual = residual,
+                                 .dx = dx,
+                                 .dgain = dgain.tensor,
+                                 .dbias = dbias.tensor,
+                                 .center = center_,
+                                 .accumulate_gain = dgain.accumulate,
+                                 .accumulate_bias = dbias.accumulate});
+  return dx;
+}
+
+}  // namespace trainer::parallel

@@ -1,0 +1,48 @@
+#pragma once
+// The norm of every strategy. Rows may be cut over some axes, and then the gradients of gain and bias are summed over
+// them once a step. Columns may be cut over others: their ranks gather mean and squares of each row, and merge them in
+// rank order; the backward pass adds two values of each row up over them (RMS norms: one value each time).
+#include "parallel/ranks.h"
+#include "params/grad_sink.h"
+
+namespace trainer::parallel {
+
+struct NormSpec {
+  std::string name;  // the parameters are name + ".gain" and name + ".bias"
+  int64_t width = 0;
+  bool center = true;  // layer norm; false: RMS norm
+  bool bias = true;
+  double eps = 1e-5;
+};
+struct NormStats {
+  Scratch mean, rstd;  // [n] accumulator type; mean only for layer norm
+};
+
+class Norm {
+ public:
+  /// Of activations in this spread.
+  Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream);
+
+  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null.
+  Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
+  /// y again from kept statistics, bit-identical (selective recomputation).
+  Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
+  /// dx = residual + dNorm(dy); residual may be empty.
+  Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
+                   params::GradSink& grads);
+
+ private:
+  bool split() const { return ranks_.size(cols_) > 1; }
+  /// Of rows whose columns other ranks share.
+  void merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd);
+  Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
+  const Ranks ranks_;
+  const AxisSet cols_;
+  int64_t width_;
+  params::ParamStore& store_;
+  bool center_;
+  double eps_;
+  params::SlotId gain_ = -1, bias_ = -1;
+};
+
+}  // namespace trainer::parallel

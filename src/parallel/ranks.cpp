@@ -1,0 +1,58 @@
+#include "parallel/ranks.h"
+
+namespace trainer::parallel {
+
+using mesh::Layout;
+using mesh::Transit;
+
+comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
+  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nobody to talk to");
+  return mesh_->along(axes, lane);
+}
+
+Layout Ranks::layout(Spread spread, Rows rows, int64_t width) const {
+  // Replicas have rows of their own: for the mesh as a whole they are one more cut of them.
+  const AxisSet replicas = shape_.has("data") ? shape_.set("data") : AxisSet{0};
+  return Layout(shape_, {rows.count * size(replicas), width})
+      .with(replicas | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
+      .with(spread.cols, mesh::split(1));
+}
+
+Tile Ranks::tile(Spread spread, Rows rows, int64_t width) const {
+  const Shape box = layout(spread, rows, width).box();
+  return {.first_row = rows.cut ? index(spread.rows) * box[0] : 0,
+          .rows = box[0],
+          .first_col = index(spread.cols) * box[1],
+          .cols = box[1]};
+}
+
+Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const {
+  if (from == to) return std::move(x);
+  return start(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
+}
+
+// Alone every layout is the same, and only a result that is wanted elsewhere has to be moved.
+Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
+  if (from == to && !out) return Transit(std::move(x));
+  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  return started(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
+}
+
+Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
+  if (from == to && !out) return {};
+  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  return started(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
+}
+
+Transit Ranks::start_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
+  if (from == to) return {};
+  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  return started(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));
+}
+
+Transit Ranks::started(Exec& ex, Transit&& transit) const {
+  if (!overlap_) transit.wait(ex);
+  return std::move(transit);
+}
+
+}  // namespace trainer::parallel

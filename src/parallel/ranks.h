@@ -1,0 +1,77 @@
+#pragma once
+// How activations are spread over the ranks of a replica, as sets of mesh axes, and moves between such spreads.
+//
+// Between the pieces of a model, tensors of token rows and their gradients are whole: who holds an element holds its
+// value, never an addend of it. Addends exist within linears, the embedding and the head only. Hence the backward of a
+// move between two spreads is the move back.
+#include "mesh/redistribute.h"
+
+namespace trainer::parallel {
+
+using mesh::AxisSet;
+
+/// Token rows are cut over `rows`, columns over `cols`; ranks along all other axes hold copies.
+struct Spread {
+  AxisSet rows = 0, cols = 0;
+  bool operator==(const Spread&) const = default;
+};
+
+/// The token rows of a pass. Not cut (generation, where one row at a time cannot be): every spread reads as if its rows
+/// were whole.
+struct Rows {
+  int64_t count = 0;
+  bool cut = true;
+};
+
+/// Where a rank's part of a matrix begins, and its extents.
+struct Tile {
+  int64_t first_row = 0, rows = 0, first_col = 0, cols = 0;
+};
+
+/// Whole sequences × whole heads: what a rank computes attention of.
+struct AttentionTile {
+  int64_t first_sequence = 0, sequences = 0;
+  int64_t first_head = 0, heads = 0, kv_heads = 0;
+};
+
+/// How the table [V, H] of an embedding or a head is stored: its rows cut over `vocab`, its columns over `hidden`, and
+/// what that leaves in equal pieces over `flat`, gathered for use.
+struct VocabSpread {
+  AxisSet vocab = 0, hidden = 0, flat = 0;
+};
+
+/// This rank among the others of the mesh; or alone, without one.
+class Ranks {
+ public:
+  Ranks() = default;
+  /// `overlap` false: every collective is waited for at once, to see what it costs.
+  explicit Ranks(mesh::Mesh& mesh, bool overlap = true) : mesh_(&mesh), shape_(mesh.shape()), overlap_(overlap) {}
+
+  int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
+  int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
+  /// Alone there is nobody to talk to (internal error).
+  comm::Communicator& along(AxisSet axes, comm::Lane lane = comm::Lane::critical) const;
+
+  /// A matrix [rows, width] of each replica (axis "data", outermost) in this spread, and this rank's part of its own.
+  /// Code::config when it does not divide.
+  mesh::Layout layout(Spread spread, Rows rows, int64_t width) const;
+  Tile tile(Spread spread, Rows rows, int64_t width) const;
+
+  /// x, a part of a matrix [rows, width], from one spread to another. Nothing happens when they are the same.
+  Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
+  /// The same between any layouts, such as of addends; mesh::start_move says what `out` is for. The first collective
+  /// runs until finish(), unless overlap is off.
+  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
+                      const Tensor& out = {}) const;
+  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,
+                      const Tensor& out = {}) const;
+  mesh::Transit start_in_place(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x) const;
+
+ private:
+  mesh::Transit started(Exec& ex, mesh::Transit&& transit) const;
+  mesh::Mesh* mesh_ = nullptr;
+  mesh::MeshShape shape_;
+  bool overlap_ = true;
+};
+
+}  // namespace trainer::parallel

@@ -1,0 +1,70 @@
+#include "config/layout_rules.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace trainer::config {
+namespace {
+
+Config model_of(int64_t heads, int64_t kv_heads, int64_t d_ff, int64_t vocab_multiple) {
+  Config c;
+  c.model.n_head = heads;
+  c.model.n_kv_head = kv_heads;
+  c.model.d_ff = d_ff;
+  c.model.vocab_multiple = vocab_multiple;
+  c.model.seq_len = 30;
+  c.train.micro_batch = 1;
+  c.parallel.strategy = "megatron-1d";
+  c.parallel.sequence_parallel = false;
+  return c;
+}
+
+std::string broken(Config c, int64_t tensor) {
+  c.parallel.tensor = tensor;
+  std::string all;
+  for (const LayoutRule& rule : layout_rules(c))
+    if (!rule.holds) all += rule.text + "\n";
+  return all;
+}
+
+TEST(LayoutRules, OneRankFitsEverythingAndTakesItself) {
+  const Config c = model_of(7, 7, 11, 13);
+  EXPECT_TRUE(layout_fits(c));
+  EXPECT_EQ(ranks_of_replica(c), 1);
+}
+
+TEST(LayoutRules, SayWhatDoesNotDivideAndTheNearestThatDoes) {
+  EXPECT_EQ(broken(model_of(12, 12, 48, 120), 5),
+            "n_head = 12 heads do not divide over tensor = 5 ranks; tensor = 4 or 6 fits\n"
+            "d_ff = 48 does not divide over tensor = 5 ranks; tensor = 4 or 6 fits\n"
+            "n_kv_head = 12 heads neither divide over tensor = 5 ranks nor can as "
+            "many ranks share each of them; tensor = 4 or 6 fits\n");
+  EXPECT_EQ(broken(model_of(12, 12, 18, 128), 4), "d_ff = 18 does not divide over tensor = 4 ranks; tensor = 2 fits\n");
+  EXPECT_EQ(broken(model_of(8, 8, 64, 97), 2),
+            "vocab_multiple = 97 does not divide over tensor = 2 ranks; tensor = 1 fits\n");
+  EXPECT_EQ(broken(model_of(12, 6, 48, 48), 4),
+            "n_kv_head = 6 heads neither divide over tensor = 4 ranks nor can as many ranks share each of them; "
+            "tensor = 3 or 6 fits\n");
+}
+
+TEST(LayoutRules, KeyValueHeadsMayBeSharedByWholeGroupsOfRanks) {
+  const Config c = model_of(12, 2, 48, 48);
+  for (const int64_t tensor : {1, 2, 4, 6, 12}) EXPECT_EQ(broken(c, tensor), "") << tensor;
+  EXPECT_NE(broken(c, 3), "");
+}
+
+TEST(LayoutRules, TokenRowsAreCutWithSequenceParallelismOnly) {
+  Config c = model_of(8, 8, 64, 128);
+  EXPECT_EQ(broken(c, 4), "");
+  c.parallel.sequence_parallel = true;
+  EXPECT_EQ(broken(c, 4),
+            "micro_batch x seq_len = 1 x 30 token rows do not divide over tensor = 4 ranks; "
+            "sequence_parallel = false keeps them whole\n");
+  c.parallel.tensor = 4;
+  EXPECT_FALSE(layout_fits(c));
+  EXPECT_THROW(require_layout(c), Error);
+}
+
+}  // namespace
+}  // namespace trainer::config

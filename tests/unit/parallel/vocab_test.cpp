@@ -1,0 +1,212 @@
+// Embedding, head and norm for any sets of axes, beside those of one rank.
+#include "parallel/vocab.h"
+
+#include "parallel/serial.h"
+#include "unit/parallel/pieces_rig.h"
+
+namespace trainer::pieces {
+namespace {
+
+using parallel::VocabSpread;
+
+/// The spreads of some strategy, by names of axes; it has no linears.
+struct Layout {
+  std::vector<mesh::MeshAxis> axes;
+  std::vector<std::string> rows, cols, vocab, hidden, flat;
+  mesh::MeshShape shape() const { return mesh::MeshShape(axes); }
+  mesh::AxisSet set(const std::vector<std::string>& names) const {
+    mesh::AxisSet all = 0;
+    for (const std::string& name : names) all |= shape().set(name);
+    return all;
+  }
+  int ranks() const { return shape().world_size(); }
+  std::string text() const {
+    std::string text;
+    for (const mesh::MeshAxis& axis : axes) text += format("{}{} ", axis.name, axis.size);
+    return text + fmt::format("vocab {} hidden {} flat {}", vocab.size(), hidden.size(), flat.size());
+  }
+};
+
+class Spreads final : public Strategy {
+ public:
+  Spreads(mesh::Mesh& mesh, ParamStore& store, const Layout& layout)
+      : Strategy(store, parallel::Ranks(mesh)), layout_(layout) {}
+  Spread stream(int) const override { return {layout_.set(layout_.rows), layout_.set(layout_.cols)}; }
+  Spread attention(int) const override { return {}; }
+  VocabSpread vocab() const override {
+    return {layout_.set(layout_.vocab), layout_.set(layout_.hidden), layout_.set(layout_.flat)};
+  }
+  std::unique_ptr<parallel::Linear> linear(int, int, const parallel::LinearSpec&) override { return nullptr; }
+
+ private:
+  const Layout layout_;
+};
+
+std::vector<Layout> layouts() {
+  return {
+      {{{"t", 4}}, {"t"}, {}, {"t"}, {}, {}},                                           // Megatron's
+      {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                              // without its rows cut
+      {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                              // rows alone
+      {{{"z", 2}}, {"z"}, {}, {}, {}, {"z"}},                                           //   and a flat table
+      {{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},               // Optimus'
+      {{{"row", 3}, {"col", 3}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},               //
+      {{{"z", 2}, {"x", 2}, {"y", 2}}, {"z"}, {"y"}, {"x"}, {"y"}, {"z"}},              // AxoNN's
+      {{{"z", 1}, {"x", 3}, {"y", 2}}, {"z"}, {"y"}, {"x"}, {"y"}, {"z"}},              //
+      {{{"z", 2}, {"x", 2}, {"y", 2}}, {"z", "y"}, {}, {"x"}, {}, {"z", "y"}},          // whole columns
+      {{{"data", 2}, {"row", 2}, {"col", 2}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},  // replicas
+      {{{"data", 2}, {"t", 2}}, {"t"}, {}, {"t"}, {}, {}},                              //
+      {{{"data", 3}, {"z", 2}, {"y", 2}}, {"z"}, {"y"}, {}, {"y"}, {}},                 //
+  };
+}
+
+constexpr int64_t kVocab = 37, kWidth = 12;
+
+/// Embedding, head, both gradients and logits of one row; of `replicas` times kSequences sequences.
+Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integers) {
+  const bool dense = layout.axes.empty();
+  return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
+    Rig rig(world, layout.shape(), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+      if (dense) return std::make_unique<parallel::Serial>(store);
+      return std::make_unique<Spreads>(mesh, store, layout);
+    });
+    const int64_t sequences = dense ? kSequences * replicas : kSequences, rows = sequences * kLength;
+    const int64_t first = dense ? 0 : rig.store.replicas().index() * kRows;  // of this replica's rows
+    rig.batch.sequences = sequences;
+    const parallel::EmbeddingSpec spec{.vocab = kVocab, .d_model = kWidth, .positions = kLength, .vocab_multiple = 48};
+    const auto embedding = rig.strategy->embedding(rig.store.add_group("embedding"), spec);
+    const auto head = rig.strategy->head(3, rig.store.add_group("head"), spec, tied);
+    rig.ready();
+    fill_weights(rig.store, integers);
+    std::vector<int32_t> ids, targets;
+    const Scratch weights = rig.ex.take("weights", {rows}, DType::f64);
+    for (int64_t r = first; r < first + rows; ++r) {
+      ids.push_back(static_cast<int32_t>(r * 7919 % kVocab));
+      targets.push_back(static_cast<int32_t>(r * 104729 % kVocab));
+      set(weights, r - first, r % 5 == 2 ? 0 : 1);
+    }
+    rig.batch.ids = {reinterpret_cast<std::byte*>(ids.data()), {rows}, DType::i32};
+    rig.batch.targets = {reinterpret_cast<std::byte*>(targets.data()), {rows}, DType::i32};
+    rig.batch.weights = weights;
+    rig.batch.loss_scale = 0.25;
+
+    const parallel::Tile tile = rig.tile(kWidth);
+    const Piece piece{first + tile.first_row, tile.first_col, kWidth};
+    const Shape shape{tile.rows, tile.cols};
+    const Scratch y = embedding->forward(rig.ex, rig.batch);
+    const Scratch x = local(rig, "x", shape, piece, integers), dy = local(rig, "dy", shape, piece, integers);
+    const Scratch losses = rig.ex.take("losses", {head->loss_rows(rig.batch.rows())}, DType::f64);
+    rig.batch.losses = losses;
+    Scratch dx;
+    head->loss_backward(rig.ex, rig.batch, x, dx, *rig.sink);
+    rig.sink->group_done(rig.ex, 1);
+    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
+    rig.sink->group_done(rig.ex, 0);
+    rig.sink->end_micro(rig.ex);
+    rig.sink->finish(rig.ex);
+    rig.batch.losses = {};
+    double loss = head->loss(rig.ex, rig.batch, x);  // without gradients: the same losses
+    const Scratch row = local(rig, "row", {1, tile.cols}, {0, tile.first_col, kWidth}, integers);
+    const Scratch logits = head->logits(rig.ex, row);
+
+    const std::lock_guard lock(mutex);
+    const int64_t total = kRows * replicas;
+    collect(all, "y", y, piece, total);
+    collect(all, "dx", dx, piece, total);
+    collect_gradients(all, rig.store);
+    const mesh::MeshShape& mesh = rig.mesh.shape();
+    const mesh::AxisSet counted = head->loss_axes() | (mesh.has("data") ? mesh.set("data") : 0);
+    if (mesh.index(world.rank(), mesh.all() & ~counted) == 0) {
+      all["loss"].resize(2);
+      for (const double each : losses.tensor().span<double>()) all["loss"][0] += each;
+      all["loss"][1] += loss;
+    }
+    Scratch real = rig.ex.take("real", {1, kVocab}, DType::f64);
+    for (int64_t v = 0; v < kVocab; ++v) set(real, v, get(logits, v));
+    collect(all, "logits", real, {0, 0, kVocab}, 1);
+  });
+}
+
+/// Shards of replicas hold the same gradients, which `dense` has for all of them together.
+void expect_same(const Named& cut, const Named& dense, double tolerance) {
+  ASSERT_EQ(cut.size(), dense.size());
+  for (const auto& [name, values] : dense) {
+    ASSERT_EQ(cut.at(name).size(), values.size()) << name;
+    EXPECT_LE(difference(cut.at(name), values), tolerance) << name;
+  }
+}
+
+TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
+  for (const Layout& layout : layouts())
+    for (const bool tied : {true, false}) {
+      SCOPED_TRACE(layout.text() + (tied ? " tied" : ""));
+      const int64_t replicas = layout.shape().has("data") ? layout.axes[0].size : 1;
+      const Named dense = vocabulary({}, replicas, tied, false);
+      Named cut = vocabulary(layout, replicas, tied, false), again = vocabulary(layout, replicas, tied, false);
+      EXPECT_EQ(cut.at("y"), dense.at("y"));  // one addend of each sum is not zero
+      expect_same(cut, dense, 1e-13);
+      for (Named* each : {&cut, &again}) each->erase("loss");  // added up here, as the ranks came
+      EXPECT_TRUE(cut == again) << "twice the same";
+    }
+}
+
+TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRefused) {
+  EXPECT_THROW(vocabulary({{{"z", 2}}, {}, {}, {}, {}, {"z"}}, 1, true, false), Error);
+}
+
+/// y, y rebuilt, dx onto a residual, and both gradients of a norm; the residual stream of `layout`.
+Named norm(const Layout& layout, bool center, DType type) {
+  constexpr int64_t kHidden = 24;
+  const bool dense = layout.axes.empty();
+  return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
+    Rig rig(
+        world, layout.shape(),
+        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+          if (dense) return std::make_unique<parallel::Serial>(store);
+          return std::make_unique<Spreads>(mesh, store, layout);
+        },
+        type);
+    const auto norm = rig.strategy->norm(0, rig.store.add_group("g"),
+                                         {.name = "norm", .width = kHidden, .center = center, .bias = center});
+    rig.ready();
+    fill_weights(rig.store, false);
+    const parallel::Tile tile = rig.tile(kHidden);
+    const Piece piece{tile.first_row, tile.first_col, kHidden};
+    const Shape shape{tile.rows, tile.cols};
+    const Scratch x = local(rig, "x", shape, piece, false), dy = local(rig, "dy", shape, piece, false),
+                  residual = local(rig, "residual", shape, piece, false);
+    parallel::NormStats stats;
+    const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->apply(rig.ex, x, stats),
+                  unkept = norm->forward(rig.ex, x, nullptr);
+    const Scratch dx = norm->backward(rig.ex, dy, x, stats, residual, *rig.sink);
+    rig.done();
+    const std::lock_guard lock(mutex);
+    collect(all, "y", y, piece, kRows);
+    collect(all, "y", again, piece, kRows);  // to the bit
+    collect(all, "y", unkept, piece, kRows);
+    collect(all, "dx", dx, piece, kRows);
+    collect_gradients(all, rig.store);
+  });
+}
+
+TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
+  const Layout cut[] = {
+      {{{"y", 2}}, {}, {"y"}, {}, {}, {}},
+      {{{"y", 3}}, {}, {"y"}, {}, {}, {}},
+      {{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {}, {}, {}},
+      {{{"z", 3}, {"x", 2}, {"y", 4}}, {"z"}, {"y"}, {}, {}, {}},  // copies along x
+      {{{"z", 4}}, {"z"}, {}, {}, {}, {}},
+  };
+  for (const bool center : {true, false}) {
+    const Named dense = norm({}, center, DType::f64);
+    for (const Layout& layout : cut) {
+      SCOPED_TRACE(layout.text() + (center ? "layer norm" : "RMS norm"));
+      const Named found = norm(layout, center, DType::f64);
+      expect_same(found, dense, 1e-13);
+      EXPECT_TRUE(found == norm(layout, center, DType::f64)) << "twice the same";
+      expect_same(norm(layout, center, DType::f32), dense, 2e-6);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trainer::pieces
