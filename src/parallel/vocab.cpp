@@ -163,7 +163,7 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(cut & table_.spread.vocab), here = loss_rows(all);
-  const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, here, table.rows(), sums) / wide);
+  const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, here, table.rows(), x.dtype) / wide);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
   Scratch own_losses;
@@ -219,11 +219,14 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   sum.finish(ex);
 }
 
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType logits) {
-  constexpr int64_t kLeastRows = 256;
-  // A GPU reads and writes the table's gradient once a chunk, and needs thousands of rows to keep all of it busy.
-  const int64_t bytes = device.kind() == device::Kind::cuda ? int64_t{1} << 30 : int64_t{96} << 20;
-  return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(logits)) / 64 * 64));
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
+  constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
+  // A chunk reads the table twice, and reads and writes its gradient, once each: the faster products are, the more rows
+  // have to share that. A GPU needs thousands of them to keep all of it busy, too.
+  const bool cuda = device.kind() == device::Kind::cuda;
+  const bool tiles = !cuda && device.isa() == device::Isa::amx && compute == DType::bf16;
+  const int64_t bytes = (cuda ? 1024 : tiles ? 256 : 96) * kMiB;
+  return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
 }
 
 }  // namespace trainer::parallel
