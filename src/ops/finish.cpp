@@ -8,6 +8,7 @@ namespace trainer::ops {
 namespace {
 
 const FinishKernels& kernels(const Exec& ex) {
+  if (ex.device.isa() >= device::Isa::avx512bf16) return avx512::finish_kernels_near;
   return table_for(ex, plain::finish_kernels, avx2::finish_kernels, avx512::finish_kernels);
 }
 TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }

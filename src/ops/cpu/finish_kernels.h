@@ -10,14 +10,15 @@ struct FinishKernels {
   void (*gelu_backward[3])(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols);
   void (*add[3])(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols);
 };
+// finish_kernels_near: bf16 by math_bf16.h; beside products of bf16 panels.
 namespace plain {
-extern const FinishKernels finish_kernels;
+extern const FinishKernels finish_kernels, finish_kernels_near;
 }
 namespace avx2 {
-extern const FinishKernels finish_kernels;
+extern const FinishKernels finish_kernels, finish_kernels_near;
 }
 namespace avx512 {
-extern const FinishKernels finish_kernels;
+extern const FinishKernels finish_kernels, finish_kernels_near;
 }
 
 }  // namespace trainer::ops

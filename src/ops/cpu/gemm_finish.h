@@ -19,6 +19,16 @@ template <typename C, typename P>
   }
 }
 
+/// What a kernel of bf16 panels rounds to C.
+template <typename C, typename V>
+[[gnu::always_inline]] inline V without_subnormals_of(V v) {
+  if constexpr (std::is_same_v<C, bf16>) {
+    return without_subnormals(v);
+  } else {
+    return v;
+  }
+}
+
 enum class Ending { store, accumulate, epilogue };
 
 /// Near: activations of bf16 results by math_bf16.h, as every kernel of a set with bf16 panels has them, so that the
@@ -52,9 +62,10 @@ template <Ending Kind, bool Whole, bool Near, typename T, typename C>
       }
     } else {
       if (s.bias != nullptr) v += get(s.bias + col);
-      if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, v);
+      const auto sum = kNear ? without_subnormals_of<C>(v) : v;
+      if (s.pre != nullptr) put(s.pre + row * s.ld_pre + col, sum);
       if (s.gelu) {
-        v = as_stored<C, AccumulatorOf<T>>(v);
+        v = as_stored<C, AccumulatorOf<T>>(sum);
         if constexpr (kNear) {
           v = vgelu_near(v);
         } else {
@@ -64,7 +75,7 @@ template <Ending Kind, bool Whole, bool Near, typename T, typename C>
     }
     if (s.residual != nullptr) v += get(s.residual + row * s.ld_residual + col);
   }
-  if constexpr (kNear) v = without_subnormals(v);
+  if constexpr (kNear) v = without_subnormals_of<C>(v);
   if constexpr (Whole && Kind != Ending::accumulate) {
     if (s.stream) return stream(c, v);
   }
