@@ -1,8 +1,8 @@
 #!/bin/bash
 # Whether two commits compute the same bits in every layout (tests/golden): builds the goldens' program at COMMIT and at
-# the work tree, and compares what they write on this machine, for the instruction sets given (default: all there are).
+# the work tree, and compares what they write on this machine, for the instruction sets given (default: plain avx2 avx512 amx, as far as there).
 #
-#   scripts/compare_commits.sh COMMIT [plain avx2 avx512 amx]
+#   scripts/compare_commits.sh COMMIT [plain avx2 avx512 avx512bf16 amx]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -ge 1 ] || { sed -n 2,5p "$0" >&2; exit 2; }

@@ -1,20 +1,22 @@
 #pragma once
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
-// 2022). Of T ranks, each has 1/T of the columns of expand linears, of the rows of contract linears, of the attention
-// heads, and of the vocabulary; the residual stream is on all of them, or with sequence parallelism cut by token rows.
+// 2022). Of T ranks, each has 1/T of the columns of linears that lead out of the stream, of the rows of those that lead
+// back, of the attention heads, and of the vocabulary; the residual stream is on all of them, or with sequence
+// parallelism cut by token rows.
 //
 //   rows of a batch N, hidden H            without                with sequence parallelism
 //   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
-//   expand:    weight [H, F/T]             x [N, H]               x gathered before the product
+//   out:       weight [H, F/T]             x [N, H]               x gathered before the product
 //     backward                             Σ dx  (all-reduce)     x gathered again, dx reduce-scattered
-//   contract:  weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
+//   back:      weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
 //     backward                             nothing                dy gathered
 //
 // Elements a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
 // recomputation:
 //   without: all-reduce (4L + 2)·B + 3N
 //   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
-//            each rank has summed over its own rows: gains and biases of norms, biases of contract linears, positions.
+//            each rank has summed over its own rows: gains and biases of norms, biases of linears that lead back,
+//            positions.
 // Where ranks share key/value heads, gradients of their weights and biases are added over those ranks once a step.
 // The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
 // so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result

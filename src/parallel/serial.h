@@ -1,5 +1,5 @@
 #pragma once
-// One rank: every tensor is whole. The other strategies are this file cut into pieces with communication between them.
+// One rank: every tensor is whole. Its linear is the others' without communication.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {

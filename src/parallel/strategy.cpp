@@ -59,7 +59,7 @@ std::vector<config::Parallel> replica_layouts(const config::Config& config, int 
   add(1);
   if (config.parallel.tensor > 1) add(config.parallel.tensor);
   for (int64_t tensor = 2; tensor <= world; ++tensor)
-    if (tensor != config.parallel.tensor) add(tensor);
+    if (world % config.parallel.tensor != 0 || tensor > config.parallel.tensor) add(tensor);
   return layouts;
 }
 

@@ -222,10 +222,9 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
   constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
   // A chunk reads the table twice, and reads and writes its gradient, once each: the faster products are, the more rows
-  // have to share that. A GPU needs thousands of them to keep all of it busy, too.
-  const bool cuda = device.kind() == device::Kind::cuda;
-  const bool tiles = !cuda && device.isa() == device::Isa::amx && compute == DType::bf16;
-  const int64_t bytes = (cuda ? 1024 : tiles ? 256 : 96) * kMiB;
+  // have to share that. A GPU needs thousands of them to keep all of it busy, too. Not by instruction set: ranks that
+  // share a table exchange what belongs to a chunk, and may have different ones.
+  const int64_t bytes = (device.kind() == device::Kind::cuda ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
 }
 

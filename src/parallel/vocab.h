@@ -89,7 +89,8 @@ class Head {
 };
 
 /// Rows of logits that a head forms at a time: enough that a product with the table amortises reading it, few enough to
-/// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind.
+/// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind, whatever their
+/// instruction set.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute);
 
 }  // namespace trainer::parallel

@@ -22,6 +22,8 @@ struct Machine {
 /// What this rank computes on: the GPU of its place on the host, where one is wanted and there, else the CPU. Throws
 /// Code::config for a device that is not there, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
+/// Throws Code::plan where ranks would compute in different types, by default each on its own CPU. Collective.
+void require_one_compute(comm::World& world, const Machine& machine);
 /// The device, or a dry one that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);

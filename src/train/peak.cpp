@@ -71,16 +71,16 @@ std::string PeakTracker::saw(double flops, std::string_view what) {
     if (!first) return {};
     return faster + (origin_ == "user"
                          ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "
-                           "low; without the key it is measured"
+                           "low; without the key the trainer finds it itself"
                          : " of the data sheet: set hardware.peak_tflops to what this part can do");
   }
   flops_ = flops;
   raised_by_ = what;
   if (!first) return {};
-  return faster + format(
-                      " that {} windows had shown, which something disturbed: it is raised to that rate, and the "
-                      "utilisation of earlier steps was less than printed",
-                      rates_.size());
+  const std::string shown = rates_.empty()
+                                ? " that was measured"
+                                : format(" that {} windows had shown, which something disturbed", rates_.size());
+  return faster + shown + ": it is raised to that rate, and the utilisation of earlier steps was less than printed";
 }
 
 PeakTracker make_peak(device::Device& device, const Machine& machine, const config::Config& config,

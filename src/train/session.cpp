@@ -319,6 +319,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     world.control().together([&] { require_memory(plan, config, vocab, machine); });
     return 0;
   }
+  require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();

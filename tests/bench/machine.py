@@ -84,10 +84,10 @@ class Rounds:
         return results
 
     def verdict(self):
-        if not self.repeated:
+        if not self.repeated and not self.disturbed:
             return "calm: the peak loop before and after every round was the same within 15 %"
-        return (f"noisy: {self.repeated} rounds were repeated since the peak loop had changed by more than 15 %; "
-                f"{self.disturbed} of those kept are disturbed all the same")
+        return (f"noisy: {self.repeated} measurements were repeated since the peak loop had changed by more than 15 %; "
+                f"{self.disturbed} of the rounds kept are disturbed all the same")
 
 
 # --- a Python that has PyTorch

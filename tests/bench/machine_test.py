@@ -40,7 +40,7 @@ class Rounds(unittest.TestCase):
     def test_of_rounds_that_are_all_disturbed_the_calmest_is_kept_and_counted(self):
         kept, rounds = self.rounds([1.0, 0.5, 0.7, 0.3, 0.3], 2, 3)
         self.assertEqual((kept, rounds.repeated, rounds.disturbed), ([1, 3], 2, 1))
-        self.assertIn("1 of those kept", rounds.verdict())
+        self.assertIn("1 of the rounds kept", rounds.verdict())
 
 
 class Python(unittest.TestCase):

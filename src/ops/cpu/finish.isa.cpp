@@ -53,7 +53,7 @@ void gelu_backward(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols) 
   }
 }
 
-template <typename T>
+template <typename T, bool Near = false>
 void add(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;
   const T* b = static_cast<const T*>(bias);
@@ -63,7 +63,9 @@ void add(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int6
     each_vector<A>(cols, [&](int64_t i, auto tag) {
       Vec<A> v = get(in + i, tag);
       if (b != nullptr) v += get(b + i, tag);
-      put(out + i, v + get(more + i, tag), tag);
+      v += get(more + i, tag);
+      if constexpr (Near) v = without_subnormals(v);
+      put(out + i, v, tag);
     });
   }
 }
@@ -76,6 +78,6 @@ extern const FinishKernels finish_kernels = {{bias_activation<double>, bias_acti
 extern const FinishKernels finish_kernels_near = {
     {bias_activation<double>, bias_activation<float>, bias_activation<bf16, true>},
     {gelu_backward<double>, gelu_backward<float>, gelu_backward<bf16, true>},
-    {add<double>, add<float>, add<bf16>}};
+    {add<double>, add<float>, add<bf16, true>}};
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -137,7 +137,7 @@ template <int R, int V>
 
 /// A vector of finished sums without an epilogue, at its place in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
-  s.accumulate ? store(c, load(c) + x) : s.stream ? stream(c, x) : store(c, x);
+  store(c, s.accumulate ? load(c) + x : x);
 }
 template <int R, int V>
 [[gnu::always_inline]] inline void put_block(const Sums<R, V>& sums, float* c, int64_t rows,
@@ -155,8 +155,7 @@ template <int R>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r, c += s.ldc) {
     if (r == rows) return;
-    const Halves row = round_halves(sums[r][0], sums[r][1]);
-    s.stream ? stream_halves(c, row) : store_halves(c, row);
+    store_halves(c, round_halves(sums[r][0], sums[r][1]));
   }
 }
 /// The same from memory, for columns that do not fill the block.
@@ -189,7 +188,7 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, kept += R * kWidth, next += share * g.k / 2) {
       const int64_t rows = at_most(g.rows - i, R);
       C* const c = s.c + (g.row + i) * s.ldc + g.col + j;
-      if (g.last && !s.stream)
+      if (g.last)
         for (int64_t r = 0; r < rows; ++r)
           for (int64_t at = 0; at < kWidth; at += kLine / static_cast<int64_t>(sizeof(C)))
             prefetch_to_write(c + r * s.ldc + at);
@@ -216,7 +215,6 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       }
     }
   }
-  if (s.stream) stream_fence();
 }
 
 template <int R, int V, typename C>

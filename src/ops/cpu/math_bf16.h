@@ -43,7 +43,8 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   return fmadd(guess, series, guess);
 }
 
-/// The tanh form of gelu (math.h): x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³).
+/// The tanh form of gelu (math.h): x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³), for x > −2^60: sigmoid is at least
+/// 2^−80.
 [[gnu::always_inline]] inline Vec<float> vgelu_near(Vec<float> x) {
   constexpr float kLinear = static_cast<float>(-kGeluLinear * kLog2E),
                   kCubic = static_cast<float>(-kGeluCubic * kLog2E);
@@ -68,7 +69,7 @@ using Halves = Vec<uint16_t>;
 /// Rounded to nearest even, a's elements before b's. Subnormals become 0 (as the instruction has it, on every set), NaN
 /// stays NaN.
 [[gnu::always_inline]] inline Halves round_halves(Vec<float> a, Vec<float> b) {
-#if defined(__AVX512F__)  // needs AVX512-BF16, which every CPU with tiles has; the compiler is not told
+#if defined(__AVX512F__)  // needs AVX512-BF16, as the sets that call this do; the compiler is not told
   Halves halves;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
   return halves;

@@ -107,6 +107,10 @@ TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
     EXPECT_EQ(layout.tensor * layout.data, 12);
   }
   EXPECT_EQ(offered, (std::vector<int64_t>{1, 2, 3, 6, 12}));  // 4 ranks cannot share 6 key/value heads
+  c.parallel.tensor = 3;  // the checkpoint's own first, then only what shares a model over more ranks
+  offered.clear();
+  for (const config::Parallel& layout : parallel::replica_layouts(c, 12)) offered.push_back(layout.tensor);
+  EXPECT_EQ(offered, (std::vector<int64_t>{1, 3, 6, 12}));
   const std::vector<config::Parallel> one_by_one = parallel::generation_layouts(c, 12);
   ASSERT_EQ(one_by_one.size(), 1u);
   EXPECT_EQ(one_by_one[0].tensor, 12);

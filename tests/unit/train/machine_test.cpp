@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "device/cuda/cuda_device.h"
 #include "train/peak.h"
 #include "unit/train/tiny.h"
@@ -76,6 +78,28 @@ TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {
   EXPECT_EQ(given.flops(), 2e12);
   EXPECT_EQ(given.report().origin, "user");
   EXPECT_EQ(given.report().windows, 0);
+}
+
+TEST(Machine, RanksThatWouldComputeInDifferentTypesAreNamed) {
+  for (const int odd : {-1, 0, 2}) {
+    std::atomic<int> refused{0};
+    comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+      train::Machine machine;
+      machine.compute = world.rank() == odd ? DType::bf16 : DType::f32;
+      try {
+        train::require_one_compute(world, machine);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::plan);
+        EXPECT_NE(std::string(error.what())
+                      .find(odd == 0 ? "rank 1 would compute in fp32, rank 0 in bf16"
+                                     : "rank 2 would compute in bf16, rank 0 in fp32"),
+                  std::string::npos)
+            << error.what();
+        ++refused;
+      }
+    });
+    EXPECT_EQ(refused, odd < 0 ? 0 : 3);
+  }
 }
 
 }  // namespace
