@@ -150,10 +150,12 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
 void require_one_compute(comm::World& world, const Machine& machine) {
   const std::vector<std::string> types = world.control().gather(std::string(name_of(machine.compute)));
   const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
-  if (other == types.end()) return;
-  throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
-                                 "precision.compute to one of them",
-                                 other - types.begin(), *other, types.front()));
+  world.control().together([&] {
+    if (!world.first() || other == types.end()) return;
+    throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
+                                   "precision.compute to one of them",
+                                   other - types.begin(), *other, types.front()));
+  });
 }
 
 std::unique_ptr<device::Device> make_device(const Machine& machine) {
