@@ -13,7 +13,7 @@ namespace trainer::mesh {
 /// What one mesh axis does to a tensor.
 ///   replicate  every coordinate holds the same elements
 ///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
-///   partial    every coordinate holds an addend; the tensor is their sum along the axis
+///   partial    every coordinate holds a partial sum; the tensor is their total along the axis
 ///   flat       the box that the splits leave is flattened and cut into contiguous pieces (comm::chunk_of); several
 ///   flat
 ///              axes cut it once, over all their ranks

@@ -1,6 +1,6 @@
 #pragma once
-// What completes a product whose addends had to be summed over ranks first: a product's own epilogue (ops/gemm.h) comes
-// too early then. Each agrees in every bit with the epilogue of a product that has the same sum.
+// What completes a product whose partial sums had to be added over ranks first: a product's own epilogue (ops/gemm.h)
+// comes too early then. Each agrees in every bit with the epilogue of a product that has the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {

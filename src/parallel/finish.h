@@ -1,5 +1,5 @@
 #pragma once
-// What is left to do with a product whose addends have been summed over ranks.
+// What is left to do with a product whose partial sums have been added over ranks.
 #include "ops/finish.h"
 #include "parallel/strategy.h"
 

@@ -90,7 +90,7 @@ class RowLinear final : public Linear {
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
-    Scratch y = ex.take("linear.addend", {x.rows(), weights_.out()}, x.dtype);
+    Scratch y = ex.take("linear.partial", {x.rows(), weights_.out()}, x.dtype);
     ops::run(ex, weights_.product(ex, x, y));
     y = axis_.sum(ex, rows, std::move(y));
     finish(ex, y, weights_.bias(), fusion);
@@ -139,12 +139,12 @@ comm::Ticket Megatron1D::Axis::started(Exec& ex, Ticket ticket) const {
   return ticket;
 }
 
-Scratch Megatron1D::Axis::sum(Exec& ex, Rows rows, Scratch addend) const {
+Scratch Megatron1D::Axis::sum(Exec& ex, Rows rows, Scratch partial) const {
   if (!splits(rows)) {
-    ranks.all_reduce(ex, addend).join(ex);
-    return addend;
+    ranks.all_reduce(ex, partial).join(ex);
+    return partial;
   }
-  const Tensor& all = addend;
+  const Tensor& all = partial;
   Scratch own = ex.take("residual", {all.rows() / size(), all.cols()}, all.dtype);
   ranks.reduce_scatter(ex, all, own).join(ex);
   return own;

@@ -44,8 +44,8 @@ class Megatron1D final : public Strategy {
     Spread stream() const { return {.rows = sequence_parallel ? axes : AxisSet{0}}; }
     /// Waits here when collectives are not to run under products.
     comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
-    /// addend [N, C] → this rank's part of the residual stream: the sum over the ranks, or its rows of it.
-    Scratch sum(Exec& ex, Rows rows, Scratch addend) const;
+    /// Partial sum [N, C] → this rank's part of the residual stream: the sum over the ranks, or its rows of it.
+    Scratch sum(Exec& ex, Rows rows, Scratch partial) const;
     /// shard [N/T, C] → [N, C].
     Scratch gather_rows(Exec& ex, const Tensor& shard) const;
   };

@@ -2,8 +2,8 @@
 // How activations are spread over the ranks of a replica, as sets of mesh axes, and moves between such spreads.
 //
 // Between the pieces of a model, tensors of token rows and their gradients are whole: who holds an element holds its
-// value, never an addend of it. Addends exist within linears, the embedding and the head only. Hence the backward of a
-// move between two spreads is the move back.
+// value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
+// backward of a move between two spreads is the move back.
 #include "mesh/redistribute.h"
 
 namespace trainer::parallel {
@@ -59,8 +59,8 @@ class Ranks {
 
   /// x, a part of a matrix [rows, width], from one spread to another. Nothing happens when they are the same.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
-  /// The same between any layouts, such as of addends; mesh::start_move says what `out` is for. The first collective
-  /// runs until finish(), unless overlap is off.
+  /// The same between any layouts, such as of partial sums; mesh::start_move says what `out` is for. The first
+  /// collective runs until finish(), unless overlap is off.
   mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
                       const Tensor& out = {}) const;
   mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,

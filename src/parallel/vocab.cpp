@@ -47,9 +47,9 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Rows rows = batch.rows();
   const Tile near = t.ranks.tile(t.near(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
-  const mesh::Layout from = t.addends(rows), to = t.stream_layout(rows);
+  const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
   const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
-  Scratch y = ex.take(at_once ? "embedding.y" : "embedding.addend", {near.rows, near.cols}, t.store.compute_dtype());
+  Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.gather(ex, t.slot);
     ops::run(ex, ops::EmbeddingForward{.ids = batch.ids.range(near.first_row, near.rows),
@@ -201,7 +201,7 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
 
 // df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
-  const mesh::Layout addends = table_.addends(chunk.rows), home = table_.stream_layout(chunk.rows);
+  const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
   const bool in_place = table_.near_layout(chunk.rows) == home;
   Scratch apart;
   if (!in_place) apart = ex.take("head.dx_all", chunk.features.shape, chunk.features.dtype);
@@ -209,8 +209,8 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
                          .packed_b = table_.store.packed(ex, table_.slot, false)});
-  Transit sum = in_place ? table_.ranks.start_in_place(ex, addends, home, chunk.dx)
-                         : table_.ranks.start(ex, addends, home, std::move(apart), chunk.dx);
+  Transit sum = in_place ? table_.ranks.start_in_place(ex, partial, home, chunk.dx)
+                         : table_.ranks.start(ex, partial, home, std::move(apart), chunk.dx);
   const GradSlot table = grads.slot(ex, table_.slot);
   ops::run(
       ex,

@@ -6,8 +6,8 @@
 //   beside the table, a rank has activations of the rows that R cuts without V, columns cut over H:
 //     embedding   looks its tokens up; what others have counts as zero, so that the sum over V is exact; → [R, C]
 //     head        x moves there; logits are added over H; cross-entropy over V (loss.h); dx is added over V; → [R, C]
-//   Gradients of the table have addends along R without V, which go home over F, and are summed over the rest of them
-//   once a step.
+//   Gradients of the table are partial sums along R without V, which go home over F, and are summed over the rest of
+//   them once a step.
 #include <memory>
 
 #include "parallel/batch.h"
@@ -27,7 +27,7 @@ struct Table {
   /// A new slot for it.
   Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
         VocabSpread spread, Spread stream);
-  /// The same slot beside other activations (internal error when its gradient would then have other addends).
+  /// The same slot beside other activations (internal error when its gradient would then be summed over other axes).
   Table beside(Spread other) const;
 
   /// The spread of activations at the table: see above.
@@ -35,8 +35,8 @@ struct Table {
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
   mesh::Layout near_layout(Rows rows) const { return ranks.layout(near(), rows, width); }
-  /// Of addends along the axes that cut the vocabulary.
-  mesh::Layout addends(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
+  /// Of partial sums along the axes that cut the vocabulary.
+  mesh::Layout partial_layout(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
 
   const Ranks ranks;
   params::ParamStore& store;

@@ -94,7 +94,7 @@ void GradSink::ready(Exec& ex, SlotId id) {
   if (store_.on_root(id)) {
     scatters_.push_back(group.reduce(ex, flat, 0));
   } else {
-    // What earlier micro-batches left here joins this rank's addend of its own piece.
+    // What earlier micro-batches left here joins this rank's partial sum of its own piece.
     const comm::Chunk piece = group.chunk(flat.count());
     const Tensor own = flat.range(piece.begin, piece.count);
     if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
@@ -118,8 +118,8 @@ void GradSink::start_sums(Exec& ex, bool spread) {
     if (sum.spread != spread) continue;
     int64_t at = 0;
     for (const Region& region : sum.regions) {
-      const Tensor addend = region_of(finished_, region);
-      ops::run(ex, ops::Copy{addend, sum.packed.tensor().range(at, region.count()).reshape(addend.shape)});
+      const Tensor partial = region_of(finished_, region);
+      ops::run(ex, ops::Copy{partial, sum.packed.tensor().range(at, region.count()).reshape(partial.shape)});
       at += region.count();
     }
     sum.ticket = sum.group->all_reduce(ex, sum.packed);

@@ -6,8 +6,8 @@
 // backward pass of the groups before it:
 //   each micro-batch:      the gradient of a spread slot goes back to where the slot is stored (reduce-scatter over the
 //                          flat axes, reduction to the root);
-//   the last micro-batch:  addends of slots that several ranks of a replica hold are added (Part::sum_over), and then
-//                          the group's sum over the replicas starts.
+//   the last micro-batch:  partial sums of slots that several ranks of a replica hold are added (Part::sum_over),
+//                          and then the group's sum over the replicas starts.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -57,7 +57,7 @@ class GradSink {
   GradNorm finish(Exec& ex);
 
  private:
-  /// Addends of one group over some axes of a replica, side by side.
+  /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
     bool spread;  // of spread slots: once their gradients are home

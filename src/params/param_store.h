@@ -45,7 +45,7 @@ struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
   Init init;
-  /// Axes besides data and those of flat and root placements along which a backward pass leaves addends of the
+  /// Axes besides data and those of flat and root placements along which a backward pass leaves partial sums of the
   /// gradient (Layout::gradient). They are added once a step.
   mesh::AxisSet sum_over = 0;
 };

@@ -96,8 +96,7 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
 /// B as it lies: two rows of it make a row of pairs. All panels of a row before the next one: src is read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int64_t kAhead = 16;  // rows
-  const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs,
-                whole = k < 2 ? 0 : extent / kTilePanel * kTilePanel;
+  const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs, whole = extent / kTilePanel * kTilePanel;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const bf16* const above = src + 2 * pair * ld;
     const bf16* const below = 2 * pair + 1 < k ? above + ld : nullptr;

@@ -143,7 +143,7 @@ TEST(MegatronMemory, HoldsTwoWholeTensorsAtMostBesideTheShards) {
   for (const Arena::Interval& at : taken) {
     int64_t live = 0;
     for (const Arena::Interval& each : taken)
-      for (const char* tag : {"linear.x", "linear.dx_all", "linear.dy", "linear.addend", "embedding.addend", "rows",
+      for (const char* tag : {"linear.x", "linear.dx_all", "linear.dy", "linear.partial", "embedding.partial", "rows",
                               "redistribute", "head.dx_all"})
         if (each.tag == tag && each.bytes == whole && each.first <= at.first && at.first < each.last)
           live += each.bytes;
