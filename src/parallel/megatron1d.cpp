@@ -26,7 +26,8 @@ class ColumnLinear final : public Linear {
     const Shape shape{in.rows(), weights_.out()};
     if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
     Scratch y = ex.take("linear.y", shape, x.dtype);
-    ops::Gemm op = weights_.product(ex, in, y);
+    const Weights::Held w = weights_.hold(ex);
+    ops::Gemm op = w.product(ex, in, y);
     op.epilogue = {.bias = weights_.bias(), .act = fusion.act};
     if (fusion.pre != nullptr) op.epilogue.pre = *fusion.pre;
     ops::run(ex, op);
@@ -38,7 +39,7 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(fusion.act == ops::Activation::none, "dx of these columns is a sum over ranks first");
     if (!axis_.splits(rows)) {
       Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-      ops::run(ex, weights_.transposed(ex, dy, dx));
+      ops::run(ex, weights_.hold(ex).transposed(ex, dy, dx));
       Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
       weights_.gradients(ex, x, dy, grads);  // hides the sum
       if (sum.open()) sum.join(ex);
@@ -47,7 +48,7 @@ class ColumnLinear final : public Linear {
     Scratch all = ex.take("linear.x", {dy.rows(), weights_.in()}, dy.dtype);
     Ticket gather = axis_.started(ex, axis_.ranks.all_gather(ex, x, all));
     Scratch sums = ex.take("linear.dx_all", {dy.rows(), weights_.in()}, dy.dtype);
-    ops::run(ex, weights_.transposed(ex, dy, sums));  // hides the gather
+    ops::run(ex, weights_.hold(ex).transposed(ex, dy, sums));  // hides the gather
     if (gather.open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
@@ -91,7 +92,7 @@ class RowLinear final : public Linear {
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
     Scratch y = ex.take("linear.partial", {x.rows(), weights_.out()}, x.dtype);
-    ops::run(ex, weights_.product(ex, x, y));
+    ops::run(ex, weights_.hold(ex).product(ex, x, y));
     y = axis_.sum(ex, rows, std::move(y));
     finish(ex, y, weights_.bias(), fusion);
     return y;
@@ -109,7 +110,8 @@ class RowLinear final : public Linear {
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);
-    ops::Gemm op = weights_.transposed(ex, whole, dx);
+    const Weights::Held w = weights_.hold(ex);
+    ops::Gemm op = w.transposed(ex, whole, dx);
     op.epilogue = {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
     ops::run(ex, op);
     all ? weights_.weight_gradient(ex, x, whole, grads) : weights_.gradients(ex, x, whole, grads);

@@ -17,7 +17,8 @@ class SerialLinear final : public Linear {
     const Shape shape{x.rows(), weights_.out()};
     if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
     Scratch y = ex.take("linear.y", shape, x.dtype);
-    ops::Gemm product = weights_.product(ex, x, y);
+    const Weights::Held w = weights_.hold(ex);
+    ops::Gemm product = w.product(ex, x, y);
     product.epilogue.bias = weights_.bias();
     product.epilogue.act = fusion.act;
     if (fusion.pre != nullptr) product.epilogue.pre = *fusion.pre;
@@ -31,7 +32,8 @@ class SerialLinear final : public Linear {
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
     // dX = dY·Wᵀ, through the activation that made x
-    ops::Gemm product = weights_.transposed(ex, dy, dx);
+    const Weights::Held w = weights_.hold(ex);
+    ops::Gemm product = w.transposed(ex, dy, dx);
     product.epilogue.act = fusion.act;
     product.epilogue.pre = fusion.pre;
     product.epilogue.gradient = fusion.act != ops::Activation::none;

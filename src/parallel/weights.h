@@ -22,34 +22,45 @@ class Weights {
   int64_t out() const { return store_.box(weight_)[1]; }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// y = x·W, its epilogue to be filled in.
-  ops::Gemm product(Exec& ex, const Tensor& x, const Tensor& y) const {
-    return {.a = x, .b = store_.weight(weight_), .c = y, .packed_b = store_.packed(ex, weight_, false)};
-  }
-  /// dx = dy·Wᵀ, its epilogue to be filled in.
-  ops::Gemm transposed(Exec& ex, const Tensor& dy, const Tensor& dx) const {
-    return {
-        .a = dy, .b = store_.weight(weight_), .c = dx, .trans_b = true, .packed_b = store_.packed(ex, weight_, true)};
-  }
+  /// W for products, here until it is dropped (WeightCache::hold).
+  class Held {
+   public:
+    /// y = x·W, its epilogue to be filled in.
+    ops::Gemm product(Exec& ex, const Tensor& x, const Tensor& y) const {
+      return {.a = x, .b = matrix_, .c = y, .packed_b = weights_.store_.weights().packed(ex, weights_.weight_, false)};
+    }
+    /// dx = dy·Wᵀ, its epilogue to be filled in.
+    ops::Gemm transposed(Exec& ex, const Tensor& dy, const Tensor& dx) const {
+      return {.a = dy,
+              .b = matrix_,
+              .c = dx,
+              .trans_b = true,
+              .packed_b = weights_.store_.weights().packed(ex, weights_.weight_, true)};
+    }
+
+   private:
+    friend class Weights;
+    Held(Exec& ex, const Weights& weights)
+        : weights_(weights), matrix_(weights.store_.weights().hold(ex, weights.weight_)) {}
+    const Weights& weights_;
+    params::WeightCache::Held matrix_;
+  };
+  Held hold(Exec& ex) const { return {ex, *this}; }
 
   /// dW (+)= xᵀ·dy and, from the same dy, db (+)= Σ_rows dy.
   void gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     const params::GradSlot dw = grads.slot(ex, weight_);
     const params::GradSlot db = bias_ < 0 ? params::GradSlot{} : grads.slot(ex, bias_);
     weight_product(ex, x, dy, dw, db);
-    grads.ready(ex, weight_);
-    if (bias_ >= 0) grads.ready(ex, bias_);
   }
   /// Either of them alone, where dy of the bias is not that of the weight.
   void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     weight_product(ex, x, dy, grads.slot(ex, weight_), {});
-    grads.ready(ex, weight_);
   }
   void bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
     ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
-    grads.ready(ex, bias_);
   }
 
  private:
