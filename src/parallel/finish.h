@@ -1,9 +1,28 @@
 #pragma once
-// What is left to do with a product whose partial sums have been added over ranks.
+// What a linear does beside its product: all at once where the product has the whole sum, and afterwards where addends
+// of it are on several ranks.
 #include "ops/finish.h"
 #include "parallel/strategy.h"
+#include "parallel/weights.h"
 
 namespace trainer::parallel {
+
+/// y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
+inline Scratch product_and_rest(Exec& ex, const Weights& weights, const Tensor& x, const ForwardFusion& fusion) {
+  const Shape shape{x.rows(), weights.out()};
+  if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
+  Scratch y = ex.take("linear.y", shape, x.dtype);
+  ops::Epilogue epilogue{.bias = weights.bias(), .act = fusion.act};
+  if (fusion.pre != nullptr) epilogue.pre = *fusion.pre;
+  if (!fusion.dropout) epilogue.residual = fusion.residual;
+  weights.product(ex, x, y, epilogue);
+  if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
+  return y;
+}
+/// What makes dx = (dy·Wᵀ) ∘ act'(pre) of a product.
+inline ops::Epilogue through(const BackwardFusion& fusion) {
+  return {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
+}
 
 /// y ← act(y + bias), y + bias kept in fusion.pre; then y ← residual + dropout(y). bias may be empty.
 inline void finish(Exec& ex, const Tensor& y, const Tensor& bias, const ForwardFusion& fusion) {

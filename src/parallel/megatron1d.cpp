@@ -1,7 +1,6 @@
 #include "parallel/megatron1d.h"
 
 #include "parallel/finish.h"
-#include "parallel/weights.h"
 
 namespace trainer::parallel {
 namespace {
@@ -22,16 +21,7 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(!fusion.residual && !fusion.dropout, "a linear that leads out of the residual stream");
     Scratch all;
     if (axis_.splits(rows)) all = axis_.gather_rows(ex, x);
-    const Tensor& in = all ? all.tensor() : x;
-    const Shape shape{in.rows(), weights_.out()};
-    if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
-    Scratch y = ex.take("linear.y", shape, x.dtype);
-    const Weights::Held w = weights_.hold(ex);
-    ops::Gemm op = w.product(ex, in, y);
-    op.epilogue = {.bias = weights_.bias(), .act = fusion.act};
-    if (fusion.pre != nullptr) op.epilogue.pre = *fusion.pre;
-    ops::run(ex, op);
-    return y;
+    return product_and_rest(ex, weights_, all ? all.tensor() : x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
@@ -39,7 +29,7 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(fusion.act == ops::Activation::none, "dx of these columns is a sum over ranks first");
     if (!axis_.splits(rows)) {
       Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-      ops::run(ex, weights_.hold(ex).transposed(ex, dy, dx));
+      weights_.transposed(ex, dy, dx);
       Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
       weights_.gradients(ex, x, dy, grads);  // hides the sum
       if (sum.open()) sum.join(ex);
@@ -48,7 +38,7 @@ class ColumnLinear final : public Linear {
     Scratch all = ex.take("linear.x", {dy.rows(), weights_.in()}, dy.dtype);
     Ticket gather = axis_.started(ex, axis_.ranks.all_gather(ex, x, all));
     Scratch sums = ex.take("linear.dx_all", {dy.rows(), weights_.in()}, dy.dtype);
-    ops::run(ex, weights_.hold(ex).transposed(ex, dy, sums));  // hides the gather
+    weights_.transposed(ex, dy, sums);  // hides the gather
     if (gather.open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
@@ -92,7 +82,7 @@ class RowLinear final : public Linear {
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
     Scratch y = ex.take("linear.partial", {x.rows(), weights_.out()}, x.dtype);
-    ops::run(ex, weights_.hold(ex).product(ex, x, y));
+    weights_.product(ex, x, y);
     y = axis_.sum(ex, rows, std::move(y));
     finish(ex, y, weights_.bias(), fusion);
     return y;
@@ -110,10 +100,7 @@ class RowLinear final : public Linear {
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);
-    const Weights::Held w = weights_.hold(ex);
-    ops::Gemm op = w.transposed(ex, whole, dx);
-    op.epilogue = {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
-    ops::run(ex, op);
+    weights_.transposed(ex, whole, dx, through(fusion));
     all ? weights_.weight_gradient(ex, x, whole, grads) : weights_.gradients(ex, x, whole, grads);
     return dx;
   }

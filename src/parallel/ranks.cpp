@@ -11,11 +11,24 @@ comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
 }
 
 Layout Ranks::layout(Spread spread, Rows rows, int64_t width) const {
-  // Replicas have rows of their own: for the mesh as a whole they are one more cut of them.
-  const AxisSet replicas = shape_.has("data") ? shape_.set("data") : AxisSet{0};
-  return Layout(shape_, {rows.count * size(replicas), width})
-      .with(replicas | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
-      .with(spread.cols, mesh::split(1));
+  return cut(spread, rows, {rows.count * size(replicas()), width});
+}
+
+Layout Ranks::layout(Spread spread, Rows rows, int64_t parts, int64_t width) const {
+  return cut(spread, rows, {rows.count * size(replicas()), parts, width});
+}
+
+// Replicas have rows of their own: for the mesh as a whole they are one more cut of them.
+Layout Ranks::cut(Spread spread, Rows rows, Shape shape) const {
+  return Layout(shape_, shape)
+      .with(replicas() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
+      .with(spread.cols, mesh::split(shape.dims() - 1));
+}
+
+AxisSet Ranks::outer_axes(AxisSet axes, int64_t ranks) const {
+  AxisSet outer = 0;
+  for (int a = 0; a < shape_.axes() && size(outer) < ranks; ++a) outer |= axes & AxisSet{1} << a;
+  return size(outer) == ranks ? outer : AxisSet{0};
 }
 
 Tile Ranks::tile(Spread spread, Rows rows, int64_t width) const {

@@ -55,7 +55,12 @@ class Ranks {
   /// A matrix [rows, width] of each replica (axis "data", outermost) in this spread, and this rank's part of its own.
   /// Code::config when it does not divide.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width) const;
+  /// The same of `parts` such matrices of equal width side by side, as [rows, parts, width]: each is cut over the
+  /// columns.
+  mesh::Layout layout(Spread spread, Rows rows, int64_t parts, int64_t width) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
+  /// The outermost of these axes that have so many ranks together; none when none do.
+  AxisSet outer_axes(AxisSet axes, int64_t ranks) const;
 
   /// x, a part of a matrix [rows, width], from one spread to another. Nothing happens when they are the same.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
@@ -69,6 +74,8 @@ class Ranks {
 
  private:
   mesh::Transit started(Exec& ex, mesh::Transit&& transit) const;
+  AxisSet replicas() const { return shape_.has("data") ? shape_.set("data") : AxisSet{0}; }
+  mesh::Layout cut(Spread spread, Rows rows, Shape shape) const;
   mesh::Mesh* mesh_ = nullptr;
   mesh::MeshShape shape_;
   bool overlap_ = true;

@@ -1,6 +1,6 @@
 #include "parallel/serial.h"
 
-#include "parallel/weights.h"
+#include "parallel/finish.h"
 
 namespace trainer::parallel {
 namespace {
@@ -14,30 +14,13 @@ class SerialLinear final : public Linear {
       : weights_(store, group, parts(store, spec), biases(store, spec)) {}
 
   Scratch forward(Exec& ex, Rows, const Tensor& x, const ForwardFusion& fusion) override {
-    const Shape shape{x.rows(), weights_.out()};
-    if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
-    Scratch y = ex.take("linear.y", shape, x.dtype);
-    const Weights::Held w = weights_.hold(ex);
-    ops::Gemm product = w.product(ex, x, y);
-    product.epilogue.bias = weights_.bias();
-    product.epilogue.act = fusion.act;
-    if (fusion.pre != nullptr) product.epilogue.pre = *fusion.pre;
-    if (!fusion.dropout) product.epilogue.residual = fusion.residual;
-    ops::run(ex, product);
-    if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
-    return y;
+    return product_and_rest(ex, weights_, x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-    // dX = dY·Wᵀ, through the activation that made x
-    const Weights::Held w = weights_.hold(ex);
-    ops::Gemm product = w.transposed(ex, dy, dx);
-    product.epilogue.act = fusion.act;
-    product.epilogue.pre = fusion.pre;
-    product.epilogue.gradient = fusion.act != ops::Activation::none;
-    ops::run(ex, product);
+    weights_.transposed(ex, dy, dx, through(fusion));
     weights_.gradients(ex, x, dy, grads);
     return dx;
   }

@@ -22,30 +22,14 @@ class Weights {
   int64_t out() const { return store_.box(weight_)[1]; }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// W for products, here until it is dropped (WeightCache::hold).
-  class Held {
-   public:
-    /// y = x·W, its epilogue to be filled in.
-    ops::Gemm product(Exec& ex, const Tensor& x, const Tensor& y) const {
-      return {.a = x, .b = matrix_, .c = y, .packed_b = weights_.store_.weights().packed(ex, weights_.weight_, false)};
-    }
-    /// dx = dy·Wᵀ, its epilogue to be filled in.
-    ops::Gemm transposed(Exec& ex, const Tensor& dy, const Tensor& dx) const {
-      return {.a = dy,
-              .b = matrix_,
-              .c = dx,
-              .trans_b = true,
-              .packed_b = weights_.store_.weights().packed(ex, weights_.weight_, true)};
-    }
-
-   private:
-    friend class Weights;
-    Held(Exec& ex, const Weights& weights)
-        : weights_(weights), matrix_(weights.store_.weights().hold(ex, weights.weight_)) {}
-    const Weights& weights_;
-    params::WeightCache::Held matrix_;
-  };
-  Held hold(Exec& ex) const { return {ex, *this}; }
+  /// y = x·W, through the epilogue. The matrix is here for as long as the product takes, wherever it is stored.
+  void product(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
+    multiply(ex, x, y, epilogue, false);
+  }
+  /// dx = dy·Wᵀ, through the epilogue.
+  void transposed(Exec& ex, const Tensor& dy, const Tensor& dx, const ops::Epilogue& epilogue = {}) const {
+    multiply(ex, dy, dx, epilogue, true);
+  }
 
   /// dW (+)= xᵀ·dy and, from the same dy, db (+)= Σ_rows dy.
   void gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
@@ -64,6 +48,15 @@ class Weights {
   }
 
  private:
+  void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
+    const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
+    ops::run(ex, ops::Gemm{.a = a,
+                           .b = weight,
+                           .c = c,
+                           .trans_b = transposed,
+                           .epilogue = epilogue,
+                           .packed_b = store_.weights().packed(ex, weight_, transposed)});
+  }
   static void weight_product(Exec& ex, const Tensor& x, const Tensor& dy, const params::GradSlot& dw,
                              const params::GradSlot& db) {
     ops::run(ex, ops::Gemm{.a = x,

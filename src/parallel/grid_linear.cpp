@@ -1,0 +1,117 @@
+#include "parallel/grid_linear.h"
+
+#include "ops/elementwise.h"
+
+namespace trainer::parallel {
+
+using mesh::Layout;
+using mesh::split;
+using mesh::Transit;
+using params::Init;
+using params::Part;
+
+namespace {
+
+/// x in another type; itself when it has that.
+Scratch in_type(Exec& ex, Scratch&& x, DType type) {
+  if (x.tensor().dtype == type) return std::move(x);
+  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
+  ops::run(ex, ops::Cast{x, y});
+  return y;
+}
+
+}  // namespace
+
+GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
+    : ranks_(ranks),
+      store_(store),
+      place_(place),
+      in_(spec.in),
+      parts_(ranks, spec.parts),
+      weights_(store, group, weights(spec), biases(spec)) {
+  const Grid& g = place.grid;
+  TRAINER_CHECK((g.rows & g.cols) == 0 && (g.rows & g.contraction) == 0 && (g.cols & g.contraction) == 0 &&
+                    (g.flat & ~g.rows) == 0,
+                "one axis cuts {} in two ways", spec.parts.front().name);
+}
+
+// Heads stay whole only where the piece behind wants them cut over the same axes.
+PartSpread GridLinear::product(AxisSet addends) const {
+  const Grid& g = place_.grid;
+  return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .addends = addends};
+}
+
+std::vector<Part> GridLinear::weights(const LinearSpec& spec) const {
+  const Grid& g = place_.grid;
+  std::vector<Part> all;
+  for (const LinearPart& part : spec.parts) {
+    const AxisSet cols = parts_.cut(part, product(0));
+    all.push_back(
+        {part.name + ".weight",
+         store_.whole({spec.in, part.out}).with(g.contraction, split(0)).with(cols, split(1)).with(g.flat, mesh::kFlat),
+         {Init::Kind::normal, spec.init_std},
+         (g.rows & ~g.flat) | (g.cols & ~cols)});
+  }
+  return all;
+}
+
+std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
+  std::vector<Part> all;
+  if (!spec.bias) return all;
+  for (const LinearPart& part : spec.parts) {
+    const AxisSet cols = parts_.cut(part, behind());
+    all.push_back({part.name + ".bias",
+                   store_.whole({part.out}).with(cols, split(0)),
+                   {Init::Kind::zeros, 0},
+                   place_.to.rows | (place_.to.cols & ~cols)});
+  }
+  return all;
+}
+
+Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) {
+  const Grid& g = place_.grid;
+  const Scratch moved =
+      ranks_.start(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
+          .finish(ex);
+  const Tensor& own_x = moved ? moved.tensor() : x;
+  const PartSpread here = product(g.contraction), there = behind();
+  if (!parts_.move(rows, here, there)) return product_and_rest(ex, weights_, own_x, fusion);
+  Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, sums(x.dtype));
+  weights_.product(ex, own_x, y);
+  y = in_type(ex, parts_.start(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
+  finish(ex, y, weights_.bias(), fusion);
+  return y;
+}
+
+Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                             GradSink& grads) {
+  const Grid& g = place_.grid;
+  const PartSpread here = product(0), there = behind();
+  const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
+  const Layout addends = used.with(g.cols, mesh::kPartial);
+  const bool arrives = parts_.move(rows, there, here), leaves = addends != home;
+
+  Parts::Moving dy_coming = parts_.start_back(ex, rows, there, here, dy);
+  if (arrives) weights_.bias_gradient(ex, dy, grads);  // of the rows and columns that the bias is added to
+  const Scratch dy_moved = dy_coming.finish(ex);
+  const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
+
+  Transit x_coming = ranks_.start(ex, home, used, x);
+  Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
+                       leaves ? sums(dy.dtype) : dy.dtype);
+  weights_.transposed(ex, own_dy, dx, leaves ? ops::Epilogue{} : through(fusion));  // hides x on its way
+  const Scratch x_moved = x_coming.finish(ex);
+  const Tensor& own_x = x_moved ? x_moved.tensor() : x;
+
+  Transit dx_leaving = ranks_.start(ex, addends, home, std::move(dx));
+  if (arrives) {  // either hides dx on its way
+    weights_.weight_gradient(ex, own_x, own_dy, grads);
+  } else {
+    weights_.gradients(ex, own_x, own_dy, grads);
+  }
+  dx = in_type(ex, dx_leaving.finish(ex), dy.dtype);
+  if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
+  return dx;
+}
+
+}  // namespace trainer::parallel

@@ -1,0 +1,55 @@
+#pragma once
+// The linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by axes of the mesh alone: each axis cuts rows
+// (m), columns (n) or the contraction (k), or does not cut.
+//
+//   axes that cut     X            W                         Y            backward: dX        dW
+//   rows              rows         copies, or flat pieces    rows         rows                addends
+//   columns           copies       columns                   columns      addends             columns
+//   contraction       columns      rows                      addends      columns             rows
+//
+// X comes from, and dX goes back to, the spread in which the piece before has it; Y goes to, and dY comes from, the one
+// in which the piece behind wants it (mesh/route.h finds the ways). Bias, activation, residual and dropout belong to
+// the latter: they come after the sum, or in the product where nothing has to move.
+#include "parallel/finish.h"
+#include "parallel/parts.h"
+
+namespace trainer::parallel {
+
+/// What axes do to a product. Sets apart from each other, but for `flat`: those of `rows` over whose ranks the matrix
+/// is stored in pieces.
+struct Grid {
+  AxisSet rows = 0, cols = 0, contraction = 0, flat = 0;
+};
+
+class GridLinear final : public Linear {
+ public:
+  struct Place {
+    Grid grid;
+    Spread from, to;  // of X and dX, of Y and dY
+    /// The type in which addends are formed and added; none: the compute type.
+    std::optional<DType> sums = {};
+  };
+  /// Code::config where an extent does not divide.
+  GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
+
+  Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
+  Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                   GradSink& grads) override;
+
+ private:
+  /// Of Y as the product leaves it (with addends), and as the piece behind has it.
+  PartSpread product(AxisSet addends) const;
+  PartSpread behind() const { return {.spread = place_.to, .by_heads = true}; }
+  std::vector<params::Part> weights(const LinearSpec& spec) const;
+  std::vector<params::Part> biases(const LinearSpec& spec) const;
+  DType sums(DType compute) const { return place_.sums.value_or(compute); }
+
+  const Ranks ranks_;
+  ParamStore& store_;
+  const Place place_;
+  const int64_t in_;
+  const Parts parts_;
+  const Weights weights_;
+};
+
+}  // namespace trainer::parallel

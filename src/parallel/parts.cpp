@@ -1,0 +1,117 @@
+#include "parallel/parts.h"
+
+#include "ops/elementwise.h"
+
+namespace trainer::parallel {
+
+using mesh::Layout;
+
+Parts::Parts(const Ranks& ranks, const std::vector<LinearPart>& parts) : ranks_(ranks) {
+  for (const LinearPart& part : parts) {
+    if (!kinds_.empty() && kinds_.back().part.out == part.out && kinds_.back().part.heads == part.heads) {
+      ++kinds_.back().count;
+    } else {
+      kinds_.push_back({part, 1});
+    }
+  }
+  TRAINER_CHECK(kinds_.size() <= Moving::kMostKinds, "{} kinds of parts", kinds_.size());
+}
+
+AxisSet Parts::cut(const LinearPart& part, const PartSpread& where) const {
+  const AxisSet cols = where.spread.cols;
+  if (!where.by_heads || part.heads == 0 || part.heads % ranks_.size(cols) == 0) return cols;
+  const AxisSet sharing = ranks_.outer_axes(cols, part.heads);
+  if (sharing == 0 && part.heads > 1)
+    throw Error(Code::config, format("{} heads of {} for {} ranks: no outer axes of them make {} groups", part.heads,
+                                     part.name, ranks_.size(cols), part.heads));
+  return sharing;
+}
+
+int64_t Parts::width(const PartSpread& where) const {
+  int64_t width = 0;
+  for (const Kind& kind : kinds_) width += kind.count * (kind.part.out / ranks_.size(cut(kind.part, where)));
+  return width;
+}
+
+// A single part is a matrix of its own, however it is cut.
+bool Parts::together(const PartSpread& from, const PartSpread& to) const {
+  const bool one = kinds_.size() == 1 && kinds_[0].count == 1 && kinds_[0].part.heads == 0;
+  return one || (from.spread.cols == to.spread.cols && from.by_heads == to.by_heads);
+}
+
+Layout Parts::joined(Rows rows, const PartSpread& where) const {
+  return ranks_.layout(where.spread, rows, width(where) * ranks_.size(where.spread.cols))
+      .with(where.addends, mesh::kPartial);
+}
+
+Layout Parts::layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const {
+  const AxisSet cols = cut(kind.part, where);
+  return ranks_.layout({where.spread.rows, cols}, rows, kind.count, kind.part.out)
+      .with(where.addends | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
+}
+
+bool Parts::move(Rows rows, const PartSpread& from, const PartSpread& to) const {
+  return !together(from, to) || joined(rows, from) != joined(rows, to);
+}
+
+Parts::Moving Parts::start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
+  Moving moving;
+  if (together(from, to)) {
+    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), std::move(x));
+    moving.count_ = 1;
+    return moving;
+  }
+  moving.source_ = std::move(x);
+  start_kinds(ex, rows, from, to, moving.source_, false, moving);
+  return moving;
+}
+
+Parts::Moving Parts::start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
+                                const Tensor& dx) const {
+  Moving moving;
+  if (together(from, to)) {
+    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), dx);
+    moving.count_ = 1;
+    return moving;
+  }
+  start_kinds(ex, rows, from, to, dx, true, moving);
+  return moving;
+}
+
+void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x,
+                        bool gradient, Moving& moving) const {
+  const int64_t rows_there = ranks_.tile(to.spread, rows, ranks_.size(to.spread.cols)).rows;
+  moving.result_ = ex.take("parts", {rows_there, width(to)}, x.dtype);
+  int64_t col = 0, col_there = 0;
+  for (const Kind& kind : kinds_) {
+    const Layout here = layout(rows, kind, from, gradient), there = layout(rows, kind, to, gradient);
+    Moving::Kind& out = moving.kinds_[moving.count_++];
+    const int64_t cols = kind.count * here.box()[2];
+    out.first_col = col_there;
+    out.cols = kind.count * there.box()[2];
+    if (kinds_.size() == 1) {  // the columns of all parts: nothing is beside them
+      out.transit = ranks_.start(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
+    } else {
+      Scratch apart = ex.take("part", here.box(), x.dtype);
+      ops::run(ex, ops::Copy{x.col_range(col, cols), apart.tensor().reshape({x.rows(), cols})});
+      out.transit = ranks_.start(ex, here, there, std::move(apart));
+    }
+    col += cols;
+    col_there += out.cols;
+  }
+}
+
+Scratch Parts::Moving::finish(Exec& ex) {
+  if (!result_) return kinds_[0].transit.finish(ex);
+  const Tensor all = result_;
+  for (size_t i = 0; i < count_; ++i) {
+    const Scratch part = kinds_[i].transit.finish(ex);
+    if (!part) continue;  // it went to its place
+    const Tensor place = all.col_range(kinds_[i].first_col, kinds_[i].cols);
+    ops::run(ex, ops::Copy{part.tensor().reshape({all.rows(), kinds_[i].cols}), place});
+  }
+  source_.reset();
+  return std::move(result_);
+}
+
+}  // namespace trainer::parallel

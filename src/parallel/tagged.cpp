@@ -1,0 +1,85 @@
+#include "parallel/tagged.h"
+
+namespace trainer::parallel {
+namespace {
+
+/// The axes whose letter is one of these.
+AxisSet axes_of(const mesh::MeshShape& shape, std::string_view tags, std::string_view letters,
+                std::string_view allowed) {
+  AxisSet found = 0;
+  size_t next = 0;
+  for (int a = 0; a < shape.axes(); ++a) {
+    if (shape.name(a) == "data") continue;
+    TRAINER_CHECK(next < tags.size() && allowed.find(tags[next]) != std::string_view::npos,
+                  "tags \"{}\": one of \"{}\" for each axis of {} but data", tags, allowed, shape.name_of(shape.all()));
+    if (letters.find(tags[next++]) != std::string_view::npos) found |= AxisSet{1} << a;
+  }
+  TRAINER_CHECK(next == tags.size(), "tags \"{}\" for {} axes", tags, next);
+  return found;
+}
+
+}  // namespace
+
+const std::string& LayerTags::of(Site site) const {
+  switch (site) {
+    case Site::qkv:
+      return qkv;
+    case Site::out:
+      return out;
+    case Site::up:
+      return up;
+    default:
+      return down;
+  }
+}
+
+Spread spread_of(const mesh::MeshShape& shape, std::string_view tags) {
+  constexpr std::string_view kAllowed = "rc-";
+  return {axes_of(shape, tags, "r", kAllowed), axes_of(shape, tags, "c", kAllowed)};
+}
+
+Grid grid_of(const mesh::MeshShape& shape, std::string_view tags) {
+  constexpr std::string_view kAllowed = "rckf-";
+  return {.rows = axes_of(shape, tags, "rf", kAllowed),
+          .cols = axes_of(shape, tags, "c", kAllowed),
+          .contraction = axes_of(shape, tags, "k", kAllowed),
+          .flat = axes_of(shape, tags, "f", kAllowed)};
+}
+
+VocabSpread vocab_of(const mesh::MeshShape& shape, std::string_view tags) {
+  constexpr std::string_view kAllowed = "vhf-";
+  return {axes_of(shape, tags, "v", kAllowed), axes_of(shape, tags, "h", kAllowed),
+          axes_of(shape, tags, "f", kAllowed)};
+}
+
+Tagged::Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config)
+    : Strategy(store, Ranks(mesh, config.debug.overlap)), sums_(table.sums) {
+  const mesh::MeshShape& shape = mesh.shape();
+  for (const config::LayoutRule& rule : tag_rules(shape, table, config))
+    if (!rule.holds) throw Error(Code::config, rule.text);
+  for (const LayerTags& tags : table.layers) {
+    Layer layer{spread_of(shape, tags.stream), spread_of(shape, tags.attention), spread_of(shape, tags.hidden), {}};
+    for (const Site site : {Site::qkv, Site::out, Site::up, Site::down})
+      layer.linears[static_cast<size_t>(site)] = grid_of(shape, tags.of(site));
+    layers_.push_back(layer);
+  }
+  last_ = spread_of(shape, table.last);
+  vocab_ = vocab_of(shape, table.vocab);
+}
+
+Spread Tagged::stream(int layer) const {
+  const auto l = static_cast<size_t>(layer);
+  return l < layers_.size() ? layers_[l].stream : last_;
+}
+
+std::unique_ptr<Linear> Tagged::linear(int layer, int group, const LinearSpec& spec) {
+  const Layer& at = layers_[static_cast<size_t>(layer)];
+  const Spread inside = spec.site == Site::qkv || spec.site == Site::out ? at.attention : at.hidden;
+  const GridLinear::Place place{.grid = at.linears[static_cast<size_t>(spec.site)],
+                                .from = leads_out(spec.site) ? at.stream : inside,
+                                .to = leads_out(spec.site) ? inside : at.stream,
+                                .sums = sums_};
+  return std::make_unique<GridLinear>(ranks_, store_, group, spec, place);
+}
+
+}  // namespace trainer::parallel

@@ -1,0 +1,299 @@
+// The grid linear, every pair of tags on meshes of two axes, beside a linear of one rank.
+#include "parallel/grid_linear.h"
+
+#include <atomic>
+
+#include "parallel/serial.h"
+#include "parallel/tagged.h"
+#include "unit/parallel/pieces_rig.h"
+
+namespace trainer::pieces {
+namespace {
+
+using parallel::Grid;
+using parallel::GridLinear;
+using parallel::LinearSpec;
+using parallel::Site;
+
+/// A strategy of one linear.
+class OneLinear final : public Strategy {
+ public:
+  OneLinear(mesh::Mesh& mesh, ParamStore& store, const GridLinear::Place& place, bool overlap)
+      : Strategy(store, parallel::Ranks(mesh, overlap)), place_(place) {}
+  Spread stream(int) const override { return {}; }
+  Spread attention(int) const override { return {}; }
+  parallel::VocabSpread vocab() const override { return {}; }
+  std::unique_ptr<parallel::Linear> linear(int, int group, const LinearSpec& spec) override {
+    return std::make_unique<GridLinear>(ranks_, store_, group, spec, place_);
+  }
+
+ private:
+  const GridLinear::Place place_;
+};
+
+/// What a linear is for: sites of both families, their fusions, and grouped heads that ranks may have to share.
+enum class Use { qkv, out, up, gated, down };
+constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
+
+LinearSpec spec_of(Use use) {
+  switch (use) {
+    case Use::qkv:
+      return {.site = Site::qkv, .in = 12, .parts = {{"q", 72, 12}, {"k", 12, 2}, {"v", 12, 2}}, .bias = true};
+    case Use::out:
+      return {.site = Site::out, .in = 36, .parts = {{"o", 12}}, .bias = true};
+    case Use::up:
+      return {.site = Site::up, .in = 12, .parts = {{"up", 24}}, .bias = true};
+    case Use::gated:
+      return {.site = Site::up, .in = 12, .parts = {{"gate", 24}, {"up", 24}}};
+    default:
+      return {.site = Site::down, .in = 24, .parts = {{"down", 12}}, .bias = true};
+  }
+}
+
+struct Case {
+  std::string grid, from, to;  // letters of tagged.h
+  std::string text() const { return format("{} -> {} -> {}", from, grid, to); }
+};
+
+/// The columns of a part that a rank has: heads are shared out whole, or shared.
+struct Columns {
+  int64_t first, count, sharers, sharer;
+};
+Columns columns_of(const parallel::LinearPart& part, int64_t ranks, int64_t index) {
+  if (part.heads == 0 || part.heads % ranks == 0) return {index * part.out / ranks, part.out / ranks, 1, 0};
+  const int64_t sharers = ranks / part.heads, width = part.out / part.heads;
+  return {index / sharers * width, width, sharers, index % sharers};
+}
+
+/// Elements that a rank holds, of a tensor by its name.
+struct Held {
+  std::string name;
+  int64_t count;  // of the whole tensor
+  std::vector<int64_t> at;
+  Values values;
+  bool operator==(const Held&) const = default;
+};
+using HeldAll = std::vector<Held>;
+
+void hold(HeldAll& all, const std::string& name, const Tensor& t, Piece place) {
+  Held held{name, kRows * place.width, {}, {}};
+  for (int64_t r = 0; r < t.rows(); ++r)
+    for (int64_t c = 0; c < t.cols(); ++c) {
+      held.at.push_back((place.first_row + r) * place.width + place.first_col + c);
+      held.values.push_back(get(t, r * t.ld() + c));
+    }
+  all.push_back(std::move(held));
+}
+void hold_gradients(HeldAll& all, const ParamStore& store) {
+  for (const params::Param& param : store.params()) {
+    Held held{"d" + param.name, param.count(), {}, {}};
+    const Tensor flat = store.groups()[static_cast<size_t>(param.group)].grad;
+    for (const mesh::Run& run : param.runs)
+      for (int64_t i = 0; i < run.length; ++i) {
+        held.at.push_back(run.global + i);
+        held.values.push_back(get(flat, run.local + i * run.stride));
+      }
+    all.push_back(std::move(held));
+  }
+}
+
+/// What serves one case after another on a rank.
+struct Place {
+  Place(comm::World& world, int a, int b) : mesh(world, device, mesh::MeshShape({{"a", a}, {"b", b}})) {}
+  device::CpuDevice device{1};
+  mesh::Mesh mesh;
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+};
+
+/// y, the activation's input, dx and the gradients that a rank has after one pass of a linear; meshes of one rank have
+/// that of Serial.
+HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
+  const mesh::MeshShape& shape = place.mesh.shape();
+  const bool alone = shape.world_size() == 1;
+  const LinearSpec spec = spec_of(use);
+  const Spread from = alone ? Spread{} : parallel::spread_of(shape, c.from),
+               to = alone ? Spread{} : parallel::spread_of(shape, c.to);
+  ParamStore store(place.device, type, &place.mesh);
+  std::unique_ptr<Strategy> strategy;
+  if (alone) {
+    strategy = std::make_unique<parallel::Serial>(store);
+  } else {
+    strategy = std::make_unique<OneLinear>(place.mesh, store,
+                                           GridLinear::Place{parallel::grid_of(shape, c.grid), from, to, {}}, overlap);
+  }
+  const auto linear = strategy->linear(0, store.add_group("g"), spec);
+  store.allocate(true);
+  GradSink sink(store);
+  sink.prepare(place.device);
+  sink.begin_step();
+  sink.begin_micro(true);
+  fill_weights(store, integers);
+
+  Exec& ex = place.ex;
+  const parallel::Ranks& ranks = strategy->ranks();
+  const parallel::Rows rows{kRows};
+  const auto piece = [&](const char* name, Shape shape_here, Piece at) {
+    Scratch t = ex.take(name, shape_here, type);
+    for (int64_t r = 0; r < shape_here[0]; ++r)
+      for (int64_t i = 0; i < shape_here[1]; ++i)
+        set(t, r * shape_here[1] + i, draw(name, (at.first_row + r) * at.width + at.first_col + i, integers));
+    return t;
+  };
+  const parallel::Tile in = ranks.tile(from, rows, spec.in);
+  const Piece x_at{in.first_row, in.first_col, spec.in};
+  const Scratch x = piece("x", {in.rows, in.cols}, x_at);
+  const int64_t sharers = ranks.size(to.cols), index = ranks.index(to.cols);
+  const parallel::Tile out = ranks.tile(to, rows, sharers);
+  int64_t width = 0;
+  for (const auto& part : spec.parts) width += columns_of(part, sharers, index).count;
+  const Piece y_at{out.first_row, index * width, width * sharers};
+
+  Scratch residual, pre;
+  parallel::ForwardFusion fusion;
+  if (use == Use::out || use == Use::down) {
+    residual = piece("residual", {out.rows, width}, y_at);
+    fusion.residual = residual;
+  }
+  if (use == Use::down)
+    fusion.dropout = {.p = 0.5,
+                      .key = philox_key(3, "mask"),
+                      .first_row = y_at.first_row,
+                      .first_col = y_at.first_col,
+                      .width = y_at.width};
+  if (use == Use::up) {
+    fusion.act = ops::Activation::gelu;
+    fusion.pre = &pre;
+  }
+  const Scratch y = linear->forward(ex, rows, x, fusion);
+
+  const Scratch dy = ex.take("dy", {out.rows, width}, type);
+  int64_t col = 0;
+  for (const auto& part : spec.parts) {
+    // Of a head that ranks share, each has an addend: the gradient and one, minus one, and nothing.
+    const Columns at = columns_of(part, sharers, index);
+    const double more = at.sharers == 1 ? 0 : at.sharer == 0 ? 1 : at.sharer == 1 ? -1 : 0;
+    for (int64_t i = 0; i < at.count; ++i, ++col)
+      for (int64_t r = 0; r < out.rows; ++r) {
+        const double value = draw("d" + part.name, (out.first_row + r) * part.out + at.first + i, integers);
+        set(dy, r * width + col, (at.sharer == 0 ? value : 0) + more);
+      }
+  }
+  parallel::BackwardFusion through;
+  Scratch gelu;
+  if (use == Use::down) {
+    gelu = piece("gelu", {in.rows, in.cols}, x_at);
+    through = {.act = ops::Activation::gelu, .pre = gelu};
+  }
+  const Scratch dx = linear->backward(ex, rows, dy, x, through, sink);
+  sink.group_done(ex, 0);
+  sink.end_micro(ex);
+  sink.finish(ex);
+
+  HeldAll all;
+  TRAINER_CHECK(dx.tensor().shape == x.tensor().shape, "dx {}", to_string(dx.tensor()));
+  hold(all, "dx", dx, x_at);
+  col = 0;
+  for (const auto& part : spec.parts) {
+    const Columns at = columns_of(part, sharers, index);
+    const Piece here{out.first_row, at.first, part.out};
+    hold(all, "y." + part.name, y.tensor().col_range(col, at.count), here);
+    if (pre) hold(all, "pre." + part.name, pre.tensor().col_range(col, at.count), here);
+    col += at.count;
+  }
+  hold_gradients(all, store);
+  return all;
+}
+
+Named dense(Use use, bool integers) {
+  Named all;
+  comm::run_on_threads(1, {}, [&](comm::World& world) {
+    Place place(world, 1, 1);
+    for (const Held& held : pass(place, {}, use, integers, DType::f64, true)) all[held.name] = held.values;
+  });
+  return all;
+}
+
+/// Every element that a rank holds, against the whole tensors of one rank; relative to the largest element of each.
+void expect_near(const HeldAll& held, const Named& whole, double tolerance) {
+  EXPECT_EQ(held.size(), whole.size());
+  for (const Held& one : held) {
+    const Values& expected = whole.at(one.name);
+    ASSERT_EQ(static_cast<int64_t>(expected.size()), one.count) << one.name;
+    double largest = 0, error = 0;
+    for (const double value : expected) largest = std::max(largest, std::abs(value));
+    for (size_t i = 0; i < one.at.size(); ++i) {
+      const double d = std::abs(one.values[i] - expected[static_cast<size_t>(one.at[i])]);
+      if (!(d <= error)) error = d;
+    }
+    EXPECT_LE(error, tolerance * largest) << one.name;
+  }
+}
+
+std::vector<std::string> pairs(std::string_view letters) {
+  std::vector<std::string> all;
+  for (const char a : letters)
+    for (const char b : letters) all.push_back({a, b});
+  return all;
+}
+
+/// Every pair of tags on a mesh, each with `stride`-th of all pairs of spreads before and behind.
+std::vector<Case> cases(Use use, int b, size_t stride) {
+  const std::vector<std::string> spreads = pairs("rc-");
+  std::vector<Case> all;
+  size_t first = 0;
+  for (const std::string& grid : pairs("rckf-"))
+    for (size_t n = first++ % stride; n < spreads.size() * spreads.size(); n += stride) {
+      const Case c{grid, spreads[n / spreads.size()], spreads[n % spreads.size()]};
+      // Two heads that three ranks want.
+      const bool refused = use == Use::qkv && b == 3 && c.to[0] != 'c' && c.to[1] == 'c';
+      if (!refused) all.push_back(c);
+    }
+  return all;
+}
+
+/// Runs cases of a use on ranks of 2 × b; `check` on each of them.
+template <typename F>
+void on_meshes(Use use, size_t stride, const comm::WorldOptions& options, F&& check) {
+  for (const int b : {2, 3})
+    comm::run_on_threads(2 * b, options, [&](comm::World& world) {
+      Place place(world, 2, b);
+      for (const Case& c : cases(use, b, stride)) {
+        SCOPED_TRACE(format("use {}, 2x{}, rank {}: {}", static_cast<int>(use), b, world.rank(), c.text()));
+        check(place, c);
+      }
+    });
+}
+
+TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
+  for (const Use use : kUses) {
+    const Named whole = dense(use, true);
+    on_meshes(use, 10, {.timeout_s = 60},
+              [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
+  }
+}
+
+TEST(GridLinear, EveryPairOfTagsStaysNearOneRank) {
+  for (const Use use : kUses) {
+    const Named whole = dense(use, false);
+    on_meshes(use, 40, {.timeout_s = 60}, [&](Place& place, const Case& c) {
+      expect_near(pass(place, c, use, false, DType::f64, true), whole, 1e-14 * 36);
+      expect_near(pass(place, c, use, false, DType::f32, true), whole, 1e-5);
+    });
+  }
+}
+
+TEST(GridLinear, SchedulesChangeNoBit) {
+  comm::WorldOptions late{.timeout_s = 60};
+  late.delay = [n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
+    return 1e-5 * (philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 30);
+  };
+  for (const Use use : kUses)
+    on_meshes(use, 80, late, [&](Place& place, const Case& c) {
+      EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
+    });
+}
+
+}  // namespace
+}  // namespace trainer::pieces
