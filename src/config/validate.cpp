@@ -182,6 +182,9 @@ void check_log(const Log& log, Checker& checker) {
 
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
+  checker.require(parallel.grid.size() == 3, {"parallel.grid"}, "expected three extents [x, y, z], found {}",
+                  parallel.grid.size());
+  if (parallel.grid.size() != 3) return;
   for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
@@ -199,15 +202,16 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
-    checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},
-                       "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
-                       parallel.tensor, data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s", needed);
+    checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
+                       "{} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
+                       replica_text(config), data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s",
+                       needed);
     if (data == 0 && fits) data = world / replica;
   }
   const Train& train = config.train;
   const int64_t round = train.micro_batch * data;
   checker.require(data <= 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
-                  {"train.global_batch", "train.micro_batch", "parallel.data", "parallel.tensor"},
+                  {"train.global_batch", "train.micro_batch", "parallel.data", replica_key(config)},
                   "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}", train.global_batch,
                   train.micro_batch, data, round);
 }
