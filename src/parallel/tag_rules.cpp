@@ -94,13 +94,14 @@ class Rules {
     if (m_.vocab_multiple > 0)
       divides("", "vocab_multiple", m_.vocab_multiple, table.vocab, "cut the vocabulary", {"model.vocab_multiple"});
     divides("", "d_model", m_.d_model, table.hidden, "cut columns of the table", {"model.d_model"});
-    for (const Spread& at : {first, last})
-      rules_.push_back({(wide(table.flat) & ~(at.rows & ~table.vocab)) == 0,
-                        {"parallel.strategy"},
-                        format("the table is in flat pieces along {}: its ranks do not all have rows of their own, "
-                               "which are cut along {}",
-                               name(table.flat), name(at.rows & ~table.vocab))});
-    const AxisSet at_first = wide(first.rows & ~table.vocab), at_last = wide(last.rows & ~table.vocab);
+    rules_.push_back(
+        {(wide(table.flat) & ~last.rows) == 0,
+         {"parallel.strategy"},
+         format("the table is in flat pieces along {}: at the head its ranks do not all have rows of their "
+                "own, which are cut along {}",
+                name(table.flat), name(last.rows))});
+    const AxisSet at_first = wide((first.rows | table.flat) & ~table.vocab), at_last = wide(last.rows & ~table.vocab);
+    token_rows("the embedding: ", at_first, "cut rows at its table");
     rules_.push_back(
         {!m_.tie_embeddings.value_or(false) || at_first == at_last,
          {"model.tie_embeddings"},

@@ -19,7 +19,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
              VocabSpread spread_over, Spread activations)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
   const AxisSet rows = near().rows;
-  TRAINER_CHECK((spread.flat & ~rows) == 0, "flat pieces of {} over ranks that hold the same rows", name);
+  TRAINER_CHECK((spread.flat & spread.vocab) == 0, "one axis cuts {} in two ways", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
   const mesh::Layout layout = store.whole({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
@@ -92,6 +92,11 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                       .accumulate = table.accumulate,
                                       .shard = {t.first_token(), t.vocab}});
   grads.ready(ex, t.slot);
+}
+
+Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
+  TRAINER_CHECK((table.spread.flat & ~table.stream.rows) == 0,
+                "flat pieces of a head over ranks that hold the same rows");
 }
 
 double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(ex, batch, x, {}, nullptr); }

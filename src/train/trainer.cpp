@@ -28,13 +28,13 @@ class PhaseClock {
 }  // namespace
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-                 bool training)
+                 bool training, const parallel::StrategyFactory& factory)
     : device_(device),
       config_(config),
       arena_(device),
-      mesh_(world, device, parallel::make_mesh_shape(config, world.size())),
+      mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
-  strategy_ = parallel::make_strategy(config, mesh_, store_);
+  strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   store_.allocate(training);
