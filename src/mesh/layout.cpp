@@ -34,8 +34,6 @@ std::string to_string(Placement placement) {
       return "P";
     case Placement::Kind::flat:
       return "flat";
-    case Placement::Kind::root:
-      return "root";
   }
   return "";
 }
@@ -111,13 +109,11 @@ Shape Layout::box() const {
 
 Shape Layout::local(int rank) const {
   const AxisSet flat = axes(kFlat);
-  const bool stored = mesh_.index(rank, axes(kRoot)) == 0;
-  if (flat == 0) return stored ? box() : with_extent(box(), 0, 0);
-  return {stored ? comm::chunk_of(box().count(), mesh_.group_size(flat), mesh_.index(rank, flat)).count : 0};
+  if (flat == 0) return box();
+  return {comm::chunk_of(box().count(), mesh_.group_size(flat), mesh_.index(rank, flat)).count};
 }
 
 std::vector<Run> Layout::runs(int rank, const Place& place) const {
-  if (mesh_.index(rank, axes(kRoot)) != 0) return {};
   const Box box = box_of(rank);
   const int dims = shape_.dims();
   // Distances in memory of neighbours along each global dim, and extents without the padding.
@@ -156,7 +152,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
 
 bool Layout::owner(int rank) const {
   TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of {}", mesh::to_string(*this));
-  return mesh_.index(rank, axes(kReplicate) | axes(kRoot)) == 0;
+  return mesh_.index(rank, axes(kReplicate)) == 0;
 }
 
 Layout::Key Layout::key() const {

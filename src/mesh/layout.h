@@ -17,17 +17,15 @@ namespace trainer::mesh {
 ///   flat       the box that the splits leave is flattened and cut into contiguous pieces (comm::chunk_of); several
 ///   flat
 ///              axes cut it once, over all their ranks
-///   root       stored on coordinate 0 only
 struct Placement {
-  enum class Kind : uint8_t { replicate, split, partial, flat, root };
+  enum class Kind : uint8_t { replicate, split, partial, flat };
   Kind kind = Kind::replicate;
   int dim = 0;  // of split
   bool operator==(const Placement&) const = default;
 };
-inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat},
-    kRoot{Placement::Kind::root};
+inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat};
 constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
-/// "B", "P", "S0", "flat", "root"
+/// "B", "P", "S0", "flat"
 std::string to_string(Placement placement);
 
 /// Where a rank's box lies in a local matrix that it shares with others, side by side, so that one product or one
@@ -64,7 +62,7 @@ class Layout {
 
   /// What the splits leave, as stored: equal on all ranks.
   Shape box() const;
-  /// What `rank` stores: the box; with flat axes a piece [n] of it; no elements off the root.
+  /// What `rank` stores: the box; with flat axes a piece [n] of it.
   Shape local(int rank) const;
   /// The elements a rank stores, by ascending global offset, with their places in its memory.
   std::vector<Run> runs(int rank, const Place& place = {}) const;

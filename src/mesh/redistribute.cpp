@@ -110,18 +110,6 @@ class Mover {
         receive_over_input();
         t_.ticket_ = comm_.all_reduce(ex_, t_.received_);
         return;
-      case CommOp::broadcast:
-        first() ? receive_over_input() : receive_result();
-        t_.ticket_ = comm_.broadcast(ex_, t_.received_, 0);
-        return;
-      case CommOp::reduce:
-        if (first()) {
-          receive_over_input();
-        } else {
-          receive(take());
-        }
-        t_.ticket_ = comm_.reduce(ex_, first() ? t_.received_ : t_.tensor_, 0);
-        return;
       default:
         TRAINER_CHECK(false, "no step does {}", name_of(*step_.op));
     }
@@ -147,18 +135,14 @@ class Mover {
     t_.ticket_ = comm_.all_gather(ex_, t_.tensor_, t_.received_);
   }
 
-  /// B→S, B→flat, B→root.
+  /// B→S, B→flat.
   void keep_part() {
-    if (step_.to == kRoot && first()) {
-      receive_over_input();
-      return arrive();
-    }
     receive_result();
     const Tensor out = t_.received_;
     if (step_.to == kFlat) {
       const int64_t begin = comm_.chunk(t_.tensor_.count()).begin;
       copy_rows(ex_, at(t_.tensor_, begin * size_of(out.dtype)), 0, out.data, 0, 1, out.bytes());
-    } else if (step_.to != kRoot) {
+    } else {
       const Cut whole(*t_.before_, step_.to, step_.group, out.dtype);
       copy_rows(ex_, at(t_.tensor_, comm_.rank() * whole.inner), whole.pieces * whole.inner, out.data, whole.inner,
                 whole.outer, whole.inner);
@@ -166,14 +150,14 @@ class Mover {
     arrive();
   }
 
-  /// B→P, root→P, S→P, flat→P: the ranks' parts add up to the tensor.
+  /// B→P, S→P, flat→P: the ranks' parts add up to the tensor.
   void fill_up() {
-    const bool whole_here = step_.from == kReplicate || step_.from == kRoot;
+    const bool whole_here = step_.from == kReplicate;
     if (whole_here && first()) {
       receive_over_input();
       return arrive();
     }
-    if (step_.from == kReplicate && (t_.owned_ || t_.writable_)) {
+    if (whole_here && (t_.owned_ || t_.writable_)) {
       receive_over_input();
     } else {
       receive_result();

@@ -31,11 +31,9 @@ Transition transition(Placement from, Placement to) {
       return to.kind == Kind::split ? Transition{true, CommOp::all_to_all} : kNone;
     case Kind::partial:
       if (to == kReplicate) return {true, CommOp::all_reduce};
-      return {true, to == kRoot ? CommOp::reduce : CommOp::reduce_scatter};
+      return {true, CommOp::reduce_scatter};
     case Kind::flat:
       return to == kReplicate ? Transition{true, CommOp::all_gather} : kNone;
-    case Kind::root:
-      return to == kReplicate ? Transition{true, CommOp::broadcast} : kNone;
   }
   return kNone;
 }
@@ -56,8 +54,7 @@ class Search {
     TRAINER_CHECK(axes_.size() <= kMaxActive, "{} axes, at most {}", axes_.size(), kMaxActive);
     symbols_ = {kReplicate, kPartial};
     for (int dim = 0; dim < from.shape().dims(); ++dim) symbols_.push_back(split(dim));
-    for (const Placement extra : {kFlat, kRoot})
-      if ((from.axes(extra) | to.axes(extra)) != 0) symbols_.push_back(extra);
+    if ((from.axes(kFlat) | to.axes(kFlat)) != 0) symbols_.push_back(kFlat);
   }
 
   Route run() {
@@ -160,8 +157,6 @@ class Search {
           if (!sums_only) return std::nullopt;
           pieces *= size;
           break;
-        case Kind::root:
-          return std::nullopt;
         default:
           break;
       }
@@ -222,9 +217,8 @@ std::string to_string(const Route& route) {
 
 int64_t direct_elements(const Layout& from, const Layout& to) {
   check_same_tensor(from, to);
-  const AxisSet plain =
-      from.axes(kPartial) | from.axes(kFlat) | from.axes(kRoot) | to.axes(kPartial) | to.axes(kFlat) | to.axes(kRoot);
-  TRAINER_CHECK(plain == 0, "direct transfers between {} and {}", to_string(from), to_string(to));
+  const AxisSet other = from.axes(kPartial) | from.axes(kFlat) | to.axes(kPartial) | to.axes(kFlat);
+  TRAINER_CHECK(other == 0, "direct transfers between {} and {}", to_string(from), to_string(to));
   const MeshShape& mesh = from.mesh();
   int64_t most = 0;
   for (int rank = 0; rank < mesh.world_size(); ++rank) {

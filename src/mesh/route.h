@@ -11,8 +11,8 @@ namespace trainer::mesh {
 
 /// Some axes, all of the same placement, change to another one together: one collective over the group along them, or
 /// something each rank does alone.
-///   S→B, flat→B all_gather;  P→S, P→flat reduce_scatter;  P→B all_reduce;  P→root reduce;  S→S' all_to_all;
-///   root→B broadcast;  B→S, B→flat, B→root keep a part;  B→P, S→P, flat→P, root→P fill up with zeros
+///   S→B, flat→B all_gather;  P→S, P→flat reduce_scatter;  P→B all_reduce;  S→S' all_to_all;
+///   B→S, B→flat keep a part;  B→P, S→P, flat→P fill up with zeros
 struct Step {
   AxisSet axes = 0;
   Placement from, to;

@@ -14,6 +14,7 @@ using mesh::split;
 using mesh::Transit;
 using params::GradSlot;
 using params::Init;
+using params::Write;
 
 Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
              VocabSpread spread_over, Spread activations)
@@ -51,7 +52,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
-    const auto weights = t.store.gather(ex, t.slot);
+    const auto weights = t.store.weights().hold(ex, t.slot);
     ops::run(ex, ops::EmbeddingForward{.ids = batch.ids.range(near.first_row, near.rows),
                                        .table = weights,
                                        .positions = at_once ? positions : Tensor{},
@@ -91,7 +92,6 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                       .dtable = table.tensor,
                                       .accumulate = table.accumulate,
                                       .shard = {t.first_token(), t.vocab}});
-  grads.ready(ex, t.slot);
 }
 
 Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
@@ -103,9 +103,7 @@ double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(e
 
 double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
   dx = ex.take("head.dx", x.shape, x.dtype);
-  const double sum = walk(ex, batch, x, dx, &grads);
-  if (!tied_) grads.ready(ex, table_.slot);
-  return sum;
+  return walk(ex, batch, x, dx, &grads);
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
@@ -114,7 +112,7 @@ Scratch Head::logits(Exec& ex, const Tensor& x) {
   const Scratch moved = table_.ranks.start(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
   Scratch own;
   {
-    const auto weights = table_.store.gather(ex, table_.slot);
+    const auto weights = table_.store.weights().hold(ex, table_.slot);
     own = own_logits(ex, weights, moved ? moved.tensor() : x);
   }
   const int64_t shards = table_.ranks.size(table_.spread.vocab), count = own.tensor().count();
@@ -132,7 +130,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
                          .b = weights,
                          .c = out,
                          .trans_b = true,
-                         .packed_b = table_.store.packed(ex, table_.slot, true)});
+                         .packed_b = table_.store.weights().packed(ex, table_.slot, true)});
   if (table_.ranks.size(table_.spread.hidden) > 1)
     table_.ranks.along(table_.spread.hidden, Lane::critical).all_reduce(ex, out).join(ex);
   return out;
@@ -158,13 +156,14 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
 struct Head::Chunk {
   Rows rows;  // of all ranks that cut the rows
   Tensor features, dlogits, dx;
+  bool last = false;
 };
 
 double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
-  const auto weights = table_.store.gather(ex, table_.slot);  // for all chunks
+  const auto weights = table_.store.weights().hold(ex, table_.slot);  // for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(cut & table_.spread.vocab), here = loss_rows(all);
@@ -199,6 +198,7 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
                     .scale = batch.loss_scale});
     if (grads == nullptr) continue;
     at.dx = dx.row_range(first, count);
+    at.last = first + count == x.rows();
     backward(ex, table, at, *grads);
   }
   return batch.losses ? 0 : sum_of_losses(ex, losses);
@@ -213,10 +213,11 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   ops::run(ex, ops::Gemm{.a = chunk.dlogits,
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
-                         .packed_b = table_.store.packed(ex, table_.slot, false)});
+                         .packed_b = table_.store.weights().packed(ex, table_.slot, false)});
   Transit sum = in_place ? table_.ranks.start_in_place(ex, partial, home, chunk.dx)
                          : table_.ranks.start(ex, partial, home, std::move(apart), chunk.dx);
-  const GradSlot table = grads.slot(ex, table_.slot);
+  const Write write = chunk.last && !tied_ ? Write::last : Write::more;
+  const GradSlot table = grads.slot(ex, table_.slot, write);
   ops::run(
       ex,
       ops::Gemm{

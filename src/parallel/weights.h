@@ -22,7 +22,7 @@ class Weights {
   int64_t out() const { return store_.box(weight_)[1]; }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// y = x·W, through the epilogue. The matrix is here for as long as the product takes, wherever it is stored.
+  /// y = x·W, through the epilogue. Gathered where it is not stored, for as long as that takes.
   void product(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
     multiply(ex, x, y, epilogue, false);
   }
@@ -36,30 +36,26 @@ class Weights {
     const params::GradSlot dw = grads.slot(ex, weight_);
     const params::GradSlot db = bias_ < 0 ? params::GradSlot{} : grads.slot(ex, bias_);
     weight_product(ex, x, dy, dw, db);
-    grads.ready(ex, weight_);
-    if (bias_ >= 0) grads.ready(ex, bias_);
   }
   /// Either of them alone, where dy of the bias is not that of the weight.
   void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     weight_product(ex, x, dy, grads.slot(ex, weight_), {});
-    grads.ready(ex, weight_);
   }
   void bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
     ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
-    grads.ready(ex, bias_);
   }
 
  private:
   void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
-    const auto weight = store_.gather(ex, weight_);
+    const auto weight = store_.weights().hold(ex, weight_);
     ops::run(ex, ops::Gemm{.a = a,
                            .b = weight,
                            .c = c,
                            .trans_b = transposed,
                            .epilogue = epilogue,
-                           .packed_b = store_.packed(ex, weight_, transposed)});
+                           .packed_b = store_.weights().packed(ex, weight_, transposed)});
   }
   static void weight_product(Exec& ex, const Tensor& x, const Tensor& dy, const params::GradSlot& dw,
                              const params::GradSlot& db) {

@@ -21,14 +21,16 @@ int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops
 
 }  // namespace
 
-GradSink::GradSink(ParamStore& store)
+GradSink::GradSink(ParamStore& store, bool overlap)
     : store_(store),
       written_(static_cast<size_t>(store.slots())),
       outgoing_(static_cast<size_t>(store.slots())),
       sums_(store.groups().size()),
       replica_sums_(store.groups().size()),
-      pieces_(store.groups().size()) {
-  for (auto* tickets : {&scatters_, &leaving_}) tickets->reserve(static_cast<size_t>(store.slots()));
+      reduced_(store.groups().size()),
+      pieces_(store.groups().size()),
+      overlap_(overlap) {
+  flights_.reserve(kMostFlights);
 }
 
 void GradSink::prepare(device::Device& device) {
@@ -42,13 +44,11 @@ void GradSink::prepare(device::Device& device) {
         if (piece.rows > 1) largest_strided = std::max(largest_strided, piece.count());
       }
     for (ParamStore::Sum& sum : store_.sums_of(g)) {
+      Sum& own = sums_[static_cast<size_t>(g)].emplace_back(
+          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.spread, std::move(sum.regions), {}, {}});
       int64_t count = 0;
-      for (const Region& region : sum.regions) count += region.count();
-      sums_[static_cast<size_t>(g)].push_back({&store_.mesh()->along(sum.axes, comm::Lane::grads),
-                                               sum.spread,
-                                               std::move(sum.regions),
-                                               Buffer(device, "gradients", {count}, store_.state_dtype()),
-                                               {}});
+      for (const Region& region : own.regions) count += region.count();
+      if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
     }
   }
   if (largest_strided > 0) strided_ = Buffer(device, "gradients", {largest_strided}, store_.state_dtype());
@@ -67,55 +67,70 @@ Tensor GradSink::region_of(int group, const Region& region) const {
   return matrix;
 }
 
-void GradSink::begin_step() { std::fill(written_.begin(), written_.end(), char{0}); }
-
-GradSlot GradSink::slot(Exec& ex, SlotId id) {
-  if (store_.stored_here(id)) {
-    const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
-    return {store_.gradient(id).reshape(store_.box(id)), accumulate};
-  }
-  Scratch& block = outgoing_[static_cast<size_t>(id)];
-  const bool accumulate = static_cast<bool>(block);
-  if (!block) block = ex.take("gradient.outgoing", store_.box(id), store_.state_dtype());
-  return {block, accumulate};
+void GradSink::begin_step() {
+  std::fill(written_.begin(), written_.end(), char{0});
+  std::fill(reduced_.begin(), reduced_.end(), char{0});
+  completed_ = -1;
 }
 
-void GradSink::ready(Exec& ex, SlotId id) {
-  if (!store_.spread(id)) return;
-  const Tensor home = store_.gradient(id);
-  comm::Communicator& group = store_.mesh()->along(store_.spread_axes(id), comm::Lane::grads);
-  if (store_.stored_here(id)) {  // the root: earlier micro-batches are in `home`, and only there
-    scatters_.push_back(group.reduce(ex, home, 0));
-    return;
+GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
+  GradSlot slot;
+  if (!store_.spread(id)) {
+    slot.tensor = store_.gradient(id);
+    slot.accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
+    return slot;
   }
+  Scratch& block = outgoing_[static_cast<size_t>(id)];
+  slot.accumulate = static_cast<bool>(block);
+  if (!block) {
+    while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
+    block = ex.take("gradient.outgoing", store_.box(id), store_.state_dtype());
+  }
+  slot.tensor = block;
+  if (write == Write::last) {
+    slot.end_ = this;
+    slot.ex_ = &ex;
+    slot.id_ = id;
+  }
+  return slot;
+}
+
+void GradSink::send_home(Exec& ex, SlotId id) {
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
-  TRAINER_CHECK(block, "the gradient of slot {} is ready before it was written", id);
-  const Tensor flat = block.tensor().reshape({block.tensor().count()});
-  if (store_.on_root(id)) {
-    scatters_.push_back(group.reduce(ex, flat, 0));
-  } else {
-    // What earlier micro-batches left here joins this rank's partial sum of its own piece.
-    const comm::Chunk piece = group.chunk(flat.count());
-    const Tensor own = flat.range(piece.begin, piece.count);
-    if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
-      ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
-    scatters_.push_back(group.reduce_scatter(ex, flat, home));
-  }
-  scatters_.back().keep(std::move(block));
+  TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
+  comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
+  const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
+  // What earlier micro-batches left here joins this rank's partial sum of its own piece.
+  const comm::Chunk piece = group.chunk(flat.count());
+  const Tensor own = flat.range(piece.begin, piece.count);
+  if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
+    ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
+  while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
+  flights_.push_back({store_.group_of(id), group.reduce_scatter(ex, flat, home)});
+  flights_.back().ticket.keep(std::move(block));
+  if (!overlap_) join_oldest_flight(ex);
+}
+
+void GradSink::join_oldest_flight(Exec& ex) {
+  flights_.front().ticket.join(ex);
+  flights_.erase(flights_.begin());
 }
 
 void GradSink::group_done(Exec& ex, int group) {
   complete(ex);
   finished_ = group;
-  leaving_.swap(scatters_);
   start_sums(ex, /*spread=*/false);
-  if (leaving_.empty() && sums_[static_cast<size_t>(group)].empty()) complete(ex);
+  if (!flying(group) && sums_[static_cast<size_t>(group)].empty()) complete(ex);
 }
 
 void GradSink::start_sums(Exec& ex, bool spread) {
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
     if (sum.spread != spread) continue;
+    if (sum.in_place()) {
+      sum.ticket = sum.group->all_reduce(ex, region_of(finished_, sum.regions.front()));
+      continue;
+    }
     int64_t at = 0;
     for (const Region& region : sum.regions) {
       const Tensor partial = region_of(finished_, region);
@@ -128,13 +143,13 @@ void GradSink::start_sums(Exec& ex, bool spread) {
 
 void GradSink::complete(Exec& ex) {
   if (finished_ < 0) return;
-  for (comm::Ticket& scatter : leaving_) scatter.join(ex);
-  leaving_.clear();
+  while (flying(finished_)) join_oldest_flight(ex);
   start_sums(ex, /*spread=*/true);  // of pieces that have only now come home
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {
     sum.ticket.join(ex);
+    if (sum.in_place()) continue;
     int64_t at = 0;
     for (const Region& region : sum.regions) {
       const Tensor total = region_of(index, region);
@@ -143,24 +158,36 @@ void GradSink::complete(Exec& ex) {
     }
   }
   const Replicas& replicas = store_.replicas();
-  if (replicas.count() == 1) return;
   const Group& group = store_.groups()[static_cast<size_t>(index)];
   const Tensor grad = group.grad;
-  replica_sums_[static_cast<size_t>(index)] =
-      replicas.split_state ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
-                           : replicas.grads->all_reduce(ex, grad);
+  if (replicas.count() > 1)
+    replica_sums_[static_cast<size_t>(index)] =
+        replicas.split_state
+            ? replicas.grads->reduce_scatter(ex, grad, grad.range(group.owned.begin, group.owned.count))
+            : replicas.grads->all_reduce(ex, grad);
+  const int before = std::exchange(completed_, index);
+  if (!on_reduced_) return;
+  if (before >= 0) reduced(ex, before);
+  if (replicas.count() == 1) reduced(ex, index);
+}
+
+void GradSink::reduced(Exec& ex, int group) {
+  const auto g = static_cast<size_t>(group);
+  if (std::exchange(reduced_[g], char{1}) != 0) return;
+  if (replica_sums_[g].open()) replica_sums_[g].join(ex);
+  if (on_reduced_) on_reduced_(ex, group);
 }
 
 void GradSink::end_micro(Exec& ex) {
   complete(ex);
-  TRAINER_CHECK(scatters_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
-                "a gradient was written but not ready when its group was done");
+  TRAINER_CHECK(flights_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
+                "a gradient had more writes to come when the backward pass was over");
 }
 
 GradNorm GradSink::finish(Exec& ex) {
   // The groups' reductions end in the order they were started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
-    if (replica_sums_[g].open()) replica_sums_[g].join(ex);
+    reduced(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {
       Tensor x = region_of(static_cast<int>(g), piece.region);
       if (piece.region.rows > 1) {

@@ -2,13 +2,15 @@
 // GradSink: where backward passes put weight gradients. The first write of a step overwrites, later ones (further
 // micro-batches, the second use of a tied table) add.
 //
-// What has to be communicated starts as soon as it can and is waited for one group later, so that it runs under the
-// backward pass of the groups before it:
-//   each micro-batch:      the gradient of a spread slot goes back to where the slot is stored (reduce-scatter over the
-//                          flat axes, reduction to the root);
-//   the last micro-batch:  partial sums of slots that several ranks of a replica hold are added (Part::sum_over),
-//                          and then the group's sum over the replicas starts.
+// What has to be communicated starts as soon as it can and runs under the backward pass of the groups before it:
+//   each micro-batch:      the gradient of a spread slot goes back to the pieces in which the slot is stored
+//                          (reduce-scatter over the flat axes). One runs while the next gradient is written; its memory
+//                          is waited for when a third one needs it, so that two are in memory;
+//   the last micro-batch:  partial sums of slots that several ranks of a replica hold are added (Part::sum_over), and
+//                          one group later the group's sum over the replicas starts.
 #include <algorithm>
+#include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,9 +19,33 @@
 
 namespace trainer::params {
 
-struct GradSlot {
+class GradSink;
+
+/// Whether this is the last write of a slot's gradient in a micro-batch.
+enum class Write : uint8_t { more, last };
+
+/// Where to put the gradient of one use of a slot. What has to follow the write happens when it is destroyed: after
+/// the last write of a micro-batch, the gradient of a spread slot starts on its way home. Move-only.
+class GradSlot {
+ public:
+  GradSlot() = default;  // nowhere
+  GradSlot(GradSlot&& other) noexcept
+      : tensor(other.tensor),
+        accumulate(other.accumulate),
+        end_(std::exchange(other.end_, nullptr)),
+        ex_(other.ex_),
+        id_(other.id_) {}
+  GradSlot& operator=(GradSlot&&) = delete;
+  ~GradSlot() noexcept(false);
+
   Tensor tensor;            // accumulator type, local shape of the slot's matrix
   bool accumulate = false;  // add instead of overwriting
+
+ private:
+  friend class GradSink;
+  GradSink* end_ = nullptr;  // to be told; of the last write to a spread slot
+  Exec* ex_ = nullptr;
+  SlotId id_ = -1;
 };
 
 struct GradNorm {
@@ -32,7 +58,8 @@ struct GradNorm {
 
 class GradSink {
  public:
-  explicit GradSink(ParamStore& store);
+  /// `overlap` false: gradients on their way home are waited for at once, to see what they cost.
+  explicit GradSink(ParamStore& store, bool overlap = true);
 
   /// Takes the memory of block sums and of sums over a replica's ranks; before the first micro-batch.
   void prepare(device::Device& device);
@@ -42,13 +69,16 @@ class GradSink {
   /// Instead of a micro-step: its device work was repeated by a graph, and every gradient is written. Of steps in which
   /// nothing is communicated.
   void micro_step_repeated() { std::fill(written_.begin(), written_.end(), char{1}); }
-  /// Where to put a slot's gradient. Of a spread slot it is memory taken from ex.arena, the same until ready().
-  GradSlot slot(Exec& ex, SlotId id);
-  /// This micro-batch's gradient of a spread slot is whole: starts sending it home. Nothing to do for other slots.
-  void ready(Exec& ex, SlotId id);
+  /// Where to put a slot's gradient; `ex` outlives it. Of a spread slot it is memory taken from ex.arena, the same for
+  /// all writes of a micro-batch.
+  GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
   /// The backward pass of this micro-batch writes no more gradients of the group. Waits for what the group before
   /// has sent within its replica.
   void group_done(Exec& ex, int group);
+  /// `reduced` is called once a step for each group, in the order of the backward pass, when its gradient is complete:
+  /// all micro-batches added over all ranks and replicas (with ZeRO-1, the chunk that this replica owns). That is in
+  /// group_done(), one group after its sum over the replicas has started, or later.
+  void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
   /// The backward pass is over: memory taken from ex.arena is given back.
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
@@ -57,14 +87,22 @@ class GradSink {
   GradNorm finish(Exec& ex);
 
  private:
+  friend class GradSlot;
   /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
     bool spread;  // of spread slots: once their gradients are home
     std::vector<Region> regions;
-    Buffer packed;
+    Buffer packed;  // of several regions; a single one is added where it is
+    comm::Ticket ticket;
+    bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
+  };
+  /// A gradient on its way home.
+  struct Flight {
+    int group;
     comm::Ticket ticket;
   };
+  static constexpr size_t kMostFlights = 2;
   /// A piece of a group's flat space whose squares are counted here, and its first block sum.
   struct Piece {
     Region region;
@@ -72,7 +110,15 @@ class GradSink {
   };
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
+  /// The slot's gradient of this micro-batch is written.
+  void send_home(Exec& ex, SlotId id);
+  void join_oldest_flight(Exec& ex);
+  bool flying(int group) const {
+    return std::ranges::any_of(flights_, [&](const Flight& flight) { return flight.group == group; });
+  }
   void start_sums(Exec& ex, bool spread);
+  /// Joins the group's sum over the replicas, once a step.
+  void reduced(Exec& ex, int group);
   /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
   void complete(Exec& ex);
   /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
@@ -80,12 +126,14 @@ class GradSink {
 
   ParamStore& store_;
   std::vector<char> written_;               // by slot
-  std::vector<Scratch> outgoing_;           // by slot: a spread slot's gradient before ready()
-  std::vector<comm::Ticket> scatters_;      // of the group being written
-  std::vector<comm::Ticket> leaving_;       // of the finished group
+  std::vector<Scratch> outgoing_;           // by slot: a spread slot's gradient before its last write
+  std::vector<Flight> flights_;             // oldest first
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
+  std::vector<char> reduced_;               // by group: its gradient of this step is complete
+  std::function<void(Exec&, int)> on_reduced_;
   int finished_ = -1;                       // the group that waits for complete()
+  int completed_ = -1;                      // the one before
   std::vector<std::vector<Piece>> pieces_;  // by group
   Buffer strided_;                          // a piece whose rows are apart, packed
   Buffer blocks_;                           // [block sums of this rank] f64
@@ -93,7 +141,12 @@ class GradSink {
   Buffer bad_;                              // [1] f64
   HostCopy on_host_;                        // of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank
+  bool overlap_;
   bool last_ = false;
 };
+
+inline GradSlot::~GradSlot() noexcept(false) {
+  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->send_home(*ex_, id_);
+}
 
 }  // namespace trainer::params

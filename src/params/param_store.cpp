@@ -75,7 +75,8 @@ ParamStore::ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh, 
       compute_(compute),
       mesh_(mesh),
       mesh_shape_(mesh == nullptr ? mesh::MeshShape() : mesh->shape()),
-      rank_(mesh == nullptr ? 0 : mesh->rank()) {
+      rank_(mesh == nullptr ? 0 : mesh->rank()),
+      weights_(*this) {
   if (mesh == nullptr || !mesh->shape().has("data") || mesh->size("data") == 1) return;
   replicas_ = {.grads = &mesh->along("data", comm::Lane::grads),
                .weights = &mesh->along("data", comm::Lane::weights),
@@ -101,9 +102,7 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   slot.offset = owner.elements;
   slot.box = matrix ? Shape{first.box()[0], cols} : Shape{cols};
   slot.flat = first.axes(mesh::kFlat);
-  slot.root = first.axes(mesh::kRoot);
-  TRAINER_CHECK(slot.flat == 0 || slot.root == 0, "{} is both flat and on a root", parts.front().name);
-  slot.stored = slot.spread() ? Shape{piece_of(slot).count} : slot.box;
+  slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
   // Room for the largest piece everywhere: equal places make equal chunks, and so equal bits, of what ranks share.
   owner.elements =
@@ -114,8 +113,8 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
     const Shape box = part.layout.box();
     TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]), "{}: {} beside {}", part.name,
                   to_string(box), to_string(slot.box));
-    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat && part.layout.axes(mesh::kRoot) == slot.root,
-                  "{} is spread in another way than {}", part.name, parts.front().name);
+    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} is spread in another way than {}", part.name,
+                  parts.front().name);
     std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
     for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));
@@ -130,7 +129,6 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
 }
 
 comm::Chunk ParamStore::piece_of(const Slot& slot) const {
-  if (mesh_shape_.index(rank_, slot.root) != 0) return {};
   return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank_, slot.flat));
 }
 
@@ -159,9 +157,18 @@ std::vector<ParamStore::Sum> ParamStore::sums_of(int group) const {
       first += width;
       if (mesh_shape_.group_size(part.sum_over) == 1 || regions.empty()) continue;
       auto sum = std::ranges::find_if(
-          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == slot.spread(); });
-      if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.spread(), {}});
-      sum->regions.insert(sum->regions.end(), regions.begin(), regions.end());
+          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == (slot.flat != 0); });
+      if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.flat != 0, {}});
+      for (const Region& region : regions) {
+        Region* const before = sum->regions.empty() ? nullptr : &sum->regions.back();
+        const bool adjoins = before != nullptr && before->rows == 1 && region.rows == 1 &&
+                             before->offset + before->cols == region.offset;
+        if (adjoins) {
+          before->cols = before->pitch = before->cols + region.cols;
+        } else {
+          sum->regions.push_back(region);
+        }
+      }
     }
   }
   return sums;
@@ -195,6 +202,7 @@ std::vector<Region> ParamStore::counted(int group) const {
 
 void ParamStore::allocate(bool training) {
   const DType state = state_dtype();
+  weights_.allocate();
   for (Group& group : groups_) {
     const Shape flat{group.elements};
     group.owned = comm::chunk_of(group.elements, replicas_.count(), replicas_.index());
@@ -253,7 +261,8 @@ comm::Ticket ParamStore::gather_weights(Exec& ex, int index) {
   return replicas_.weights->all_gather(ex, all.range(group.owned.begin, group.owned.count), all);
 }
 
-Tensor ParamStore::stored_weight(const Slot& slot) const {
+Tensor ParamStore::stored_weight(SlotId id) const {
+  const Slot& slot = slots_[static_cast<size_t>(id)];
   const Group& group = groups_[static_cast<size_t>(slot.group)];
   const Tensor flat = group.compute ? group.compute.tensor() : group.master.tensor();
   TRAINER_CHECK(flat, "weights of group {} are not allocated", group.name);
@@ -261,52 +270,8 @@ Tensor ParamStore::stored_weight(const Slot& slot) const {
 }
 
 Tensor ParamStore::weight(SlotId id) const {
-  const Slot& slot = slots_[static_cast<size_t>(id)];
-  TRAINER_CHECK(!slot.spread(), "{} is not stored here whole: gather it", slot.parts.front().name);
-  return stored_weight(slot);
-}
-
-void ParamStore::gather_ahead(Exec& ex, SlotId id) {
-  Slot& slot = slots_[static_cast<size_t>(id)];
-  if (!slot.spread() || slot.gathering) return;
-  slot.gathering = true;
-  const Tensor own = stored_weight(slot);
-  comm::Communicator& group = mesh_->along(slot.spread_axes(), comm::Lane::weights);
-  if (slot.root != 0 && group.rank() == 0) {
-    slot.ticket = group.broadcast(ex, own, 0);
-    return;
-  }
-  slot.memory = ex.take("weights.gathered", slot.box, compute_);
-  const Tensor all = slot.memory.tensor().reshape({slot.box.count()});
-  slot.ticket = slot.root != 0 ? group.broadcast(ex, all, 0) : group.all_gather(ex, own, all);
-}
-
-ParamStore::Gathered ParamStore::gather(Exec& ex, SlotId id) {
-  Slot& slot = slots_[static_cast<size_t>(id)];
-  if (!slot.spread()) return {stored_weight(slot), {}};
-  gather_ahead(ex, id);
-  slot.gathering = false;
-  slot.ticket.join(ex);
-  if (!slot.memory) return {stored_weight(slot).reshape(slot.box), {}};
-  const Tensor all = slot.memory;
-  return {all, std::move(slot.memory)};
-}
-
-Tensor ParamStore::packed(Exec& ex, SlotId id, bool transposed) {
-  Slot& slot = slots_[static_cast<size_t>(id)];
-  if (slot.spread() || !ops::prefers_packed(device_, compute_)) return {};
-  Packed& packed = slot.packed[transposed ? 1 : 0];
-  if (!packed.buffer) {
-    const int64_t rows = slot.box[0], cols = slot.box[1];
-    const int64_t bytes = ops::packed_bytes(device_, compute_, transposed ? cols : rows, transposed ? rows : cols);
-    packed.buffer = Buffer(device_, "packed_weights", {bytes}, DType::u8);
-  }
-  if (packed.version != version_) {
-    ops::run(ex, ops::PackB{weight(id), packed.buffer, transposed});
-    // A dry pass costs the packing but leaves the real run to do it.
-    if (!ex.device.dry()) packed.version = version_;
-  }
-  return packed.buffer;
+  TRAINER_CHECK(!spread(id), "{} is stored in pieces: hold it", slots_[static_cast<size_t>(id)].parts.front().name);
+  return stored_weight(id);
 }
 
 Tensor ParamStore::gradient(SlotId id) const {

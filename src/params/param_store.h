@@ -7,9 +7,8 @@
 // they are the compute weights when the types agree) and both moments of every element, or with ZeRO-1 (Rajbhandari et
 // al. 2020) of the chunk that this replica of the model owns.
 //
-// A slot's matrix need not be stored where it is used. Flat layouts (AxoNN's z) store a piece of it on each rank, root
-// layouts (Optimus' vectors) all of it on one: then gather_ahead() brings it here for a use, and GradSink takes its
-// gradient back.
+// A slot's matrix need not be stored where it is used. Flat layouts (AxoNN's z, Optimus' rows) store a piece of it on
+// each rank: then the WeightCache gathers it for a use, and GradSink takes its gradient back.
 #include <functional>
 #include <optional>
 #include <string>
@@ -17,12 +16,10 @@
 
 #include "comm/communicator.h"
 #include "mesh/mesh.h"
-#include "ops/gemm.h"
+#include "params/weight_cache.h"
 #include "tensor/buffer.h"
 
 namespace trainer::params {
-
-using SlotId = int;
 
 struct Init {
   enum class Kind { zeros, ones, normal } kind = Kind::zeros;
@@ -45,8 +42,8 @@ struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
   Init init;
-  /// Axes besides data and those of flat and root placements along which a backward pass leaves partial sums of the
-  /// gradient (Layout::gradient). They are added once a step.
+  /// Axes besides data and those of flat placements along which a backward pass leaves partial sums of the gradient
+  /// (Layout::gradient). They are added once a step.
   mesh::AxisSet sum_over = 0;
 };
 
@@ -96,8 +93,7 @@ class ParamStore {
   // Declaring (before allocate()).
   int add_group(std::string name);
   /// Parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i], vectors a local
-  /// [Σ out_i]. Flat and root placements, the same for all parts, apply to that matrix. Weight decay applies to
-  /// matrices.
+  /// [Σ out_i]. Flat placements, the same for all parts, apply to that matrix. Weight decay applies to matrices.
   SlotId add_slot(int group, std::vector<Part> parts);
   /// A layout with every element on every rank.
   mesh::Layout whole(Shape shape) const { return {mesh_shape_, shape}; }
@@ -111,35 +107,22 @@ class ParamStore {
   /// The owned chunk of a group's compute weights has been written (ZeRO-1): starts sending it to the other replicas.
   comm::Ticket gather_weights(Exec& ex, int group);
   /// The optimizer has just written master and compute weights.
-  void weights_changed() { ++version_; }
+  void weights_changed() { weights_.weights_changed(); }
 
   const Replicas& replicas() const { return replicas_; }
   DType compute_dtype() const { return compute_; }
   device::Device& device() const { return device_; }
   DType state_dtype() const { return accumulator_of(compute_); }
 
+  /// The matrices of slots as products read them.
+  WeightCache& weights() { return weights_; }
   /// The matrix of a slot that is stored where it is used; compute type.
   Tensor weight(SlotId slot) const;
-  /// Whether the slot's matrix is stored elsewhere, in whole or in part.
-  bool spread(SlotId slot) const { return slots_[static_cast<size_t>(slot)].spread(); }
-  /// Starts bringing a spread slot's matrix here, for one use; the memory is taken from ex.arena. Nothing to do for
-  /// other slots and when it is on its way. Every rank of the flat or root axes calls.
-  void gather_ahead(Exec& ex, SlotId slot);
-  /// The slot's matrix for one use: joins the gather, which is started now when nobody did ahead. Dropping the handle
-  /// releases gathered memory.
-  class Gathered {
-   public:
-    Gathered(Tensor tensor, Scratch memory) : tensor_(tensor), memory_(std::move(memory)) {}
-    operator const Tensor&() const { return tensor_; }
-
-   private:
-    Tensor tensor_;
-    Scratch memory_;  // empty when the matrix is stored here
-  };
-  Gathered gather(Exec& ex, SlotId slot);
-  /// Packed op(b) for products with this slot (see ops::prefers_packed), made on first use after each change of the
-  /// weights; empty when packing does not pay here and for spread slots.
-  Tensor packed(Exec& ex, SlotId slot, bool transposed);
+  /// What is stored of a slot: its matrix, or the piece [n] of a spread one. Compute type.
+  Tensor stored_weight(SlotId slot) const;
+  /// Whether the slot's matrix is stored in pieces; over which axes.
+  bool spread(SlotId slot) const { return flat_axes(slot) != 0; }
+  mesh::AxisSet flat_axes(SlotId slot) const { return slots_[static_cast<size_t>(slot)].flat; }
   Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
 
   const std::vector<Param>& params() const { return params_; }
@@ -157,14 +140,6 @@ class ParamStore {
   bool decays(SlotId slot) const { return slots_[static_cast<size_t>(slot)].decay; }
   /// Local shape of the slot's matrix when it is all here.
   Shape box(SlotId slot) const { return slots_[static_cast<size_t>(slot)].box; }
-  /// Of a spread slot: the axes of its flat or root placements; whether those are root placements.
-  mesh::AxisSet spread_axes(SlotId slot) const { return slots_[static_cast<size_t>(slot)].spread_axes(); }
-  bool on_root(SlotId slot) const { return slots_[static_cast<size_t>(slot)].root != 0; }
-  /// Whether the slot's matrix is stored here whole, be it as the root.
-  bool stored_here(SlotId slot) const {
-    const Slot& it = slots_[static_cast<size_t>(slot)];
-    return it.root != 0 ? mesh_shape_.index(rank_, it.root) == 0 : it.flat == 0;
-  }
 
   /// Elements of a group whose gradients are to be added up over some axes; `spread`: those of spread slots, which have
   /// to come home first.
@@ -184,10 +159,6 @@ class ParamStore {
   int rank() const { return rank_; }
 
  private:
-  struct Packed {
-    Buffer buffer;
-    int64_t version = -1;
-  };
   struct Slot {
     int group = 0;
     int64_t offset = 0;  // in the group's flat space
@@ -195,14 +166,7 @@ class ParamStore {
     bool decay = false;
     std::vector<int> params;
     std::vector<Part> parts;
-    mesh::AxisSet flat = 0, root = 0;
-    Packed packed[2];  // as b, as bᵀ
-    // On its way here.
-    Scratch memory;
-    comm::Ticket ticket;
-    bool gathering = false;
-    mesh::AxisSet spread_axes() const { return flat | root; }
-    bool spread() const { return spread_axes() != 0; }
+    mesh::AxisSet flat = 0;
   };
   /// The piece of the slot's matrix that is stored here.
   comm::Chunk piece_of(const Slot& slot) const;
@@ -210,8 +174,7 @@ class ParamStore {
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
   /// A rank of the first replica at this place of the mesh, which stands for all of them.
   int rank_of_first_replica() const;
-  /// Of a slot's stored elements, in compute type.
-  Tensor stored_weight(const Slot& slot) const;
+
   device::Device& device_;
   DType compute_;
   mesh::Mesh* mesh_;
@@ -220,8 +183,8 @@ class ParamStore {
   Replicas replicas_;
   std::vector<Param> params_;
   std::vector<Group> groups_;
-  std::vector<Slot> slots_;  // after the groups: a gather that an exception leaves under way reads their memory
-  int64_t version_ = 0;
+  std::vector<Slot> slots_;
+  WeightCache weights_;  // after the groups: a gather that an exception leaves under way reads their memory
 };
 
 }  // namespace trainer::params

@@ -23,15 +23,14 @@ Generator::Generator(Trainer& trainer)
       cache_(trainer.device(), trainer.model()),
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
-  const std::unique_ptr<device::Device> dry = device::make_dry(trainer.device());
-  Meter meter;
-  Exec ex{*dry, trainer.arena(), meter};
+  Meter nobodys;
   // Scratch sizes depend on the cache's capacity, not on how much of it is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
-    trainer.arena().record(key, [&] {
+    const auto extend = [&](Exec& ex) {
       cache_.used = 0;
       trainer_.model().extend(ex, batch(rows), cache_);
-    });
+    };
+    trainer.record(key, extend, nobodys);
   };
   record(prefill_key_, chunk_);
   record(decode_key_, 1);
@@ -52,7 +51,7 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
     const auto left = static_cast<int64_t>(ids.size() - at);
     const int64_t rows = left >= chunk_ ? chunk_ : 1;
     trainer_.device().copy_to_device(ids_.tensor().data, ids.data() + at, rows * size_of(DType::i32));
-    trainer_.arena().begin(rows == 1 ? decode_key_ : prefill_key_);
+    trainer_.begin(ex, rows == 1 ? decode_key_ : prefill_key_);
     {
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
       if (rows == left) {
@@ -60,7 +59,7 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
         chosen = static_cast<int32_t>(trainer_.of_first_rank(sampler.choose(scores.tensor(), position, allowed)));
       }
     }
-    trainer_.arena().end();
+    trainer_.end();
     at += static_cast<size_t>(rows);
   }
   return chosen;

@@ -34,6 +34,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
       arena_(device),
       mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
+  store_.weights().gather_ahead(config.debug.overlap);
   strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
@@ -46,7 +47,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (!training) return;
   losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
-  grads_ = std::make_unique<params::GradSink>(store_);
+  grads_ = std::make_unique<params::GradSink>(store_, config.debug.overlap);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
 }
 
@@ -58,6 +59,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
+  store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
     if (stop != nullptr && on_any_rank(stop())) {
       outcome.interrupted = true;
@@ -74,12 +76,12 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(outcome.phase_ms.data);
     const bool last = micro + 1 == work.micro_batches;
     const auto micro_step = [&](bool recorded) {
-      arena_.begin(train_key_);
+      begin(ex, train_key_);
       model_->forward(ex, batch, *saved_);
       if (!recorded) clock.charge(outcome.phase_ms.forward);
       grads_->begin_micro(last);
       model_->backward(ex, batch, *saved_, *grads_);
-      arena_.end();
+      end();
     };
     const auto catch_up = [&] { grads_->micro_step_repeated(); };
     graphs_->run(ex, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, std::cref(micro_step),
@@ -99,10 +101,44 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
   Exec ex = exec();
-  arena_.begin(eval_key_);
+  begin(ex, eval_key_);
   const double sum = model_->loss(ex, upload(host));
-  arena_.end();
+  end();
   return sum;
+}
+
+void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
+  record_gathers(program, body);
+  record_memory(program, body, meter);
+}
+
+void Trainer::record_gathers(const std::string& program, const std::function<void(Exec&)>& body) {
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  Arena heap(*dry, Arena::Mode::heap);
+  Meter nobodys;
+  Exec ex{*dry, heap, nobodys};
+  store_.weights().record(program, [&] { body(ex); });
+  store_.weights().forget_kept();
+}
+
+void Trainer::record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  Exec ex{*dry, arena_, meter};
+  arena_.record(program, [&] {
+    store_.weights().begin(ex, program);
+    body(ex);
+    store_.weights().end();
+  });
+}
+
+void Trainer::begin(Exec& ex, const std::string& program) {
+  arena_.begin(program);
+  store_.weights().begin(ex, program);
+}
+
+void Trainer::end() {
+  store_.weights().end();
+  arena_.end();
 }
 
 void Trainer::reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how) {
@@ -148,38 +184,53 @@ void Trainer::plan() {
   // Scalars are exchanged at any time: the memory of their communicators is there from the start.
   const mesh::AxisSet all = mesh_.shape().all(), data = mesh_.shape().set("data");
   for (const mesh::AxisSet axes : {row_axes(), all, all & ~data}) mesh_.along(axes, comm::Lane::control);
-  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  Exec ex{*dry, arena_, meter_};
   parallel::Batch batch = views();
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
     batch.losses = losses_;
-    const auto micro_step = [&](Exec& where, bool last) {
-      model_->forward(where, batch, *saved_);
-      grads_->begin_micro(last);
-      model_->backward(where, batch, *saved_, *grads_);
-    };
-    arena_.record(train_key_, [&] { micro_step(ex, /*last=*/true); });
-    const bool last_communicates = !meter_.comm().empty();
-    grads_->finish(ex);
-    optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
-    std::map<CommKey, CommCount> step = meter_.comm();
-    Meter earlier;  // what each micro-step before the last one communicates
-    Arena heap(*dry, Arena::Mode::heap);
-    Exec apart{*dry, heap, earlier};
-    micro_step(apart, /*last=*/false);
-    for (const auto& [key, count] : earlier.comm()) step[key].wire_bytes += (accumulation() - 1) * count.wire_bytes;
-    comm_bytes_per_step_ = comm_bytes(step);
-    graphs_ = std::make_unique<MicroGraphs>(device_, config_, !earlier.comm().empty(), last_communicates);
+    plan_training(batch);
   }
-  const Meter train_costs = meter_;
   batch.dropout = false;
   batch.losses = {};
-  arena_.record(eval_key_, [&] { model_->loss(ex, batch); });
-  meter_ = train_costs;
+  Meter evaluation;
+  record(
+      eval_key_, [&](Exec& ex) { model_->loss(ex, batch); }, evaluation);
   arena_.seal();
+  store_.weights().forget_kept();
   mesh_.world().connect();
+}
+
+void Trainer::plan_training(const parallel::Batch& batch) {
+  const std::unique_ptr<device::Device> dry = device::make_dry(device_);
+  const auto micro_step = [&](Exec& ex, bool last) {
+    model_->forward(ex, batch, *saved_);
+    grads_->begin_micro(last);
+    model_->backward(ex, batch, *saved_, *grads_);
+  };
+  record_gathers(train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/false); });  // the same order in every micro-step
+  // What the micro-steps before the last one communicate: the first of them gathers what is kept.
+  Arena heap(*dry, Arena::Mode::heap);
+  Meter first, middle;
+  if (accumulation() > 1) {
+    Exec apart{*dry, heap, first};
+    micro_step(apart, /*last=*/false);
+  }
+  if (accumulation() > 2) {
+    Exec apart{*dry, heap, middle};
+    micro_step(apart, /*last=*/false);
+  }
+  record_memory(
+      train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/true); }, meter_);
+  const bool last_communicates = !meter_.comm().empty();
+  Exec ex{*dry, arena_, meter_};
+  grads_->finish(ex);
+  optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
+  std::map<CommKey, CommCount> step = meter_.comm();
+  for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
+  for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;
+  comm_bytes_per_step_ = comm_bytes(step);
+  graphs_ = std::make_unique<MicroGraphs>(device_, config_, !first.comm().empty(), last_communicates);
 }
 
 CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {

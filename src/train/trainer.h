@@ -43,6 +43,13 @@ class Trainer {
   /// Records the programs of training and evaluation and takes the memory; before the first step.
   void plan();
 
+  /// Runs a program on a dry device, to learn the order of its gathers and then the memory it takes, which the caller
+  /// seals (arena()). Its costs go to `meter`. Known programs are left alone.
+  void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
+  /// What runs between them is that program.
+  void begin(Exec& ex, const std::string& program);
+  void end();
+
   /// One optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips the
   /// update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps (the partial step is
   /// discarded).
@@ -95,6 +102,9 @@ class Trainer {
   BytesByCategory memory() const;
 
  private:
+  void plan_training(const parallel::Batch& batch);
+  void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
+  void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   mesh::AxisSet row_axes() const;
   void reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how);
   parallel::Batch upload(const data::TokenBatch& batch);

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tensor parallelism through the program: the same run on one rank and on many, processes or threads."""
 import json
+import re
 import shutil
 
 import rig
@@ -87,6 +88,24 @@ class Tensor(rig.Runs):
         self.assertGreater(alone["tokens"], 0)
         self.train("run.dir=one", *COMMON, "precision.compute=fp64")
         self.assertAlmostEqual(self.events("eval", "one")[-1]["loss"], last["loss"], delta=1e-10 * last["loss"])
+
+    def test_a_model_that_one_rank_cannot_hold_is_evaluated_and_writes_on_several(self):
+        # Weights that ranks share are most of the memory; each rank may take what it needs of a quarter.
+        wide = ("model.d_ff=180000", "train.micro_batch=1", "train.global_batch=1", "train.steps=2", "optim.warmup_steps=1",
+                "precision.compute=bf16", "train.eval_interval=2")
+        plan = self.trainer("train", "--dry-run", *self.train_args(
+            (*COMMON, *wide, "parallel.tensor=4"), {}), stdout=True)
+        quarter = float(re.search(r"^ +total +([0-9.]+) MiB", plan, re.M)[1]) / 1024
+        self.layout(4, 1, "run.dir=four", *wide, f"hardware.memory_limit={1.02 * quarter:.5f}")
+        alone = self.trainer("eval", "--checkpoint", "four", status=3)
+        self.assertRegex(alone, r"the run needs [0-9.]+ MiB of memory, [0-9.]+ MiB are available \(hardware.memory_limit\)")
+        self.trainer("generate", "--checkpoint", "four", "--prompt", "the", status=3)
+        self.launcher = [*rig.MPIRUN, "-np", "4"]
+        shared = json.loads(self.trainer("eval", "--checkpoint", "four", "--json", "--batches", "2", stdout=True))
+        self.assertGreater(len(self.trainer("generate", "--checkpoint", "four", "--prompt", "the", "--tokens", "5",
+                                            stdout=True)), 3)
+        self.launcher = []
+        self.assertAlmostEqual(shared["loss"], self.events("eval", "four")[-1]["loss"], delta=1e-6)
 
     def test_what_does_not_divide_is_refused_once_on_all_ranks(self):
         mistakes = (

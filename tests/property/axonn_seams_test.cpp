@@ -38,10 +38,8 @@ class AxonnLinear final : public Linear {
   /// Once the store is allocated.
   void fill(const std::vector<Matrix>& parts) { each_part(parts, group().master, write_runs); }
 
-  void gather_ahead() override { params_.store.gather_ahead(rank_.ex, weight_); }
-
   Scratch forward(const Tensor& x) override {
-    const auto w = params_.store.gather(rank_.ex, weight_);
+    const auto w = params_.store.weights().hold(rank_.ex, weight_);
     Scratch y = rank_.take("y", {x.rows(), params_.store.box(weight_)[1]});
     product(rank_, x, false, w, false, y);
     rank_.mesh.along(in_, Lane::critical).all_reduce(rank_.ex, y).join(rank_.ex);
@@ -51,13 +49,14 @@ class AxonnLinear final : public Linear {
   Scratch backward(const Tensor& dy, const Tensor& x) override {
     Scratch dx = rank_.take("dx", x.shape);
     {
-      const auto w = params_.store.gather(rank_.ex, weight_);
+      const auto w = params_.store.weights().hold(rank_.ex, weight_);
       product(rank_, dy, false, w, true, dx);
     }
     comm::Ticket sum = rank_.mesh.along(out_, Lane::critical).all_reduce(rank_.ex, dx);
-    const params::GradSlot dw = params_.grads->slot(rank_.ex, weight_);
-    product(rank_, x, true, dy, false, dw.tensor, dw.accumulate);  // hides the sum
-    params_.grads->ready(rank_.ex, weight_);
+    {
+      const params::GradSlot dw = params_.grads->slot(rank_.ex, weight_);
+      product(rank_, x, true, dy, false, dw.tensor, dw.accumulate);  // hides the sum
+    }
     params_.grads->group_done(rank_.ex, group_);
     sum.join(rank_.ex);
     return dx;

@@ -128,7 +128,6 @@ class Weight {
 class Linear {
  public:
   virtual ~Linear() noexcept(false) = default;  // a ticket that it holds may object to being forgotten
-  virtual void gather_ahead() {}                // the weight will be used next but one
   virtual Scratch forward(const Tensor& x) = 0;
   virtual Scratch backward(const Tensor& dy, const Tensor& x) = 0;
   virtual void finish() {}  // the step's gradients are needed now
@@ -186,7 +185,7 @@ inline Scratch repeat_parts(const Rank& rank, const Tensor& d, int parts) {
 
 using Linears = std::vector<std::unique_ptr<Linear>>;
 
-/// One forward and backward pass through four linears with gathers one linear ahead, checked against the dense block.
+/// One forward and backward pass through four linears, checked against the dense block.
 /// `finish`: what else is to be done before the gradients are looked at.
 inline void run_block(
     const Rank& rank, const Block& block, const Layout& residual, Linears& linears,
@@ -195,19 +194,15 @@ inline void run_block(
   inputs.push_back(shard(rank, residual, block.x));
   Scratch dy = shard(rank, residual, block.dy);
 
-  linears[0]->gather_ahead();
   for (size_t i = 0; i < linears.size(); ++i) {
-    if (i + 1 < linears.size()) linears[i + 1]->gather_ahead();
     Scratch y = linears[i]->forward(inputs[i]);
     if (i == 0) y = sum_parts(rank, y, 3);
     inputs.push_back(std::move(y));
   }
   check_runs(rank, inputs.back(), residual.runs(rank.me()), block.y, "y");
 
-  linears.back()->gather_ahead();
   for (size_t i = linears.size(); i-- > 0;) {
     inputs.pop_back();
-    if (i > 0) linears[i - 1]->gather_ahead();
     if (i == 0) dy = repeat_parts(rank, dy, 3);
     dy = linears[i]->backward(dy, inputs[i]);
   }

@@ -74,13 +74,12 @@ TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero
   EXPECT_EQ(runs[0], (Stretch{80 * 18 + 6, 0, 6, 40}));
   EXPECT_EQ(runs[19], (Stretch{99 * 18 + 6, 19, 6, 40}));
 
-  const Layout bias = Layout(mesh, {4 * H}).with("row", kRoot).with("col", split(0));
-  const Layout positions = Layout(mesh, {8, H}).with("row", kRoot).with("col", split(1));
+  // Vectors are on every row of ranks; row 0 counts them.
+  const Layout bias = Layout(mesh, {4 * H}).with("col", split(0));
+  const Layout positions = Layout(mesh, {8, H}).with("col", split(1));
   EXPECT_EQ(bias.local(1), (Shape{24}));
-  EXPECT_EQ(bias.local(4), (Shape{0}));
-  EXPECT_EQ(positions.local(2), (Shape{8, 6}));
-  EXPECT_EQ(positions.local(5).count(), 0);
-  EXPECT_TRUE(positions.runs(5).empty());
+  EXPECT_EQ(bias.local(4), (Shape{24}));
+  EXPECT_EQ(positions.local(5), (Shape{8, 6}));
   EXPECT_EQ(bias.gradient(residual).axes(kPartial), mesh.set("data") | mesh.set("row"));
   EXPECT_TRUE(bias.owner(2));
   EXPECT_FALSE(bias.owner(9 + 2));  // its copy in the other replica
@@ -142,9 +141,9 @@ Layout random_layout(Random& random, const MeshShape& mesh) {
   std::vector<Placement> placements;
   std::vector<int64_t> extents, blocks(static_cast<size_t>(dims), 1);
   for (int a = 0; a < mesh.axes(); ++a) {
-    const int kind = random.below(6);
-    placements.push_back(kind == 0 ? kReplicate : kind == 1 ? kFlat : kind == 2 ? kRoot : split(random.below(dims)));
-    if (kind > 2) blocks[static_cast<size_t>(placements.back().dim)] *= mesh.size(a);
+    const int kind = random.below(5);
+    placements.push_back(kind == 0 ? kReplicate : kind == 1 ? kFlat : split(random.below(dims)));
+    if (kind > 1) blocks[static_cast<size_t>(placements.back().dim)] *= mesh.size(a);
   }
   for (const int64_t block : blocks) extents.push_back(block * (1 + random.below(4)));
   const int padded_dim = random.below(dims);
@@ -195,7 +194,6 @@ TEST(LayoutProperties, EveryElementIsOwnedOnceAndGatheringShardsIsTheIdentity) {
         }
       }
       // Where the definition puts each element of the box, and padding everywhere else.
-      if (mesh.index(rank, layout.axes(kRoot)) != 0) continue;
       std::vector<int64_t> begin, extent;
       reference_box(layout, rank, begin, extent);
       std::vector<int64_t> expected;
@@ -258,7 +256,7 @@ TEST(Layout, ARankMayHoldOnlyPadding) {
 TEST(Layout, OnAnAxisOfSizeOneAllPlacementsAreTheSame) {
   const MeshShape mesh({{"data", 1}, {"tensor", 2}});
   const Layout plain = Layout(mesh, {6, 4}).with("tensor", split(1));
-  for (const Placement placement : {split(0), split(1), kPartial, kFlat, kRoot})
+  for (const Placement placement : {split(0), split(1), kPartial, kFlat})
     EXPECT_EQ(plain.with("data", placement), plain) << to_string(placement);
 }
 
@@ -286,7 +284,6 @@ TEST(Layout, ReadsLikeASentence) {
             "[4, 8] S0 over data+z, S1 over kv");
   EXPECT_EQ(to_string(Layout(mesh, {5, 8}).padded(0, 8).transposed().with("tensor", kPartial).with("z", kFlat)),
             "[5, 8] padded to [8, 8] transposed flat over z, P over tensor");
-  EXPECT_EQ(to_string(Layout(mesh, {8}).with("rep", kRoot)), "[8] root over rep");
 }
 
 TEST(Layout, DualExchangesReplicasAndAddendsAndIsItsOwnInverse) {

@@ -12,7 +12,6 @@ using namespace trainer;
 using mesh::AxisSet;
 using mesh::kFlat;
 using mesh::kReplicate;
-using mesh::kRoot;
 using mesh::Layout;
 using mesh::Mesh;
 using mesh::MeshShape;
@@ -22,6 +21,8 @@ using params::Init;
 using params::ParamStore;
 using params::Part;
 using params::SlotId;
+using params::WeightCache;
+using params::Write;
 
 namespace {
 
@@ -31,7 +32,7 @@ struct Grid {
 };
 std::string to_string(const Grid& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
 
-/// One of everything: a flat matrix of two parts, a vector with addends over z, a hosted vector; two parts of which one
+/// One of everything: a flat matrix of two parts, a vector with addends over z, a flat vector; two parts of which one
 /// is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
 struct Model {
   explicit Model(ParamStore& store) : store(store) {
@@ -42,7 +43,7 @@ struct Model {
     add(first, {{"q", layout({6, 8}).with("x", split(1)).with("z", kFlat), normal},
                 {"k", layout({6, 4}).with("x", split(1)).with("z", kFlat), normal}});
     add(first, {{"gain", layout({8}).with("x", split(0)), normal, shape.set("z")}});
-    add(first, {{"hosted", layout({12}).with("x", split(0)).with("z", kRoot), normal}});
+    add(first, {{"vector", layout({12}).with("x", split(0)).with("z", kFlat), normal}});
     const int second = store.add_group("second");
     const AxisSet rep = shape.set("rep"), z = shape.set("z"), x = shape.set("x");
     add(second, {{"a", layout({6, 16}).with(rep | x, split(1)), normal, z},
@@ -76,7 +77,7 @@ void each_used(const ParamStore& store, const std::vector<Part>& parts, size_t p
     if (i == p) first = cols;
     cols += parts[i].layout.box()[-1];
   }
-  const bool spread = parts[p].layout.on(2) == kFlat || parts[p].layout.on(2) == kRoot;
+  const bool spread = parts[p].layout.on(2) == kFlat;
   const Layout used = spread ? parts[p].layout.with(z, kReplicate) : parts[p].layout;
   for (const mesh::Run& run : used.runs(store.rank(), {.offset = first, .pitch = cols}))
     for (int64_t i = 0; i < run.length; ++i) f(run.local + i * run.stride, run.global + i);
@@ -118,12 +119,9 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
                  : t.dtype == DType::f32 ? static_cast<double>(t.as<float>()[i])
                                          : static_cast<double>(static_cast<float>(t.as<bf16>()[i]));
         };
-        // One slot ahead, as a forward pass would.
         const auto& slots = rank.model.slots;
-        rank.store.gather_ahead(rank.ex, slots[0].first);
         for (size_t s = 0; s < slots.size(); ++s) {
-          if (s + 1 < slots.size()) rank.store.gather_ahead(rank.ex, slots[s + 1].first);
-          const ParamStore::Gathered w = rank.store.gather(rank.ex, slots[s].first);
+          const WeightCache::Held w = rank.store.weights().hold(rank.ex, slots[s].first);
           const Tensor local = w, all = dense.weight(whole.slots[s].first);
           EXPECT_EQ(local.shape, rank.store.box(slots[s].first));
           int64_t first = 0;
@@ -150,8 +148,9 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
   const auto& slots = rank.model.slots;
   for (size_t s = slots.size(); s-- > 0;) {
     const auto& [slot, parts] = slots[s];
-    for (int use = 0; use < (parts[0].name == "table" ? 2 : 1); ++use) {
-      const params::GradSlot out = sink.slot(rank.ex, slot);
+    const int uses = parts[0].name == "table" ? 2 : 1;
+    for (int use = 0; use < uses; ++use) {
+      const params::GradSlot out = sink.slot(rank.ex, slot, use + 1 < uses ? Write::more : Write::last);
       EXPECT_EQ(out.tensor.shape, rank.store.box(slot));
       double* values = out.tensor.as<double>();
       if (!out.accumulate) std::fill_n(values, out.tensor.count(), 0.0);
@@ -162,7 +161,6 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
         });
       }
     }
-    sink.ready(rank.ex, slot);
     if (s == 0 || rank.model.groups[s - 1] != rank.model.groups[s]) sink.group_done(rank.ex, rank.model.groups[s]);
   }
   sink.end_micro(rank.ex);
@@ -225,7 +223,7 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
     sink.prepare(rank.device);
     sink.begin_step();
     for (int micro = 0; micro < 3; ++micro) {
-      for (const auto& [slot, parts] : rank.model.slots) const auto used = rank.store.gather(rank.ex, slot);
+      for (const auto& [slot, parts] : rank.model.slots) const auto used = rank.store.weights().hold(rank.ex, slot);
       backward(rank, sink, micro, micro == 2);
     }
     sink.finish(rank.ex);
@@ -235,10 +233,8 @@ TEST(SpreadSlots, CrossTheWireOncePerUseAndOncePerMicroBatch) {
         if (rank.mesh.shape().name_of(key.axes) == axis && key.op == op) sum += count.elements;
       return sum;
     };
-    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 16 * 5 + 5 * (6 + 4)));
-    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 16 * 5 + 5 * (6 + 4)));
-    EXPECT_EQ(payload("z", CommOp::broadcast), 3 * 12);
-    EXPECT_EQ(payload("z", CommOp::reduce), 3 * 12);
+    EXPECT_EQ(payload("z", CommOp::all_gather), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
+    EXPECT_EQ(payload("z", CommOp::reduce_scatter), 3 * (6 * 12 + 12 + 16 * 5 + 5 * (6 + 4)));
     EXPECT_EQ(payload("z", CommOp::all_reduce), 8 + 6 * 8 + 8);  // gain; a and va, cut in two by rep
     EXPECT_EQ(payload("rep+z", CommOp::all_reduce), 6 * 4 + 4);
     const comm::Chunk piece = comm::chunk_of(5 * (6 + 4), 2, rank.mesh.index("z"));
@@ -268,7 +264,7 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
 
 TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
   // Sums of three replicas depend on their order, which goes by the place of an element: it must be the same place on
-  // every rank, though pieces of flat and hosted slots before it differ in size.
+  // every rank, though pieces of flat slots before it differ in size.
   const Grid grid{3, 1, 2, 1};
   std::mutex mutex;
   std::map<int, std::vector<float>> gains;  // by replica and rank
@@ -279,7 +275,7 @@ TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
     const int group = store.add_group("group");
     const auto layout = [&](Shape shape) { return Layout(mesh.shape(), shape); };
     const SlotId flat = store.add_slot(group, {{"flat", layout({65}).with("z", kFlat), {}}});
-    const SlotId hosted = store.add_slot(group, {{"hosted", layout({1000}).with("z", kRoot), {}}});
+    const SlotId second = store.add_slot(group, {{"second", layout({1001}).with("z", kFlat), {}}});
     const SlotId gain = store.add_slot(group, {{"gain", layout({9000}), {}, mesh.shape().set("z")}});
     store.allocate(true);
     GradSink sink(store);
@@ -289,11 +285,11 @@ TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
     Exec ex{device, arena, meter};
     sink.begin_step();
     sink.begin_micro(true);
-    for (const SlotId slot : {flat, hosted, gain}) {
-      const Tensor out = sink.slot(ex, slot).tensor;
+    for (const SlotId slot : {flat, second, gain}) {
+      const params::GradSlot write = sink.slot(ex, slot);
+      const Tensor out = write.tensor;
       for (int64_t i = 0; i < out.count(); ++i)
         out.as<float>()[i] = 1.0f / static_cast<float>(1 + i % 97 + 31 * world.rank());
-      sink.ready(ex, slot);
     }
     sink.group_done(ex, group);
     sink.end_micro(ex);
@@ -313,20 +309,22 @@ TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
                                     [](comm::World& world) {
                                       OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
                                       rank.store.initialize(1);
-                                      rank.store.gather_ahead(rank.ex, rank.model.slots[0].first);
+                                      rank.store.weights().record(
+                                          "p", [&] { rank.store.weights().hold(rank.ex, rank.model.slots[0].first); });
+                                      rank.store.weights().begin(rank.ex, "p");
                                       throw Error(Code::data, "something else went wrong");
                                     }),
                Error);
 }
 
-TEST(SpreadSlots, AGradientThatIsNeverReadyIsAnError) {
+TEST(SpreadSlots, AGradientWithoutALastWriteIsAnError) {
   comm::run_on_threads(2, {}, [&](comm::World& world) {
     OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
     GradSink sink(rank.store);
     sink.prepare(rank.device);
     sink.begin_step();
     sink.begin_micro(true);
-    sink.slot(rank.ex, rank.model.slots[0].first);
+    sink.slot(rank.ex, rank.model.slots[0].first, Write::more);
     sink.group_done(rank.ex, 0);
     EXPECT_THROW(sink.end_micro(rank.ex), Error);
   });

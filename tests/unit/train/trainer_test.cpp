@@ -210,5 +210,29 @@ TEST(Trainer, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
   EXPECT_THROW(train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine), Error);
 }
 
+TEST(Trainer, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
+  config::Config c = tiny_config();
+  c.parallel.data = 3;
+  c.train.global_batch *= 3;
+  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+    train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+    machine.ranks = 3;
+    machine.rank = world.rank();
+    const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
+    machine.memory_limit = world.rank() == 1 ? plan.total - 1 : 4 * plan.total;
+    try {
+      world.control().together([&] { train::require_memory(plan, c, kTinyVocab, machine); });
+      ADD_FAILURE() << "rank " << world.rank() << " goes on";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::plan);
+      EXPECT_EQ(e.scope(), Scope::all_ranks);
+      EXPECT_NE(std::string(e.what()).find("the run needs"), std::string::npos) << e.what();
+    }
+    double together = 1;  // the ranks still understand each other
+    world.control().sum({&together, 1});
+    EXPECT_EQ(together, 3);
+  });
+}
+
 }  // namespace
 }  // namespace trainer::tests

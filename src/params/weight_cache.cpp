@@ -1,0 +1,110 @@
+#include "params/weight_cache.h"
+
+#include "ops/gemm.h"
+#include "params/param_store.h"
+
+namespace trainer::params {
+
+void WeightCache::keep(SlotId id) {
+  TRAINER_CHECK(entries_.empty(), "slot {} is to be kept after the memory was taken", id);
+  if (store_.spread(id)) keep_.push_back(id);
+}
+
+void WeightCache::allocate() {
+  entries_ = std::vector<Entry>(static_cast<size_t>(store_.slots()));
+  for (const SlotId id : keep_) {
+    Entry& entry = entries_[static_cast<size_t>(id)];
+    entry.keep = true;
+    entry.kept = Buffer(store_.device(), "kept_weights", store_.box(id), store_.compute_dtype());
+  }
+}
+
+void WeightCache::record(const std::string& program, const std::function<void()>& body) {
+  TRAINER_CHECK(recording_ == nullptr && order_ == nullptr, "the order of {} is recorded within another program",
+                program);
+  if (orders_.contains(program)) return;
+  std::vector<SlotId> order;
+  recording_ = &order;
+  try {
+    body();
+  } catch (...) {
+    recording_ = nullptr;
+    throw;
+  }
+  recording_ = nullptr;
+  orders_.emplace(program, std::move(order));
+}
+
+void WeightCache::begin(Exec& ex, const std::string& program) {
+  TRAINER_CHECK(order_ == nullptr, "{} begins inside another program", program);
+  const auto found = orders_.find(program);
+  if (found == orders_.end()) return;
+  order_ = &found->second;
+  next_ = 0;
+  started_ = ahead_ && !order_->empty();
+  if (started_) start(ex, order_->front());
+}
+
+void WeightCache::end() {
+  if (order_ == nullptr) return;
+  TRAINER_CHECK(next_ == order_->size(), "{} weights were used, {} were recorded", next_, order_->size());
+  order_ = nullptr;
+}
+
+void WeightCache::start(Exec& ex, SlotId id) {
+  Entry& entry = entries_[static_cast<size_t>(id)];
+  if (entry.users++ > 0) return;
+  if (entry.keep) {
+    if (std::exchange(entry.version, version_) == version_) return;
+  } else {
+    entry.memory = ex.take("weights.gathered", store_.box(id), store_.compute_dtype());
+  }
+  const Tensor all = gathered(entry);
+  entry.ticket = store_.mesh()
+                     ->along(store_.flat_axes(id), comm::Lane::weights)
+                     .all_gather(ex, store_.stored_weight(id), all.reshape({all.count()}));
+}
+
+WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
+  if (!store_.spread(id)) return {store_.stored_weight(id), nullptr, nullptr};
+  if (recording_ != nullptr) recording_->push_back(id);
+  TRAINER_CHECK(order_ == nullptr || (next_ < order_->size() && (*order_)[next_] == id),
+                "use {} of a program: slot {} is not the one that was recorded", next_, id);
+  if (!std::exchange(started_, false)) start(ex, id);
+  if (order_ != nullptr) {
+    // The next one runs under what this one is used for, and stays when it is the same.
+    ++next_;
+    started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
+    if (started_) start(ex, (*order_)[next_]);
+  }
+  Entry& entry = entries_[static_cast<size_t>(id)];
+  if (entry.ticket.open()) entry.ticket.join(ex);
+  return {gathered(entry), &entry.users, &entry.memory};
+}
+
+Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
+  Entry& entry = entries_[static_cast<size_t>(id)];
+  const DType compute = store_.compute_dtype();
+  const bool stays = entry.keep || !store_.spread(id);
+  if (!stays || !ops::prefers_packed(store_.device(), compute)) return {};
+  Packed& packed = entry.packed[transposed ? 1 : 0];
+  if (!packed.buffer) {
+    const Shape box = store_.box(id);
+    const int64_t rows = box[0], cols = box[1];
+    const int64_t bytes =
+        ops::packed_bytes(store_.device(), compute, transposed ? cols : rows, transposed ? rows : cols);
+    packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
+  }
+  if (packed.version != version_) {
+    ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});
+    // A dry pass costs the packing but leaves the real run to do it.
+    if (!ex.device.dry()) packed.version = version_;
+  }
+  return packed.buffer;
+}
+
+void WeightCache::forget_kept() {
+  for (const SlotId id : keep_) entries_[static_cast<size_t>(id)].version = -1;
+}
+
+}  // namespace trainer::params
