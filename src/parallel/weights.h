@@ -22,7 +22,7 @@ class Weights {
   int64_t out() const { return store_.box(weight_)[1]; }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// y = x·W, through the epilogue. Gathered where it is not stored, for as long as that takes.
+  /// y = x·W, through the epilogue. The matrix is here for as long as the product takes, wherever it is stored.
   void product(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
     multiply(ex, x, y, epilogue, false);
   }
@@ -49,7 +49,7 @@ class Weights {
 
  private:
   void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
-    const auto weight = store_.weights().hold(ex, weight_);
+    const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
     ops::run(ex, ops::Gemm{.a = a,
                            .b = weight,
                            .c = c,

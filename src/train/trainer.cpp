@@ -212,14 +212,14 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   // What the micro-steps before the last one communicate: the first of them gathers what is kept.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
-  if (accumulation() > 1) {
-    Exec apart{*dry, heap, first};
+  const auto earlier = [&](Meter& meter) {
+    Exec apart{*dry, heap, meter};
+    store_.weights().begin(apart, train_key_);
     micro_step(apart, /*last=*/false);
-  }
-  if (accumulation() > 2) {
-    Exec apart{*dry, heap, middle};
-    micro_step(apart, /*last=*/false);
-  }
+    store_.weights().end();
+  };
+  if (accumulation() > 1) earlier(first);
+  if (accumulation() > 2) earlier(middle);
   record_memory(
       train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
