@@ -5,6 +5,7 @@
 // which strategy it is.
 //
 // Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -106,5 +107,11 @@ std::vector<config::Parallel> replica_layouts(const config::Config& config, int 
 std::vector<config::Parallel> generation_layouts(const config::Config& config, int world);
 /// Its layers on that mesh.
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store);
+
+/// What makes mesh and layers of a run: what the configuration names, or something else.
+struct StrategyFactory {
+  std::function<mesh::MeshShape(const config::Config&, int world)> mesh_shape = make_mesh_shape;
+  std::function<std::unique_ptr<Strategy>(const config::Config&, mesh::Mesh&, ParamStore&)> strategy = make_strategy;
+};
 
 }  // namespace trainer::parallel

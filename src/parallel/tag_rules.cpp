@@ -94,13 +94,15 @@ class Rules {
     if (m_.vocab_multiple > 0)
       divides("", "vocab_multiple", m_.vocab_multiple, table.vocab, "cut the vocabulary", {"model.vocab_multiple"});
     divides("", "d_model", m_.d_model, table.hidden, "cut columns of the table", {"model.d_model"});
-    for (const Spread& at : {first, last})
-      rules_.push_back({(wide(table.flat) & ~(at.rows & ~table.vocab)) == 0,
-                        {"parallel.strategy"},
-                        format("the table is in flat pieces along {}: its ranks do not all have rows of their own, "
-                               "which are cut along {}",
-                               name(table.flat), name(at.rows & ~table.vocab))});
-    const AxisSet at_first = wide(first.rows & ~table.vocab), at_last = wide(last.rows & ~table.vocab);
+    rules_.push_back(
+        {(wide(table.flat) & ~last.rows) == 0,
+         {"parallel.strategy"},
+         format("the table is in flat pieces along {}: at the head its ranks do not all have rows of their "
+                "own, which are cut along {}",
+                name(table.flat), name(last.rows))});
+    const AxisSet cut = table.vocab | table.hidden;
+    const AxisSet at_first = wide((first.rows | table.flat) & ~cut), at_last = wide(last.rows & ~cut);
+    token_rows("the embedding: ", at_first, "cut rows at its table");
     rules_.push_back(
         {!m_.tie_embeddings.value_or(false) || at_first == at_last,
          {"model.tie_embeddings"},
@@ -108,10 +110,10 @@ class Rules {
                 "other; tie_embeddings = false has two",
                 name(at_first), name(at_last))});
     // Chunks of the head hold as many rows of every rank along axes that cut both: these must be the inner ones.
-    const AxisSet shared = wide(last.rows & table.vocab);
+    const AxisSet shared = wide(last.rows & cut);
     rules_.push_back({shared == 0 || (shared & (~shared + 1)) > at_last,
                       {"parallel.strategy"},
-                      format("the vocabulary is cut along {}, outside of {}, which cut rows at the head too",
+                      format("the table and rows at the head are cut along {}, outside of {}, which cut rows alone",
                              name(shared), name(at_last))});
   }
 

@@ -20,7 +20,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
              VocabSpread spread_over, Spread activations)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
   const AxisSet rows = near().rows;
-  TRAINER_CHECK((spread.flat & ~rows) == 0, "flat pieces of {} over ranks that hold the same rows", name);
+  TRAINER_CHECK((spread.flat & cut()) == 0, "one axis cuts {} in two ways", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
   const mesh::Layout layout = store.whole({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
@@ -94,6 +94,11 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                       .shard = {t.first_token(), t.vocab}});
 }
 
+Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
+  TRAINER_CHECK((table.spread.flat & ~table.stream.rows) == 0,
+                "flat pieces of a head over ranks that hold the same rows");
+}
+
 double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(ex, batch, x, {}, nullptr); }
 
 double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
@@ -135,12 +140,12 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
 /// in the chunk; empty when these are its rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
-  const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.spread.vocab;
+  const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.cut();
   if (cut == 0) return {};
   const int64_t wide = ranks.size(shared), each = all.count() / ranks.size(cut);
   const int64_t begin = ranks.index(cut & ~shared) * wide;
   TRAINER_CHECK(ranks.index(cut) == begin + ranks.index(shared),
-                "axes of the vocabulary outside of others of the rows");
+                "axes that cut a table and rows, outside of others that cut rows");
   Scratch picked = ex.take("head.rows", {wide * count}, all.dtype);
   for (int64_t r = 0; r < wide; ++r)
     ops::run(ex, ops::Copy{all.range((begin + r) * each + first, count), picked.tensor().range(r * count, count)});
@@ -161,7 +166,7 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
   const auto weights = table_.store.weights().hold(ex, table_.slot);  // for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
-  const int64_t wide = ranks.size(cut & table_.spread.vocab), here = loss_rows(all);
+  const int64_t wide = ranks.size(cut & table_.cut()), here = loss_rows(all);
   const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, here, table.rows(), x.dtype) / wide);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);

@@ -3,11 +3,11 @@
 // columns over others, and which may be stored in flat pieces, beside activations in any spread.
 //
 //   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
-//   beside the table, a rank has activations of the rows that R cuts without V, columns cut over H:
+//   beside the table, a rank has activations of the rows that R and F cut without V and H, columns cut over H:
 //     embedding   looks its tokens up; what others have counts as zero, so that the sum over V is exact; → [R, C]
 //     head        x moves there; logits are added over H; cross-entropy over V (loss.h); dx is added over V; → [R, C]
-//   Gradients of the table are partial sums along R without V, which go home over F, and are summed over the rest of
-//   them once a step.
+//   Gradients of the table are partial sums along these R and F, which go home over F, and are summed over the rest
+//   once a step. At the head, F is within R.
 #include <memory>
 
 #include "parallel/batch.h"
@@ -31,7 +31,9 @@ struct Table {
   Table beside(Spread other) const;
 
   /// The spread of activations at the table: see above.
-  Spread near() const { return {stream.rows & ~spread.vocab, spread.hidden}; }
+  Spread near() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
+  /// The axes whose ranks have different elements of the table, and so look at the same rows.
+  AxisSet cut() const { return spread.vocab | spread.hidden; }
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
   mesh::Layout near_layout(Rows rows) const { return ranks.layout(near(), rows, width); }
@@ -66,7 +68,8 @@ class Embedding {
 class Head {
  public:
   /// `tied`: the table is an embedding's, whose backward pass ends its gradient.
-  Head(const Table& table, bool tied) : table_(table), tied_(tied) {}
+  /// Internal error when the table is in flat pieces over ranks that have the same rows.
+  Head(const Table& table, bool tied);
 
   /// The axes that cut the rows whose losses a rank has; how many those are.
   AxisSet loss_axes() const { return table_.near().rows; }

@@ -28,14 +28,14 @@ class PhaseClock {
 }  // namespace
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-                 bool training)
+                 bool training, const parallel::StrategyFactory& factory)
     : device_(device),
       config_(config),
       arena_(device),
-      mesh_(world, device, parallel::make_mesh_shape(config, world.size())),
+      mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
   store_.weights().gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  strategy_ = parallel::make_strategy(config, mesh_, store_);
+  strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   store_.allocate(training);
@@ -214,14 +214,14 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   // What the micro-steps before the last one communicate: the first of them gathers what is kept.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
-  if (accumulation() > 1) {
-    Exec apart{*dry, heap, first};
+  const auto earlier = [&](Meter& meter) {
+    Exec apart{*dry, heap, meter};
+    store_.weights().begin(apart, train_key_);
     micro_step(apart, /*last=*/false);
-  }
-  if (accumulation() > 2) {
-    Exec apart{*dry, heap, middle};
-    micro_step(apart, /*last=*/false);
-  }
+    store_.weights().end();
+  };
+  if (accumulation() > 1) earlier(first);
+  if (accumulation() > 2) earlier(middle);
   record_memory(
       train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();

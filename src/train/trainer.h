@@ -38,7 +38,7 @@ class Trainer {
   /// `config` resolved for a world of this size. `training` false: weights only, for evaluation and generation. Every
   /// rank makes one and calls the same functions in the same order.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-          bool training);
+          bool training, const parallel::StrategyFactory& factory = {});
 
   /// Records the programs of training and evaluation and takes the memory; before the first step.
   void plan();

@@ -47,6 +47,8 @@ struct HowToRun {
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
   /// What carries its tensors, instead of the world of threads.
   Carrier carrier = {};
+  /// What makes mesh and layers, instead of the configuration; the ranks are as many as it says.
+  parallel::StrategyFactory factory = {};
 };
 
 /// `steps` steps of tensor × data ranks.
@@ -61,7 +63,8 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
   comm::run_on_threads(ranks, options, [&](comm::World& world) {
     Tiny run(&world, c, compute,
-             how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier);
+             how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier,
+             how.factory);
     {
       const std::lock_guard lock(mutex);
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))
