@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,8 @@
 namespace trainer::cli {
 
 namespace {
+
+constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
 
 Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
 
@@ -38,22 +41,26 @@ int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::pa
   status.reset();
   if (result.interrupted) throw stopped().on(Scope::all_ranks);
   const train::EvalReport& report = result.report;
-  if (!world.first()) return 0;
+  const bool finite = std::isfinite(report.loss);
+  if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
   if (o.json) {
     nlohmann::json document{
         {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
+    if (!finite) document["reason"] = kNotFinite;
     std::printf("%s\n", document.dump().c_str());
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
-    std::fputs(
-        format("checkpoint     {}\nstep           {}\nloss           {:.6f}\nperplexity     {:.4f}\nbits per byte  {}\n"
-               "tokens         {}\n",
-               model.folder.string(), model.step, report.loss, report.perplexity, bits, report.tokens)
-            .c_str(),
-        stdout);
+    const std::string loss =
+        finite ? format("{:.6f}\nperplexity     {:.4f}\nbits per byte  {}", report.loss, report.perplexity, bits)
+               : "not finite";
+    std::fputs(format("checkpoint     {}\nstep           {}\nloss           {}\ntokens         {}\n",
+                      model.folder.string(), model.step, loss, report.tokens)
+                   .c_str(),
+               stdout);
   }
+  if (!finite) throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
   return 0;
 }
 

@@ -1,5 +1,7 @@
 #include "train/run_reporter.h"
 
+#include <cmath>
+
 #include "base/log.h"
 #include "train/run_folder.h"
 #include "train/start_report.h"
@@ -100,6 +102,8 @@ void RunReporter::judge_peak(int64_t step, double flops_per_s, const Meter& mete
 void RunReporter::evaluation(const EvalReport& eval) {
   if (!first_) return;
   if (metrics_) metrics_->write(eval);
+  if (!std::isfinite(eval.loss))
+    return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
   log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
             eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
 }
