@@ -28,7 +28,8 @@ struct Retention {
 
 class CheckpointStore {
  public:
-  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open (RunLock).
+  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open
+  /// (RunLock::of_checkpoints).
   /// With a `world` every rank makes a store and saves its own slices into the same folder; the first rank publishes.
   CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls(),
                   comm::World* world = nullptr);

@@ -363,12 +363,13 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();
-  std::optional<checkpoint::RunLock> lock;
+  std::optional<checkpoint::RunLock> run_lock, save_lock;
   data::Datasets datasets;
   // The first rank tokenizes and keeps the result; the others find it.
   world.control().together([&] {
     if (!world.first()) return;
-    lock.emplace(config.run.dir);
+    run_lock.emplace(config.run.dir);
+    save_lock.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
     datasets = open_datasets(config, machine.threads, deadline);
   });
   double ready[] = {datasets.train ? 1.0 : 0.0, stop_requested() ? 1.0 : 0.0};
