@@ -123,6 +123,7 @@ std::string to_json(const Manifest& manifest) {
       {"tied", header.tied},
       {"tokenizer_hash", header.tokenizer_hash},
       {"data_hash", header.data_hash},
+      {"val_hash", header.val_hash},
       {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
       {"model", header.model_keys},
       {"chunk_bytes", manifest.chunk_bytes},

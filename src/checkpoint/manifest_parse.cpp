@@ -108,6 +108,7 @@ Snapshot header_of(const Value& root) {
   header.tied = root["tied"].flag();
   header.tokenizer_hash = root["tokenizer_hash"].text();
   header.data_hash = root["data_hash"].text();
+  if (const auto val = root.if_there("val_hash")) header.val_hash = val->text();
   const auto tuning = root.if_there("gemm_tuning_hash");
   header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();

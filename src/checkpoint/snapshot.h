@@ -39,6 +39,7 @@ struct Snapshot {
   std::string config_toml;  // values in force
   std::string tokenizer;    // serialized model, may be empty
   std::string tokenizer_hash, data_hash;
+  std::string val_hash;  // of the validation data; empty: none, or saved by a version that did not say
   // Of the table that products were chosen by; empty: none. No value: saved by a version that did not say.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"

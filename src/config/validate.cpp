@@ -129,11 +129,14 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-void check_paths(const char* key, const std::vector<std::string>& paths, Checker& checker) {
+/// `tokens`: the manifest of tokens that an earlier start may have made of these texts; those can stand in for them.
+void check_paths(const char* key, const std::vector<std::string>& paths, const std::filesystem::path& tokens,
+                 Checker& checker) {
   std::vector<std::string> lost;
   for (const std::string& path : paths) {
     std::error_code ignored;
-    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path));
+    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
+                       (!is_token_file(path) && std::filesystem::exists(tokens, ignored));
     if (!there) lost.push_back(format("\"{}\"", path));
   }
   std::error_code ignored;
@@ -154,8 +157,9 @@ void check_data(const Config& config, bool files, Checker& checker) {
   if (!files) return;
   checker.require(!data.train.empty(), {"data.train"},
                   "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
-  check_paths("data.train", data.train, checker);
-  check_paths("data.val", data.val, checker);
+  const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
+  check_paths("data.train", data.train, tokens / "train.json", checker);
+  check_paths("data.val", data.val, tokens / "val.json", checker);
   if (data.train.empty()) return;
   const auto text = std::ranges::find_if_not(data.train, is_token_file);
   if (data.tokenizer.empty()) {

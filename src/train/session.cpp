@@ -20,6 +20,7 @@
 #include "train/machine.h"
 #include "train/peak.h"
 #include "train/replica_check.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/run_reporter.h"
 #include "train/run_state.h"
@@ -142,11 +143,15 @@ class Session {
       log::info("resumed step {} from {}", state_.step, resumed->folder.string());
       for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
+      if (!resumed->val_hash.empty() && resumed->val_hash != expected_.val_hash)
+        log::info("changed since: the validation data; earlier validation losses do not compare");
       if (resumed->gemm_tuning_hash && resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
         log::info(
             "changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
+      checkpoint::require_same_tokenizer(reader.header(), expected_, reader.folder(),
+                                         config_.checkpoint.allow_other_data);
       load_first_whole(world_, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer_, reader); });
       log::info("weights of {}, fresh optimizer", reader.folder().string());
     } else {
@@ -333,20 +338,6 @@ class Session {
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
 };
 
-data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {
-  double last = now_seconds();
-  data::OpenOptions options;
-  options.threads = threads;
-  options.stop = [&] { return stop_requested() || deadline.passed(); };
-  options.progress = [&](const data::TokenizeProgress& done) {
-    if (now_seconds() - last < 2) return;
-    last = now_seconds();
-    log::info("tokenizing: {} of {}, {} tokens", format_bytes(static_cast<double>(done.bytes)),
-              format_bytes(static_cast<double>(done.total_bytes)), format_count(static_cast<double>(done.tokens)));
-  };
-  return data::open_data(config, options);
-}
-
 }  // namespace
 
 int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
@@ -364,23 +355,18 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();
   std::optional<checkpoint::RunLock> run_lock, save_lock;
-  data::Datasets datasets;
-  // The first rank tokenizes and keeps the result; the others find it.
   world.control().together([&] {
     if (!world.first()) return;
     run_lock.emplace(config.run.dir);
     save_lock.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
-    datasets = open_datasets(config, machine.threads, deadline);
   });
-  double ready[] = {datasets.train ? 1.0 : 0.0, stop_requested() ? 1.0 : 0.0};
-  world.control().sum(ready);
-  if (ready[0] == 0) {
+  data::Datasets datasets = open_run_data(world, config, machine, deadline);
+  if (!datasets.train) {
+    double stops[] = {stop_requested() ? 1.0 : 0.0};
+    world.control().sum(stops);
     log::info("stopped while tokenizing; the same command goes on from here");
-    return ready[1] > 0 ? kSavedAfterSignal : 0;
+    return stops[0] > 0 ? kSavedAfterSignal : 0;
   }
-  world.control().together([&] {
-    if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads});
-  });
   return Session(world, config, options, deadline, machine, std::move(datasets)).run();
 }
 
