@@ -58,9 +58,10 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   int refused = 0;
   for (;;) {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int reason = errno;
     if (fd_ < 0)
       throw Error(Code::io, format("{}: cannot open: {}; the folder must be writable, or set another {}", path.string(),
-                                   std::generic_category().message(errno), kind.key));
+                                   std::generic_category().message(reason), kind.key));
     refused = try_lock(fd_);
     if (refused != 0 || is_named(fd_, path)) break;
     ::close(fd_);
@@ -79,7 +80,8 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   }
   const std::string owner = this_process() + "\n";
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, owner.data(), owner.size(), 0) < 0) {
-    log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(errno));
+    const int reason = errno;
+    log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(reason));
   }
 }
 
