@@ -20,7 +20,7 @@ enum class ProgressMode { automatic, on, off };
 
 struct Run {
   std::string name;
-  std::string dir;  // "{name}" is replaced
+  std::string dir;  // "{name}" is replaced, as in all paths
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::automatic;
   int64_t threads = 0;  // 0: decided from the affinity mask

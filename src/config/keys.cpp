@@ -19,7 +19,9 @@ void declare_run(std::vector<Key>& keys) {
   run.string("name", &Run::name, "", {.derived = "the configuration file's name without .toml"},
              "Name of the run, part of its folder.");
   run.string("dir", &Run::dir, "runs/{name}", {},
-             "Folder for everything the run writes; {name} stands for run.name. Relative to where the program starts.");
+             "Folder for everything the run writes; {name} stands for run.name, here and in all other paths. Relative "
+             "to where "
+             "the program starts.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
   run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {},

@@ -1,6 +1,7 @@
 #include "config/load.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -362,12 +363,14 @@ Config load(const std::string& path, const std::vector<std::string>& sets, const
   if (std::filesystem::is_directory(path, ignored)) {
     throw Error(Code::config, format("{}: a folder; expected a configuration file", path));
   }
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
+  const int reason = errno;  // before anything else may set it
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) {
     throw Error(Code::config,
                 format("{}: cannot be read: {}; `trainer config reference` prints a configuration to start from", path,
-                       std::generic_category().message(errno)));
+                       std::generic_category().message(reason != 0 ? reason : EIO)));
   }
   return load_text(text, path, sets, options);
 }
