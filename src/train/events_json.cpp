@@ -189,6 +189,7 @@ Json to_json(const StepReport& step) {
                {"peak_tflops", step.peak_tflops},
                {"phase_ms", to_json(step.phase_ms)},
                {"comm_bytes", step.comm_bytes},
+               {"comm_wait_ms", step.comm_wait_ms},
                {"memory_bytes", step.memory_bytes},
                {"data_position", step.data_position}};
   if (step.skipped) json["bad_tensor"] = step.bad_tensor;
@@ -291,6 +292,7 @@ StepReport step_from(const Json& object) {
   read(phase, "optimizer", step.phase_ms.optimizer);
   read(phase, "comm_exposed", step.phase_ms.comm_exposed);
   read(object, "comm_bytes", step.comm_bytes);
+  read(object, "comm_wait_ms", step.comm_wait_ms);
   read(object, "memory_bytes", step.memory_bytes);
   read(object, "data_position", step.data_position);
   if (const Json& gpu = child(object, "gpu"); !gpu.empty()) {

@@ -70,7 +70,11 @@ void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, do
   r.hfu = use.hfu;
   r.peak_tflops = peak_.flops() / 1e12;
   r.phase_ms = outcome.phase_ms;
-  for (const auto& [key, count] : trainer.meter().comm()) r.phase_ms.comm_exposed += count.wait_seconds * 1e3;
+  for (const auto& [key, count] : trainer.meter().comm()) {
+    const double ms = count.wait_seconds * 1e3;
+    r.phase_ms.comm_exposed += ms;
+    if (count.calls > 0) r.comm_wait_ms[trainer.mesh().shape().name_of(key.axes)][std::string(name_of(key.op))] += ms;
+  }
   r.comm_bytes = trainer.comm_bytes(trainer.meter().comm());
   for (const auto& [axis, operations] : r.comm_bytes)
     for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;

@@ -18,6 +18,7 @@ inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
 using BytesByCategory = std::map<std::string, int64_t>;
 /// Wire bytes by mesh axis and operation, total over the ranks of one group of the axis.
 using CommBytes = std::map<std::string, std::map<std::string, int64_t>>;
+using WaitMs = std::map<std::string, std::map<std::string, double>>;
 /// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
 std::string to_string(const CommBytes& bytes);
 
@@ -49,6 +50,7 @@ struct StepReport {
   double peak_tflops = kUnknown;  // what they are shares of: the best known at that time
   PhaseMs phase_ms;
   CommBytes comm_bytes;                                 // of this step
+  WaitMs comm_wait_ms;                                  // of this rank, by axis and operation: comm_exposed in parts
   BytesByCategory memory_bytes;                         // peaks so far
   int64_t data_position = 0;                            // samples seen
   std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known

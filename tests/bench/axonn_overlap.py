@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""What each overlap of AxoNN-4D hides, and what grids cost beside Megatron-1D: ratios of step times, and waiting by axis.
+
+Ranks of one thread each, over this machine's shared memory and on emulated hosts whose links are slow (emulated_cluster.sh).
+The variants of a table take turns, and this for some rounds, so that a machine whose speed drifts is fair to all. The model is
+two layers of width 768 with 16 heads on random tokens. Prints Markdown tables.
+
+    tests/bench/axonn_overlap.py --rate 400mbit --rounds 3
+"""
+import argparse
+import array
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from megatron_overlap import CONFIG, HERE, ROOT, SHARED, SKIPPED, Skipped, ratio, toml
+
+VOCABULARY = 4096
+OVERLAPS = {"none": (False, False, False), "all_reduce": (True, False, False), "reduce_scatter": (False, True, False),
+            "all_gather": (False, False, True), "all": (True, True, True)}
+GRIDS = {2: (1, 1, 2), 4: (2, 1, 2), 8: (2, 2, 2), 16: (2, 2, 4)}
+
+
+def grids_of(ranks):
+    return [(x, y, ranks // (x * y)) for x in (1, 2, 4, 8) for y in (1, 2, 4, 8) if x * y <= ranks and ranks % (x * y) == 0]
+
+
+def axonn(grid, overlap="all"):
+    switches = zip(("all_reduce", "reduce_scatter", "all_gather"), OVERLAPS[overlap])
+    return ["parallel.strategy=axonn-4d", f"parallel.grid={list(grid)}",
+            *(f"parallel.overlap.{name}={toml(on)}" for name, on in switches)]
+
+
+def steps(args, folder, launcher, settings):
+    """Step events of one run, those of the warm-up left out."""
+    run = folder / "run"
+    common = [f"run.dir={run}", "run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
+              f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={VOCABULARY}", "data.val_fraction=0",
+              f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}", 'train.recompute="none"',
+              "train.eval_interval=0", "checkpoint.interval=0", "log.report=false", "hardware.peak_tflops=1",
+              f"precision.compute={args.compute}"]
+    command = [*launcher, args.trainer, "train", "--config", str(CONFIG), "--resume", "never", "--max-steps",
+               str(args.warmup + args.steps)]
+    for setting in [*common, *settings, *args.set]:
+        command += ["--set", setting]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == SKIPPED:
+        raise Skipped(done.stderr.strip())
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
+    metrics = run / "metrics.jsonl"
+    events = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.unlink()
+    return [event for event in events if event["event"] == "step"][args.warmup:]
+
+
+def measure(args, folder, launcher, variants):
+    """Of each variant (name: settings): the median step of every round and over all, waiting by axis, bytes by axis."""
+    rounds = {name: [] for name in variants}
+    for number in range(args.rounds):
+        for name, settings in variants.items():
+            rounds[name].append(steps(args, folder, launcher, settings))
+            median = statistics.median(event["step_ms"] for event in rounds[name][-1])
+            print(f"  round {number + 1}, {name}: {median:.0f} ms", file=sys.stderr)
+    result = {}
+    for name, runs in rounds.items():
+        events = [event for run in runs for event in run]
+        axes = {axis for event in events for axis in event["comm_wait_ms"]}
+        result[name] = {
+            "rounds": [statistics.median(event["step_ms"] for event in run) for run in runs],
+            "step": statistics.median(event["step_ms"] for event in events),
+            "waits": {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in events)
+                      for axis in axes},
+            "bytes": {axis: sum(operations.values()) for axis, operations in events[-1]["comm_bytes"].items()},
+        }
+    return result
+
+
+def waiting(measured):
+    shares = {axis: wait / measured["step"] for axis, wait in measured["waits"].items() if axis != "control"}
+    return ", ".join(f"{axis} {share:.2f}" for axis, share in sorted(shares.items()))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
+    parser.add_argument("--compute", choices=["fp32", "bf16", "fp64"], default="fp32")
+    parser.add_argument("--batch", type=int, default=8, help="sequences a step, all in one micro-batch")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 16], choices=sorted(GRIDS))
+    parser.add_argument("--grids", type=int, default=8, help="ranks of the table of grids; 0: none")
+    parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
+    parser.add_argument("--per-host", type=int, default=2, help="ranks on an emulated host")
+    parser.add_argument("--rate", default="400mbit", help="of the emulated hosts' links: number and kbit, mbit or gbit")
+    parser.add_argument("--warmup", type=int, default=2, help="steps not counted, of each run")
+    parser.add_argument("--steps", type=int, default=5, help="steps counted, of each run")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    args = parser.parse_args()
+    if not re.fullmatch(r"\d+(kbit|mbit|gbit)", args.rate):
+        parser.error(f"--rate {args.rate}: a number and kbit, mbit or gbit")
+
+    overlaps = ["| ranks | grid | over | overlap | step, none / this (rounds) | waiting, share of the step |",
+                "|---|---|---|---|---|---|"]
+    grids = ["| layout | over | step, this / Megatron-1D (rounds) | waiting, share of the step | MB sent a step, by axis |",
+             "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory(prefix="axonn-overlap-") as temporary:
+        folder = Path(temporary)
+        random.seed(1)
+        (folder / "tokens.bin").write_bytes(array.array("H", random.choices(range(VOCABULARY), k=200_000)).tobytes())
+        for network in args.networks:
+            over = "shared memory" if network == "shared" else f"hosts of {args.per_host}, {args.rate}"
+
+            def launcher(ranks):
+                if network == "shared":
+                    return [*SHARED, "-np", str(ranks)]
+                return [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks // args.per_host), "--ranks",
+                        str(args.per_host), "--rate", args.rate, "--"]
+
+            try:
+                for ranks in args.ranks:
+                    grid = GRIDS[ranks]
+                    print(f"{ranks} ranks, {network}", file=sys.stderr)
+                    measured = measure(args, folder, launcher(ranks), {name: axonn(grid, name) for name in OVERLAPS})
+                    for name, one in measured.items():
+                        gain = "" if name == "none" else ratio(measured["none"], one)
+                        overlaps.append(f"| {ranks} | {list(grid)} | {over} | {name} | {gain} | {waiting(one)} |")
+                if args.grids:
+                    print(f"grids of {args.grids}, {network}", file=sys.stderr)
+                    variants = {"megatron-1d": ["parallel.strategy=megatron-1d", f"parallel.tensor={args.grids}"]}
+                    variants |= {str(list(grid)): axonn(grid) for grid in grids_of(args.grids)}
+                    measured = measure(args, folder, launcher(args.grids), variants)
+                    for name, one in measured.items():
+                        sent = ", ".join(f"{axis} {count / 1e6:.1f}" for axis, count in sorted(one["bytes"].items()))
+                        beside = "" if name == "megatron-1d" else ratio(one, measured["megatron-1d"])
+                        grids.append(f"| {name} | {over} | {beside} | {waiting(one)} | {sent} |")
+            except Skipped as why:
+                print(why, file=sys.stderr)
+    print("\n".join(overlaps))
+    if args.grids:
+        print("\n" + "\n".join(grids))
+
+
+if __name__ == "__main__":
+    main()
