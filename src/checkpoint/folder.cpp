@@ -76,9 +76,10 @@ Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
   return listing;
 }
 
-std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
+std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls, bool aloud) {
   const Listing listing = list_checkpoints(checkpoints, calls);
-  for (const std::string& problem : listing.damaged) log::warning("checkpoint passed over: {}", problem);
+  if (aloud)
+    for (const std::string& problem : listing.damaged) log::warning("checkpoint passed over: {}", problem);
   if (listing.complete.empty()) {
     if (listing.damaged.empty()) return {};
     throw Error(Code::checkpoint, format("{}: no complete checkpoint among {} ({}); remove the folder to start anew",
@@ -86,7 +87,7 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
   }
   const fs::path& newest = listing.complete.front().folder;
   const std::string latest = read_latest(checkpoints, calls);
-  if (latest != newest.filename()) {
+  if (aloud && latest != newest.filename()) {
     log::warning("{} {}; the newest complete checkpoint is {} (to go back to another one, name its folder)",
                  (checkpoints / kLatestFile).string(),
                  latest.empty() ? std::string("is missing or unreadable") : format("says {}", latest),
@@ -102,10 +103,10 @@ std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCal
   return folders.empty() ? std::nullopt : std::optional(folders.front());
 }
 
-std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls) {
+std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool aloud) {
   if (is_step_folder(path)) return {path};
   if (const auto checkpoints = checkpoints_of(path)) {
-    if (const auto folders = complete_checkpoints(*checkpoints, calls); !folders.empty()) return folders;
+    if (const auto folders = complete_checkpoints(*checkpoints, calls, aloud); !folders.empty()) return folders;
   }
   std::error_code error;
   throw Error(Code::checkpoint,

@@ -34,15 +34,17 @@ Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& 
 /// The complete step folders of a `checkpoints` folder, newest first, with a warning for each damaged one and when
 /// `latest` is missing or names another than the newest. Empty when there is no step folder; throws Code::checkpoint
 /// when all of them are damaged. Shards are checked for their size only: reading them may still find Damage.
+/// Not `aloud`: without the warnings.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
-                                                        SystemCalls& calls = system_calls());
+                                                        SystemCalls& calls = system_calls(), bool aloud = true);
 /// The first of them.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints,
                                                        SystemCalls& calls = system_calls());
 
 /// The step folders that PATH means: a step folder itself (whatever its name), or the complete ones, newest first, of a
 /// `checkpoints` folder, its file `latest` or a run folder. Throws Code::checkpoint when there is none.
-std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls());
+std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls(),
+                                              bool aloud = true);
 /// The first of them.
 std::filesystem::path resolve(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 

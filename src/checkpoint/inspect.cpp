@@ -73,6 +73,8 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
           {"tokens_seen", state.tokens_seen},
           {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
           {"best_step", state.best_step},
+          {"skipped_in_row", state.skipped_in_row},
+          {"finite_weights", state.finite_weights},
           {"compute", header.compute},
           {"tied", header.tied},
           {"tokenizer_hash", header.tokenizer_hash},
@@ -89,8 +91,9 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   const json info = inspect_json(path, calls);
   const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   std::string out = info["folder"].get<std::string>() + "\n";
-  for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step", "compute",
-                          "tied", "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
+  for (const char* key :
+       {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step", "skipped_in_row",
+        "finite_weights", "compute", "tied", "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
   out += format("  {:<16} {}\n", "size", size_text(info["bytes"].get<int64_t>()));

@@ -35,8 +35,8 @@ class Value {
     return Value(*found, format("{}: {}", place_, key));
   }
   /// Of a member that older manifests have not.
-  std::optional<std::string> text_if_there(const char* key) const {
-    return json_.is_object() && json_.contains(key) ? std::optional((*this)[key].text()) : std::nullopt;
+  std::optional<Value> if_there(const char* key) const {
+    return json_.is_object() && json_.contains(key) ? std::optional((*this)[key]) : std::nullopt;
   }
   std::vector<Value> list() const {
     if (!json_.is_array()) fail("expected a list");
@@ -102,11 +102,15 @@ Snapshot header_of(const Value& root) {
   header.state.tokens_seen = state["tokens_seen"].integer(0, kMost);
   header.state.best_val_loss = state["best_val_loss"].number_or_nan();
   header.state.best_step = state["best_step"].integer(-1, kMost);
+  if (const auto skipped = state.if_there("skipped_in_row")) header.state.skipped_in_row = skipped->integer(0, kMost);
+  if (const auto finite = state.if_there("finite_weights")) header.state.finite_weights = finite->flag();
   header.compute = root["compute"].text();
   header.tied = root["tied"].flag();
   header.tokenizer_hash = root["tokenizer_hash"].text();
   header.data_hash = root["data_hash"].text();
-  header.gemm_tuning_hash = root.text_if_there("gemm_tuning_hash");
+  if (const auto val = root.if_there("val_hash")) header.val_hash = val->text();
+  const auto tuning = root.if_there("gemm_tuning_hash");
+  header.gemm_tuning_hash = tuning ? std::optional(tuning->text()) : std::nullopt;
   header.model_keys = root["model"].texts();
   return header;
 }

@@ -97,7 +97,27 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
 }
 
-void require_compatible(const Snapshot& stored, const Snapshot& run, bool allow_other_data) {
+namespace {
+
+/// Refuses, or warns, unless the hashes agree. `remedy`: what to do other than to insist.
+void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
+             bool allow) {
+  if (before == now || before.empty() || now.empty()) return;
+  const std::string text = format("{} (hash {}, now {})", what, before, now);
+  if (!allow)
+    throw Error(Code::checkpoint,
+                format("{}; {}, or go on with it all the same: checkpoint.allow_other_data = true", text, remedy));
+  log::warning("{}", text);
+}
+
+}  // namespace
+
+void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow) {
+  compare("the tokenizer is not that of the checkpoint, whose embeddings mean other pieces", stored.tokenizer_hash,
+          run.tokenizer_hash, format("set data.tokenizer = \"{}\"", (folder / kTokenizerFile).string()), allow);
+}
+
+void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow_other_data) {
   std::vector<std::string> problems;
   for (const auto& [key, value] : run.model_keys) {
     const auto found = stored.model_keys.find(key);
@@ -117,16 +137,10 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, bool allow_
                        "folder (run.dir)",
                        listed(problems)));
   }
-  const auto compare = [&](const char* what, const std::string& old_hash, const std::string& new_hash) {
-    if (old_hash == new_hash || old_hash.empty() || new_hash.empty()) return;
-    const std::string text = format("the {} is not that of the checkpoint (hash {}, now {})", what, old_hash, new_hash);
-    if (!allow_other_data) {
-      throw Error(Code::checkpoint, text + "; set checkpoint.allow_other_data = true to go on with it");
-    }
-    log::warning("{}", text);
-  };
-  compare("tokenizer", stored.tokenizer_hash, run.tokenizer_hash);
-  compare("training data", stored.data_hash, run.data_hash);
+  require_same_tokenizer(stored, run, folder, allow_other_data);
+  compare(format("the training data is not that of the checkpoint {}", folder.string()), stored.data_hash,
+          run.data_hash, "bring back the files of data.train as they were, start anew in another run.dir",
+          allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

@@ -40,7 +40,12 @@ class Reader {
 };
 
 /// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs.
-/// Other tokenizer or data is refused unless `allow_other_data` (then: a warning). Empty hashes are not compared.
-void require_compatible(const Snapshot& stored, const Snapshot& run, bool allow_other_data);
+/// Another tokenizer or other data are refused unless `allow_other_data` (then: a warning). Empty hashes are not
+/// compared. `folder` is that of `stored`, for messages.
+void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
+                        bool allow_other_data);
+/// The last part of it.
+void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
+                            bool allow_other_data);
 
 }  // namespace trainer::checkpoint

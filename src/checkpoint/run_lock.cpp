@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -34,41 +35,63 @@ std::string owner_in(int fd) {
   return text.substr(0, text.find('\n'));
 }
 
+/// 0, or the errno of taking the lock without waiting.
+int try_lock(int fd) {
+  while (::flock(fd, LOCK_EX | LOCK_NB) != 0)
+    if (errno != EINTR) return errno;
+  return 0;
+}
+
+/// Whether the open file is still the one of that name: its last holder may have removed it.
+bool is_named(int fd, const fs::path& path) {
+  struct stat open {
+  }, named{};
+  return ::fstat(fd, &open) == 0 && ::stat(path.c_str(), &named) == 0 && open.st_ino == named.st_ino &&
+         open.st_dev == named.st_dev;
+}
+
 }  // namespace
 
-RunLock::RunLock(const fs::path& folder) {
+RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   make_folders(system_calls(), folder);
-  const fs::path path = folder / "run.lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (fd_ < 0) {
-    throw Error(Code::io, format("{}: cannot open: {}; the run's folder must be writable", path.string(),
-                                 std::generic_category().message(errno)));
+  const fs::path path = folder / kind.file;
+  int refused = 0;
+  for (;;) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    const int reason = errno;
+    if (fd_ < 0)
+      throw Error(Code::io, format("{}: cannot open: {}; the folder must be writable, or set another {}", path.string(),
+                                   std::generic_category().message(reason), kind.key));
+    refused = try_lock(fd_);
+    if (refused != 0 || is_named(fd_, path)) break;
+    ::close(fd_);
   }
-  int result = 0;
-  do result = ::flock(fd_, LOCK_EX | LOCK_NB);
-  while (result != 0 && errno == EINTR);
-  if (result != 0 && errno == EWOULDBLOCK) {
+  if (refused == EWOULDBLOCK) {
     const std::string owner = owner_in(fd_);
     ::close(fd_);
-    throw Error(Code::usage,
-                format("{}: {} is training in this folder; wait for it, stop it, or set another run.dir (or run.name)",
-                       folder.string(), owner.empty() ? "another process" : owner));
+    throw Error(Code::usage, format("{}: {} {}; wait for it, stop it, or set another {}", folder.string(),
+                                    owner.empty() ? "another process" : owner, kind.does, kind.key));
   }
-  if (result != 0) {
+  if (!kind.stays) temporary_ = path;
+  if (refused != 0) {
     log::warning("{}: cannot lock: {}; nothing keeps a second run out of this folder", path.string(),
-                 std::generic_category().message(errno));
+                 std::generic_category().message(refused));
     return;
   }
   const std::string owner = this_process() + "\n";
   if (::ftruncate(fd_, 0) != 0 || ::pwrite(fd_, owner.data(), owner.size(), 0) < 0) {
-    log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(errno));
+    const int reason = errno;
+    log::warning("{}: cannot write: {}", path.string(), std::generic_category().message(reason));
   }
 }
 
 RunLock::~RunLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // while the lock is held: whoever waits for it looks again
+  ::close(fd_);
 }
 
-RunLock::RunLock(RunLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+RunLock::RunLock(RunLock&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), temporary_(std::move(other.temporary_)) {}
 
 }  // namespace trainer::checkpoint

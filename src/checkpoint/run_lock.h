@@ -1,22 +1,37 @@
 #pragma once
-// RunLock: one process (job) at a time works in a run folder.
+// RunLock: one process (job) at a time writes into a folder.
 #include <filesystem>
+#include <string>
 
 namespace trainer::checkpoint {
 
-/// Holds FOLDER/run.lock by flock: the kernel lets go of it when the process ends, however it ends; the file stays and
-/// says who held it last.
+/// Holds a file in the folder by flock: the kernel lets go of it when the process ends, however it ends. The file says
+/// who holds it.
 class RunLock {
  public:
-  /// Makes the folder. Throws Code::usage naming process and host when another one holds the lock, Code::io when the
-  /// file cannot be made. On a file system without locks: a warning.
-  explicit RunLock(const std::filesystem::path& folder);
+  /// Of a run folder: FOLDER/run.lock, which stays. Makes the folder. Throws Code::usage naming process and host when
+  /// another one holds the lock, Code::io when the file cannot be made. On a file system without locks: a warning.
+  explicit RunLock(const std::filesystem::path& folder)
+      : RunLock(folder, {"run.lock", "is training in this folder", "run.dir (or run.name)", true}) {}
+  /// The same of a `checkpoints` folder, which several run folders may share: FOLDER/save.lock, gone with its holder.
+  static RunLock of_checkpoints(const std::filesystem::path& folder) {
+    return RunLock(folder, {"save.lock", "keeps its checkpoints in this folder", "checkpoint.dir", false});
+  }
   ~RunLock();
   RunLock(RunLock&& other) noexcept;
   RunLock& operator=(RunLock&&) = delete;
 
  private:
+  struct Kind {
+    const char* file;
+    const char* does;  // what the holder does there
+    const char* key;   // of the configuration, to be set otherwise
+    bool stays;
+  };
+  RunLock(const std::filesystem::path& folder, const Kind& kind);
+
   int fd_ = -1;
+  std::filesystem::path temporary_;  // the file, when it goes with this object
 };
 
 }  // namespace trainer::checkpoint

@@ -28,6 +28,10 @@ struct TrainState {
   int64_t samples_seen = 0, tokens_seen = 0;
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
+  int64_t skipped_in_row = 0;  // the last so many steps had a loss or gradient that was not finite: no update
+  bool finite_weights = true;
+  /// Training goes on from here as it should; others never push such a checkpoint out.
+  bool sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
 struct Snapshot {
@@ -35,6 +39,7 @@ struct Snapshot {
   std::string config_toml;  // values in force
   std::string tokenizer;    // serialized model, may be empty
   std::string tokenizer_hash, data_hash;
+  std::string val_hash;  // of the validation data; empty: none, or saved by a version that did not say
   // Of the table that products were chosen by; empty: none. No value: saved by a version that did not say.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"

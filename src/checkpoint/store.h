@@ -18,16 +18,18 @@
 
 namespace trainer::checkpoint {
 
-/// Which checkpoints stay after a save. The newest always does.
+/// Which checkpoints stay after a save. The newest always does; of those saved while steps were skipped
+/// (!TrainState::sound()) it alone, and it takes nobody's place.
 struct Retention {
-  int64_t keep = 0;        // the newest so many; 0: all
+  int64_t keep = 0;        // the newest so many sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none
   bool keep_best = false;  // and the first one at or after the step of the lowest validation loss
 };
 
 class CheckpointStore {
  public:
-  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open (RunLock).
+  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open
+  /// (RunLock::of_checkpoints).
   /// With a `world` every rank makes a store and saves its own slices into the same folder; the first rank publishes.
   CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls(),
                   comm::World* world = nullptr);

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -18,15 +19,43 @@ namespace trainer::cli {
 
 namespace {
 
+namespace fs = std::filesystem;
+
+constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
+
 Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
 
-int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::path& path) {
+/// Those that the run made of its texts: in the run folder that the checkpoint lies in, else where it was made.
+fs::path tokens_of_run(const train::LoadedModel& model) {
+  const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
+  std::error_code none;
+  return fs::is_directory(beside, none) ? beside : data::token_cache(model.config);
+}
+
+void require_same_data(const train::LoadedModel& model, const data::EvalData& source, bool allow) {
+  if (source.hash.empty() || model.val_hash.empty() || source.hash == model.val_hash) return;
+  const std::string text = format("{}: the validation data is not that of the checkpoint {} (hash {}, now {})",
+                                  source.name, model.folder.string(), model.val_hash, source.hash);
+  if (!allow)
+    throw Error(Code::checkpoint,
+                text +
+                    "; bring it back as it was, name files to evaluate on with --data, or take it all the same: --set "
+                    "checkpoint.allow_other_data=true");
+  if (model.machine.rank == 0) log::warning("{}", text);
+}
+
+int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, bool allow_other_data) {
   const train::SignalGuard signals;
   train::LoadedModel model = train::load_model(world, path, parallel::replica_layouts);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
+  options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
-  data::EvalData source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
+  data::EvalData source;
+  world.control().together([&] {
+    source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
+    if (source.dataset) require_same_data(model, source, allow_other_data);
+  });
   if (!source.dataset) throw stopped();
   std::optional<train::StatusLine> status;
   if (world.first()) status.emplace();
@@ -38,22 +67,26 @@ int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::pa
   status.reset();
   if (result.interrupted) throw stopped().on(Scope::all_ranks);
   const train::EvalReport& report = result.report;
-  if (!world.first()) return 0;
+  const bool finite = std::isfinite(report.loss);
+  if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
   if (o.json) {
     nlohmann::json document{
         {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
+    if (!finite) document["reason"] = kNotFinite;
     std::printf("%s\n", document.dump().c_str());
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
-    std::fputs(
-        format("checkpoint     {}\nstep           {}\nloss           {:.6f}\nperplexity     {:.4f}\nbits per byte  {}\n"
-               "tokens         {}\n",
-               model.folder.string(), model.step, report.loss, report.perplexity, bits, report.tokens)
-            .c_str(),
-        stdout);
+    const std::string loss =
+        finite ? format("{:.6f}\nperplexity     {:.4f}\nbits per byte  {}", report.loss, report.perplexity, bits)
+               : "not finite";
+    std::fputs(format("checkpoint     {}\nstep           {}\nloss           {}\ntokens         {}\n",
+                      model.folder.string(), model.step, loss, report.tokens)
+                   .c_str(),
+               stdout);
   }
+  if (!finite) throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
   return 0;
 }
 
@@ -63,9 +96,9 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  if (!o.checkpoint.empty()) return on_ranks([&](comm::World& world) { return evaluate(world, o, o.checkpoint); });
   return on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
-    return evaluate(world, o, train::checkpoint_folder(config));
+    const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
+    return evaluate(world, o, path, config.checkpoint.allow_other_data);
   });
 }
 

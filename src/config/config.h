@@ -20,7 +20,7 @@ enum class ProgressMode { automatic, on, off };
 
 struct Run {
   std::string name;
-  std::string dir;  // "{name}" is replaced
+  std::string dir;  // "{name}" is replaced, as in all paths
   int64_t seed = 0;
   DeviceChoice device = DeviceChoice::automatic;
   int64_t threads = 0;  // 0: decided from the affinity mask
@@ -70,9 +70,14 @@ struct Precision {
 
 struct Parallel {
   std::string strategy;  // a name known to parallel/strategy.cpp
-  int64_t tensor = 1;
+  int64_t tensor = 1;    // megatron-1d
   bool sequence_parallel = true;
-  int64_t data = 0;  // replicas; 0: what is left of the world
+  std::vector<int64_t> grid = {1, 1, 1};  // axonn-4d: x, y, z
+  std::string order = "yxzd";             // of x, y, z and d over ranks, innermost first
+  bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
+  int64_t cache_layers = 0;
+  std::string rs_dtype = "fp32";  // fp32 | bf16
+  int64_t data = 0;               // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
   int64_t lanes = 0;      // 0: as suits the transport

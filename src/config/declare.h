@@ -14,6 +14,7 @@ struct Extra {
   std::string unit = {};
   std::string derived = {};
   Value example = {};
+  std::string belongs_to = {};
 };
 
 /// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config. Without `part`
@@ -24,8 +25,8 @@ class Declare {
   Declare(std::vector<Key>& keys, std::string section, Struct Config::*part = nullptr)
       : keys_(keys), section_(std::move(section)), part_(part) {}
 
-  void boolean(const char* name, bool Struct::*member, bool initial, const char* help) {
-    bind<bool>(add(name, Type::boolean, initial, help), member);
+  void boolean(const char* name, bool Struct::*member, bool initial, const char* help, Extra extra = {}) {
+    bind<bool>(add(name, Type::boolean, initial, help, std::move(extra)), member);
   }
   void boolean(const char* name, std::optional<bool> Struct::*member, const char* derived, const char* help) {
     Key& key = add(name, Type::boolean, {}, help);
@@ -49,9 +50,14 @@ class Declare {
   void list(const char* name, StringList Struct::*member, Extra extra, const char* help) {
     bind<StringList>(add(name, Type::list, StringList{}, help, std::move(extra)), member);
   }
+  /// `range`: of each of them.
+  void integers(const char* name, IntegerList Struct::*member, IntegerList initial, Extra extra, const char* help) {
+    bind<IntegerList>(add(name, Type::integers, std::move(initial), help, std::move(extra)), member);
+  }
   /// A string that must be one of `names`.
-  void choice(const char* name, std::string Struct::*member, StringList names, StringList later, const char* help) {
-    Key& key = add(name, Type::choice, names.front(), help);
+  void choice(const char* name, std::string Struct::*member, StringList names, StringList later, const char* help,
+              Extra extra = {}) {
+    Key& key = add(name, Type::choice, names.front(), help, std::move(extra));
     bind<std::string>(key, member);
     key.names = std::move(names);
     key.later_names = std::move(later);
@@ -90,6 +96,7 @@ class Declare {
     key.unit = std::move(extra.unit);
     key.derived = std::move(extra.derived);
     key.example = std::move(extra.example);
+    key.belongs_to = std::move(extra.belongs_to);
     return key;
   }
   template <typename T>

@@ -19,7 +19,9 @@ void declare_run(std::vector<Key>& keys) {
   run.string("name", &Run::name, "", {.derived = "the configuration file's name without .toml"},
              "Name of the run, part of its folder.");
   run.string("dir", &Run::dir, "runs/{name}", {},
-             "Folder for everything the run writes; {name} stands for run.name. Relative to where the program starts.");
+             "Folder for everything the run writes; {name} stands for run.name, here and in all other paths. Relative "
+             "to where "
+             "the program starts.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
   run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {},
@@ -154,16 +156,45 @@ void declare_precision(std::vector<Key>& keys) {
 
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
-  parallel.choice("strategy", &Parallel::strategy, {"megatron-1d"}, {"optimus-2d", "axonn-4d", "autoddl", "auto"},
-                  "How a model is split over ranks.");
-  parallel.integer("tensor", &Parallel::tensor, 1, {.range = between(1, 65'536), .unit = "ranks"},
-                   "Ranks that share one replica of the model.");
+  constexpr const char *kMegatron = "megatron-1d", *kAxonn = "axonn-4d";
+  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kAxonn}, {"optimus-2d", "autoddl", "auto"},
+                  "How a model is split over ranks: megatron-1d by columns and rows of its matrices, axonn-4d by both "
+                  "at once and by sequences.");
   parallel.integer("data", &Parallel::data, 0,
-                   {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / tensor"},
+                   {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / those of one replica"},
                    "Replicas of the model, each with its own sequences.");
+  parallel.integer("tensor", &Parallel::tensor, 1,
+                   {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kMegatron},
+                   "megatron-1d: ranks that share one replica of the model.");
   parallel.boolean("sequence_parallel", &Parallel::sequence_parallel, true,
-                   "Norms, dropout and the residual stream are split over the tensor ranks by token rows: less memory, "
-                   "a quarter more bytes sent. false: every tensor rank holds all rows.");
+                   "megatron-1d: norms, dropout and the residual stream are split over the tensor ranks by token rows: "
+                   "less memory, a quarter more bytes sent. false: every tensor rank holds all rows.",
+                   {.belongs_to = kMegatron});
+  parallel.integers(
+      "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
+      "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the "
+      "vocabulary, y the residual stream's features, z sequences and, in pieces gathered for use, weights.");
+  parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}, {},
+                  "axonn-4d: order of the axes over ranks, innermost (neighbouring ranks) first; d: replicas.",
+                  {.belongs_to = kAxonn});
+  parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
+                   "axonn-4d: sums of activation gradients run under the product that makes a weight gradient. Changes "
+                   "no bit, as the two below.",
+                   {.belongs_to = kAxonn});
+  parallel.boolean("overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
+                   "axonn-4d: weight gradients go home over z under the products of the layers before.",
+                   {.belongs_to = kAxonn});
+  parallel.boolean("overlap.all_gather", &Parallel::overlap_all_gather, true,
+                   "axonn-4d: the weights of the next linear are gathered over z under the product of this one.",
+                   {.belongs_to = kAxonn});
+  parallel.integer(
+      "cache_layers", &Parallel::cache_layers, 0, {.range = between(0, 10'000), .unit = "layers", .belongs_to = kAxonn},
+      "axonn-4d: of the first layers, gathered weights are kept for a whole step instead of being gathered "
+      "for each use.");
+  parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"}, {},
+                  "axonn-4d: type in which weight gradients of bf16 runs are summed over z. bf16: half the bytes, and "
+                  "rounded in each sum.",
+                  {.belongs_to = kAxonn});
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(
@@ -182,10 +213,6 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.later("stationary", Type::any, {}, "Which matrix of a product stays in place.", "optimus-2d");
   parallel.later("panels", Type::any, {}, "How panels travel.", "optimus-2d");
   parallel.later("node_tile", Type::any, {}, "Part of the mesh in one node.", "optimus-2d");
-  parallel.later("grid", Type::any, {}, "Shape of the grid, [x, y, z].", "axonn-4d");
-  parallel.later("order", Type::any, {}, "Order of the axes over ranks.", "axonn-4d");
-  parallel.later("overlap", Type::any, {}, "Which collectives run under products.", "axonn-4d");
-  parallel.later("cache_layers", Type::any, {}, "Layers whose gathered weights are kept for backward.", "axonn-4d");
 }
 
 void declare_offload(std::vector<Key>& keys) {
@@ -280,7 +307,7 @@ const std::vector<Section>& sections() {
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
       {"precision", "Number types. Two runs give the same bits."},
-      {"parallel", "Splitting the work over ranks. World size = tensor x data."},
+      {"parallel", "Splitting the work over ranks. World size = ranks of a replica (tensor; x * y * z) x data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "What is reported, and where."},

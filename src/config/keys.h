@@ -13,10 +13,11 @@
 namespace trainer::config {
 
 using StringList = std::vector<std::string>;
+using IntegerList = std::vector<int64_t>;
 /// A value as TOML has it; monostate: none.
-using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList>;
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList>;
 
-enum class Type { boolean, integer, number, string, choice, list, any };
+enum class Type { boolean, integer, number, string, choice, list, integers, any };
 
 /// Which numbers a key takes; the bounds belong to the range unless open.
 struct Range {
@@ -30,7 +31,7 @@ struct Range {
 };
 
 struct Key {
-  std::string section, name;
+  std::string section, name;  // a name may be of a table within the section: "overlap.all_reduce"
   Type type = Type::any;
   Value initial;        // what a configuration starts with
   std::string derived;  // how the value follows from others when absent (`initial` then only marks absence)
@@ -39,7 +40,7 @@ struct Key {
   StringList names;        // of a choice
   StringList later_names;  // known names of things not built yet
   std::string unit, help;
-  std::string belongs_to;  // keys of other strategies and of offload, which are set aside with one warning
+  std::string belongs_to;  // a strategy's name, or offload: elsewhere the key is set aside with one warning
   std::function<Value(const Config&)> get;         // both empty: nothing built reads this key yet, and only
   std::function<void(Config&, const Value&)> set;  // `initial` is taken (monostate: any value)
 

@@ -1,6 +1,8 @@
 #include "config/layout_rules.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "base/error.h"
 
@@ -50,12 +52,95 @@ std::vector<LayoutRule> megatron_rules(const Config& config) {
   };
 }
 
+constexpr const char* kAxonn = "axonn-4d";
+
+struct Grid {
+  int64_t x, y, z;
+  int64_t ranks() const { return x * y * z; }
+};
+Grid grid_of(const Config& config) {
+  const std::vector<int64_t>& grid = config.parallel.grid;
+  return {grid.at(0), grid.at(1), grid.at(2)};
+}
+std::string to_string(const Grid& g) { return format("[{}, {}, {}]", g.x, g.y, g.z); }
+
+bool grid_fits(const Config& config, const Grid& g) {
+  const Model& m = config.model;
+  const int64_t kv = kv_heads_of(m);
+  return m.n_head % g.x == 0 && (kv % g.x == 0 || g.x % kv == 0) && m.d_ff % g.x == 0 && m.vocab_multiple % g.x == 0 &&
+         m.d_model % g.y == 0 && config.train.micro_batch % g.z == 0;
+}
+
+/// "; grid = [2, 1, 2] fits": as many ranks if possible, else as near to them as can be, and of those with the extents
+/// nearest to the wanted ones.
+std::string nearest_grid(const Config& config, const Grid& wanted) {
+  const auto apart = [](int64_t a, int64_t b) {
+    return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
+  };
+  Grid best{1, 1, 1};
+  double least = std::numeric_limits<double>::infinity();
+  const int64_t most = 2 * wanted.ranks();
+  for (int64_t x = 1; x <= std::min(config.model.n_head, most); ++x)
+    for (int64_t y = 1; x * y <= most; ++y)
+      for (int64_t z = 1; x * y * z <= most && z <= config.train.micro_batch; ++z) {
+        const Grid g{x, y, z};
+        if (!grid_fits(config, g)) continue;
+        const double distance =
+            100 * apart(g.ranks(), wanted.ranks()) + apart(x, wanted.x) + apart(y, wanted.y) + apart(z, wanted.z);
+        if (distance >= least) continue;
+        least = distance;
+        best = g;
+      }
+  return format("; grid = {} fits", to_string(best));
+}
+
+/// Of AxoNN-4D (parallel/axonn4d.h).
+std::vector<LayoutRule> axonn_rules(const Config& config) {
+  const Model& m = config.model;
+  const Grid g = grid_of(config);
+  const int64_t kv = kv_heads_of(m), batch = config.train.micro_batch;
+  const std::string nearest = grid_fits(config, g) ? "" : nearest_grid(config, g);
+  return {
+      {m.n_head % g.x == 0,
+       {"parallel.grid", "model.n_head"},
+       format("n_head = {} heads do not divide over x = {} ranks{}", m.n_head, g.x, nearest)},
+      {m.d_ff % g.x == 0,
+       {"parallel.grid", "model.d_ff"},
+       format("d_ff = {} does not divide over x = {} ranks{}", m.d_ff, g.x, nearest)},
+      {kv % g.x == 0 || g.x % kv == 0,
+       {"parallel.grid", "model.n_kv_head"},
+       format("n_kv_head = {} heads neither divide over x = {} ranks nor can as many ranks share each of them{}", kv,
+              g.x, nearest)},
+      {m.vocab_multiple % g.x == 0,
+       {"parallel.grid", "model.vocab_multiple"},
+       format("vocab_multiple = {} does not divide over x = {} ranks{}", m.vocab_multiple, g.x, nearest)},
+      {m.d_model % g.y == 0,
+       {"parallel.grid", "model.d_model"},
+       format("d_model = {} does not divide over y = {} ranks{}", m.d_model, g.y, nearest)},
+      {batch % g.z == 0,
+       {"parallel.grid", "train.micro_batch"},
+       format("micro_batch = {} sequences do not divide over z = {} ranks{}", batch, g.z, nearest)},
+  };
+}
+
 }  // namespace
 
-int64_t ranks_of_replica(const Config& config) { return config.parallel.tensor; }
+int64_t ranks_of_replica(const Config& config) {
+  return config.parallel.strategy == kAxonn ? grid_of(config).ranks() : config.parallel.tensor;
+}
+
+const char* replica_key(const Config& config) {
+  return config.parallel.strategy == kAxonn ? "parallel.grid" : "parallel.tensor";
+}
+
+std::string replica_text(const Config& config) {
+  return config.parallel.strategy == kAxonn ? format("grid = {}", to_string(grid_of(config)))
+                                            : format("tensor = {}", config.parallel.tensor);
+}
 
 std::vector<LayoutRule> layout_rules(const Config& config) {
   if (config.parallel.strategy == "megatron-1d") return megatron_rules(config);
+  if (config.parallel.strategy == kAxonn) return axonn_rules(config);
   return {};
 }
 

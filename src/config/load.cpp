@@ -1,6 +1,7 @@
 #include "config/load.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -109,6 +110,9 @@ Value fitted(Type type, const Value& value) {
     case Type::list:
       if (text) return StringList{*text};
       return std::holds_alternative<StringList>(value) ? value : Value();
+    case Type::integers:
+      if (integer) return IntegerList{*integer};
+      return std::holds_alternative<IntegerList>(value) ? value : Value();
     case Type::any:
       return value;
   }
@@ -128,6 +132,8 @@ std::string expected(const Key& key) {
       return "a string in quotes";
     case Type::list:
       return "a list of strings";
+    case Type::integers:
+      return "a list of integers" + range;
     case Type::choice:
       return "one of " + format("{}", fmt::join(key.taken_names(), ", "));
     case Type::any:
@@ -139,6 +145,8 @@ std::string expected(const Key& key) {
 bool in_range(const Key& key, const Value& value) {
   if (const auto* integer = std::get_if<int64_t>(&value)) return key.range.contains(static_cast<double>(*integer));
   if (const auto* number = std::get_if<double>(&value)) return key.range.contains(*number);
+  if (const auto* list = std::get_if<IntegerList>(&value))
+    return std::ranges::all_of(*list, [&](int64_t each) { return key.range.contains(static_cast<double>(each)); });
   return true;
 }
 
@@ -192,6 +200,7 @@ void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
   }
   key.set(config_, value);
   config_.origins[key.path()] = at;
+  if (!key.belongs_to.empty()) idle_.push_back(key.path());
 }
 
 void Loader::apply_later(const Key& key, const TomlNode& node, const Origin& at) {
@@ -293,11 +302,12 @@ void Loader::set(const std::string& text) {
 }
 
 void Loader::warn_of_idle_keys() const {
-  // sequence_parallel is a key of the strategy in use, so that its absence of effect on one rank is not worth a line.
   StringList named;
   for (const std::string& path : idle_) {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
-    if (key->belongs_to != config_.parallel.strategy) named.push_back(format("{} ({})", path, key->belongs_to));
+    const bool changed = !key->built() || key->get(config_) != key->initial;
+    if (changed && key->belongs_to != config_.parallel.strategy && std::ranges::count(named, path) == 0)
+      named.push_back(format("{} ({})", path, key->belongs_to));
   }
   if (named.empty()) return;
   log::warning("{}: no effect with parallel.strategy = \"{}\" and without offload: {}", config_.path,
@@ -353,12 +363,14 @@ Config load(const std::string& path, const std::vector<std::string>& sets, const
   if (std::filesystem::is_directory(path, ignored)) {
     throw Error(Code::config, format("{}: a folder; expected a configuration file", path));
   }
+  errno = 0;
   std::ifstream file(path, std::ios::binary);
+  const int reason = errno;  // before anything else may set it
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) {
     throw Error(Code::config,
                 format("{}: cannot be read: {}; `trainer config reference` prints a configuration to start from", path,
-                       std::generic_category().message(errno)));
+                       std::generic_category().message(reason != 0 ? reason : EIO)));
   }
   return load_text(text, path, sets, options);
 }

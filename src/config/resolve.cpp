@@ -13,14 +13,22 @@ constexpr int64_t kDefaultSteps = 1000;
 constexpr double kDefaultValFraction = 0.05;
 constexpr int64_t kWarmupShare = 20, kLongestDefaultWarmup = 2000;
 
+/// "{name}" replaced in `path`.
+void put_name(const std::string& name, std::string& path) {
+  constexpr std::string_view kPlace = "{name}";
+  for (size_t at = path.find(kPlace); at != std::string::npos; at = path.find(kPlace, at + name.size()))
+    path.replace(at, kPlace.size(), name);
+}
+
 void resolve_run(Config& config) {
   Run& run = config.run;
   if (run.name.empty()) run.name = std::filesystem::path(config.path).stem().string();
   if (run.name.empty()) run.name = "run";
-  constexpr std::string_view kPlace = "{name}";
-  for (size_t at = run.dir.find(kPlace); at != std::string::npos; at = run.dir.find(kPlace, at + run.name.size())) {
-    run.dir.replace(at, kPlace.size(), run.name);
-  }
+  for (std::string* path : {&run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
+                            &config.checkpoint.resume, &config.hardware.gemm_tuning})
+    put_name(run.name, *path);
+  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
+    for (std::string& path : *paths) put_name(run.name, path);
 }
 
 void resolve_model(Model& model) {

@@ -117,6 +117,7 @@ std::string to_toml(const Value& value) {
                           for (const std::string& text : list) out += (out.empty() ? "" : ", ") + quoted(text);
                           return "[" + out + "]";
                         },
+                        [](const IntegerList& list) { return format("[{}]", fmt::join(list, ", ")); },
                     },
                     value);
 }

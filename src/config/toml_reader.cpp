@@ -20,6 +20,7 @@
 #define TOML_UNREACHABLE __builtin_unreachable()
 #include <toml++/toml.h>
 
+#include <algorithm>
 #include <cctype>
 
 #include "base/format.h"
@@ -45,14 +46,24 @@ void read_value(const toml::node& node, TomlNode& out) {
     out.shown = "the string " + to_toml(out.value);
   } else if (const auto* array = node.as_array()) {
     StringList list;
+    IntegerList integers;
     for (const toml::node& element : *array) {
-      if (const auto* item = element.as_string()) {
+      if (const auto* item = element.as_string(); item && integers.empty()) {
         list.push_back(item->get());
+        continue;
+      }
+      if (const auto* item = element.as_integer(); item && list.empty()) {
+        integers.push_back(item->get());
         continue;
       }
       TomlNode bad;
       read_value(element, bad);
-      out.shown = format("a list with {} at place {}", bad.shown, list.size() + 1);
+      out.shown = format("a list with {} at place {}", bad.shown, list.size() + integers.size() + 1);
+      return;
+    }
+    if (!integers.empty()) {
+      out.shown = format("a list of {} integers", integers.size());
+      out.value = std::move(integers);
       return;
     }
     out.shown = format("a list of {} strings", list.size());
@@ -67,6 +78,12 @@ TomlNode node_of(const toml::key& key) {
   out.line = key.source().begin.line;
   out.column = key.source().begin.column;
   return out;
+}
+
+/// Whether keys are declared as members of such a table.
+bool is_table_of_keys(const std::string& section, const std::string& name) {
+  return std::ranges::any_of(
+      keys(), [&](const Key& key) { return key.section == section && key.name.starts_with(name + "."); });
 }
 
 toml::table parse(std::string_view text) {
@@ -99,11 +116,20 @@ std::vector<TomlNode> read_toml(std::string_view text) {
     nodes.push_back(header);
     if (!header.is_section) continue;
     for (const auto& [name, value] : *content.as_table()) {
-      TomlNode node = node_of(name);
-      node.section = header.section;
-      node.name = name.str();
-      read_value(value, node);
-      nodes.push_back(std::move(node));
+      const auto add = [&, &section_name = header.section](const toml::key& key, std::string path,
+                                                           const toml::node& of) {
+        TomlNode node = node_of(key);
+        node.section = section_name;
+        node.name = std::move(path);
+        read_value(of, node);
+        nodes.push_back(std::move(node));
+      };
+      const std::string path(name.str());
+      if (!value.is_table() || !is_table_of_keys(header.section, path)) {
+        add(name, path, value);
+        continue;
+      }
+      for (const auto& [key, member] : *value.as_table()) add(key, path + "." + std::string(key.str()), member);
     }
   }
   return nodes;

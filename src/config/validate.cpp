@@ -47,6 +47,27 @@ class Checker {
   Mistakes& mistakes_;
 };
 
+/// "{word}" in a path after {name} was replaced; empty: none.
+std::string place_holder(const std::string& path) {
+  for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1)) {
+    const size_t close =
+        path.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_", open + 1);
+    if (close != std::string::npos && path[close] == '}') return path.substr(open, close + 1 - open);
+  }
+  return {};
+}
+
+/// Of folders that a run makes: a name that was meant to stand for something else would be taken as it is.
+void check_place_holders(const Config& config, Checker& checker) {
+  const auto check = [&](const char* key, const std::string& path) {
+    const std::string found = place_holder(path);
+    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} stands for nothing; there is {{name}} for run.name{}",
+                    path, found, did_you_mean(found, {"{name}"}));
+  };
+  check("run.dir", config.run.dir);
+  check("checkpoint.dir", config.checkpoint.dir);
+}
+
 void check_run(const Run& run, Checker& checker) {
   checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
                   "\"{}\" cannot be part of a folder's name; use run.dir to choose another folder", run.name);
@@ -108,11 +129,14 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-void check_paths(const char* key, const std::vector<std::string>& paths, Checker& checker) {
+/// `tokens`: the manifest of tokens that an earlier start may have made of these texts; those can stand in for them.
+void check_paths(const char* key, const std::vector<std::string>& paths, const std::filesystem::path& tokens,
+                 Checker& checker) {
   std::vector<std::string> lost;
   for (const std::string& path : paths) {
     std::error_code ignored;
-    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path));
+    const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
+                       (!is_token_file(path) && std::filesystem::exists(tokens, ignored));
     if (!there) lost.push_back(format("\"{}\"", path));
   }
   std::error_code ignored;
@@ -133,8 +157,9 @@ void check_data(const Config& config, bool files, Checker& checker) {
   if (!files) return;
   checker.require(!data.train.empty(), {"data.train"},
                   "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
-  check_paths("data.train", data.train, checker);
-  check_paths("data.val", data.val, checker);
+  const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
+  check_paths("data.train", data.train, tokens / "train.json", checker);
+  check_paths("data.val", data.val, tokens / "val.json", checker);
   if (data.train.empty()) return;
   const auto text = std::ranges::find_if_not(data.train, is_token_file);
   if (data.tokenizer.empty()) {
@@ -182,6 +207,9 @@ void check_log(const Log& log, Checker& checker) {
 
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
   const Parallel& parallel = config.parallel;
+  checker.require(parallel.grid.size() == 3, {"parallel.grid"}, "expected three extents [x, y, z], found {}",
+                  parallel.grid.size());
+  if (parallel.grid.size() != 3) return;
   for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
@@ -199,15 +227,16 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
-    checker.require_as(Code::plan, fits, {"parallel.data", "parallel.tensor"},
-                       "tensor = {} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
-                       parallel.tensor, data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s", needed);
+    checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
+                       "{} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
+                       replica_text(config), data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s",
+                       needed);
     if (data == 0 && fits) data = world / replica;
   }
   const Train& train = config.train;
   const int64_t round = train.micro_batch * data;
   checker.require(data <= 1 || train.global_batch % train.micro_batch != 0 || train.global_batch % round == 0,
-                  {"train.global_batch", "train.micro_batch", "parallel.data", "parallel.tensor"},
+                  {"train.global_batch", "train.micro_batch", "parallel.data", replica_key(config)},
                   "global_batch = {} is not a multiple of micro_batch x data = {} x {} = {}", train.global_batch,
                   train.micro_batch, data, round);
 }
@@ -234,6 +263,7 @@ std::optional<double> injected_delay(std::string_view fault) {
 void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
   Checker checker(config, mistakes);
   check_run(config.run, checker);
+  if (files) check_place_holders(config, checker);
   check_model(config.model, checker);
   check_data(config, files, checker);
   check_batches(config, checker);

@@ -22,7 +22,8 @@ namespace fs = std::filesystem;
 constexpr size_t kHashBlock = size_t{1} << 20;
 
 [[noreturn]] void fail(Code code, const fs::path& path, const char* action) {
-  throw Error(code, fmt::format("{}: cannot {}: {}", path.string(), action, system_reason(errno)));
+  const int reason = errno;
+  throw Error(code, fmt::format("{}: cannot {}: {}", path.string(), action, system_reason(reason)));
 }
 
 std::string hex(XXH128_hash_t hash) { return fmt::format("{:016x}{:016x}", hash.high64, hash.low64); }

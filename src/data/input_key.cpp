@@ -1,5 +1,7 @@
 #include "data/input_key.h"
 
+#include <fnmatch.h>
+
 #include <chrono>
 
 #include "base/error.h"
@@ -9,23 +11,49 @@ namespace trainer::data {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-json describe_inputs(const std::vector<std::string>& files, const json& known) {
+namespace {
+
+/// What `known` says of a file; null: nothing.
+json known_input(const json& known, const std::string& file) {
+  const std::string path = fs::absolute(file).string();
+  for (const json& old : known.is_array() ? known : json::array())
+    if (text_in(old, "path") == path && old.contains("hash") && old.contains("size") && old.contains("json_lines"))
+      return old;
+  return nullptr;
+}
+
+}  // namespace
+
+json describe_inputs(const std::vector<std::string>& files, const json& known, std::vector<std::string>& gone) {
   json inputs = json::array();
   for (const std::string& file : files) {
+    const json before = known_input(known, file);
+    if (std::error_code none; !before.is_null() && !fs::exists(file, none)) {
+      gone.push_back(file);
+      inputs.push_back(before);
+      continue;
+    }
     const int64_t size = File::open_to_read(file).size();
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
     json entry = {
         {"path", fs::absolute(file).string()}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file)}};
-    for (const json& old : known.is_array() ? known : json::array()) {
-      const bool same = old.is_object() && old.value("path", json()) == entry["path"] &&
-                        old.value("size", json()) == size && old.value("time", json()) == time && old.contains("hash");
-      if (same) entry["hash"] = old["hash"];
-    }
-    if (!entry.contains("hash")) entry["hash"] = hash_file(file);
+    const bool same =
+        before.is_object() && before.value("size", json()) == size && before.value("time", json()) == time;
+    entry["hash"] = same ? before["hash"] : json(hash_file(file));
     inputs.push_back(std::move(entry));
   }
   return inputs;
+}
+
+std::vector<std::string> known_files(const std::string& pattern, const json& known) {
+  const std::string whole = fs::absolute(pattern).string();
+  std::vector<std::string> files;
+  for (const json& old : known.is_array() ? known : json::array()) {
+    const std::string path = text_in(old, "path");
+    if (!path.empty() && ::fnmatch(whole.c_str(), path.c_str(), FNM_PATHNAME) == 0) files.push_back(path);
+  }
+  return files;
 }
 
 std::string input_key(const json& inputs, const TextOptions& options, const std::string& extra) {
@@ -43,5 +71,13 @@ json read_json_or_null(const fs::path& path) {
   json parsed = json::parse(read_file(path), nullptr, /*allow_exceptions=*/false);
   return parsed.is_discarded() ? json() : parsed;
 }
+
+std::string text_in(const json& object, const char* key) {
+  if (!object.is_object()) return {};
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+json inputs_in(const json& object) { return object.is_object() ? object.value("inputs", json()) : json(); }
 
 }  // namespace trainer::data

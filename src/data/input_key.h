@@ -10,13 +10,22 @@
 namespace trainer::data {
 
 /// Path, size, modification time and hash of each file. Files that `known` (an earlier description) lists with the same
-/// path, size and time are not read again.
-nlohmann::json describe_inputs(const std::vector<std::string>& files, const nlohmann::json& known);
+/// path, size and time are not read again; files that are gone are as it says, and their names are added to `gone`.
+nlohmann::json describe_inputs(const std::vector<std::string>& files, const nlohmann::json& known,
+                               std::vector<std::string>& gone);
+
+/// The files of `known` that `pattern` matches, in order: what it stood for when they were there.
+std::vector<std::string> known_files(const std::string& pattern, const nlohmann::json& known);
 
 /// A hash over the inputs' sizes and contents (not their names), the text options and `extra`.
 std::string input_key(const nlohmann::json& inputs, const TextOptions& options, const std::string& extra);
 
 /// The parsed file, or null when it is missing or damaged.
 nlohmann::json read_json_or_null(const std::filesystem::path& path);
+
+/// A string member of what may be any JSON; empty when there is none.
+std::string text_in(const nlohmann::json& object, const char* key);
+/// The description of the inputs in such a file, or null.
+nlohmann::json inputs_in(const nlohmann::json& object);
 
 }  // namespace trainer::data

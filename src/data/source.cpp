@@ -30,8 +30,27 @@ TextOptions text_options(const config::Data& data) {
   return {.text_key = data.text_key.empty() ? "text" : data.text_key, .document = data.document, .strict = data.strict};
 }
 
+constexpr const char* kStaged = "next";  // folder in a cache
+
 fs::path cache_folder(const config::Config& config, const OpenOptions& options) {
-  return options.cache.empty() ? fs::path(config.run.dir) / "tokens" : options.cache;
+  return options.cache.empty() ? token_cache(config) : options.cache;
+}
+
+/// The files of a list, as expand_files(); for a glob that matches nothing now, those that the tokens in `output` were
+/// made from.
+std::vector<std::string> present_or_known(const std::vector<std::string>& patterns, const fs::path& output) {
+  const json known = inputs_in(read_json_or_null(fs::path(output).replace_extension(".json")));
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    std::vector<std::string> found = known_files(pattern, known);
+    try {
+      found = expand_files({pattern});
+    } catch (const Error&) {
+      if (found.empty()) throw;
+    }
+    files.insert(files.end(), found.begin(), found.end());
+  }
+  return files;
 }
 
 /// A folder of its own that is gone at the end; files mapped from it stay readable.
@@ -59,9 +78,18 @@ class TemporaryFolder {
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
-  const json inputs = describe_inputs(files, known.is_object() ? known.value("inputs", json()) : json());
+  std::vector<std::string> gone;
+  const json inputs = describe_inputs(files, inputs_in(known), gone);
   const std::string key = input_key(inputs, text_options(data), fmt::format("tokenizer-1 {}", data.vocab_size));
-  if (known.is_object() && known.value("key", "") == key && fs::exists(model)) return Tokenizer::load(model.string());
+  if (text_in(known, "key") == key && fs::exists(model)) {
+    const std::string before = text_in(known, "hash");
+    if (before.empty() || before == hash_file(model)) return Tokenizer::load(model.string());
+    log::warning("{}: its checksum differs from that in {}: the file is damaged or was edited", model.string(),
+                 manifest.string());
+  }
+  if (!gone.empty())
+    throw Error(Code::data, fmt::format("{}: no such file, and there is no tokenizer of it in {}; bring the text back",
+                                        gone.front(), cache.string()));
   const double start = now_seconds();
   Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
   log::info("tokenizer: {} pieces trained in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
@@ -69,15 +97,24 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   fs::create_directories(cache, failed);
   if (failed) throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", cache.string(), failed.message()));
   replace_file(model, tokenizer.bytes());
-  replace_file(manifest, json{{"key", key}, {"inputs", inputs}}.dump(2) + "\n");
+  replace_file(manifest, json{{"key", key}, {"inputs", inputs}, {"hash", tokenizer.hash()}}.dump(2) + "\n");
   return tokenizer;
 }
 
-/// The files as one stream; text is tokenized into `output` first. Null: stopped.
+/// Token files as one stream; those with a manifest beside them must be as it says.
+std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
+  for (const std::string& file : files)
+    if (const std::string damage = damage_of_tokens(file); !damage.empty())
+      throw Error(Code::data, damage + "; make it anew with `trainer tokenize`");
+  return std::make_shared<TokenStream>(files);
+}
+
+/// The files as one stream. Text: its tokens from `output`, where they are whole, else they are made at `place()`.
+/// Null: stopped.
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
-                                         const OpenOptions& options) {
-  if (all_token_files(files)) return std::make_shared<TokenStream>(files);
+                                         const std::function<fs::path()>& place, const OpenOptions& options) {
+  if (all_token_files(files)) return open_tokens(files);
   if (std::ranges::any_of(files, is_token_file)) {
     throw Error(
         Code::data,
@@ -93,18 +130,26 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   TokenizeOptions how{
       .text = text_options(data), .threads = options.threads, .stop = options.stop, .progress = options.progress};
   const double start = now_seconds();
-  const TokenizeResult result = tokenize_files(files, *tokenizer, output, how);
+  std::optional<TokenizeResult> found = find_tokens(files, *tokenizer, output, how.text);
+  if (!found && fs::exists(output))
+    for (const std::string& file : files)
+      if (!fs::exists(file))
+        throw Error(Code::data,
+                    fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back", file,
+                                output.string()));
+  how.anew = true;
+  const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
   if (!result.reused) {
-    log::info("{}: {} tokens in {} documents, {:.2f} bytes a token, {:.1f} s", output.string(), result.tokens,
-              result.documents, static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens),
-              now_seconds() - start);
+    log::info("{}: {} tokens in {} documents, {:.2f} bytes a token, {:.1f} s", result.tokens_file.string(),
+              result.tokens, result.documents,
+              static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
   }
   if (result.replaced > 0) {
     log::warning("{} bytes of the text are not valid UTF-8 and were replaced by U+FFFD, the first at {}",
                  result.replaced, result.first_replaced);
   }
-  return std::make_shared<TokenStream>(std::vector{output.string()});
+  return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
 /// Refuses tokens of another tokenizer, and tokens outside the vocabulary: at once where the stream is short, later in
@@ -136,6 +181,10 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
   return implied > 0 ? implied : asked;
 }
 
+std::string validation_hash(const TokenDataset& val) {
+  return hash_bytes(fmt::format("{} {}", val.stream().fingerprint(), val.begin()));
+}
+
 std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
   std::vector<int32_t> bytes(static_cast<size_t>(tokenizer.vocab_size()));
   for (size_t id = 0; id < bytes.size(); ++id) {
@@ -162,6 +211,23 @@ std::vector<std::string> expand_files(const std::vector<std::string>& patterns) 
   return files;
 }
 
+fs::path token_cache(const config::Config& config) { return fs::path(config.run.dir) / "tokens"; }
+
+void adopt_staged(const fs::path& cache) {
+  std::error_code none;
+  for (const char* name : {"train", "val"}) {
+    if (!fs::exists(cache / kStaged / fmt::format("{}.json", name), none)) continue;
+    for (const char* part : {"docs", "bin", "json"})  // the manifest vouches for the others: last
+      publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
+  }
+  drop_staged(cache);
+}
+
+void drop_staged(const fs::path& cache) {
+  std::error_code ignored;
+  fs::remove_all(cache / kStaged, ignored);
+}
+
 int64_t validation_begin(const TokenStream& stream, double fraction) {
   const auto wanted = static_cast<int64_t>(std::llround(fraction * static_cast<double>(stream.tokens())));
   const int64_t cut = stream.tokens() - wanted;
@@ -170,22 +236,30 @@ int64_t validation_begin(const TokenStream& stream, double fraction) {
 
 Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const config::Data& data = config.data;
-  const std::vector<std::string> files = expand_files(data.train);
-  if (files.empty()) throw Error(Code::config, "data.train: no training files");
   const fs::path cache = cache_folder(config, options);
+  const std::vector<std::string> files = present_or_known(data.train, cache / "train.bin");
+  if (files.empty()) throw Error(Code::config, "data.train: no training files");
   Datasets result;
-  if (data.tokenizer == "train") {
-    if (all_token_files(files)) {
-      throw Error(Code::config,
-                  fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
-    }
+  const auto open = [&](const std::vector<std::string>& list, const char* name) {
+    const auto place = [&] {
+      if (!options.stage || !fs::exists(cache / name)) return cache / name;
+      result.staged = true;
+      return cache / kStaged / name;
+    };
+    return open_stream(list, data, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
+  };
+  if (data.tokenizer == "train" && all_token_files(files))
+    throw Error(Code::config, fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
+  if (!options.tokenizer.empty()) {
+    result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer");
+  } else if (data.tokenizer == "train") {
     result.tokenizer = trained_tokenizer(data, files, cache);
   } else if (!data.tokenizer.empty()) {
     result.tokenizer = Tokenizer::load(data.tokenizer);
     vocabulary_of(result.tokenizer->vocab_size(), data.tokenizer, config);
   }
   const Tokenizer* tokenizer = result.tokenizer ? &*result.tokenizer : nullptr;
-  const auto train = open_stream(files, data, tokenizer, cache / "train.bin", options);
+  const auto train = open(files, "train.bin");
   if (!train) return result;
   result.vocab =
       tokenizer != nullptr ? tokenizer->vocab_size() : vocabulary_of(train->info().vocab_size, train->name(), config);
@@ -195,7 +269,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
   int64_t train_end = train->tokens();
   if (!data.val.empty()) {
-    const auto val = open_stream(expand_files(data.val), data, tokenizer, cache / "val.bin", options);
+    const auto val = open(present_or_known(data.val, cache / "val.bin"), "val.bin");
     if (!val) return result;
     require_vocabulary(*val, tokenizer, result.vocab, options.threads);
     result.val.emplace(val, seq_len, seed);
@@ -205,6 +279,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   }
   result.train.emplace(train, seq_len, seed, 0, train_end);
   result.data_hash = hash_bytes(fmt::format("{} {}", train->fingerprint(), train_end));
+  if (result.val) result.val_hash = validation_hash(*result.val);
   if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
   if (result.val) result.unigram_entropy = unigram_entropy(*result.train, *result.val, result.vocab, options.threads);
   return result;
@@ -217,19 +292,18 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   if (tail && data.val_fraction <= 0) {
     throw Error(Code::config, "the model was trained without validation data; name the files to evaluate on");
   }
-  const fs::path cache = cache_folder(config, options);
+  const fs::path output = cache_folder(config, options) / (tail ? "train.bin" : "val.bin");
   std::optional<TemporaryFolder> temporary;  // for text that the run has no tokens of
-  const auto place = [&](const char* name) {
-    if (files.empty() && fs::exists(cache / name)) return cache / name;
-    return temporary.emplace().path() / name;
-  };
-  const auto list = expand_files(!files.empty() ? files : tail ? data.train : data.val);
-  const auto stream = open_stream(list, data, tokenizer, place(tail ? "train.bin" : "val.bin"), options);
+  const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
+  const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output) : expand_files(files);
+  const auto stream = open_stream(list, data, tokenizer, output, place, options);
   EvalData result;
   if (!stream) return result;
   require_vocabulary(*stream, tokenizer, vocab, options.threads);
   result.dataset.emplace(stream, config.model.seq_len, static_cast<uint64_t>(config.run.seed),
                          tail ? validation_begin(*stream, data.val_fraction) : 0);
+  result.name = list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
+  if (files.empty()) result.hash = validation_hash(*result.dataset);
   if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
   return result;
 }

@@ -18,7 +18,11 @@ namespace trainer::data {
 
 struct OpenOptions {
   int threads = 1;
-  std::filesystem::path cache;                            // tokens of text files; empty: RUN_DIR/tokens
+  std::filesystem::path cache;  // tokens of text files; empty: RUN_DIR/tokens
+  std::string tokenizer;  // a serialized model to use, instead of training or loading the one that data.tokenizer says
+  /// New tokens go to a folder in the cache (Datasets::staged) and leave the ones there as they are, until
+  /// adopt_staged() or drop_staged().
+  bool stage = false;
   std::function<bool()> stop;                             // polled while tokenizing; work done is kept
   std::function<void(const TokenizeProgress&)> progress;  // while tokenizing
 };
@@ -29,6 +33,8 @@ struct Datasets {
   std::vector<int32_t> piece_bytes;        // bytes of text each token stands for; empty without a tokenizer
   std::optional<TokenDataset> train, val;  // no train: stopped
   std::string data_hash;                   // of the training tokens and where they end
+  std::string val_hash;                    // of the validation tokens and where they begin; empty without
+  bool staged = false;                     // some tokens are not in their place yet
   double unigram_entropy =
       std::numeric_limits<double>::quiet_NaN();  // nats per token, see statistics.h; NaN without val
 };
@@ -38,12 +44,21 @@ struct Datasets {
 /// no sense (text without a tokenizer, a tokenizer to train without text, an unknown vocabulary).
 Datasets open_data(const config::Config& config, const OpenOptions& options);
 
+/// Puts staged tokens in their place in a cache folder; or removes them.
+void adopt_staged(const std::filesystem::path& cache);
+void drop_staged(const std::filesystem::path& cache);
+/// Where the tokens of a run's text files are kept: RUN_DIR/tokens.
+std::filesystem::path token_cache(const config::Config& config);
+
 struct EvalData {
   std::optional<TokenDataset> dataset;  // none: stopped
   std::vector<int32_t> piece_bytes;
+  std::string name;  // for messages
+  std::string hash;  // comparable with the Datasets::val_hash of training; empty when `files` were named
 };
 /// Data to evaluate a trained model on: `files` (paths or globs), or when there are none the validation data of the
-/// configuration it was trained with. Text needs `tokenizer` (may be null otherwise); tokens must be < vocab.
+/// configuration it was trained with. Text needs `tokenizer` (may be null otherwise); tokens must be < vocab. Writes
+/// nothing into the cache: tokens that are not there whole go to a temporary folder.
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
                         int64_t vocab, const OpenOptions& options);
 

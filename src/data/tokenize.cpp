@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/log.h"
 #include "data/input_key.h"
 #include "data/piece_pipeline.h"
 #include "data/token_file.h"
@@ -16,6 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are told apart by a sample: resuming stays quick
 constexpr const char* kFormat = "tokens-1";  // part of the key: raise it when the output of the same input changes
 
 /// How far the work is; what an interrupted call leaves behind.
@@ -135,12 +137,64 @@ class WorkFolder {
 
 fs::path beside(const fs::path& output, const char* extension) { return fs::path(output).replace_extension(extension); }
 
-std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const std::string& key) {
-  if (!manifest.is_object() || manifest.value("key", "") != key) return std::nullopt;
+/// Of a token file and its document index, for the manifest: checksums, which later readers compare.
+json checksums_of(const fs::path& output) {
+  json sums = {{"documents", hash_file(document_index_path(output))}};
+  const bool short_enough = File::open_to_read(output).size() <= kHashedBytes;
+  sums[short_enough ? "tokens" : "fingerprint"] =
+      short_enough ? hash_file(output) : TokenStream({output.string()}).fingerprint();
+  return sums;
+}
+
+/// Empty: the files are as the manifest says, or it was written before manifests had checksums.
+std::string damage_by(const json& manifest, const fs::path& output) try {
+  if (!manifest.is_object() || !manifest.contains("checksums")) return {};
+  const json& known = manifest["checksums"];
+  const auto differs = [&](const char* key, const std::string& found) {
+    const std::string before = text_in(known, key);
+    return !before.empty() && before != found;
+  };
+  if (differs("documents", hash_file(document_index_path(output))))
+    return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited",
+                       document_index_path(output).string(), beside(output, ".json").string());
+  const bool tokens_differ = text_in(known, "tokens").empty()
+                                 ? differs("fingerprint", TokenStream({output.string()}).fingerprint())
+                                 : differs("tokens", hash_file(output));
+  if (tokens_differ)
+    return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited", output.string(),
+                       beside(output, ".json").string());
+  return {};
+} catch (const Error& error) {  // one of them is gone
+  return error.what();
+}
+
+/// What find_tokens() and tokenize_files() ask for.
+struct Wanted {
+  json inputs;
+  std::vector<std::string> gone;
+  std::string key;
+};
+Wanted wanted_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
+                 const TextOptions& text) {
+  Wanted wanted;
+  wanted.inputs = describe_inputs(files, inputs_in(manifest), wanted.gone);
+  wanted.key = input_key(wanted.inputs, text, std::string(kFormat) + tokenizer.hash());
+  return wanted;
+}
+
+std::optional<TokenizeResult> finished_before(const fs::path& output, const json& manifest, const Wanted& wanted) {
+  if (text_in(manifest, "key") != wanted.key) return std::nullopt;
   try {
     const Progress done = progress_from(manifest.at("done"));
+    if (std::string damage = damage_by(manifest, output); !damage.empty()) {
+      log::warning("{}", damage);
+      return std::nullopt;
+    }
     const TokenStream stream({output.string()});
     if (stream.tokens() != done.tokens) return std::nullopt;
+    if (!wanted.gone.empty())
+      log::warning("{}: no such file any more; its tokens in {} are whole and are used instead", wanted.gone.front(),
+                   output.string());
     return TokenizeResult{
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
   } catch (const json::exception&) {
@@ -152,14 +206,27 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
 
 }  // namespace
 
+std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
+                                          const fs::path& output, const TextOptions& text) {
+  const json manifest = read_json_or_null(beside(output, ".json"));
+  return finished_before(output, manifest, wanted_of(files, tokenizer, manifest, text));
+}
+
+std::string damage_of_tokens(const fs::path& token_file) {
+  return damage_by(read_json_or_null(beside(token_file, ".json")), token_file);
+}
+
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer, const fs::path& output,
                               const TokenizeOptions& options) {
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
   const fs::path manifest_path = beside(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
-  const json inputs = describe_inputs(files, manifest.is_object() ? manifest.value("inputs", json()) : json());
-  const std::string key = input_key(inputs, options.text, std::string(kFormat) + tokenizer.hash());
-  if (auto result = finished_before(output, manifest, key)) return *result;
+  const auto [inputs, gone, key] = wanted_of(files, tokenizer, manifest, options.text);
+  if (auto result = options.anew ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
+    return *result;
+  if (!gone.empty())
+    throw Error(Code::data, fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back",
+                                        gone.front(), output.string()));
 
   const int64_t total = std::accumulate(inputs.begin(), inputs.end(), int64_t{0}, [](int64_t sum, const json& input) {
     return sum + input["size"].get<int64_t>();
@@ -193,8 +260,11 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: holds no text", files.front()));
   const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash()};
   work.finish(info, output);
-  const json written = {
-      {"key", key}, {"inputs", inputs}, {"tokenizer", tokenizer.hash()}, {"done", to_json(work.done())}};
+  const json written = {{"key", key},
+                        {"inputs", inputs},
+                        {"tokenizer", tokenizer.hash()},
+                        {"checksums", checksums_of(output)},
+                        {"done", to_json(work.done())}};
   replace_file(manifest_path, written.dump(2) + "\n");
   work.remove();
   return result(true);

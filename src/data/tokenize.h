@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
+  bool anew = false;  // what is at the output already is not looked at
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
@@ -39,10 +41,20 @@ struct TokenizeResult {
   std::string first_replaced;  // "file: offset n" of the first of them
 };
 
-/// Writes `output` (a path that ends in ".bin") from the text files. Reused at once when its manifest names the same
-/// texts (size and content; unchanged modification times are trusted), tokenizer and options. Throws Code::data for bad
-/// input (see text.h) or when there is no text at all, Code::io when writing fails or another process works on the same
-/// output.
+/// The finished output of these texts, tokenizer and options, when it is there: its manifest names the same texts (size
+/// and content; unchanged modification times are trusted, and texts that are gone count as they were, with a warning)
+/// and its files have the checksums that the manifest says (files beyond 4 GiB: their fingerprint). Nothing otherwise,
+/// with a warning when the files are damaged. Writes nothing.
+std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
+                                          const std::filesystem::path& output, const TextOptions& text);
+
+/// What is wrong with a token file, by the checksums in the manifest beside it; empty when nothing is, or when there is
+/// no such manifest.
+std::string damage_of_tokens(const std::filesystem::path& token_file);
+
+/// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. Throws Code::data for
+/// bad input (see text.h) or when there is no text at all, Code::io when writing fails or another process works on the
+/// same output.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

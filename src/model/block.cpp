@@ -108,6 +108,10 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
+    if (norm1_->split()) {  // a few bytes a row, and no second exchange
+      only_input.stats1 = std::move(saved.stats1);
+      only_input.stats2 = std::move(saved.stats2);
+    }
     saved = std::move(only_input);
   } else if (recompute_ == config::Recompute::selective) {
     saved.a.reset();

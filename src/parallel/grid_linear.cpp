@@ -33,6 +33,7 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
   TRAINER_CHECK((g.rows & g.cols) == 0 && (g.rows & g.contraction) == 0 && (g.cols & g.contraction) == 0 &&
                     (g.flat & ~g.rows) == 0,
                 "one axis cuts {} in two ways", spec.parts.front().name);
+  if (place.keep) weights_.keep();
 }
 
 // Heads stay whole only where the piece behind wants them cut over the same axes.

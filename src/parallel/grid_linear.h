@@ -28,6 +28,8 @@ class GridLinear final : public Linear {
     Spread from, to;  // of X and dX, of Y and dY
     /// The type in which addends are formed and added; none: the compute type.
     std::optional<DType> sums = {};
+    /// The gathered matrix stays until the weights change.
+    bool keep = false;
   };
   /// Code::config where an extent does not divide.
   GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);

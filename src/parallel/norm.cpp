@@ -16,6 +16,7 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
 }
 
 Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
+  if (stats != nullptr && stats->rstd) return apply(ex, x, *stats);
   Scratch y = ex.take("norm.y", x.shape, x.dtype);
   NormStats passing;  // two passes over cut columns need them, whoever keeps them
   NormStats* const kept = stats == nullptr && split() ? &passing : stats;

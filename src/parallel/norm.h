@@ -23,16 +23,18 @@ class Norm {
   /// Of activations in this spread.
   Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream);
 
-  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null.
+  /// Whether ranks share a row, so that its statistics are exchanged.
+  bool split() const { return ranks_.size(cols_) > 1; }
+  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null. Those that are there already
+  /// are used (full recomputation).
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
-  /// y again from kept statistics, bit-identical (selective recomputation).
+  /// y again from kept statistics, bit-identical.
   Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
   /// dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);
 
  private:
-  bool split() const { return ranks_.size(cols_) > 1; }
   /// Of rows whose columns other ranks share.
   void merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd);
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }

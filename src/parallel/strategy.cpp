@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "config/layout_rules.h"
+#include "parallel/axonn4d.h"
 #include "parallel/megatron1d.h"
 #include "parallel/serial.h"
 
@@ -40,14 +41,17 @@ AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t he
 
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   const config::Parallel& parallel = config.parallel;
-  TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
   config::require_layout(config);
+  if (parallel.strategy == "axonn-4d") return Axonn4D::mesh_shape(world, parallel, config.model.n_kv_head);
+  TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
 
 std::vector<config::Parallel> replica_layouts(const config::Config& config, int world) {
   config::Config trial = config;
   trial.parallel.strategy = "megatron-1d";
+  const bool megatron = config.parallel.strategy == trial.parallel.strategy;
+  const int64_t own = config::ranks_of_replica(config), own_tensor = megatron ? config.parallel.tensor : 1;
   std::vector<config::Parallel> layouts;
   const auto add = [&](int64_t tensor) {
     trial.parallel.tensor = tensor;
@@ -57,16 +61,21 @@ std::vector<config::Parallel> replica_layouts(const config::Config& config, int 
     if (world % tensor == 0 && config::layout_fits(trial)) layouts.push_back(trial.parallel);
   };
   add(1);
-  if (config.parallel.tensor > 1) add(config.parallel.tensor);
+  if (own_tensor > 1) add(own_tensor);
+  if (!megatron && own > 1 && world % own == 0 && config::layout_fits(config)) {
+    layouts.push_back(config.parallel);
+    layouts.back().data = world / own;
+  }
   for (int64_t tensor = 2; tensor <= world; ++tensor)
-    if (world % config.parallel.tensor != 0 || tensor > config.parallel.tensor) add(tensor);
+    if (world % own_tensor != 0 || tensor > own_tensor) add(tensor);
   return layouts;
 }
 
 std::vector<config::Parallel> generation_layouts(const config::Config& config, int world) {
   config::Config one_by_one = config;
   one_by_one.parallel.sequence_parallel = false;  // one row at a time cannot be split
-  const std::vector<config::Parallel> layouts = replica_layouts(one_by_one, world);
+  std::vector<config::Parallel> layouts = replica_layouts(one_by_one, world);
+  std::erase_if(layouts, [](const config::Parallel& layout) { return layout.strategy != "megatron-1d"; });
   return {std::ranges::max(layouts, {}, &config::Parallel::tensor)};
 }
 
@@ -74,6 +83,7 @@ std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh
   // With one rank for each replica every strategy is the same program.
   const mesh::MeshShape& shape = mesh.shape();
   if (shape.group_size(shape.all() & ~shape.set("data")) == 1) return std::make_unique<Serial>(store);
+  if (config.parallel.strategy == "axonn-4d") return std::make_unique<Axonn4D>(mesh, store, config);
   return std::make_unique<Megatron1D>(mesh, store, config.parallel.sequence_parallel, config.debug.overlap);
 }
 

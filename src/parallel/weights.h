@@ -18,6 +18,9 @@ class Weights {
     if (!biases.empty()) bias_ = store.add_slot(group, biases);
   }
 
+  /// The matrix, when it is stored in pieces, is gathered once after each change of the weights.
+  void keep() const { store_.weights().keep(weight_); }
+
   int64_t in() const { return store_.box(weight_)[0]; }
   int64_t out() const { return store_.box(weight_)[1]; }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }

@@ -21,7 +21,7 @@ int64_t norm_blocks(const Region& region) { return divide_up(region.count(), ops
 
 }  // namespace
 
-GradSink::GradSink(ParamStore& store, bool overlap)
+GradSink::GradSink(ParamStore& store, const Options& options)
     : store_(store),
       written_(static_cast<size_t>(store.slots())),
       outgoing_(static_cast<size_t>(store.slots())),
@@ -29,7 +29,7 @@ GradSink::GradSink(ParamStore& store, bool overlap)
       replica_sums_(store.groups().size()),
       reduced_(store.groups().size()),
       pieces_(store.groups().size()),
-      overlap_(overlap) {
+      options_(options) {
   flights_.reserve(kMostFlights);
 }
 
@@ -100,19 +100,34 @@ void GradSink::send_home(Exec& ex, SlotId id) {
   TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
   const Tensor home = store_.gradient(id), flat = block.tensor().reshape({block.tensor().count()});
-  // What earlier micro-batches left here joins this rank's partial sum of its own piece.
-  const comm::Chunk piece = group.chunk(flat.count());
-  const Tensor own = flat.range(piece.begin, piece.count);
-  if (std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0)
-    ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
+  const bool accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
-  flights_.push_back({store_.group_of(id), group.reduce_scatter(ex, flat, home)});
+  if (const DType type = options_.scatters.value_or(flat.dtype); type != flat.dtype) {
+    Scratch sent = ex.take("gradient.sent", flat.shape, type), piece = ex.take("gradient.piece", home.shape, type);
+    ops::run(ex, ops::Cast{flat, sent});
+    block = std::move(sent);
+    flights_.push_back({id, group.reduce_scatter(ex, block, piece), std::move(piece), accumulate});
+  } else {
+    // What earlier micro-batches left here joins this rank's partial sum of its own piece.
+    const comm::Chunk piece = group.chunk(flat.count());
+    const Tensor own = flat.range(piece.begin, piece.count);
+    if (accumulate) ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
+    flights_.push_back({id, group.reduce_scatter(ex, flat, home), {}});
+  }
   flights_.back().ticket.keep(std::move(block));
-  if (!overlap_) join_oldest_flight(ex);
+  if (!options_.overlap) join_oldest_flight(ex);
 }
 
 void GradSink::join_oldest_flight(Exec& ex) {
-  flights_.front().ticket.join(ex);
+  Flight& flight = flights_.front();
+  flight.ticket.join(ex);
+  if (flight.piece) {
+    const Tensor home = store_.gradient(flight.slot);
+    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // in every micro-step: one program is of all
+    ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
+    if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
+    flight.piece.reset();
+  }
   flights_.erase(flights_.begin());
 }
 

@@ -58,8 +58,13 @@ struct GradNorm {
 
 class GradSink {
  public:
-  /// `overlap` false: gradients on their way home are waited for at once, to see what they cost.
-  explicit GradSink(ParamStore& store, bool overlap = true);
+  struct Options {
+    bool overlap = true;  // false: gradients on their way home are waited for at once, to see what they cost
+    /// In which type gradients are added on their way home; none: the accumulator type.
+    std::optional<DType> scatters = {};
+  };
+  GradSink(ParamStore& store, const Options& options);
+  explicit GradSink(ParamStore& store) : GradSink(store, Options()) {}
 
   /// Takes the memory of block sums and of sums over a replica's ranks; before the first micro-batch.
   void prepare(device::Device& device);
@@ -99,8 +104,10 @@ class GradSink {
   };
   /// A gradient on its way home.
   struct Flight {
-    int group;
+    SlotId slot;
     comm::Ticket ticket;
+    Scratch piece;  // where it arrives, when that is not home; to be added there when `accumulate`
+    bool accumulate = false;
   };
   static constexpr size_t kMostFlights = 2;
   /// A piece of a group's flat space whose squares are counted here, and its first block sum.
@@ -114,7 +121,7 @@ class GradSink {
   void send_home(Exec& ex, SlotId id);
   void join_oldest_flight(Exec& ex);
   bool flying(int group) const {
-    return std::ranges::any_of(flights_, [&](const Flight& flight) { return flight.group == group; });
+    return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
   }
   void start_sums(Exec& ex, bool spread);
   /// Joins the group's sum over the replicas, once a step.
@@ -141,7 +148,7 @@ class GradSink {
   Buffer bad_;                              // [1] f64
   HostCopy on_host_;                        // of one of the above
   std::vector<double> own_squares_;         // [groups], of this rank
-  bool overlap_;
+  const Options options_;
   bool last_ = false;
 };
 

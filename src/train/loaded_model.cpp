@@ -55,6 +55,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
   loaded.tokenizer_hash = header.tokenizer_hash;
+  // The tail of the training data has the hash of these, which older versions saved alone.
+  loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
   loaded.machine = choose_machine(loaded.config, world);

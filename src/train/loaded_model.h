@@ -16,7 +16,7 @@ struct LoadedModel {
   std::filesystem::path folder;  // the step folder
   int64_t step = 0;
   std::optional<data::Tokenizer> tokenizer;
-  std::string tokenizer_hash;
+  std::string tokenizer_hash, val_hash;
   Machine machine;
   std::unique_ptr<device::Device> device;
   std::unique_ptr<comm::World> gpu_world;  // for tensors between GPUs; null: the world of the ranks

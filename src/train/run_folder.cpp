@@ -1,5 +1,8 @@
 #include "train/run_folder.h"
 
+#include <fstream>
+#include <iterator>
+
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -12,9 +15,20 @@ fs::path checkpoint_folder(const config::Config& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.run.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
 }
 
+namespace {
+
+/// Leaves a file that holds these bytes as it is: a start on a full disk needs no room then.
+void put(const fs::path& file, const std::string& bytes) {
+  std::ifstream in(file, std::ios::binary);
+  if (in && std::string(std::istreambuf_iterator<char>(in), {}) == bytes) return;
+  replace_file(file, bytes);
+}
+
+}  // namespace
+
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
-  replace_file(fs::path(config.run.dir) / "config.toml", config_toml);
-  if (!tokenizer.empty()) replace_file(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  put(fs::path(config.run.dir) / "config.toml", config_toml);
+  if (!tokenizer.empty()) put(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
 }
 
 void write_report_or_warn(const fs::path& run_dir, const Summary& summary, const History& history) {

@@ -1,5 +1,8 @@
 #include "train/run_reporter.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "base/log.h"
 #include "train/run_folder.h"
 #include "train/start_report.h"
@@ -75,6 +78,9 @@ void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, do
   r.data_position = state.samples_seen;
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(r);
+  skipped_ += r.skipped;
+  if (!first_step_) first_step_ = r;
+  last_step_ = r;
   if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
     bytes_differ_ = true;
     warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, to_string(r.comm_bytes),
@@ -99,7 +105,10 @@ void RunReporter::judge_peak(int64_t step, double flops_per_s, const Meter& mete
 
 void RunReporter::evaluation(const EvalReport& eval) {
   if (!first_) return;
+  last_eval_ = eval;
   if (metrics_) metrics_->write(eval);
+  if (!std::isfinite(eval.loss))
+    return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
   log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
             eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
 }
@@ -131,6 +140,16 @@ int64_t RunReporter::measured_memory(const Trainer& trainer) const {
   return bytes;
 }
 
+void RunReporter::complete(History& history, const EndReport& end) const {
+  history.start = start_;
+  if (first_step_ && history.steps.empty()) history.steps.push_back(*first_step_);
+  if (last_step_ && history.steps.back().step != last_step_->step) history.steps.push_back(*last_step_);
+  if (last_eval_ && (history.evals.empty() || history.evals.back().step != last_eval_->step))
+    history.evals.push_back(*last_eval_);
+  if (history.ends.empty() || history.ends.back().step != end.step) history.ends.push_back(end);
+  if (end.peak.flops > 0) history.peak = end.peak;
+}
+
 void RunReporter::end(const checkpoint::TrainState& state, const std::string& outcome, const Trainer& trainer) {
   progress_.reset();  // the summary comes after its last line
   if (!metrics_) return;
@@ -148,8 +167,13 @@ void RunReporter::end(const checkpoint::TrainState& state, const std::string& ou
                   .comm_bytes = comm_bytes_};
   end.peak = peak_.report();
   metrics_->write(end);
-  const History history = read_history(metrics_file(config_));
-  const Summary summary = summarize(history, samples_);
+  History history = read_history(metrics_file(config_));
+  if (metrics_->lost() > 0) {
+    log::warning("{} lacks {} lines, as they could not be written", metrics_file(config_).string(), metrics_->lost());
+    complete(history, end);
+  }
+  Summary summary = summarize(history, samples_);
+  summary.skipped_steps = std::max(summary.skipped_steps, skipped_);
   if (config_.log.report) write_report_or_warn(config_.run.dir, summary, history);
   for (const std::string& line : summary_lines(summary, config_.run.dir)) log::info("{}", line);
 }

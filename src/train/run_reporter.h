@@ -47,6 +47,8 @@ class RunReporter {
  private:
   /// Raises the peak to what the step and its operators reached.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
+  /// Puts what this process knows by itself where the log lacks it, after a full disk.
+  void complete(History& history, const EndReport& end) const;
   /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
   int64_t measured_memory(const Trainer& trainer) const;
 
@@ -62,6 +64,10 @@ class RunReporter {
   std::optional<device::PowerMeter> power_;
   std::vector<Sample> samples_;
   StartReport start_;
+  // Of this process, whatever became of metrics.jsonl.
+  std::optional<StepReport> first_step_, last_step_;
+  std::optional<EvalReport> last_eval_;
+  int64_t skipped_ = 0;
   CommBytes comm_bytes_;  // of all steps of this process
   double step_seconds_ = 0;
   int64_t steps_ = 0;

@@ -33,11 +33,11 @@ std::string load_all(Trainer& trainer, const fs::path& folder, const checkpoint:
   std::string damage = damage_met(world, [&] {
     const checkpoint::Reader reader(folder);
     if (world.first())
-      checkpoint::require_compatible(reader.header(), expected, trainer.config().checkpoint.allow_other_data);
+      checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
-    resumed = {folder, stored.state, stored.config_toml, stored.gemm_tuning_hash};
+    resumed = {folder, stored.state, stored.config_toml, stored.gemm_tuning_hash, stored.val_hash};
   });
   if (damage.empty()) trainer.store().refresh_compute();
   return damage;
@@ -60,6 +60,12 @@ std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vo
 
 }  // namespace
 
+checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
+  checkpoint::Snapshot snapshot;
+  snapshot.model_keys = model_keys(config.model, vocab);
+  return snapshot;
+}
+
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute) {
   checkpoint::Snapshot snapshot;
   snapshot.config_toml = config::to_toml(config);
@@ -68,10 +74,29 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
     snapshot.tokenizer_hash = datasets.tokenizer->hash();
   }
   snapshot.data_hash = datasets.data_hash;
+  snapshot.val_hash = datasets.val_hash;
   snapshot.model_keys = model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
   return snapshot;
+}
+
+std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const fs::path& folder) {
+  if (config.resume == "never") return std::nullopt;
+  const bool newest = config.resume == "auto" || config.resume == "must";
+  std::vector<fs::path> candidates;
+  if (newest) {
+    for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(folder).complete)
+      candidates.push_back(entry.folder);
+  } else {
+    candidates = checkpoint::candidates(config.resume, checkpoint::system_calls(), /*aloud=*/false);
+  }
+  for (const fs::path& candidate : candidates) try {
+      return StoredHeader{candidate, checkpoint::Reader(candidate).header()};
+    } catch (const checkpoint::Damage&) {
+      continue;  // said when it is to be loaded
+    }
+  return std::nullopt;
 }
 
 std::optional<Resumed> resume(Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {

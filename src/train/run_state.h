@@ -15,6 +15,17 @@ namespace trainer::train {
 /// The snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute);
 
+/// Of it the model alone, for a look before there are data.
+checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
+
+/// What the checkpoint says that resume() will try first, read in silence by one rank; nothing: the run starts fresh,
+/// or resume() will say what is wrong.
+struct StoredHeader {
+  std::filesystem::path folder;
+  checkpoint::Snapshot header;
+};
+std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const std::filesystem::path& folder);
+
 /// What a run goes on from.
 struct Resumed {
   std::filesystem::path folder;
@@ -22,6 +33,7 @@ struct Resumed {
   // Of the run that saved it.
   std::string config_toml;
   std::optional<std::string> gemm_tuning_hash;
+  std::string val_hash;
 };
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
 /// starts fresh. "auto" passes over checkpoints of `folder` whose bytes are damaged, with a warning for each, and

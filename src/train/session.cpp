@@ -1,9 +1,12 @@
 #include "train/session.h"
 
+#include <cmath>
 #include <filesystem>
+#include <limits>
 #include <optional>
 
 #include "base/log.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
@@ -17,10 +20,12 @@
 #include "train/machine.h"
 #include "train/peak.h"
 #include "train/replica_check.h"
+#include "train/run_data.h"
 #include "train/run_folder.h"
 #include "train/run_reporter.h"
 #include "train/run_state.h"
 #include "train/signals.h"
+#include "train/soundness.h"
 #include "train/start_report.h"
 #include "train/units.h"
 
@@ -30,6 +35,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSavedAfterSignal = 75;
+constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
 class Session {
  public:
@@ -59,6 +65,7 @@ class Session {
     if (trainer_.on_any_rank(evaluation_missing())) evaluate_now();
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
+      require_convergence();
       return finish("finished");
     }
     reporter_.show_progress(state_.step);
@@ -72,7 +79,7 @@ class Session {
       const Requests requests = agreed_requests();
       if (requests.stop) break;
       if (requests.peak) peak_.visit();
-      if (state_.step < last && (requests.save || due(config_.checkpoint.interval))) save_or_warn();
+      if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
       if (due(config_.debug.check_replicas_every)) check_replicas(trainer_, state_.step);
       if (requests.time_is_up) {
         outcome = "stopped at --max-time";
@@ -80,6 +87,7 @@ class Session {
       }
     }
     if (stopped()) outcome = format("stopped by {}", signal_name(stop_signal()));
+    if (state_.step == total_steps_) require_convergence();
     if (saved_step_ != state_.step && state_.step > 0) save();
     if (state_.step == total_steps_) sample_now();
     return finish(outcome);
@@ -106,11 +114,20 @@ class Session {
 
   bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
   bool evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
+  // After a step that was skipped the model is not worth a place among those that are kept.
+  bool periodic_save_due() {
+    if (!due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
+    if (weights_are_finite(trainer_)) return true;
+    reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
+    return false;
+  }
   // A signal cut the evaluation of the resumed step short; the step itself was saved.
-  bool evaluation_missing() const {
+  bool evaluation_missing() {
     if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
     const std::vector<EvalReport> evals = read_history(fs::path(config_.run.dir) / "metrics.jsonl").evals;
-    return evals.empty() || evals.back().step != state_.step;
+    if (evals.empty() || evals.back().step != state_.step) return true;
+    loss_of_last_ = std::isfinite(evals.back().loss) ? evals.back().loss : kNotFinite;
+    return false;
   }
 
   // Everything before the first step: where the weights come from, the measured peak, the start event.
@@ -126,11 +143,15 @@ class Session {
       log::info("resumed step {} from {}", state_.step, resumed->folder.string());
       for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
         log::info("changed since: {}", change);
+      if (!resumed->val_hash.empty() && resumed->val_hash != expected_.val_hash)
+        log::info("changed since: the validation data; earlier validation losses do not compare");
       if (resumed->gemm_tuning_hash && resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
         log::info(
             "changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
+      checkpoint::require_same_tokenizer(reader.header(), expected_, reader.folder(),
+                                         config_.checkpoint.allow_other_data);
       load_first_whole(world_, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer_, reader); });
       log::info("weights of {}, fresh optimizer", reader.folder().string());
     } else {
@@ -188,26 +209,47 @@ class Session {
     state_.samples_seen += config_.train.global_batch;
     state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
     if (!outcome.skipped) state_.adam_step = work.adam_step;
+    state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
+    loss_of_last_ = kUnknown;
     reporter_.step(work, outcome, seconds, state_, trainer_);
-    count_skips(outcome);
+    if (outcome.skipped) warn_of_skip(outcome);
     return true;
   }
 
-  void count_skips(const Trainer::Outcome& outcome) {
-    if (!outcome.skipped) {
-      skips_ = 0;
-      return;
-    }
-    ++skips_;
+  void warn_of_skip(const Trainer::Outcome& outcome) {
     const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
     const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
-                                       state_.step, what, skips_, config_.train.max_skipped_steps);
+                                       state_.step, what, state_.skipped_in_row, config_.train.max_skipped_steps);
     reporter_.warn(state_.step, message);
-    if (skips_ > config_.train.max_skipped_steps)
-      throw Error(Code::nonfinite,
-                  message + format("; the last checkpoint is step {}. Lower optim.lr or set optim.grad_clip",
-                                   std::max<int64_t>(saved_step_, 0)))
-          .on(Scope::all_ranks);
+    if (state_.skipped_in_row > config_.train.max_skipped_steps) give_up(message);
+  }
+
+  // The run ends, on all ranks; what was saved stays as it is.
+  [[noreturn]] void give_up(const std::string& reason) {
+    reporter_.end(state_, "ended as it diverged", trainer_);
+    std::string back;
+    if (world_.first()) {
+      for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(store_.folder()).complete) {
+        if (!entry.state.sound()) continue;
+        back = format("the newest checkpoint before that: --resume {}", entry.folder.string());
+        break;
+      }
+    }
+    if (back.empty()) back = "no checkpoint is from before that";
+    throw Error(Code::nonfinite,
+                format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}", reason, back))
+        .on(Scope::all_ranks);
+  }
+
+  // A model whose losses or weights are not finite is no result.
+  void require_convergence() {
+    const bool evaluated = !std::isnan(loss_of_last_);
+    const bool bad_loss = evaluated ? !std::isfinite(loss_of_last_) : state_.skipped_in_row > 0;
+    if (state_.step > 0 && state_.adam_step == 0)
+      give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
+    if (trainer_.on_any_rank(bad_loss))
+      give_up(format("step {}: the {} loss is not finite", state_.step, datasets_.val ? "validation" : "training"));
+    if (!weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
   }
 
   void evaluate_now() {
@@ -220,7 +262,8 @@ class Session {
                  });
     if (result.interrupted) return;
     result.report.step = state_.step;
-    if (!(state_.best_val_loss <= result.report.loss)) {
+    loss_of_last_ = std::isfinite(result.report.loss) ? result.report.loss : kNotFinite;
+    if (loss_of_last_ != kNotFinite && !(state_.best_val_loss <= result.report.loss) && weights_are_finite(trainer_)) {
       state_.best_val_loss = result.report.loss;
       state_.best_step = state_.step;
     }
@@ -247,6 +290,7 @@ class Session {
 
   void save() {
     const double start = now_seconds();
+    state_.finite_weights = weights_are_finite(trainer_);
     checkpoint::Snapshot snapshot = expected_;
     snapshot.state = state_;
     snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
@@ -290,22 +334,9 @@ class Session {
   std::optional<Generator> generator_;
   checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
-  int64_t skips_ = 0, saved_step_ = -1;
+  int64_t saved_step_ = -1;
+  double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
 };
-
-data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {
-  double last = now_seconds();
-  data::OpenOptions options;
-  options.threads = threads;
-  options.stop = [&] { return stop_requested() || deadline.passed(); };
-  options.progress = [&](const data::TokenizeProgress& done) {
-    if (now_seconds() - last < 2) return;
-    last = now_seconds();
-    log::info("tokenizing: {} of {}, {} tokens", format_bytes(static_cast<double>(done.bytes)),
-              format_bytes(static_cast<double>(done.total_bytes)), format_count(static_cast<double>(done.tokens)));
-  };
-  return data::open_data(config, options);
-}
 
 }  // namespace
 
@@ -323,23 +354,19 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();
-  std::optional<checkpoint::RunLock> lock;
-  data::Datasets datasets;
-  // The first rank tokenizes and keeps the result; the others find it.
+  std::optional<checkpoint::RunLock> run_lock, save_lock;
   world.control().together([&] {
     if (!world.first()) return;
-    lock.emplace(config.run.dir);
-    datasets = open_datasets(config, machine.threads, deadline);
+    run_lock.emplace(config.run.dir);
+    save_lock.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
   });
-  double ready[] = {datasets.train ? 1.0 : 0.0, stop_requested() ? 1.0 : 0.0};
-  world.control().sum(ready);
-  if (ready[0] == 0) {
+  data::Datasets datasets = open_run_data(world, config, machine, deadline);
+  if (!datasets.train) {
+    double stops[] = {stop_requested() ? 1.0 : 0.0};
+    world.control().sum(stops);
     log::info("stopped while tokenizing; the same command goes on from here");
-    return ready[1] > 0 ? kSavedAfterSignal : 0;
+    return stops[0] > 0 ? kSavedAfterSignal : 0;
   }
-  world.control().together([&] {
-    if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads});
-  });
   return Session(world, config, options, deadline, machine, std::move(datasets)).run();
 }
 

@@ -34,7 +34,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
       arena_(device),
       mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
-  store_.weights().gather_ahead(config.debug.overlap);
+  store_.weights().gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
   strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
@@ -47,7 +47,9 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (!training) return;
   losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
-  grads_ = std::make_unique<params::GradSink>(store_, config.debug.overlap);
+  params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
+  if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
+  grads_ = std::make_unique<params::GradSink>(store_, options);
   optimizer_ = std::make_unique<optim::AdamW>(store_);
 }
 

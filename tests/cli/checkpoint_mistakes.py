@@ -101,6 +101,10 @@ CASES = [
                damaged(lambda step: None), "File too large", file_bytes=100_000, after=whole),
     checkpoint("two runs in one folder", ["--config", "tiny.toml", "--set", "run.dir=runs/busy"], while_another_trains,
                "is training in this folder", status=2, after=other_survives),
+    checkpoint("two runs with one folder of checkpoints",
+               ["--config", "tiny.toml", "--set", "run.dir=runs/own", "--set", "checkpoint.dir=runs/busy/checkpoints"],
+               while_another_trains, "keeps its checkpoints in this folder", "set another checkpoint.dir", status=2,
+               after=other_survives),
     checkpoint("prompt file that is not there", ["generate", "--checkpoint", "{step}", "--prompt-file", "no.txt"],
                damaged(lambda step: None), "no.txt", status=2),
 ]

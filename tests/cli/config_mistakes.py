@@ -25,6 +25,10 @@ def line_of(part):
 CASES = [
     config("mistyped key", changed("n_layer", "n_layers"),
            f'x.toml:{line_of("n_layer")}:1: model.n_layers: unknown key; did you mean "n_layer"?'),
+    config("unknown name in braces", changed("n_head = 2", "n_head = 2"), 'runs/{nmae}": {nmae} stands for nothing; there is {name} for run.name',
+           sets=["run.dir=runs/{nmae}"]),
+    config("unknown braces of the checkpoints", changed("n_head = 2", "n_head = 2"), "--set checkpoint.dir=", "{step} stands for nothing",
+           sets=["checkpoint.dir=saved/{name}/{step}"]),
     config("mistyped section", changed("[train]", "[trian]"), 'trian: unknown section; did you mean "train"?'),
     config("all mistakes at once", changed("n_head = 2", 'n_head = "two"').replace("steps = 4", "steps = -4"),
            "x.toml:3:10: model.n_head: expected an integer", "train.steps: expected an integer >= 1",

@@ -178,6 +178,26 @@ class FullDisk(rig.Runs):
         self.assertIn("cannot write: No space left on device; the disk is full: free space there", result.stderr)
         self.assertIn("resumed step 4", result.stderr)
 
+    def test_a_full_disk_under_the_log_changes_nothing_that_is_said(self):
+        result = self.in_small_disk(256, """
+            run() { "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c "$@"; echo status $?; }
+            run --max-steps 4
+            cat /dev/zero > disk/filler 2> ignored
+            run --max-steps 2
+            run
+            cat disk/run/metrics.jsonl > full.jsonl
+            rm -r c/step-00000008 c/step-00000006
+            run --max-steps 1
+            rm disk/filler
+            run""")
+        self.assertEqual(result.stdout.split(), ["status", "0"] * 5, result.stderr)
+        self.assertNotIn("Success", result.stderr)
+        summaries = [line for line in result.stderr.splitlines() if line.startswith("run  ")]
+        for step, outcome, line in zip([4, 6, 8, 5, 8], ["stopped after --max-steps"] * 2 + ["finished"] +
+                                       ["stopped after --max-steps", "finished"], summaries, strict=True):
+            self.assertRegex(line, f"{outcome} at step {step} of 8, ")
+        self.assertIn("disk/run/metrics.jsonl lacks ", result.stderr)
+
     def test_a_log_that_cannot_be_written_is_a_warning(self):
         result = self.in_small_disk(64, """
             "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c --set train.steps=200 --set log.progress=off

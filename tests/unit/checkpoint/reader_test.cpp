@@ -221,12 +221,12 @@ TEST(Compatible, ListsModelKeysThatDiffer) {
   Snapshot stored, run;
   stored.model_keys = {{"n_layer", "6"}, {"d_model", "384"}, {"bias", "true"}};
   run.model_keys = {{"n_layer", "12"}, {"d_model", "384"}, {"rope_theta", "10000"}};
-  const std::string message = message_of([&] { require_compatible(stored, run, true); });
+  const std::string message = message_of([&] { require_compatible(stored, run, "step-1", true); });
   EXPECT_MENTIONS(message, "n_layer: 6 in the checkpoint, the run has 12");
   EXPECT_MENTIONS(message, "bias: true in the checkpoint, not in the run");
   EXPECT_MENTIONS(message, "rope_theta: not in the checkpoint, the run has 10000");
   EXPECT_EQ(message.find("d_model"), std::string::npos);
-  require_compatible(stored, stored, false);
+  require_compatible(stored, stored, "step-1", false);
 }
 
 TEST(Compatible, RefusesOtherDataUnlessAllowed) {
@@ -234,14 +234,15 @@ TEST(Compatible, RefusesOtherDataUnlessAllowed) {
   stored.tokenizer_hash = run.tokenizer_hash = "t";
   stored.data_hash = "old";
   run.data_hash = "new";
-  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, false); }), "checkpoint.allow_other_data = true");
+  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, "step-1", false); }),
+                  "checkpoint.allow_other_data = true");
   Warnings warnings;
-  require_compatible(stored, run, true);
+  require_compatible(stored, run, "step-1", true);
   EXPECT_EQ(warnings.lines.size(), 1u);
   run.data_hash = "";
-  require_compatible(stored, run, false);
+  require_compatible(stored, run, "step-1", false);
   run.tokenizer_hash = "u";
-  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, false); }), "tokenizer");
+  EXPECT_MENTIONS(message_of([&] { require_compatible(stored, run, "step-1", false); }), "tokenizer");
 }
 
 }  // namespace

@@ -32,6 +32,24 @@ TEST(RunLock, IsFreeAgainWhenItsOwnerGoes) {
   }
 }
 
+TEST(RunLock, OfCheckpointsNamesItsKeyAndLeavesNoFile) {
+  TempFolder folder;
+  {
+    const RunLock run(folder.path());  // the run folder may be the same one
+    const RunLock lock = RunLock::of_checkpoints(folder.path());
+    try {
+      const RunLock second = RunLock::of_checkpoints(folder.path());
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(exit_status(error.code()), 2);
+      EXPECT_NE(std::string(error.what()).find("checkpoint.dir"), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder.path() / "save.lock"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "save.lock"));
+  const RunLock again = RunLock::of_checkpoints(folder.path());
+}
+
 TEST(RunLock, IsReleasedByTheKernelWhenTheProcessIsKilled) {
   TempFolder folder;
   int ready[2];

@@ -42,6 +42,9 @@ TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
       case Type::list:
         other = StringList{"a", "b"};
         break;
+      case Type::integers:
+        other = IntegerList{2, 3, 4};
+        break;
       case Type::choice:
         other = key.taken_names().back();
         break;

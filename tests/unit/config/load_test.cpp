@@ -86,9 +86,9 @@ TEST(Load, ReadsSetValuesAsTomlAndBareWordsAsStrings) {
 TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
   Warnings warnings;
   load_text(
-      "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_reduce = true }\nsequence_parallel = true\n"
+      "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_reduce = false }\nsequence_parallel = true\n"
       "timeout = 60\n[offload]\nslots = 3\n",
-      "x.toml", {"parallel.order=yxzd"}, kNoFiles);
+      "x.toml", {"parallel.order=xyzd"}, kNoFiles);
   ASSERT_EQ(warnings.lines.size(), 1u);
   for (const char* key : {"parallel.grid (axonn-4d)", "parallel.mesh (optimus-2d)", "parallel.overlap",
                           "offload.slots (offload)", "parallel.order"}) {

@@ -182,7 +182,7 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
   for (const bool overlap : {true, false})
     comm::run_on_threads(2, {}, [&](comm::World& world) {
       Rig rig(world);
-      GradSink sink(rig.store, overlap);
+      GradSink sink(rig.store, {.overlap = overlap});
       sink.prepare(rig.device);
       device::DryDevice dry(1);
       const auto backward = [&](Exec& ex) {

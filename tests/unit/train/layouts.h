@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "checkpoint/param_slices.h"
+#include "config/layout_rules.h"
 #include "unit/train/tiny.h"
 
 namespace trainer::tests {
@@ -60,7 +61,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
       return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
     };
-  const auto ranks = static_cast<int>(c.parallel.tensor * std::max<int64_t>(c.parallel.data, 1));
+  const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
   comm::run_on_threads(ranks, options, [&](comm::World& world) {
     Tiny run(&world, c, compute,
              how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier,

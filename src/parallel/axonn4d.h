@@ -1,0 +1,43 @@
+#pragma once
+// AxoNN-4D: three-dimensional tensor parallelism beside data parallelism (Singh et al. 2023, 2024), over axes x, y and
+// z. Linears that lead out of the residual stream contract over y and have their columns over x; those that lead back
+// the other way round, so that activations need no move within a block. z cuts the token rows (whole sequences), and
+// stores of each matrix's block a flat piece per rank, which is gathered for use.
+//
+//   N rows of a replica, hidden H, heads A, feed-forward F          on a rank
+//   residual stream, norms            rows over z, columns over y    [N/z, H/y]
+//   q, k, v and attention             rows over z, heads over x      [N/z, 3H/x]
+//   feed-forward                      rows over z, columns over x    [N/z, F/x]
+//   W of qkv and up                   [H/y, ·/x], 1/z of it          gathered over z; Y summed over y, dX over x
+//   W of out and down                 [·/x, H/y], 1/z of it          gathered over z; Y summed over x, dX over y
+//   table of embedding and head       [V/x, H/y], 1/z of it          logits summed over y, dx over x
+//
+// Norms gather two values per row over y, forward and backward. Gradients of matrices are added over z each micro-batch
+// (to the pieces), those of biases, norms and positions once a step. Degenerate grids are [t, 1, 1]: Megatron-1D
+// without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
+//
+// The public code does not sum biases over z, normalises over a rank's part of a row, and clips by norms that differ
+// between ranks; here the results are those of one rank.
+#include "parallel/strategy.h"
+
+namespace trainer::parallel {
+
+class Axonn4D final : public Strategy {
+ public:
+  /// "data" outermost, then x, y and z as parallel.order has it. When x has more ranks than there are key/value heads,
+  /// it is "kv" × "rep" with "x" for both, and ranks along "rep" share a key/value head.
+  static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
+
+  Axonn4D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);
+
+  Spread stream(int) const override { return {.rows = z_, .cols = y_}; }
+  Spread attention(int) const override { return {.rows = z_, .cols = x_}; }
+  VocabSpread vocab() const override { return {.vocab = x_, .hidden = y_, .flat = z_}; }
+  std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
+
+ private:
+  const AxisSet x_, y_, z_;
+  const int64_t cache_layers_;
+};
+
+}  // namespace trainer::parallel

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Runs whose loss leaves the finite numbers: the good checkpoints stay, and nothing that diverged passes for a result."""
+import json
+import re
+
+import rig
+
+DIVERGED = 6
+# The first updates throw the weights far away; what follows is not finite.
+RUINOUS = ["optim.lr=1e18", "optim.min_lr=1e17", "optim.warmup_steps=0", "optim.grad_clip=0"]
+# Not even the first loss is finite.
+HOPELESS = ["model.init_std=3e38"]
+
+
+class Divergence(rig.Runs):
+    def skipped(self, run="run"):
+        return [event["step"] for event in self.events("step", run) if event["skipped"]]
+
+    def state(self, step, run="run"):
+        return json.loads((self.step_folder(step, run) / "manifest.json").read_text())["state"]
+
+    def test_skipped_steps_push_no_good_checkpoint_out(self):
+        self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30", max_steps=6)
+        good = {step: self.tensors(step) for step in self.saved_steps()}
+        self.assertEqual(list(good), [5, 6])
+        stderr = self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30",
+                            *RUINOUS, status=DIVERGED)
+        self.assertGreater(len(self.skipped()), 8)
+        sound = [step for step in self.saved_steps() if self.state(step)["skipped_in_row"] == 0]
+        self.assertEqual(sound, self.saved_steps())
+        self.assertEqual(len(sound), 2)
+        self.assertLess(sound[-1], self.skipped()[0])
+        self.assertIn(f"the newest checkpoint before that: --resume run/checkpoints/step-{sound[-1]:08}", stderr)
+        # A longer patience does not let them through either.
+        stderr = self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30",
+                            "train.max_skipped_steps=1000", *RUINOUS, status=DIVERGED)
+        self.assertEqual(self.saved_steps(), sound)
+        self.assertIn("validation loss is not finite", stderr)
+
+    def test_a_save_that_is_asked_for_while_steps_are_skipped_takes_no_place(self):
+        sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=60"]
+        self.train(*sets, max_steps=3)
+        for _ in range(4):
+            self.train(*sets, *RUINOUS, "train.max_skipped_steps=1000", max_steps=2)
+        states = {step: self.state(step)["skipped_in_row"] for step in self.saved_steps()}
+        self.assertEqual([step for step, skipped in states.items() if skipped > 0], [11])
+        self.assertEqual(len([step for step, skipped in states.items() if skipped == 0]), 2)
+
+    def test_a_run_in_pieces_ends_as_the_whole_one(self):
+        sets = [*RUINOUS, "train.steps=20", "train.max_skipped_steps=5"]
+        whole = self.train("run.dir=whole", *sets, status=DIVERGED)
+        last = self.last_step("whole")
+        self.assertLess(last, 20)
+        for _ in range(last - 1):
+            self.train(*sets, max_steps=1)
+        pieces = self.train(*sets, max_steps=1, status=DIVERGED)
+        self.assertEqual(self.last_step(), last)
+        told = re.compile(r"(step \d+: .* was skipped \(6 in a row, 5 allowed\)); lower")
+        self.assertEqual(told.search(whole).group(1), told.search(pieces).group(1))
+
+    def test_a_diverged_model_is_neither_best_nor_finished(self):
+        self.train("checkpoint.interval=1", "checkpoint.keep=1", max_steps=3)  # evaluated at step 3
+        stderr = self.train("train.eval_interval=1", *RUINOUS, status=DIVERGED)
+        self.assertIn("step 8: the validation loss is not finite; lower optim.lr", stderr)
+        self.assertEqual(self.saved_steps(), [3])
+        self.assertEqual(self.state(3)["best_step"], 3)
+        # Stopped at the last step but one, it does not finish at another rate.
+        self.train(*RUINOUS, "train.eval_interval=1", max_steps=4)
+        self.assertEqual(self.saved_steps()[-1], 7)
+        self.assertLess(self.state(7)["best_step"], 7)
+        self.assertGreater(self.state(7)["best_step"], 0)
+        self.train("optim.lr=1e-4", status=DIVERGED)
+        self.assertNotIn(8, self.saved_steps())
+        self.assertIn("resumed step 3", self.train(resume="run/checkpoints/step-00000003"))
+
+    def test_a_run_without_a_single_update_has_failed(self):
+        self.assertIn("every step was skipped", self.train(*HOPELESS, status=DIVERGED))
+        self.assertEqual(self.saved_steps(), [])
+        self.train(*HOPELESS, "run.dir=unvalidated", "data.val_fraction=0", status=DIVERGED)
+        self.train(*HOPELESS, "run.dir=piece", max_steps=2)
+        self.assertIn("every step was skipped", self.train(*HOPELESS, "run.dir=piece", status=DIVERGED))
+
+    def test_a_last_step_that_was_skipped_is_no_end_without_validation(self):
+        sets = [*RUINOUS, "data.val_fraction=0"]
+        self.assertIn("the training loss is not finite", self.train(*sets, status=DIVERGED))
+        self.assertEqual(self.events("end")[-1]["outcome"], "ended as it diverged")
+
+    def test_evaluation_says_that_the_loss_is_not_finite(self):
+        self.train(*RUINOUS, max_steps=6)
+        stdout = self.trainer("eval", "--checkpoint", "run", "--json", status=DIVERGED, stdout=True)
+        document = json.loads(stdout)
+        self.assertIsNone(document["loss"])
+        self.assertIsNone(document["perplexity"])
+        self.assertIn("not finite", document["reason"])
+        stderr = self.trainer("eval", "--checkpoint", "run", status=DIVERGED)
+        self.assertIn("run/checkpoints/step-00000006: the loss is not finite", stderr)
+
+    def test_ranks_agree(self):
+        sets = ["parallel.transport=threads", "parallel.tensor=2", "run.threads=1"]
+        self.train(*sets, *RUINOUS, status=DIVERGED)
+        self.train(*sets, *HOPELESS, "run.dir=hopeless", status=DIVERGED)
+
+
+if __name__ == "__main__":
+    rig.main()
