@@ -63,17 +63,25 @@ Tensors gradients(config::Config c, const Sums& sums, DType type) {
   return train(c, DType::bf16, 1, how).gradients;
 }
 
-/// Squares of errors by site, relative to the squares of the gradients.
-using Errors = std::map<std::string, double>;
+/// Of gradients by site: squares of their errors relative to their norms.
+struct Error {
+  double squares = 0;
+  int tensors = 0;
+  double mean() const { return std::sqrt(squares / tensors); }
+};
+using Errors = std::map<std::string, Error>;
 std::string site_of(const std::string& name) {
   for (const char* site : {"attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "norm1", "norm2"})
     if (name.find(std::string(site) + (site[0] == 'n' ? "" : ".weight")) != std::string::npos) return site;
-  return name.starts_with("blocks") ? "" : name;
+  if (!name.starts_with("blocks")) return name;
+  return is_key_bias(name) ? "" : "biases";
 }
 void add_errors(Errors& errors, const Tensors& found, const Tensors& exact) {
   for (const auto& [name, values] : exact)
-    if (const std::string site = site_of(name); !site.empty())
-      errors[site] += std::pow(relative_error(found.at(name), values), 2);
+    if (const std::string site = site_of(name); !site.empty()) {
+      errors[site].squares += std::pow(relative_error(found.at(name), values), 2);
+      ++errors[site].tensors;
+    }
 }
 
 struct Reference {
@@ -90,35 +98,46 @@ std::vector<Reference> references(int64_t seeds) {
   return all;
 }
 /// By site: error with these sums over that of one rank.
-Errors ratios(const std::vector<Reference>& references, const Sums& sums, DType type) {
+std::map<std::string, double> ratios(const std::vector<Reference>& references, const Sums& sums, DType type) {
   Errors one, many;
   for (const Reference& reference : references) {
     add_errors(one, reference.one, reference.exact);
     add_errors(many, gradients(reference.c, sums, type), reference.exact);
   }
-  for (auto& [site, squares] : many) squares = std::sqrt(squares / one.at(site));
-  return many;
+  std::map<std::string, double> ratios;
+  for (const auto& [site, error] : many) ratios[site] = error.mean() / one.at(site).mean();
+  return ratios;
 }
 
 TEST(SumTypes, KeepBf16GradientsWithinOneAndAHalfTimesTheErrorOfOneRank) {
   const auto all = references(2);
-  for (const Sums& sums : {of_rows(4), of_columns(4), of_rows(8), of_columns(8), of_both(2, 4)})
-    for (const auto& [site, ratio] : ratios(all, sums, DType::f32)) EXPECT_LE(ratio, 1.5) << sums.name << ": " << site;
+  for (const Sums& sums : {of_rows(8), of_columns(8), of_both(4, 2)})
+    for (const auto& [site, ratio] : ratios(all, sums, DType::bf16)) EXPECT_LE(ratio, 1.5) << sums.name << ": " << site;
+  for (const auto& [site, ratio] : ratios(all, of_columns(8), DType::f32)) EXPECT_LE(ratio, 1.1) << "fp32: " << site;
 }
 
 TEST(SumTypes, Table) {
   if (std::getenv("TRAINER_SUM_TYPES") == nullptr) GTEST_SKIP() << "TRAINER_SUM_TYPES=1 prints it";
   const auto all = references(4);
+  Errors one;
+  for (const Reference& reference : all) add_errors(one, reference.one, reference.exact);
+  std::string names = "| sums of | over | in | worst |", rule = "|---|---|---|---|", errors = "| | one rank | | |";
+  for (const auto& [site, error] : one) {
+    names += " " + site + " |";
+    rule += "---|";
+    errors += format(" {:.4f} |", error.mean());
+  }
+  std::printf("%s\n%s\n%s\n", names.c_str(), rule.c_str(), errors.c_str());
   const auto print = [&](const std::string& label, const Sums& sums) {
     for (const DType type : {DType::bf16, DType::f32}) {
-      std::printf("| %s | %s | %s |", sums.name, label.c_str(), std::string(name_of(type)).c_str());
       double worst = 0;
       std::string text;
       for (const auto& [site, ratio] : ratios(all, sums, type)) {
-        text += format(" {} {:.2f}", site, ratio);
+        text += format(" {:.2f} |", ratio);
         worst = std::max(worst, ratio);
       }
-      std::printf(" %.2f |%s |\n", worst, text.c_str());
+      std::printf("| %s | %s | %s | %.2f |%s\n", sums.name, label.c_str(), std::string(name_of(type)).c_str(), worst,
+                  text.c_str());
       std::fflush(stdout);
     }
   };
