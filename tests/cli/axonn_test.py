@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""AxoNN-4D through the program: the same run on one rank and on grids, processes or threads."""
+import json
+import shutil
+
+import rig
+
+COMMON = ("model.n_head=4", "run.threads=1")
+
+
+class Axonn(rig.Runs):
+    def grid(self, x, y, z, *sets, data=1, transport="threads", **options):
+        sets = [*COMMON, "parallel.strategy=axonn-4d", f"parallel.grid=[{x}, {y}, {z}]", f"parallel.data={data}", *sets]
+        if transport == "threads":
+            return self.train("parallel.transport=threads", *sets, **options)
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        self.launcher = [*rig.MPIRUN, "-np", str(x * y * z * data)]
+        try:
+            return self.train(*sets, **options)
+        finally:
+            self.launcher = []
+
+    def assert_follows(self, run, alone, steps=8):
+        got, _ = self.losses(run)
+        expected, _ = self.losses(alone)
+        self.assertEqual(len(got), steps)
+        for mine, theirs in zip(got, expected):
+            self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+
+    def test_grids_follow_one_rank(self):
+        for family in ("gpt2", "llama"):
+            common = ("precision.compute=fp64", f"model.arch={family}",
+                      "model.n_kv_head=2" if family == "llama" else "model.n_kv_head=4")
+            self.train(f"run.dir=alone-{family}", *COMMON, *common)
+            for (x, y, z, data), transport in (((2, 1, 1, 1), "mpi"), ((1, 2, 2, 1), "mpi"), ((4, 2, 1, 1), "threads"),
+                                               ((2, 2, 2, 1), "threads"), ((1, 1, 2, 2), "threads")):
+                run = f"{family}-{x}-{y}-{z}-{data}"
+                self.grid(x, y, z, f"run.dir={run}", *common, data=data, transport=transport)
+                self.assert_follows(run, f"alone-{family}")
+                end = self.events("end", run)[-1]
+                self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
+                # Where ranks share key/value heads they add those gradients among themselves.
+                self.assertEqual(set(end["measured"]["comm_bytes"]) - {"rep"},
+                                 {axis for axis, size in zip(("x", "y", "z", "data"), (x, y, z, data)) if size > 1})
+
+    def test_transport_overlap_lanes_delays_and_kept_weights_change_no_bit(self):
+        for compute in ("fp32", "bf16"):
+            common = (f"precision.compute={compute}", "parallel.zero_stage=1")
+            self.grid(2, 2, 2, f"run.dir=first-{compute}", *common)
+            for name, change, transport in (
+                    ("mpi", "parallel.lanes=3", "mpi"), ("waiting", "debug.overlap=false", "threads"),
+                    ("sums", "parallel.overlap.all_reduce=false", "threads"),
+                    ("scatters", "parallel.overlap.reduce_scatter=false", "threads"),
+                    ("gathers", "parallel.overlap.all_gather=false", "threads"),
+                    ("lane", "parallel.lanes=1", "threads"), ("late", 'debug.inject=["delay:0.001"]', "threads"),
+                    ("recomputed", "train.recompute=full", "threads"), ("kept", "parallel.cache_layers=2", "threads")):
+                self.grid(2, 2, 2, f"run.dir={name}-{compute}", change, *common, transport=transport)
+                self.assert_same_run(8, f"{name}-{compute}", f"first-{compute}")
+
+    def test_a_checkpoint_goes_on_in_any_layout(self):
+        common = ("precision.compute=fp64",)
+        self.train("run.dir=alone", *COMMON, *common)
+        megatron = ("parallel.strategy=megatron-1d", "parallel.tensor=4", "parallel.transport=threads")
+        for first, second in (((2, 2, 1), None), (None, (1, 2, 2)), ((2, 1, 2), (4, 1, 1)), ((1, 2, 2), "megatron"),
+                              ("megatron", (2, 2, 2))):
+            run = f"from{first}to{second}".replace(" ", "")
+            for layout, options in ((first, {"max_steps": 4}), (second, {})):
+                sets = (f"run.dir={run}", *common)
+                if layout is None:
+                    self.train(*COMMON, *sets, **options)
+                elif layout == "megatron":
+                    self.train(*COMMON, *megatron, *sets, **options)
+                else:
+                    self.grid(*layout, *sets, **options)
+            self.assert_follows(run, "alone")
+            self.assert_whole(*self.step_folders(run))
+
+    def test_samples_evaluation_and_generated_text_are_those_of_one_rank(self):
+        common = ("precision.compute=fp64", "train.sample_interval=4", "train.sample_prompt=the", "train.sample_tokens=20")
+        self.train("run.dir=alone", *COMMON, *common)
+        self.grid(2, 2, 2, "run.dir=eight", *common)
+        self.grid(2, 1, 2, "run.dir=four", *common, transport="mpi")
+        prompt = ("generate", "--prompt", "the", "--tokens", "30", "--checkpoint")
+        expected = self.trainer(*prompt, "alone", stdout=True)
+        loss = self.events("eval", "alone")[-1]["loss"]
+        for run in ("eight", "four"):
+            self.assertEqual(self.trainer(*prompt, run, stdout=True), expected)
+            self.assertAlmostEqual(self.events("eval", run)[-1]["loss"], loss, delta=1e-10 * loss)
+        for ranks in (2, 4):
+            self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
+            self.assertEqual(self.trainer(*prompt, "eight", stdout=True), expected)
+            shared = json.loads(self.trainer("eval", "--checkpoint", "eight", "--json", "--batches", "2", stdout=True))
+            self.assertAlmostEqual(shared["loss"], loss, delta=1e-10 * loss)
+        self.launcher = []
+
+    def test_what_does_not_divide_is_refused_with_the_nearest_grid(self):
+        mistakes = (
+            ((3, 1, 1), (), 2, r"n_head = 4 heads do not divide over x = 3 ranks; grid = \[4, 1, 1\] fits"),
+            ((1, 3, 1), (), 2, r"d_model = 32 does not divide over y = 3 ranks; grid = \[\d, \d, \d\] fits"),
+            ((1, 1, 4), (), 2, r"micro_batch = 2 sequences do not divide over z = 4 ranks; grid = \[1, 2, 2\] fits"),
+            ((2, 1, 1), ("model.vocab_multiple=97",), 2, r"vocab_multiple = 97 does not divide over x = 2 ranks"),
+            ((2, 1, 1), ("parallel.data=3",), 3, r"grid = \[2, 1, 1\] x data = 3 does not make 2 ranks"),
+        )
+        for (x, y, z), sets, status, message in mistakes:
+            self.launcher = [*rig.MPIRUN, "-np", str(x * y * z)]
+            stderr = self.train(*COMMON, "parallel.strategy=axonn-4d", f"parallel.grid=[{x}, {y}, {z}]", *sets,
+                                status=status)
+            self.assertRegex(stderr, message)
+            ours = [line for line in stderr.splitlines() if "trainer: " in line]
+            self.assertEqual(len(ours), 1, stderr)
+        self.launcher = []
+        for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three extents \[x, y, z\], found 2"),
+                              ("[2, 0, 1]", r"expected a list of integers >= 1 and <= 65536, found a list of 3 integers"),
+                              ("[2, a, 1]", r"expected a list of integers")):
+            self.assertRegex(self.train("parallel.strategy=axonn-4d", f"parallel.grid={grid}", status=2), message)
+        self.assertRegex(self.train("parallel.strategy=axonn-4d", "parallel.order=dxyz", status=2), "one of yxzd, xyzd")
+        check = self.trainer("config", "check", "--config", "config.toml", "--set", "parallel.strategy=axonn-4d", "--set",
+                             "parallel.grid=[2, 2, 1]", "--ranks", "6", status=3)
+        self.assertIn("grid = [2, 2, 1] x data = any does not make 6 ranks; start it with mpirun -np 4", check)
+
+    def test_a_dry_run_needs_no_ranks(self):
+        plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "model.n_head=4", "--set",
+                            "parallel.strategy=axonn-4d", "--set", "parallel.grid=[2, 2, 2]", "--set", "parallel.data=1",
+                            stdout=True)
+        self.assertIn("over 8 ranks", plan)
+        for axis, operation in (("x", "all_reduce"), ("y", "all_gather"), ("z", "reduce_scatter")):
+            self.assertRegex(plan, rf"{axis} {operation} +[0-9.]+ .i?B")
+
+
+if __name__ == "__main__":
+    rig.main()
