@@ -207,22 +207,27 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
 // df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  const bool in_place = table_.near_layout(chunk.rows) == home;
+  // Nothing but this sum comes between the loss and the final norm: its rounding would be all of the error there, so it
+  // is formed in the accumulator type.
+  const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
+  const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;
-  if (!in_place) apart = ex.take("head.dx_all", chunk.features.shape, chunk.features.dtype);
+  if (!in_place)
+    apart = ex.take("head.dx_all", chunk.features.shape, wide ? accumulator_of(chunk.dx.dtype) : chunk.dx.dtype);
   ops::run(ex, ops::Gemm{.a = chunk.dlogits,
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
                          .packed_b = table_.store.weights().packed(ex, table_.slot, false)});
   Transit sum = in_place ? table_.ranks.start_in_place(ex, partial, home, chunk.dx)
-                         : table_.ranks.start(ex, partial, home, std::move(apart), chunk.dx);
+                         : table_.ranks.start(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
   const Write write = chunk.last && !tied_ ? Write::last : Write::more;
   const GradSlot table = grads.slot(ex, table_.slot, write);
   ops::run(
       ex,
       ops::Gemm{
           .a = chunk.dlogits, .b = chunk.features, .c = table.tensor, .trans_a = true, .accumulate = table.accumulate});
-  sum.finish(ex);
+  const Scratch dx = sum.finish(ex);
+  if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
 }
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {

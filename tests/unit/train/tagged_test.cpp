@@ -113,5 +113,115 @@ TEST_P(TaggedModels, ComputeTheSameBitsUnderOtherSchedulesAndSendWhatWasPredicte
 INSTANTIATE_TEST_SUITE_P(Tables, TaggedModels, testing::ValuesIn(kTables),
                          [](const auto& info) { return std::string(info.param.name); });
 
+/// Megatron-1D as a table, on its own mesh.
+HowToRun as_megatron(const Layout& l) {
+  HowToRun how;
+  how.factory.mesh_shape = [](const config::Config& c, int world) {
+    return parallel::Megatron1D::mesh_shape(world, static_cast<int>(c.parallel.tensor), c.model.n_kv_head);
+  };
+  how.factory.strategy = [l](const config::Config& c, mesh::Mesh& mesh, params::ParamStore& store) {
+    const auto of = [&](char tag) { return std::string(static_cast<size_t>(mesh.shape().axes() - 1), tag); };
+    const std::string stream = of(l.sequence_parallel ? 'r' : '-');
+    const LayerTags layer{stream, of('c'), of('c'), of('c'), of('k'), of('c'), of('k')};
+    return std::make_unique<parallel::Tagged>(mesh, store, TagTable{{layer, layer}, stream, of('v')}, c);
+  };
+  return how;
+}
+
+TEST(TaggedMegatron, ComputesTheSameBitsWithTheSameOperations) {
+  for (const Layout& l :
+       {Layout{2, 1, false}, Layout{2, 1, true}, Layout{3, 1, true, Arch::llama, 1}, Layout{4, 1, false, Arch::llama},
+        Layout{4, 1, true, Arch::gpt2, 4, 2}, Layout{2, 2, true, Arch::llama}})
+    for (const auto& [compute, recompute] :
+         {std::pair{DType::f64, Recompute::full}, {DType::f32, Recompute::selective}, {DType::bf16, Recompute::none}}) {
+      SCOPED_TRACE(to_string(l) + " " + std::string(name_of(compute)));
+      config::Config c = configure(l);
+      c.train.recompute = recompute;
+      c.parallel.zero_stage = l.data == 2;
+      const Result named = train(c, compute, 2), tagged = train(c, compute, 2, as_megatron(l));
+      expect_same_bits(tagged, named);
+      expect_same_counts(tagged, named);
+    }
+}
+
+TEST(TaggedNumbers, StayNearOneRankInSinglePrecision) {
+  for (const size_t index : {1, 2, 6}) {
+    SCOPED_TRACE(kTables[index]);
+    config::Config c = configure(kTables[index], Arch::gpt2);
+    c.model.init_std = 0.02;
+    const Result one = train(on_one_rank(c), DType::f32, 10), many = train(c, DType::f32, 10, by(kTables[index]));
+    expect_same_gradients(many.gradients, one.gradients, 1e-5);
+    EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
+  }
+}
+
+TEST(TaggedGeneration, ContinuesAsOneRankDoes) {
+  for (const size_t index : {1, 2, 4, 6}) {
+    SCOPED_TRACE(kTables[index]);
+    const config::Config c = configure(kTables[index], Arch::llama);
+    const auto logits_of = [](Tiny& run) {
+      model::Transformer::Cache cache(run.device, run.trainer.model());
+      Arena heap(run.device, Arena::Mode::heap);
+      Meter meter;
+      Exec ex{run.device, heap, meter};
+      std::vector<double> all;
+      for (std::vector<int32_t> ids : {std::vector<int32_t>{3, 1, 4, 1, 5}, {9}, {2}}) {
+        const auto n = static_cast<int64_t>(ids.size());
+        const Tensor tokens{reinterpret_cast<std::byte*>(ids.data()), {n}, DType::i32};
+        const Scratch out = run.trainer.model().extend(
+            ex, {.ids = tokens, .sequences = 1, .seq_len = n, .first_position = cache.used}, cache);
+        for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().as<double>()[v]);
+      }
+      return all;
+    };
+    Tiny alone(on_one_rank(c), DType::f64, 1);
+    const std::vector<double> expected = logits_of(alone);
+    comm::run_on_threads(static_cast<int>(c.parallel.tensor), {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, std::make_unique<device::CpuDevice>(1), {}, by(kTables[index]).factory);
+      EXPECT_LE(distance(logits_of(run), expected), 1e-12);
+    });
+  }
+}
+
+TEST(TaggedRules, NameWhatDoesNotDivideAndWhatWould) {
+  const auto first_broken = [](const Table& table, const config::Config& c) -> std::string {
+    for (const config::LayoutRule& rule : parallel::tag_rules(shape_of(table, 1), table.tags, c))
+      if (!rule.holds) return rule.text;
+    return "";
+  };
+  for (const Table& table : kTables)
+    for (const Arch arch : {Arch::gpt2, Arch::llama}) EXPECT_EQ(first_broken(table, configure(table, arch)), "");
+  const Table& optimus = kTables[1];
+  const auto broken = [&](const std::function<void(config::Config&, Table&)>& change) {
+    Table table = optimus;
+    config::Config c = configure(table, Arch::llama);
+    change(c, table);
+    return first_broken(table, c);
+  };
+  EXPECT_EQ(
+      broken([](auto& c, auto&) { c.model.d_ff = 71; }),
+      "blocks.0: d_ff = 71 does not divide over 2 ranks along col, which cut columns between up and down; 70 or 72 "
+      "fits");
+  EXPECT_EQ(broken([](auto& c, auto&) { c.train.micro_batch = 3; }),
+            "blocks.0: micro_batch = 3 does not divide over 2 ranks along row, which share out whole sequences; 2 or 4 "
+            "fits");
+  EXPECT_EQ(
+      broken([](auto& c, auto&) { c.model.n_kv_head = 3; }),
+      "blocks.0: n_kv_head = 3 heads neither divide over the 2 ranks along col nor are they as many as the groups "
+      "that outer axes of these make");
+  EXPECT_EQ(
+      broken([](auto&, auto& table) { table.tags.last = "-c"; }),
+      "the table is in flat pieces along row: at the head its ranks do not all have rows of their own, which are cut "
+      "along no axis");
+  EXPECT_EQ(broken([](auto& c, auto& table) {
+              table.tags.last = "rr";
+              table.tags.vocab = "--";
+              c.model.tie_embeddings = true;
+            }),
+            "one table for embedding and head, beside rows cut along row at the one and along row+col at the other; "
+            "tie_embeddings = false has two");
+  EXPECT_EQ(broken([](auto&, auto& table) { table.tags.layers.pop_back(); }), "tags of 1 layers for n_layer = 2");
+}
+
 }  // namespace
 }  // namespace trainer::tests

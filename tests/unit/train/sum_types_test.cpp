@@ -1,0 +1,154 @@
+// What sums over ranks in bf16 or in fp32 do to gradients in bf16, for every site and number of ranks. With
+// TRAINER_SUM_TYPES set it prints the table of tests/bench/RESULTS.md.
+#include <cstdio>
+#include <cstdlib>
+
+#include "parallel/tagged.h"
+#include "unit/train/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+using parallel::LayerTags;
+using parallel::TagTable;
+
+/// Whose sums are over how many ranks: each has enough elements that it goes round a ring (comm::kDirectElements).
+struct Sums {
+  const char* name;
+  std::vector<mesh::MeshAxis> axes;
+  LayerTags layer;
+  const char* vocab;
+};
+Sums of_rows(int ranks) {
+  return {"y of out, down; dx of qkv, up", {{"t", ranks}}, {"-", "c", "c", "c", "k", "c", "k"}, "v"};
+}
+Sums of_columns(int ranks) {
+  return {"y of qkv, up; dx of out, down", {{"t", ranks}}, {"c", "-", "-", "k", "c", "k", "c"}, "h"};
+}
+Sums of_both(int x, int y) {
+  return {"all of them", {{"x", x}, {"y", y}}, {"-c", "c-", "c-", "ck", "kc", "ck", "kc"}, "vh"};
+}
+
+constexpr int kLayers = 2;
+
+config::Config model(int64_t seed) {
+  config::Config c = tiny_config();
+  c.run.seed = seed;
+  c.model.n_layer = kLayers;
+  c.model.n_head = c.model.n_kv_head = 24;
+  c.model.d_model = 96;
+  c.model.d_ff = 384;
+  c.model.seq_len = 64;
+  c.model.vocab_multiple = 48;
+  c.model.init_std = 0.02;
+  c.train.micro_batch = c.train.global_batch = 2;
+  c.parallel.tensor = c.parallel.data = 1;
+  return c;
+}
+
+Tensors gradients(config::Config c, const Sums& sums, DType type) {
+  const mesh::MeshShape shape = [&] {
+    std::vector<mesh::MeshAxis> axes = {{"data", 1}};
+    axes.insert(axes.end(), sums.axes.begin(), sums.axes.end());
+    return mesh::MeshShape(axes);
+  }();
+  c.parallel.tensor = shape.world_size();
+  HowToRun how;
+  how.factory = {
+      [=](const config::Config&, int) { return shape; },
+      [=](const config::Config& config, mesh::Mesh& mesh, params::ParamStore& store) {
+        const TagTable table{std::vector<LayerTags>(kLayers, sums.layer), sums.layer.stream, sums.vocab, type};
+        return std::make_unique<parallel::Tagged>(mesh, store, table, config);
+      }};
+  return train(c, DType::bf16, 1, how).gradients;
+}
+
+/// Of gradients by site: squares of their errors relative to their norms.
+struct Error {
+  double squares = 0;
+  int tensors = 0;
+  double mean() const { return std::sqrt(squares / tensors); }
+};
+using Errors = std::map<std::string, Error>;
+std::string site_of(const std::string& name) {
+  for (const char* site : {"attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down", "norm1", "norm2"})
+    if (name.find(std::string(site) + (site[0] == 'n' ? "" : ".weight")) != std::string::npos) return site;
+  if (!name.starts_with("blocks")) return name;
+  return is_key_bias(name) ? "" : "biases";
+}
+void add_errors(Errors& errors, const Tensors& found, const Tensors& exact) {
+  for (const auto& [name, values] : exact)
+    if (const std::string site = site_of(name); !site.empty()) {
+      errors[site].squares += std::pow(relative_error(found.at(name), values), 2);
+      ++errors[site].tensors;
+    }
+}
+
+struct Reference {
+  config::Config c;
+  Tensors exact;
+  Tensors one;
+};
+std::vector<Reference> references(int64_t seeds) {
+  std::vector<Reference> all;
+  for (int64_t seed = 1; seed <= seeds; ++seed) {
+    const config::Config c = model(seed);
+    all.push_back({c, train(c, DType::f64, 1).gradients, train(c, DType::bf16, 1).gradients});
+  }
+  return all;
+}
+/// By site: error with these sums over that of one rank.
+std::map<std::string, double> ratios(const std::vector<Reference>& references, const Sums& sums, DType type) {
+  Errors one, many;
+  for (const Reference& reference : references) {
+    add_errors(one, reference.one, reference.exact);
+    add_errors(many, gradients(reference.c, sums, type), reference.exact);
+  }
+  std::map<std::string, double> ratios;
+  for (const auto& [site, error] : many) ratios[site] = error.mean() / one.at(site).mean();
+  return ratios;
+}
+
+TEST(SumTypes, KeepBf16GradientsWithinOneAndAHalfTimesTheErrorOfOneRank) {
+  const auto all = references(2);
+  for (const Sums& sums : {of_rows(8), of_columns(8), of_both(4, 2)})
+    for (const auto& [site, ratio] : ratios(all, sums, DType::bf16)) EXPECT_LE(ratio, 1.5) << sums.name << ": " << site;
+  for (const auto& [site, ratio] : ratios(all, of_columns(8), DType::f32)) EXPECT_LE(ratio, 1.1) << "fp32: " << site;
+}
+
+TEST(SumTypes, Table) {
+  if (std::getenv("TRAINER_SUM_TYPES") == nullptr) GTEST_SKIP() << "TRAINER_SUM_TYPES=1 prints it";
+  const auto all = references(4);
+  Errors one;
+  for (const Reference& reference : all) add_errors(one, reference.one, reference.exact);
+  std::string names = "| sums of | over | in | worst |", rule = "|---|---|---|---|", errors = "| | one rank | | |";
+  for (const auto& [site, error] : one) {
+    names += " " + site + " |";
+    rule += "---|";
+    errors += format(" {:.4f} |", error.mean());
+  }
+  std::printf("%s\n%s\n%s\n", names.c_str(), rule.c_str(), errors.c_str());
+  const auto print = [&](const std::string& label, const Sums& sums) {
+    for (const DType type : {DType::bf16, DType::f32}) {
+      double worst = 0;
+      std::string text;
+      for (const auto& [site, ratio] : ratios(all, sums, type)) {
+        text += format(" {:.2f} |", ratio);
+        worst = std::max(worst, ratio);
+      }
+      std::printf("| %s | %s | %s | %.2f |%s\n", sums.name, label.c_str(), std::string(name_of(type)).c_str(), worst,
+                  text.c_str());
+      std::fflush(stdout);
+    }
+  };
+  for (const int ranks : {2, 3, 4, 8, 12}) {
+    print(format("{}", ranks), of_rows(ranks));
+    print(format("{}", ranks), of_columns(ranks));
+  }
+  print("2 x 2", of_both(2, 2));
+  print("2 x 4", of_both(2, 4));
+  print("4 x 2", of_both(4, 2));
+}
+
+}  // namespace
+}  // namespace trainer::tests
