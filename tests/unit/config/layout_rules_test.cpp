@@ -81,14 +81,16 @@ TEST(LayoutRules, OfAGridNameTheNearestOneThatFits) {
   c.model.d_model = 24;
   c.train.micro_batch = 4;
   EXPECT_EQ(broken_grid(c, {3, 4, 2}), "");
-  EXPECT_EQ(broken_grid(c, {5, 1, 1}),
-            "n_head = 12 heads do not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
-            "d_ff = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
-            "n_kv_head = 12 heads neither divide over x = 5 ranks nor can as many ranks share each of them; grid = [6, 1, 1] "
-            "fits\n"
-            "vocab_multiple = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n");
+  EXPECT_EQ(
+      broken_grid(c, {5, 1, 1}),
+      "n_head = 12 heads do not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
+      "d_ff = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
+      "n_kv_head = 12 heads neither divide over x = 5 ranks nor can as many ranks share each of them; grid = [6, 1, 1] "
+      "fits\n"
+      "vocab_multiple = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n");
   // As many ranks, if that can be.
-  EXPECT_EQ(broken_grid(c, {1, 1, 8}), "micro_batch = 4 sequences do not divide over z = 8 ranks; grid = [1, 2, 4] fits\n");
+  EXPECT_EQ(broken_grid(c, {1, 1, 8}),
+            "micro_batch = 4 sequences do not divide over z = 8 ranks; grid = [1, 2, 4] fits\n");
   EXPECT_EQ(broken_grid(c, {1, 16, 1}), "d_model = 24 does not divide over y = 16 ranks; grid = [1, 8, 2] fits\n");
   c.model.n_kv_head = 2;
   EXPECT_EQ(broken_grid(c, {4, 2, 1}), "");
