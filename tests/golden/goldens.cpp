@@ -110,6 +110,7 @@ struct Shape {
   int64_t micro_batch, kv_heads, zero_stage;
   bool tied;
   double dropout;
+  std::vector<int64_t> grid = {};  // of AxoNN-4D, instead of tensor
 };
 
 config::Config configure(const Shape& s) {
@@ -129,6 +130,10 @@ config::Config configure(const Shape& s) {
   c.parallel.data = s.data;
   c.parallel.sequence_parallel = s.sequence_parallel;
   c.parallel.zero_stage = s.zero_stage;
+  if (!s.grid.empty()) {
+    c.parallel.strategy = "axonn-4d";
+    c.parallel.grid = s.grid;
+  }
   return c;
 }
 
@@ -151,6 +156,9 @@ std::vector<Case> cases() {
       {"tensor2_data2_zero_sp", {2, 2, kSp, Arch::llama, 2, 2, 1, !kTied, 0.1}},
       {"tensor2_data2", {2, 2, !kSp, Arch::gpt2, 1, 24, 0, kTied, 0.1}},
       {"tensor8_data2_sp_kv2", {8, 2, kSp, Arch::llama, 1, 2, 0, !kTied, 0.1}},
+      {"grid2x2x2", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {2, 2, 2}}},
+      {"grid4x1x2_llama_kv2", {1, 1, !kSp, Arch::llama, 2, 2, 0, !kTied, 0.1, {4, 1, 2}}},
+      {"grid1x3x1_data2_zero", {1, 2, !kSp, Arch::gpt2, 2, 24, 1, !kTied, 0.1, {1, 3, 1}}},
   };
   std::vector<Case> all;
   for (const auto& [name, shape] : shapes)

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/world.h"
-#include "config/config.h"
+#include "config/layout_rules.h"
 #include "device/isa.h"
 
 namespace trainer::goldens {
@@ -20,7 +20,7 @@ struct Case {
   std::string name;
   config::Config config;
   DType compute = DType::f32;
-  int ranks() const { return static_cast<int>(config.parallel.tensor * config.parallel.data); }
+  int ranks() const { return static_cast<int>(config::ranks_of_replica(config) * config.parallel.data); }
 };
 /// Every layout of the tests of layouts, in each compute type, recomputed in each way.
 std::vector<Case> cases();
