@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "parallel/tagged.h"
 #include "train/machine.h"
 #include "unit/train/tiny.h"
 
@@ -102,6 +103,30 @@ TEST_P(EveryRun, AllocatesNothingOnManyRanksEither) {
   allocations = 0;
   comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, c, compute(), 1);
+    for (int64_t n = 1; n <= 2; ++n) run.step(n);
+    counted = true;
+    for (int64_t n = 3; n <= 5; ++n) run.step(n);
+    counted = false;
+  });
+  EXPECT_EQ(allocations, 0);
+}
+
+TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
+  config::Config c = tiny_config(arch());
+  c.model.n_head = c.model.n_kv_head = 4;
+  c.model.seq_len = 12;
+  const parallel::TagTable table{
+      {{"-c", "cr", "c-", "ck", "rf", "kk", "rr"}, {"rc", "rc", "-r", "fc", "kf", "k-", "-k"}}, "rr", "fv"};
+  const parallel::StrategyFactory factory{
+      [](const config::Config&, int) {
+        return mesh::MeshShape({{"data", 1}, {"a", 2}, {"b", 2}});
+      },
+      [&](const config::Config& config, mesh::Mesh& mesh, params::ParamStore& store) {
+        return std::make_unique<parallel::Tagged>(mesh, store, table, config);
+      }};
+  allocations = 0;
+  comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, compute(), std::make_unique<device::CpuDevice>(1), {}, factory);
     for (int64_t n = 1; n <= 2; ++n) run.step(n);
     counted = true;
     for (int64_t n = 3; n <= 5; ++n) run.step(n);
