@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/later.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 
 namespace {
@@ -59,6 +60,7 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  cli::prepare_process();
   CLI::App app{
       "Pretrains GPT-style language models. `trainer --config FILE` trains, `mpirun -np N trainer --config FILE` on N "
       "ranks; the verbs below do the rest.",

@@ -22,11 +22,11 @@ TIMEOUT_SECONDS = 120
 
 
 def limits(file_bytes):
-    """For the child: no core files; writes beyond file_bytes fail as on a full disk."""
+    """For the child: no core files, hang-ups reach it as from a terminal; writes beyond file_bytes fail."""
     def apply():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if file_bytes is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     return apply
 
