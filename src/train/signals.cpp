@@ -35,9 +35,7 @@ SignalGuard::SignalGuard() {
   save_flag = false;
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     struct sigaction action = {};
-    action.sa_handler = kSignals[i] == SIGUSR2  ? handle_save
-                        : kSignals[i] == SIGHUP ? handle_hang_up
-                                                : handle_stop;
+    action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : kSignals[i] == SIGHUP ? handle_hang_up : handle_stop;
     action.sa_flags = SA_RESTART;  // reads and writes of the program go on
     sigemptyset(&action.sa_mask);
     TRAINER_CHECK(sigaction(kSignals[i], &action, &previous_[i]) == 0, "sigaction of {}", signal_name(kSignals[i]));
