@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include "base/limits.h"
 #include <iterator>
 
 #include "base/log.h"
@@ -71,7 +72,7 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
     } catch (const Error& error) {
       if (error.scope() == Scope::here) world->fail(error.code(), error.what());
     } catch (const std::exception& error) {
-      world->fail(Code::internal, error.what());
+      world->fail(code_of(error), error.what());
     }
   }
   world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
@@ -122,8 +123,13 @@ int report(const std::exception_ptr& exception, int rank) {
     std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
     return exit_status(Code::io);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
-    return exit_status(Code::internal);
+    if (code_of(error) == Code::plan) {
+      std::fprintf(stderr, "%s: %s\n", who.c_str(),
+                   no_more_threads("this run", std::make_error_code(std::errc::resource_unavailable_try_again)).what());
+    } else {
+      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
+    }
+    return exit_status(code_of(error));
   }
 }
 

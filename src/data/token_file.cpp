@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "data/token_format.h"
 
 namespace trainer::data {
@@ -141,7 +142,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
   };
   {
     std::vector<std::jthread> helpers;
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
+    for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("thread {} of {}", i + 1, threads), work));
     work();
   }
   if (first_bad < blocks) scan(first_bad);  // throws: the first bad token, whichever thread met one first

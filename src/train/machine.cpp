@@ -114,6 +114,13 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
         "this process may use {} of the {} cores that are its share; start it with mpirun --bind-to none, or set "
         "run.threads",
         threads, share);
+  const int64_t at_once = int64_t{machine.threads} * world.local_size();
+  const int cores = device::share_of_cores(1);
+  if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
+    log::warning(
+        "run.threads = {}{} is more than the {} core{} of this machine: threads take turns, and the run is slower",
+        config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "", cores,
+        cores == 1 ? "" : "s");
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = device::detect_isa();
