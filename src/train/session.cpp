@@ -7,6 +7,8 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
+#include "data/mapping_guard.h"
+#include "data/overlap.h"
 #include "data/source.h"
 #include "optim/schedule.h"
 #include "train/deadline.h"
@@ -30,6 +32,9 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kSavedAfterSignal = 75;
+
+/// Polled between micro-steps.
+bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole(); }
 
 class Session {
  public:
@@ -66,6 +71,22 @@ class Session {
         options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
     while (state_.step < last) {
+    try {
+      outcome = steps_until(last, outcome);
+    } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
+      if (error.code() == Code::data && world_.size() == 1) save_last_step();
+      throw;
+    }
+    require_whole_data();
+    if (stopped()) outcome = stop_text();
+    save_last_step();
+    if (state_.step == total_steps_) sample_now();
+    return finish(outcome);
+  }
+
+ private:
+  /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
+  std::string steps_until(int64_t last, const std::string& outcome) {
       if (!step()) break;
       if (evaluation_due()) evaluate_now();
       if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
@@ -74,18 +95,30 @@ class Session {
       if (requests.peak) peak_.visit();
       if (state_.step < last && (requests.save || due(config_.checkpoint.interval))) save_or_warn();
       if (due(config_.debug.check_replicas_every)) check_replicas(trainer_, state_.step);
-      if (requests.time_is_up) {
-        outcome = "stopped at --max-time";
-        break;
-      }
+      if (requests.time_is_up) return "stopped at --max-time";
     }
-    if (stopped()) outcome = format("stopped by {}", signal_name(stop_signal()));
-    if (saved_step_ != state_.step && state_.step > 0) save();
-    if (state_.step == total_steps_) sample_now();
-    return finish(outcome);
+    return outcome;
   }
 
- private:
+  static std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
+
+  void save_last_step() {
+    if (saved_step_ != state_.step && state_.step > 0) save();
+  }
+
+  /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
+  void require_whole_data() {
+    if (!trainer_.on_any_rank(!data::mappings_whole())) return;
+    save_last_step();
+    world_.control().together([&] {
+      datasets_.train->stream().require_whole();
+      if (datasets_.val) datasets_.val->stream().require_whole();
+    });
+  }
+
+  /// Ranks that are threads share a process, and what the system says of its memory. A GPU's is each rank's own.
+  int ranks_of_process() const { return world_.transport() == "threads" && !machine_.gpu ? world_.size() : 1; }
+
   /// All ranks refuse, or none: memory may be short on one host only.
   void agree_on_memory() {
     world_.control().together([&] { require_memory(plan_, config_, datasets_.vocab, machine_); });
@@ -180,7 +213,7 @@ class Session {
     work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
     trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
     const double start = now_seconds();
-    const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_requested);
+    const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
     if (outcome.interrupted) return false;
     const double seconds = now_seconds() - start;
 
