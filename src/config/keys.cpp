@@ -68,9 +68,11 @@ void declare_model(std::vector<Key>& keys) {
 void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
-            "Training files, paths or globs, relative to where the program starts: .txt, .jsonl, or token files .bin. "
-            "Required.");
+            "Training files, paths or globs, relative to where the program starts: text (.txt, .text, .md), JSON lines "
+            "(.jsonl, .ndjson), or token files (.bin). Required.");
   data.list("val", &Data::val, {}, "Validation files, of the same kinds; empty: val_fraction of the training tokens.");
+  data.choice("format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"}, {},
+              "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
   data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
   data.string(
@@ -82,9 +84,9 @@ void declare_data(std::vector<Key>& keys) {
                 .derived = "the tokenizer's; required when one is trained, and by token files that do not imply it",
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
-  data.string("text_key", &Data::text_key, "text", {}, "Member of each .jsonl line that holds its text.");
+  data.string("text_key", &Data::text_key, "text", {}, "Member of each line's JSON object that holds the text.");
   data.choice("document", &Data::document, Document::file, {"file", "line", "block"}, {},
-              "What a document of a .txt file is: the file, each line, or each block between blank lines.");
+              "What a document of a text file is: the file, each line, or each block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; otherwise it is replaced and counted.");
 }
 

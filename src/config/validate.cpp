@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/join.h"
+#include "config/file_kind.h"
 #include "config/layout_rules.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
@@ -99,8 +100,6 @@ void check_schedule(const Config& config, Checker& checker) {
 
 bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
 
-bool is_token_file(const std::string& path) { return path.ends_with(".bin") || path.ends_with(".idx"); }
-
 bool matches_a_file(const std::string& pattern) {
   glob_t found{};
   const bool any = glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
@@ -136,7 +135,14 @@ void check_data(const Config& config, bool files, Checker& checker) {
   check_paths("data.train", data.train, checker);
   check_paths("data.val", data.val, checker);
   if (data.train.empty()) return;
-  const auto text = std::ranges::find_if_not(data.train, is_token_file);
+  const auto text = std::ranges::find_if(
+      data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
+/// Of names, not of what patterns match: the data show those.
+void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
+  for (const std::string& path : paths)
+    checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
+}
+
   if (data.tokenizer.empty()) {
     checker.require(
         text == data.train.end(), {"data.tokenizer", "data.train"},
@@ -151,6 +157,8 @@ void check_data(const Config& config, bool files, Checker& checker) {
                        "no such file: \"{}\"; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
                        did_you_mean(data.tokenizer, {"train"}));
   }
+  check_kinds("data.train", data.train, data.format, checker);
+  check_kinds("data.val", data.val, data.format, checker);
 }
 
 void check_checkpoints(const Config& config, bool files, Checker& checker) {

@@ -9,14 +9,16 @@ namespace trainer::data {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-json describe_inputs(const std::vector<std::string>& files, const json& known) {
+json describe_inputs(const std::vector<std::string>& files, const TextOptions& options, const json& known) {
   json inputs = json::array();
   for (const std::string& file : files) {
     const int64_t size = File::open_to_read(file).size();
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
-    json entry = {
-        {"path", fs::absolute(file).string()}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file)}};
+    json entry = {{"path", fs::absolute(file).string()},
+                  {"size", size},
+                  {"time", time},
+                  {"json_lines", is_json_lines(file, options)}};
     for (const json& old : known.is_array() ? known : json::array()) {
       const bool same = old.is_object() && old.value("path", json()) == entry["path"] &&
                         old.value("size", json()) == size && old.value("time", json()) == time && old.contains("hash");

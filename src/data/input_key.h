@@ -11,7 +11,8 @@ namespace trainer::data {
 
 /// Path, size, modification time and hash of each file. Files that `known` (an earlier description) lists with the same
 /// path, size and time are not read again.
-nlohmann::json describe_inputs(const std::vector<std::string>& files, const nlohmann::json& known);
+nlohmann::json describe_inputs(const std::vector<std::string>& files, const TextOptions& options,
+                               const nlohmann::json& known);
 
 /// A hash over the inputs' sizes and contents (not their names), the text options and `extra`.
 std::string input_key(const nlohmann::json& inputs, const TextOptions& options, const std::string& extra);

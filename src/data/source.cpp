@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "config/file_kind.h"
 #include "config/mistakes.h"
 #include "data/input_key.h"
 #include "data/statistics.h"
@@ -23,11 +24,17 @@ using nlohmann::json;
 
 constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked as they are read
 
-bool is_token_file(const std::string& file) { return file.ends_with(".bin"); }
-bool all_token_files(const std::vector<std::string>& files) { return std::ranges::all_of(files, is_token_file); }
+using config::FileKind;
+
+bool all_token_files(const std::vector<std::string>& files, config::DataFormat stated) {
+  return std::ranges::all_of(files, [&](const auto& file) { return file_kind(file, stated) == FileKind::tokens; });
+}
 
 TextOptions text_options(const config::Data& data) {
-  return {.text_key = data.text_key.empty() ? "text" : data.text_key, .document = data.document, .strict = data.strict};
+  return {.text_key = data.text_key.empty() ? "text" : data.text_key,
+          .document = data.document,
+          .strict = data.strict,
+          .format = data.format};
 }
 
 fs::path cache_folder(const config::Config& config, const OpenOptions& options) {
@@ -59,7 +66,8 @@ class TemporaryFolder {
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
-  const json inputs = describe_inputs(files, known.is_object() ? known.value("inputs", json()) : json());
+  const json inputs =
+      describe_inputs(files, text_options(data), known.is_object() ? known.value("inputs", json()) : json());
   const std::string key = input_key(inputs, text_options(data), fmt::format("tokenizer-1 {}", data.vocab_size));
   if (known.is_object() && known.value("key", "") == key && fs::exists(model)) return Tokenizer::load(model.string());
   const double start = now_seconds();
@@ -77,13 +85,13 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const OpenOptions& options) {
-  if (all_token_files(files)) return std::make_shared<TokenStream>(files);
-  if (std::ranges::any_of(files, is_token_file)) {
-    throw Error(
-        Code::data,
-        fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
-                    "first with `trainer tokenize`",
-                    *std::ranges::find_if(files, is_token_file), *std::ranges::find_if_not(files, is_token_file)));
+  if (all_token_files(files, data.format)) return std::make_shared<TokenStream>(files);
+  const auto tokens_file = [&](const auto& file) { return file_kind(file, data.format) == FileKind::tokens; };
+  if (const auto tokens = std::ranges::find_if(files, tokens_file); tokens != files.end()) {
+    throw Error(Code::data,
+                fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
+                            "first with `trainer tokenize`",
+                            *tokens, *std::ranges::find_if_not(files, tokens_file)));
   }
   if (tokenizer == nullptr) {
     throw Error(
@@ -146,7 +154,8 @@ std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
 
 }  // namespace
 
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns) {
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns, config::DataFormat stated,
+                                      const std::string& insist) {
   std::vector<std::string> files;
   for (const std::string& pattern : patterns) {
     if (pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern)) {
@@ -170,12 +179,15 @@ int64_t validation_begin(const TokenStream& stream, double fraction) {
 
 Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const config::Data& data = config.data;
-  const std::vector<std::string> files = expand_files(data.train);
+  const std::vector<std::string> files = expand_files(data.train, data.format);
   if (files.empty()) throw Error(Code::config, "data.train: no training files");
   const fs::path cache = cache_folder(config, options);
   Datasets result;
   if (data.tokenizer == "train") {
-    if (all_token_files(files)) {
+  for (const std::string& file : files) {
+    if (!file_kind(file, stated)) throw Error(Code::data, config::unknown_kind(file, insist));
+  }
+    if (all_token_files(files, data.format)) {
       throw Error(Code::config,
                   fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
     }
@@ -195,7 +207,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
   int64_t train_end = train->tokens();
   if (!data.val.empty()) {
-    const auto val = open_stream(expand_files(data.val), data, tokenizer, cache / "val.bin", options);
+    const auto val = open_stream(expand_files(data.val, data.format), data, tokenizer, cache / "val.bin", options);
     if (!val) return result;
     require_vocabulary(*val, tokenizer, result.vocab, options.threads);
     result.val.emplace(val, seq_len, seed);
@@ -223,7 +235,10 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
     if (files.empty() && fs::exists(cache / name)) return cache / name;
     return temporary.emplace().path() / name;
   };
-  const auto list = expand_files(!files.empty() ? files : tail ? data.train : data.val);
+  const auto list = expand_files(!files.empty() ? files
+                                 : tail         ? data.train
+                                                : data.val,
+                                 data.format, files.empty() ? "data.format" : "--format");
   const auto stream = open_stream(list, data, tokenizer, place(tail ? "train.bin" : "val.bin"), options);
   EvalData result;
   if (!stream) return result;
@@ -239,7 +254,7 @@ int64_t planned_vocab(const config::Config& config) {
   if (data.tokenizer == "train") return data.vocab_size;
   if (!data.tokenizer.empty())
     return vocabulary_of(Tokenizer::load(data.tokenizer).vocab_size(), data.tokenizer, config);
-  const TokenStream stream(expand_files(data.train));
+  const TokenStream stream(expand_files(data.train, data.format));
   return vocabulary_of(stream.info().vocab_size, stream.name(), config);
 }
 

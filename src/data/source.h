@@ -50,8 +50,11 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
 /// The vocabulary that open_data would find, without training a tokenizer or reading text.
 int64_t planned_vocab(const config::Config& config);
 
-/// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing.
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns);
+/// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing, or
+/// when a file is of no kind that is known (config::file_kind); `insist` is then the option to say it with.
+std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
+                                      config::DataFormat stated = config::DataFormat::automatic,
+                                      const std::string& insist = "data.format");
 
 /// Where training ends and validation begins: the document end nearest to (1 − fraction)·tokens that changes the
 /// validation share by no more than half of it, else that place itself.

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr const char* kFormat = "tokens-1";  // part of the key: raise it when the output of the same input changes
+constexpr const char* kFormat = "tokens-2";  // part of the key: raise it when the output of the same input changes
 
 /// How far the work is; what an interrupted call leaves behind.
 struct Progress {
@@ -157,7 +157,8 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
   const fs::path manifest_path = beside(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
-  const json inputs = describe_inputs(files, manifest.is_object() ? manifest.value("inputs", json()) : json());
+  const json inputs =
+      describe_inputs(files, options.text, manifest.is_object() ? manifest.value("inputs", json()) : json());
   const std::string key = input_key(inputs, options.text, std::string(kFormat) + tokenizer.hash());
   if (auto result = finished_before(output, manifest, key)) return *result;
 
