@@ -1,10 +1,10 @@
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "data/source.h"
@@ -18,7 +18,16 @@ namespace trainer::cli {
 
 namespace {
 
-Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
+constexpr int kStopped = 75;
+
+/// All ranks stop when one of them was told to.
+int stopped(comm::World& world) {
+  if (world.first()) {
+    const int signal = train::stop_signal();
+    log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : train::signal_name(signal));
+  }
+  return kStopped;
+}
 
 int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::path& path) {
   const train::SignalGuard signals;
@@ -26,8 +35,11 @@ int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::pa
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
   if (world.first()) options.progress = show_tokenizing();
+  if (!o.data.empty()) model.config.data.format = format_named(o.format);
   data::EvalData source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
-  if (!source.dataset) throw stopped();
+  double missing = source.dataset ? 0 : 1;
+  world.control().sum({&missing, 1});
+  if (missing > 0) return stopped(world);
   std::optional<train::StatusLine> status;
   if (world.first()) status.emplace();
   const train::Evaluation result =
@@ -36,7 +48,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::pa
         return !train::stop_requested();
       });
   status.reset();
-  if (result.interrupted) throw stopped().on(Scope::all_ranks);
+  if (result.interrupted) return stopped(world);
   const train::EvalReport& report = result.report;
   if (!world.first()) return 0;
   if (o.json) {
@@ -44,15 +56,13 @@ int evaluate(comm::World& world, const EvalOptions& o, const std::filesystem::pa
         {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
-    std::printf("%s\n", document.dump().c_str());
+    print(document.dump() + "\n");
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
-    std::fputs(
+    print(
         format("checkpoint     {}\nstep           {}\nloss           {:.6f}\nperplexity     {:.4f}\nbits per byte  {}\n"
                "tokens         {}\n",
-               model.folder.string(), model.step, report.loss, report.perplexity, bits, report.tokens)
-            .c_str(),
-        stdout);
+               model.folder.string(), model.step, report.loss, report.perplexity, bits, report.tokens));
   }
   return 0;
 }

@@ -3,10 +3,8 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include "base/limits.h"
-#include <iterator>
 
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/philox.h"
 #include "cli/configuration.h"
@@ -47,14 +45,15 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   world.control().together([&] {
     if (options.file.empty()) config = configuration_without_file(options);
     if (options.file.empty() || !world.first()) return;
-    config = config::load(options.file, options.sets, {.world = world.size()});
-    std::ifstream file(options.file, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    text = config::read_text(options.file);
+    config = config::load_text(text, config::name_of(options.file), options.sets,
+                               {.world = world.size(), .resume = options.resume});
   });
   if (options.file.empty()) return config;
   world.control().broadcast(text);
   if (!world.first())
-    config = config::load_text(text, options.file, options.sets, {.world = world.size(), .files = false});
+    config = config::load_text(text, config::name_of(options.file), options.sets,
+                               {.world = world.size(), .files = false, .resume = options.resume});
   return config;
 }
 

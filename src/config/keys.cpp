@@ -110,9 +110,11 @@ void declare_train(std::vector<Key>& keys) {
   train.integer("eval_batches", &Train::eval_batches, 16,
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
                 "How much of the validation data an evaluation covers, from its start; 0: all of it.");
-  train.integer("sample_interval", &Train::sample_interval, 0, {.range = at_least(0), .unit = "steps"},
-                "Steps between generated samples; 0: none.");
-  train.string("sample_prompt", &Train::sample_prompt, "\n", {}, "What a sample continues.");
+  train.integer("sample_interval", &Train::sample_interval, -1,
+                {.range = at_least(0), .unit = "steps", .derived = "one sample, after the last step"},
+                "Steps between generated samples; 0: none at all.");
+  train.string("sample_prompt", &Train::sample_prompt, "\n", {},
+               "What a sample continues; empty: none after the last step unless sample_interval asks for it.");
   train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
                 "Length of a sample.");
   train.integer(

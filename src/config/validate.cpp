@@ -14,6 +14,7 @@
 #include "config/layout_rules.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
+#include "config/text.h"
 
 namespace trainer::config {
 namespace {
@@ -47,6 +48,21 @@ class Checker {
   const Config& config_;
   Mistakes& mistakes_;
 };
+
+/// No name of a folder or file holds a NUL, and one with a line end or an escape sequence is a slip.
+void check_names(const Config& config, Checker& checker) {
+  for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
+                           "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning"}) {
+    const std::string_view name = path;
+    const Value value = find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->get(config);
+    const auto* one = std::get_if<std::string>(&value);
+    for (const std::string& text : one != nullptr ? StringList{*one} : std::get<StringList>(value)) {
+      const auto bad = std::ranges::find_if(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+      checker.require(bad == text.end(), {path}, "{}: names hold no control characters, found one at place {}",
+                      to_toml(Value(text)), bad - text.begin() + 1);
+    }
+  }
+}
 
 void check_run(const Run& run, Checker& checker) {
   checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
@@ -120,6 +136,12 @@ void check_paths(const char* key, const std::vector<std::string>& paths, Checker
                      fmt::join(lost, ", "), here);
 }
 
+/// Of names, not of what patterns match: the data show those.
+void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
+  for (const std::string& path : paths)
+    checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
+}
+
 void check_data(const Config& config, bool files, Checker& checker) {
   const Data& data = config.data;
   const bool trained = data.tokenizer == "train";
@@ -134,15 +156,11 @@ void check_data(const Config& config, bool files, Checker& checker) {
                   "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
   check_paths("data.train", data.train, checker);
   check_paths("data.val", data.val, checker);
+  check_kinds("data.train", data.train, data.format, checker);
+  check_kinds("data.val", data.val, data.format, checker);
   if (data.train.empty()) return;
   const auto text = std::ranges::find_if(
       data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
-/// Of names, not of what patterns match: the data show those.
-void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
-  for (const std::string& path : paths)
-    checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
-}
-
   if (data.tokenizer.empty()) {
     checker.require(
         text == data.train.end(), {"data.tokenizer", "data.train"},
@@ -157,8 +175,6 @@ void check_kinds(const char* key, const std::vector<std::string>& paths, DataFor
                        "no such file: \"{}\"; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
                        did_you_mean(data.tokenizer, {"train"}));
   }
-  check_kinds("data.train", data.train, data.format, checker);
-  check_kinds("data.val", data.val, data.format, checker);
 }
 
 void check_checkpoints(const Config& config, bool files, Checker& checker) {
@@ -241,6 +257,7 @@ std::optional<double> injected_delay(std::string_view fault) {
 
 void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
   Checker checker(config, mistakes);
+  check_names(config, checker);
   check_run(config.run, checker);
   check_model(config.model, checker);
   check_data(config, files, checker);

@@ -152,6 +152,22 @@ std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
   return bytes;
 }
 
+/// Validation and training each need a window; what val_fraction leaves them is its doing.
+void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
+  const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
+  if (val >= window && train_end >= window) return;
+  const double share = static_cast<double>(window) / static_cast<double>(all);
+  const std::string remedy =
+      share < 0.5 ? fmt::format("between {:.2g} and {:.2g} it leaves enough for both, 0 keeps nothing apart",
+                                1.1 * share, 1 - 1.1 * share)
+                  : "add data or choose a smaller model.seq_len";
+  throw Error(Code::data,
+              fmt::format("{}: {}: of the {} tokens of {} this leaves {} for {}, fewer than one window of "
+                          "seq_len + 1 = {}; {}",
+                          config::place(config, "data.val_fraction"), config.data.val_fraction, all, train.name(),
+                          val < window ? val : train_end, val < window ? "validation" : "training", window, remedy));
+}
+
 }  // namespace
 
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns, config::DataFormat stated,
@@ -167,6 +183,9 @@ std::vector<std::string> expand_files(const std::vector<std::string>& patterns, 
     if (any) files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
     ::globfree(&found);
     if (!any) throw Error(Code::data, fmt::format("{}: no file matches", pattern));
+  }
+  for (const std::string& file : files) {
+    if (!file_kind(file, stated)) throw Error(Code::data, config::unknown_kind(file, insist));
   }
   return files;
 }
@@ -184,9 +203,6 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const fs::path cache = cache_folder(config, options);
   Datasets result;
   if (data.tokenizer == "train") {
-  for (const std::string& file : files) {
-    if (!file_kind(file, stated)) throw Error(Code::data, config::unknown_kind(file, insist));
-  }
     if (all_token_files(files, data.format)) {
       throw Error(Code::config,
                   fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
@@ -213,6 +229,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     result.val.emplace(val, seq_len, seed);
   } else if (data.val_fraction > 0) {
     train_end = validation_begin(*train, data.val_fraction);
+    require_windows(*train, train_end, config);
     result.val.emplace(train, seq_len, seed, train_end);
   }
   result.train.emplace(train, seq_len, seed, 0, train_end);

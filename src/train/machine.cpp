@@ -246,7 +246,9 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
 }
 
 bool writes_samples(const config::Config& config) {
-  return !config.data.tokenizer.empty() && (config.train.sample_interval > 0 || !config.train.sample_prompt.empty());
+  const config::Train& train = config.train;
+  return !config.data.tokenizer.empty() &&
+         (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {

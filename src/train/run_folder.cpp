@@ -12,9 +12,27 @@ fs::path checkpoint_folder(const config::Config& config) {
   return config.checkpoint.dir.empty() ? fs::path(config.run.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
 }
 
+namespace {
+
+void link_checkpoints(const config::Config& config) {
+  if (config.checkpoint.dir.empty()) return;
+  const fs::path link = fs::path(config.run.dir) / "checkpoints", temporary = fs::path(config.run.dir) / ".checkpoints";
+  std::error_code ignored;
+  const fs::path target = fs::absolute(config.checkpoint.dir, ignored);
+  if (fs::equivalent(link, target, ignored)) return;
+  if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) return;
+  fs::remove(temporary, ignored);
+  std::error_code failed;
+  fs::create_directory_symlink(target, temporary, failed);
+  if (!failed) fs::rename(temporary, link, failed);
+}
+
+}  // namespace
+
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
   replace_file(fs::path(config.run.dir) / "config.toml", config_toml);
   if (!tokenizer.empty()) replace_file(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  link_checkpoints(config);
 }
 
 void write_report_or_warn(const fs::path& run_dir, const Summary& summary, const History& history) {

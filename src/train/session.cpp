@@ -62,6 +62,7 @@ class Session {
   int run() {
     begin();
     if (trainer_.on_any_rank(evaluation_missing())) evaluate_now();
+    if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
       return finish("finished");
@@ -70,7 +71,6 @@ class Session {
     const int64_t last =
         options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
-    while (state_.step < last) {
     try {
       outcome = steps_until(last, outcome);
     } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
@@ -87,6 +87,7 @@ class Session {
  private:
   /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
   std::string steps_until(int64_t last, const std::string& outcome) {
+    while (state_.step < last) {
       if (!step()) break;
       if (evaluation_due()) evaluate_now();
       if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
@@ -185,7 +186,7 @@ class Session {
   }
 
   void announce() {
-    StartReport start = start_report(config_, datasets_, plan_, machine_);
+    StartReport start = start_report(config_, datasets_, plan_, machine_, ranks_of_process());
     start.step = state_.step;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
@@ -249,8 +250,14 @@ class Session {
         evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
                  datasets_.tokenizer ? &*datasets_.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
                    reporter_.status(format("evaluating {}/{}", done, windows));
-                   return !stop_requested();
+                   return !stop_requested() && !deadline_.passed();
                  });
+    if (result.interrupted && !stopped()) {
+      reporter_.warn(state_.step, format("step {}: --max-time cut the evaluation short; it is made up for when the run "
+                                         "goes on",
+                                         state_.step));
+    }
+    evaluation_cut_ = result.interrupted;
     if (result.interrupted) return;
     result.report.step = state_.step;
     if (!(state_.best_val_loss <= result.report.loss)) {
@@ -324,6 +331,7 @@ class Session {
   checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
   int64_t skips_ = 0, saved_step_ = -1;
+  bool evaluation_cut_ = false;  // the last one was
 };
 
 data::Datasets open_datasets(const config::Config& config, int threads, const Deadline& deadline) {
@@ -337,7 +345,19 @@ data::Datasets open_datasets(const config::Config& config, int threads, const De
     log::info("tokenizing: {} of {}, {} tokens", format_bytes(static_cast<double>(done.bytes)),
               format_bytes(static_cast<double>(done.total_bytes)), format_count(static_cast<double>(done.tokens)));
   };
-  return data::open_data(config, options);
+  data::Datasets datasets = data::open_data(config, options);
+  if (datasets.train && datasets.val && !config.data.val.empty()) {
+    if (const std::string overlap = data::overlap_of(*datasets.train, *datasets.val); !overlap.empty())
+      log::warning("data.val: {}", overlap);
+  }
+  return datasets;
+}
+
+/// Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
+void require_memory_early(comm::World& world, const config::Config& config, const Machine& machine) {
+  if (config.data.tokenizer != "train") return;
+  const RunPlan plan = plan_run(config, config.data.vocab_size, machine, true);
+  world.control().together([&] { require_memory(plan, config, config.data.vocab_size, machine); });
 }
 
 }  // namespace
@@ -353,6 +373,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     return 0;
   }
   require_one_compute(world, machine);
+  require_memory_early(world, config, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();

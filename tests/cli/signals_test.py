@@ -136,12 +136,36 @@ class Signals(rig.Runs):
         self.stop(process)
         self.goes_on_identically(*LONG)
 
+    def test_a_signal_stops_an_evaluation_and_a_sample(self):
+        self.train(max_steps=1)
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 100)
+        for args in (["eval", "--checkpoint", "run", "--data", "long.txt"],
+                     ["generate", "--checkpoint", "run", "--prompt", "the", "--tokens", "100000000"]):
+            process = self.start(*args)
+            status = pathlib.Path(f"/proc/{process.pid}/status")
+            # It catches SIGTERM (bit 14) once it is at work.
+            self.wait_until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> 14 & 1, process, "its work")
+            self.assertIn("stopped by SIGTERM", self.stop(process))
+
     def test_max_time_saves_and_ends_well(self):
         stderr = self.train(*LONG, max_time="1s")
         self.assertIn("stopped at --max-time", stderr)
         self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
         self.assertLess(self.events("end")[-1]["wall_s"], 10)
         self.goes_on_identically(*LONG)
+
+    def test_max_time_cuts_an_evaluation_short(self):
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 60)
+        self.trainer("tokenize", "--input", "long.txt", "--output", "long", "--tokenizer", "tokens/tokenizer.model")
+        sets = ["train.steps=2", "optim.warmup_steps=1", "train.eval_interval=1", "train.eval_batches=0", "train.micro_batch=1", "run.threads=1",
+                "data.val=long/tokens.bin", "data.val_fraction=0", "precision.compute=fp64"]
+        stderr = self.train(*sets, max_time="2s")
+        self.assertIn("step 1: --max-time cut the evaluation short", stderr)
+        self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
+        self.assertEqual((self.saved_steps(), self.events("eval")), ([1], []))
+        self.assertLess(self.events("end")[-1]["wall_s"], 8)
+        stderr = self.train(*sets, "train.eval_batches=2")
+        self.assertEqual([event["step"] for event in self.events("eval")], [1, 2])
 
     def test_max_time_counts_the_preparation_of_data(self):
         """A time too short to tokenize in: the first step is made all the same once the tokens are there."""
