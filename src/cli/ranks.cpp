@@ -3,9 +3,8 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/philox.h"
 #include "cli/configuration.h"
@@ -46,14 +45,15 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   world.control().together([&] {
     if (options.file.empty()) config = configuration_without_file(options);
     if (options.file.empty() || !world.first()) return;
-    config = config::load(options.file, options.sets, {.world = world.size()});
-    std::ifstream file(options.file, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    text = config::read_text(options.file);
+    config = config::load_text(text, config::name_of(options.file), options.sets,
+                               {.world = world.size(), .resume = options.resume});
   });
   if (options.file.empty()) return config;
   world.control().broadcast(text);
   if (!world.first())
-    config = config::load_text(text, options.file, options.sets, {.world = world.size(), .files = false});
+    config = config::load_text(text, config::name_of(options.file), options.sets,
+                               {.world = world.size(), .files = false, .resume = options.resume});
   return config;
 }
 
@@ -71,7 +71,7 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
     } catch (const Error& error) {
       if (error.scope() == Scope::here) world->fail(error.code(), error.what());
     } catch (const std::exception& error) {
-      world->fail(Code::internal, error.what());
+      world->fail(code_of(error), error.what());
     }
   }
   world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
@@ -122,8 +122,13 @@ int report(const std::exception_ptr& exception, int rank) {
     std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
     return exit_status(Code::io);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
-    return exit_status(Code::internal);
+    if (code_of(error) == Code::plan) {
+      std::fprintf(stderr, "%s: %s\n", who.c_str(),
+                   no_more_threads("this run", std::make_error_code(std::errc::resource_unavailable_try_again)).what());
+    } else {
+      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
+    }
+    return exit_status(code_of(error));
   }
 }
 

@@ -109,6 +109,27 @@ class Ranks(rig.Runs):
         self.launcher = []
         self.assert_whole(*self.step_folders())
 
+    def test_a_rank_that_is_killed_is_named_and_the_others_leave(self):
+        """mpirun itself ends them and returns the signal; told not to, it lets them leave with their own status."""
+        for run, options in (("ended", []), ("left", ["--enable-recovery"])):
+            keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
+            self.launcher = [*rig.MPIRUN, *options, "-np", "3", *keep]
+            process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
+                                       "parallel.timeout=2", "checkpoint.interval=5", f"run.dir={run}")
+            self.wait_until(lambda: self.last_step(run) >= 7, process, "seven steps")
+            shell = self.process_of(process.pid, rank=1)
+            victim = pathlib.Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]
+            os.kill(int(victim if options else shell), signal.SIGKILL)
+            _, stderr = process.communicate(timeout=rig.TIMEOUT_SECONDS)
+            if options:
+                statuses = [int((self.folder / f"status.{rank}").read_text()) for rank in range(3)]
+                self.assertEqual(statuses, [LOST_PEER, 128 + signal.SIGKILL, LOST_PEER], stderr)
+                self.assertRegex(stderr, r"rank 1 \(host .*, process \d+\)")
+            else:
+                self.assertEqual(process.returncode, 128 + signal.SIGKILL, stderr)
+            self.launcher = []
+            self.assert_whole(*self.step_folders(run))
+
     def test_mistakes_are_reported_once_and_end_all_ranks(self):
         self.launcher = [*rig.MPIRUN, "-np", "2"]
         stderr = self.train("model.layers=3", status=2)

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/log.h"
+#include "data/file_list.h"
 #include "data/statistics.h"
 #include "unit/data/fixtures.h"
 
