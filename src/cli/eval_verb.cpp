@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/ranks.h"
@@ -96,10 +97,16 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
-    const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
-    return evaluate(world, o, path, config.checkpoint.allow_other_data);
-  });
+  return on_ranks(o.config,
+                  [&](comm::World& world, const config::Config& config) {
+                    const fs::path path =
+                        o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
+                    return evaluate(world, o, path, config.checkpoint.allow_other_data);
+                  },
+                  {{"the verb", "eval"},
+                   {"--checkpoint", o.checkpoint},
+                   {"--data", format("{}", fmt::join(o.data, " "))},
+                   {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

@@ -28,7 +28,12 @@ int train_command(const TrainOptions& o) {
     if (world.first()) std::fputs(plan.c_str(), stdout);
     return status;
   };
-  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return on_ranks(options, run);
+  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1)
+    return on_ranks(options, run,
+                    {{"the verb", "train"},
+                     {"--max-steps", format("{}", o.max_steps)},
+                     {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
+                     {"--dry-run", o.dry_run ? "given" : "absent"}});
   // A plan needs none of its ranks.
   config::Config config = config::load(options.file, options.sets);
   const int64_t ranks = config::fewest_ranks(config);
