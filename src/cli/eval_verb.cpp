@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/process.h"
@@ -105,10 +106,17 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
-    const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
-    return evaluate(world, o, path, config.checkpoint.allow_other_data);
-  });
+  return on_ranks(o.config,
+                  [&](comm::World& world, const config::Config& config) {
+                    const fs::path path =
+                        o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
+                    return evaluate(world, o, path, config.checkpoint.allow_other_data);
+                  },
+                  {{"the verb", "eval"},
+                   {"--checkpoint", o.checkpoint},
+                   {"--data", format("{}", fmt::join(o.data, " "))},
+                   {"--format", o.format},
+                   {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

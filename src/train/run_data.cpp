@@ -1,6 +1,7 @@
 #include "train/run_data.h"
 
 #include "base/log.h"
+#include "comm/agreement.h"
 #include "data/overlap.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
@@ -75,6 +76,15 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().together([&] {
     if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads, .tokenizer = tokenizer});
   });
+  comm::require_same(world,
+                     {{"the vocabulary", format("{}", datasets.vocab)},
+                      {"the number of training tokens", format("{}", datasets.train->tokens())},
+                      {"the number of validation tokens", format("{}", datasets.val ? datasets.val->tokens() : 0)},
+                      {"the hash of the training data", datasets.data_hash},
+                      {"the hash of the validation data", datasets.val_hash}},
+                     Code::data,
+                     "all ranks must find the same files under data.train and data.val: start them in one "
+                     "folder, or copy the files again");
   return datasets;
 }
 
