@@ -35,7 +35,7 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
           ->type_name("FILE")
           ->transform(home_path());
   if (required) file->required();
-  app.add_option("--set,-s", options.sets, "override a key of the configuration; may be repeated")
+  app.add_option("--set,-s", options.sets, "override keys of the configuration: several words, or repeated")
       ->type_name("section.key=value")
       ->allow_extra_args(false);
 }
