@@ -1,3 +1,5 @@
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
@@ -8,6 +10,7 @@
 #include "cli/stop_text.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
+#include "train/printable.h"
 #include "train/signals.h"
 
 namespace trainer::cli {
@@ -41,19 +44,20 @@ int generate(comm::World& world, const GenerateOptions& o) {
   if (model.trainer->replica() > 0) return 0;  // one token at a time leaves nothing for the others to do
   train::Generator generator(*model.trainer);
   const train::SignalGuard signals;
-  const bool shown = world.first() && !o.json;
+  const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
+  const auto readable = [=](const std::string& text) { return terminal ? train::printable(text) : text; };
   nlohmann::json samples = nlohmann::json::array();
   int64_t tokens = 0;
   bool stopped = false;
   const double start = now_seconds();
   for (int64_t i = 0; i < o.samples && !stopped; ++i, ++sampling.seed) {
     if (shown && i > 0) print("---\n");
-    if (shown) print(prompt);
+    if (shown) print(readable(prompt));
     std::string text;
     StopText stop(o.stop);
     const auto show = [&](const std::string& piece) {
       text += piece;
-      if (shown) print(piece);
+      if (shown) print(readable(piece));
     };
     const int64_t written =
         generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {

@@ -35,20 +35,21 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
           ->type_name("FILE")
           ->transform(home_path());
   if (required) file->required();
-  app.add_option("--set,-s", options.sets, "override a key of the configuration; may be repeated")
+  app.add_option("--set,-s", options.sets, "override keys of the configuration: several words, or repeated")
       ->type_name("section.key=value")
       ->allow_extra_args(false);
 }
 
-/// A whole number, none below `least`.
-CLI::Validator at_least(int64_t least) {
-  const auto mistake = [least](const std::string& text) -> std::string {
+/// A whole number, none below `least` or above `most`.
+CLI::Validator at_least(int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
+  const auto mistake = [least, most](const std::string& text) -> std::string {
     int64_t number = 0;
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (error == std::errc{} && stop == end && number >= least) return {};
-    if (error == std::errc::result_out_of_range && stop == end && text.front() != '-')
-      return format("{} is too large a number: at most {}", text, std::numeric_limits<int64_t>::max());
+    const bool whole = error == std::errc{} && stop == end;
+    if (whole && number >= least && number <= most) return {};
+    if ((whole && number > most) || (error == std::errc::result_out_of_range && stop == end && text.front() != '-'))
+      return format("{} is too large a number: at most {}", text, most);
     return format("{} is not a whole number of at least {}", text, least);
   };
   return CLI::Validator(mistake, "");
@@ -200,7 +201,8 @@ int main(int argc, char** argv) {
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")->check(at_least(0));
+  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
+      ->check(at_least(0, 4096));  // as run.threads: taking all that the system has would starve other programs
   bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb

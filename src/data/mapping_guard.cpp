@@ -31,8 +31,9 @@ int64_t page_bytes = 4096;
 
 /// Only what a signal handler may do: atomics, and mmap, which is a plain system call.
 extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
-  const auto* address = static_cast<const std::byte*>(info->si_addr);
-  for (GuardedMapping* each = all.load(); each != nullptr; each = each->next) {
+  const bool fault = info->si_code > 0;  // else somebody sent it, and there is no address
+  const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;
+  for (GuardedMapping* each = all.load(); fault && each != nullptr; each = each->next) {
     const std::byte* begin = each->begin.load();
     if (begin == nullptr || address < begin || address >= begin + each->bytes.load()) continue;
     const auto page =
@@ -44,6 +45,7 @@ extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
     break;
   }
   ::sigaction(SIGBUS, &previous, nullptr);  // the access is repeated, and ends as it would have
+  if (!fault) ::raise(SIGBUS);
 }
 
 void take_over_bus_errors() {

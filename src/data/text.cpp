@@ -150,9 +150,11 @@ std::optional<TextPiece> PieceReader::next() {
   if (!file_) {
     file_ = File::open_to_read(name);
     file_bytes_ = file_->size();
-    if (file_bytes_ == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", name));
+    const int64_t begin = byte_order_mark(*file_);
+    if (file_bytes_ == begin)
+      throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
     if (options_.format == config::DataFormat::automatic) require_text(*file_);
-    if (next_.offset == 0) next_.offset = byte_order_mark(*file_);
+    if (next_.offset == 0) next_.offset = begin;
   }
   TextPiece piece{.at = next_, .text = {}};
   const bool json_lines = is_json_lines(name, options_);

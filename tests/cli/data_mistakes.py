@@ -80,7 +80,7 @@ CASES = [
           (b"\xfd7zXZ\0....", "xz-compressed", "unxz"), (bz2.compress(b"a b c\n"), "bzip2-compressed", "bunzip2"),
           (b"PK\3\4....", "a ZIP archive", "unzip"), (b"PAR1....", "a Parquet table", ".jsonl"),
           (tiny_text().encode("utf-16"), "text in UTF-16", "iconv -f UTF-16 -t UTF-8"))],
-    data("file of nothing but a byte-order mark", {"a.txt": b"\xef\xbb\xbf"}, "a.txt", "no text", sets=["data.train=a.txt"]),
+    data("file of nothing but a byte-order mark", {"a.txt": b"\xef\xbb\xbf"}, "a.txt: offset 3: the file is empty", sets=["data.train=a.txt"]),
     data("tokenize a table", {"a.csv": "a,b\n"}, '"a.csv": .csv files are not read', "insist with --format",
          args=["tokenize", "--input", "a.csv", "--output", "out", "--train-vocab", "320"], after=nothing_tokenized),
     data("tokenize in no known format", {}, "--format", "jsonl",

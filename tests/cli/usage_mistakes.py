@@ -62,7 +62,7 @@ CASES = [
     usage("fewer evaluation batches than none", ["eval", "--checkpoint", "c", "--batches", "-1"], "--batches"),
     usage("evaluation format", ["eval", "--checkpoint", "c", "--format", "csv"], "--format"),
     usage("more benchmark threads than any machine starts", ["bench", "peak", "--threads", "100000000"],
-          "thread", "of 100000000 (run.threads)", "the system gives no further thread", "ulimit -u", status=3),
+          "--threads", "too large a number: at most 4096"),
     usage("standard input without a configuration", ["--config", "-"], "--config -: standard input has no configuration"),
     usage("configuration below a folder that is not there", ["--config", "~/no/such/x.toml"], "/no/such/x.toml: cannot be read"),
     usage("max-steps of a word", ["train", "--config", "x.toml", "--max-steps", "many"], "--max-steps", "many"),

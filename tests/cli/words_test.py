@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import pty
 import re
 import shutil
 import subprocess
@@ -141,6 +142,19 @@ class Words(rig.Runs):
         sample = stderr[stderr.index("--- sample at step"):]
         self.assertIn(r"the \x1b[31mcat\x07 \x9bsat", sample)
         self.assertNotRegex(sample, "[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+    def test_a_terminal_is_not_told_what_to_do_by_a_sample(self):
+        self.train(max_steps=1)
+        args = [rig.TRAINER, "generate", "--checkpoint", "run", "--prompt", "the \x1b[31mcat", "--tokens", "40", "--seed", "2"]
+        ours, its = pty.openpty()
+        with os.fdopen(ours, "rb", 0) as terminal:
+            subprocess.run(args, cwd=self.folder, stdout=its, stderr=subprocess.DEVNULL, timeout=rig.TIMEOUT_SECONDS, check=True)
+            os.close(its)
+            text = terminal.read(1 << 16).decode(errors="replace")
+        self.assertIn("the \\x1b[31mcat", text)
+        self.assertNotRegex(text, "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+        piped = subprocess.run(args, cwd=self.folder, capture_output=True, timeout=rig.TIMEOUT_SECONDS, check=True).stdout
+        self.assertTrue(piped.startswith(b"the \x1b[31mcat"))
 
     def test_the_epoch_is_told(self):
         stderr = self.train("train.steps=100")
