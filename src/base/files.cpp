@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <system_error>
 
 #include "base/error.h"
@@ -62,6 +63,12 @@ int write_and_sync(int file, std::string_view bytes) {
 }  // namespace
 
 std::string system_reason(int error) { return std::generic_category().message(error) + remedy(error); }
+
+std::string expand_home(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  const bool short_form = path == "~" || path.starts_with("~/");
+  return short_form && home != nullptr ? home + path.substr(1) : path;
+}
 
 void publish(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "put the finished file in place", errno);

@@ -9,6 +9,9 @@ namespace trainer {
 /// The reason behind an errno and, where there is one, the remedy: "No space left on device; the disk is full: free …".
 std::string system_reason(int error);
 
+/// "~" and "~/x" of a path with the user's home folder (HOME), as shells do it; everything else as it is.
+std::string expand_home(const std::string& path);
+
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 

@@ -57,6 +57,13 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
                        "model.tie_embeddings = false",
                        folder_.string()));
   }
+  const auto moment = [](const auto& tensor) { return !is_weight(tensor.name); };
+  if (std::ranges::any_of(slices, moment) && std::ranges::none_of(manifest_.tensors, moment)) {
+    throw Error(Code::checkpoint,
+                format("{}: it has weights only, its optimizer state was left out: no run can go on from it; start one "
+                       "from it with model.init_from",
+                       folder_.string()));
+  }
   std::map<std::string, const StoredTensor*> stored;
   for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
   std::set<std::string> used;

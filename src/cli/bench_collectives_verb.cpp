@@ -1,7 +1,7 @@
-#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 #include "comm/bench_collectives.h"
 #include "comm/gpu_transport.h"
@@ -43,7 +43,7 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
     text =
         json{{"ranks", world.size()}, {"transport", carrier.transport()}, {"memory", memory}, {"rates", list}}.dump() +
         "\n";
-  std::fputs(text.c_str(), stdout);
+  print(text);
   return 0;
 }
 

@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
+#include "cli/process.h"
 #include "config/load.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/bench_attention.h"
@@ -60,7 +61,13 @@ struct Bench {
     const std::optional<double> promised = data_sheet_peak();
     return promised ? json(*promised * 1e-9) : json();
   }
-  void say(const std::string& text) const { std::fputs(text.c_str(), options.json ? stderr : stdout); }
+  void say(const std::string& text) const {
+    if (options.json) {
+      std::fputs(text.c_str(), stderr);
+    } else {
+      print(text);
+    }
+  }
 
   BenchOptions options;
   std::unique_ptr<comm::World> world = comm::solo_world();
@@ -312,15 +319,16 @@ int bench_command(const BenchOptions& o) {
       {"optimizer", bench_optimizer}, {"step", bench_step},
       {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word("bench", o.what,
-                       "peak, gemm, attention, elementwise, optimizer, step, memory, collectives, all");
+    throw unknown_word(
+        "bench", o.what,
+        {"peak", "gemm", "attention", "elementwise", "optimizer", "step", "memory", "collectives", "all"});
   if (!o.write_tuning.empty() && o.what != "gemm")
     throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)
     if (o.what == "all" || o.what == name) document[name] = run(bench);
-  if (o.json) std::printf("%s\n", (o.what == "all" ? document : document[o.what]).dump().c_str());
+  if (o.json) print((o.what == "all" ? document : document[o.what]).dump() + "\n");
   return 0;
 }
 

@@ -10,11 +10,11 @@ namespace trainer::cli {
 struct ConfigOptions {
   std::string file;
   std::vector<std::string> sets;  // "section.key=value", later ones win
+  std::string resume;             // overrides checkpoint.resume when not empty
 };
 
 struct TrainOptions {
   ConfigOptions config;
-  std::string resume;  // overrides checkpoint.resume when not empty
   int64_t max_steps = 0;
   std::string max_time;
   bool dry_run = false;
@@ -25,15 +25,17 @@ struct EvalOptions {
   ConfigOptions config;
   std::string checkpoint;
   std::vector<std::string> data;
-  int64_t batches = 0;  // groups of global_batch windows; 0: all
+  std::string format = "auto";  // of `data`
+  int64_t batches = 0;          // groups of global_batch windows; 0: all
   bool json = false;
 };
 int eval_command(const EvalOptions& options);
 
 struct GenerateOptions {
-  std::string checkpoint, prompt, prompt_file;
+  ConfigOptions config;
+  std::string checkpoint, prompt, prompt_file, stop;
   bool prompt_given = false;
-  int64_t tokens = 256, top_k = 0;
+  int64_t tokens = 256, samples = 1, top_k = 0;
   double temperature = 1, top_p = 1;
   uint64_t seed = 0;
   bool json = false;
@@ -42,7 +44,7 @@ int generate_command(const GenerateOptions& options);
 
 struct TokenizeOptions {
   std::vector<std::string> input;
-  std::string output, tokenizer, text_key = "text", document = "file";
+  std::string output, tokenizer, text_key = "text", document = "file", format = "auto";
   int64_t train_vocab = 0;
   bool strict = false, json = false;
 };
@@ -62,8 +64,9 @@ int bench_command(const BenchOptions& options);
 int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
-  std::string what;  // inspect | verify
-  std::string checkpoint;
+  std::string what;  // inspect | verify | strip
+  ConfigOptions config;
+  std::string checkpoint, output;  // output: of strip
   bool json = false;
 };
 int checkpoint_command(const CheckpointOptions& options);

@@ -1,9 +1,9 @@
-#include <cstdio>
 #include <optional>
 
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
+#include "cli/process.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
@@ -24,21 +24,21 @@ std::string ranks_of(const config::Config& config) {
 }  // namespace
 
 config::Config load_configuration(const ConfigOptions& options) {
-  return config::load(options.file, options.sets, {.world = 1});
+  return config::load(options.file, options.sets, {.world = 1, .resume = options.resume});
 }
 
 int config_command(const ConfigVerbOptions& o) {
   if (o.what == "reference") {
-    std::fputs(config::reference().c_str(), stdout);
+    print(config::reference());
     return 0;
   }
-  if (o.what != "check" && o.what != "show") throw unknown_word("config", o.what, "check, show, reference");
+  if (o.what != "check" && o.what != "show") throw unknown_word("config", o.what, {"check", "show", "reference"});
   if (o.config.file.empty()) throw Error(Code::usage, format("`config {}` needs --config FILE", o.what));
   config::Config config =
       config::load(o.config.file, o.config.sets, {.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt});
   const std::string text = format("{}: no mistakes, {}\n", o.config.file, ranks_of(config));
   config::resolve_world(config, config::fewest_ranks(config));
-  std::fputs(o.what == "show" ? config::show(config).c_str() : text.c_str(), stdout);
+  print(o.what == "show" ? config::show(config) : text);
   return 0;
 }
 

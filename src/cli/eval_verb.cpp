@@ -1,11 +1,12 @@
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/join.h"
 #include "base/log.h"
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "data/source.h"
@@ -21,9 +22,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kStopped = 75;
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
 
-Error stopped() { return {Code::usage, format("evaluation stopped by {}", train::signal_name(train::stop_signal()))}; }
+/// All ranks stop when one of them was told to.
+int stopped(comm::World& world) {
+  if (world.first()) {
+    const int signal = train::stop_signal();
+    log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : train::signal_name(signal));
+  }
+  return kStopped;
+}
 
 /// Those that the run made of its texts: in the run folder that the checkpoint lies in, else where it was made.
 fs::path tokens_of_run(const train::LoadedModel& model) {
@@ -51,12 +60,15 @@ int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, boo
   data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
+  if (!o.data.empty()) model.config.data.format = format_named(o.format);
   data::EvalData source;
   world.control().together([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
     if (source.dataset) require_same_data(model, source, allow_other_data);
   });
-  if (!source.dataset) throw stopped();
+  double missing = source.dataset ? 0 : 1;
+  world.control().sum({&missing, 1});
+  if (missing > 0) return stopped(world);
   std::optional<train::StatusLine> status;
   if (world.first()) status.emplace();
   const train::Evaluation result =
@@ -65,7 +77,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, boo
         return !train::stop_requested();
       });
   status.reset();
-  if (result.interrupted) throw stopped().on(Scope::all_ranks);
+  if (result.interrupted) return stopped(world);
   const train::EvalReport& report = result.report;
   const bool finite = std::isfinite(report.loss);
   if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
@@ -75,16 +87,14 @@ int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, boo
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
     if (!finite) document["reason"] = kNotFinite;
-    std::printf("%s\n", document.dump().c_str());
+    print(document.dump() + "\n");
   } else {
     const std::string bits = report.bits_per_byte ? format("{:.4f}", *report.bits_per_byte) : "unknown (no tokenizer)";
     const std::string loss =
         finite ? format("{:.6f}\nperplexity     {:.4f}\nbits per byte  {}", report.loss, report.perplexity, bits)
                : "not finite";
-    std::fputs(format("checkpoint     {}\nstep           {}\nloss           {}\ntokens         {}\n",
-                      model.folder.string(), model.step, loss, report.tokens)
-                   .c_str(),
-               stdout);
+    print(format("checkpoint     {}\nstep           {}\nloss           {}\ntokens         {}\n", model.folder.string(),
+                 model.step, loss, report.tokens));
   }
   if (!finite) throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
   return 0;
@@ -96,10 +106,17 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
-    const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
-    return evaluate(world, o, path, config.checkpoint.allow_other_data);
-  });
+  return on_ranks(o.config,
+                  [&](comm::World& world, const config::Config& config) {
+                    const fs::path path =
+                        o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
+                    return evaluate(world, o, path, config.checkpoint.allow_other_data);
+                  },
+                  {{"the verb", "eval"},
+                   {"--checkpoint", o.checkpoint},
+                   {"--data", format("{}", fmt::join(o.data, " "))},
+                   {"--format", o.format},
+                   {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

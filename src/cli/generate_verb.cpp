@@ -1,90 +1,98 @@
-#include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
+#include <unistd.h>
+
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "cli/checkpoint_path.h"
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
+#include "cli/stop_text.h"
 #include "train/generate.h"
 #include "train/loaded_model.h"
+#include "train/printable.h"
 #include "train/signals.h"
 
 namespace trainer::cli {
 namespace {
 
-std::string read_all(std::istream& in) {
-  return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
-}
+constexpr int kStopped = 75;
 
 std::string prompt_text(const GenerateOptions& o) {
   if (!o.prompt_given)
     throw Error(Code::usage, "no prompt: use --prompt TEXT, --prompt-file FILE, or --prompt - for standard input");
-  if (o.prompt == "-") return read_all(std::cin);
-  if (o.prompt_file.empty()) return o.prompt;
-  std::ifstream file(o.prompt_file, std::ios::binary);
-  if (!file) throw Error(Code::usage, format("--prompt-file {}: cannot be read", o.prompt_file));
-  return read_all(file);
+  if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
+  return o.prompt == "-" ? read_input("-", "--prompt") : o.prompt;
 }
 
-void generate(comm::World& world, const GenerateOptions& o) {
-  const train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
-  std::string prompt;
+int generate(comm::World& world, const GenerateOptions& o) {
+  train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
+  std::string prompt, path;
   world.control().together([&] {
     if (!world.first()) return;
     train::validate(sampling);
+    path = checkpoint_path("generate", o.checkpoint, o.config);
     prompt = prompt_text(o);
   });
   world.control().broadcast(prompt);
-  train::LoadedModel model = train::load_model(world, o.checkpoint, parallel::generation_layouts);
+  world.control().broadcast(path);
+  train::LoadedModel model = train::load_model(world, path, parallel::generation_layouts);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
-  if (model.trainer->replica() > 0) return;  // one token at a time leaves nothing for the others to do
+  if (model.trainer->replica() > 0) return 0;  // one token at a time leaves nothing for the others to do
   train::Generator generator(*model.trainer);
   const train::SignalGuard signals;
-  if (!world.first()) {
-    generator.write(*model.tokenizer, prompt, o.tokens, sampling, [](const std::string&) { return true; });
-    return;
-  }
-  std::string text;
+  const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
+  const auto readable = [=](const std::string& text) { return terminal ? train::printable(text) : text; };
+  nlohmann::json samples = nlohmann::json::array();
+  int64_t tokens = 0;
+  bool stopped = false;
   const double start = now_seconds();
-  const auto show = [&](const std::string& piece) {
-    text += piece;
-    if (o.json) return;
-    std::fwrite(piece.data(), 1, piece.size(), stdout);
-    std::fflush(stdout);
-  };
-  if (!o.json) {
-    std::fwrite(prompt.data(), 1, prompt.size(), stdout);
-    std::fflush(stdout);
+  for (int64_t i = 0; i < o.samples && !stopped; ++i, ++sampling.seed) {
+    if (shown && i > 0) print("---\n");
+    if (shown) print(readable(prompt));
+    std::string text;
+    StopText stop(o.stop);
+    const auto show = [&](const std::string& piece) {
+      text += piece;
+      if (shown) print(readable(piece));
+    };
+    const int64_t written =
+        generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {
+          show(stop.pass(piece));
+          return !stop.met() && !train::stop_requested();
+        });
+    show(stop.rest());
+    if (shown) print("\n");
+    tokens += written;
+    samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
+    stopped = model.trainer->of_first_rank(train::stop_requested()) != 0;
   }
-  const int64_t tokens = generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {
-    show(piece);
-    return !train::stop_requested();
-  });
   const double seconds = now_seconds() - start;
-  if (o.json) {
-    const nlohmann::json document{{"prompt", prompt},   {"text", text},       {"tokens", tokens},
-                                  {"seconds", seconds}, {"step", model.step}, {"checkpoint", model.folder.string()},
-                                  {"seed", o.seed}};
-    std::printf("%s\n", document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
-  } else {
-    std::fputc('\n', stdout);
+  if (world.first() && o.json) {
+    nlohmann::json document{{"prompt", prompt},
+                            {"tokens", tokens},
+                            {"seconds", seconds},
+                            {"step", model.step},
+                            {"checkpoint", model.folder.string()},
+                            {"seed", o.seed}};
+    if (o.samples == 1) document["text"] = samples.front()["text"];
+    if (o.samples > 1) document["samples"] = samples;
+    print(document.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  } else if (world.first()) {
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
   }
-  if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw Error(Code::io, "standard output cannot be written");
+  if (!stopped) return 0;
+  log::info("stopped by {} before its end", train::signal_name(train::stop_signal()));
+  return kStopped;
 }
 
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return on_ranks([&](comm::World& world) {
-    generate(world, o);
-    return 0;
-  });
+  return on_ranks([&](comm::World& world) { return generate(world, o); });
 }
 
 }  // namespace trainer::cli

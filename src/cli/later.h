@@ -1,20 +1,24 @@
 #pragma once
 // What the command line will have and has not yet: an honest refusal instead of "unknown".
 #include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "base/join.h"
+#include "config/suggest.h"
 
 namespace trainer::cli {
 
 inline Error not_built_yet(const std::string& what) {
   return {Code::usage,
           format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
-                 "peak|gemm|attention|step|memory|all, checkpoint inspect|verify, config check|show|reference",
+                 "peak|gemm|attention|step|memory|all, checkpoint inspect|verify|strip, config check|show|reference",
                  what)};
 }
 /// For a word after a verb that is none of `known`.
-inline Error unknown_word(const std::string& verb, const std::string& word, const std::string& known) {
-  return {Code::usage, format("`{} {}`: expected one of {}", verb, word, known)};
+inline Error unknown_word(const std::string& verb, const std::string& word, const std::vector<std::string>& known) {
+  return {Code::usage, format("`{} {}`: expected one of {}{}", verb, word, fmt::join(known, ", "),
+                              config::did_you_mean(word, known))};
 }
 
 }  // namespace trainer::cli

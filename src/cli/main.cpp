@@ -1,12 +1,17 @@
 // trainer: one binary for everything. `trainer --config X` is `trainer train --config X`.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <limits>
 
 #include "base/error.h"
+#include "base/files.h"
+#include "cli/arguments.h"
 #include "cli/cli.h"
 #include "cli/later.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 
 namespace {
@@ -14,51 +19,75 @@ namespace {
 using namespace trainer;
 using cli::ConfigOptions;
 
+/// For paths: "~/x", which shells leave as it is within a word (--config=~/x).
+CLI::Validator home_path() {
+  return CLI::Validator(
+      [](std::string& path) {
+        path = expand_home(path);
+        return std::string();
+      },
+      "");
+}
+
 void add_config(CLI::App& app, ConfigOptions& options, bool required) {
   CLI::Option* file =
       app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`")
-          ->type_name("FILE");
+          ->type_name("FILE")
+          ->transform(home_path());
   if (required) file->required();
-  app.add_option("--set,-s", options.sets, "override a key of the configuration; may be repeated")
+  app.add_option("--set,-s", options.sets, "override keys of the configuration: several words, or repeated")
       ->type_name("section.key=value")
       ->allow_extra_args(false);
 }
 
-/// A whole number, none below `least`.
-CLI::Validator at_least(int64_t least) {
-  const auto mistake = [least](const std::string& text) -> std::string {
+/// A whole number, none below `least` or above `most`.
+CLI::Validator at_least(int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
+  const auto mistake = [least, most](const std::string& text) -> std::string {
     int64_t number = 0;
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, number);
-    if (error == std::errc{} && stop == end && number >= least) return {};
+    const bool whole = error == std::errc{} && stop == end;
+    if (whole && number >= least && number <= most) return {};
+    if ((whole && number > most) || (error == std::errc::result_out_of_range && stop == end && text.front() != '-'))
+      return format("{} is too large a number: at most {}", text, most);
     return format("{} is not a whole number of at least {}", text, least);
   };
   return CLI::Validator(mistake, "");
 }
 
+CLI::Validator not_empty(const char* expected) {
+  return CLI::Validator(
+      [=](const std::string& text) { return text.empty() ? format("expected {}, found nothing", expected) : ""; }, "");
+}
+
 constexpr const char* kWholeCheckpoint = "step folder, or checkpoints or run folder: the newest in it that is whole";
+
+constexpr const char* kOrConfig = "; instead of it --config: the newest of that run";
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
 void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
   app.add_option(
-         "--resume", o.resume,
+         "--resume", o.config.resume,
          "the checkpoint to go on from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
-      ->type_name("auto|must|never|PATH");
+      ->type_name("auto|must|never|PATH")
+      ->check(not_empty("auto, must, never or a path"));
   app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
       ->type_name("N")
       ->check(at_least(1));
   app.add_option("--max-time", o.max_time,
                  "stop so long after the start, tokenizing included, when the step at hand is done; saved, with exit "
                  "status 0: 23h50m, 90s, 3600")
-      ->type_name("TIME");
+      ->type_name("TIME")
+      ->check(not_empty("a time such as 23h50m"));
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  cli::prepare_process();
   CLI::App app{
       "Pretrains GPT-style language models. `trainer --config FILE` trains, `mpirun -np N trainer --config FILE` on N "
       "ranks; the verbs below do the rest.",
@@ -71,8 +100,9 @@ int main(int argc, char** argv) {
       "Exit status: 0 done, 1 a bug, 2 usage or configuration, 3 does not fit into memory or onto the ranks, 4 data, "
       "5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 75 saved after a signal.");
   app.failure_message([](const CLI::App* a, const CLI::Error& error) {
-    return format("trainer: {}\nrun `{} --help` for what it takes\n", error.what(),
-                  a->get_parent() == nullptr ? "trainer" : "trainer " + a->get_name());
+    const std::vector<CLI::App*> verb = a->get_subcommands();
+    return format("trainer: {}\nrun `trainer {}--help` for what it takes\n", error.what(),
+                  verb.empty() ? "" : verb.front()->get_name() + " ");
   });
 
   cli::TrainOptions bare, train;
@@ -85,50 +115,74 @@ int main(int argc, char** argv) {
   CLI::App& eval_verb =
       *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
   add_config(eval_verb, eval.config, false);
-  eval_verb
-      .add_option("--checkpoint", eval.checkpoint,
-                  std::string(kWholeCheckpoint) + "; instead of it --config: the newest of that run")
-      ->type_name("PATH");
+  eval_verb.add_option("--checkpoint", eval.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
+      ->type_name("PATH")
+      ->transform(home_path());
   eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")
-      ->type_name("FILES");
+      ->type_name("FILES")
+      ->transform(home_path());
+  eval_verb.add_option("--format", eval.format, "what FILES hold; auto: told by their extensions")
+      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
+      ->capture_default_str();
   eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(at_least(0));
   add_json(eval_verb, eval.json);
 
   cli::GenerateOptions generate;
   CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
-  generate_verb.add_option("--checkpoint", generate.checkpoint, kWholeCheckpoint)->type_name("PATH")->required();
+  add_config(generate_verb, generate.config, false);
+  generate_verb.add_option("--checkpoint", generate.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
+      ->type_name("PATH")
+      ->transform(home_path());
   CLI::Option* prompt = generate_verb.add_option(
       "--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
   generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")
       ->type_name("FILE")
+      ->transform(home_path())
       ->excludes(prompt);
   generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")
       ->check(at_least(1))
       ->capture_default_str();
+  generate_verb.add_option("--samples", generate.samples, "continuations, each with the next seed")
+      ->type_name("N")
+      ->check(at_least(1))
+      ->capture_default_str();
+  generate_verb.add_option("--stop", generate.stop, "end before this text, should it come")
+      ->type_name("TEXT")
+      ->check(not_empty("a text"));
   generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
       ->capture_default_str();
   generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")
+      ->check(at_least(0))
       ->capture_default_str();
   generate_verb.add_option("--top-p", generate.top_p, "draw among the likeliest tokens that hold this probability")
       ->capture_default_str();
-  generate_verb.add_option("--seed", generate.seed, "the same seed gives the same text")->capture_default_str();
+  generate_verb.add_option("--seed", generate.seed, "the same seed gives the same text")
+      ->check(at_least(0))
+      ->capture_default_str();
   add_json(generate_verb, generate.json);
 
   cli::TokenizeOptions tokenize;
   CLI::App& tokenize_verb = *app.add_subcommand("tokenize", "turn text into token files");
-  tokenize_verb.add_option("--input", tokenize.input, "text (.txt) or .jsonl files, globs allowed")
+  tokenize_verb
+      .add_option("--input", tokenize.input, "text (.txt, .text, .md) or JSON lines (.jsonl, .ndjson), globs allowed")
       ->type_name("FILES")
+      ->transform(home_path())
       ->required();
   tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")
       ->type_name("DIR")
+      ->transform(home_path())
       ->required();
-  CLI::Option* given =
-      tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")->type_name("FILE");
+  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")
+                           ->type_name("FILE")
+                           ->transform(home_path());
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
       ->type_name("N")
       ->check(at_least(1))
       ->excludes(given);
-  tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in .jsonl lines")->capture_default_str();
+  tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in JSON lines")->capture_default_str();
+  tokenize_verb.add_option("--format", tokenize.format, "what the files hold; auto: told by their extensions")
+      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
+      ->capture_default_str();
   tokenize_verb
       .add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
       ->check(CLI::IsMember({"file", "line", "block"}))
@@ -147,24 +201,33 @@ int main(int argc, char** argv) {
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")->check(at_least(0));
+  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
+      ->check(at_least(0, 4096));  // as run.threads: taking all that the system has would starve other programs
   bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb
       .add_option("--write-tuning", bench.write_tuning,
                   "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU and "
                   "write the table to FILE (hardware.gemm_tuning)")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->transform(home_path());
   bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
       ->check(at_least(0));
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;
-  CLI::App& checkpoint_verb = *app.add_subcommand("checkpoint", "look into a checkpoint, or check every byte of it");
-  checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify")->required();
+  CLI::App& checkpoint_verb = *app.add_subcommand(
+      "checkpoint", "look into a checkpoint, check every byte of it, or write one that has its weights only");
+  checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify | strip")->required();
+  add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
-      .add_option("--checkpoint", checkpoint.checkpoint, "step folder, or checkpoints or run folder: the newest in it")
-      ->type_name("PATH");
+      .add_option("--checkpoint", checkpoint.checkpoint,
+                  std::string("step folder, or checkpoints or run folder: the newest in it") + kOrConfig)
+      ->type_name("PATH")
+      ->transform(home_path());
+  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, not there yet")
+      ->type_name("DIR")
+      ->transform(home_path());
   add_json(checkpoint_verb, checkpoint.json);
   checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
 
@@ -181,10 +244,16 @@ int main(int argc, char** argv) {
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();
 
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& done) {
-    return app.exit(done);
+    std::vector<std::string> words =
+        cli::arguments(argc, argv, verbs, {"--config", "-c", "--set", "-s", "--resume", "--max-steps", "--max-time"});
+    std::ranges::reverse(words);  // as the parser takes them
+    app.parse(std::move(words));
+  } catch (const CLI::Success& done) {  // --help, --version
+    const int status = app.exit(done);
+    return cli::printed() ? status : exit_status(Code::io);
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     return exit_status(Code::usage);

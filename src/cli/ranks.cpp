@@ -1,21 +1,24 @@
 #include "cli/ranks.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/philox.h"
 #include "cli/configuration.h"
 #include "config/load.h"
 #include "config/resolve.h"
+#include "config/text.h"
 #include "config/validate.h"
 
 namespace trainer::cli {
 namespace {
 
+constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
 constexpr double kMeetSeconds = 10;  // ranks wait so long for each other before the program ends
 
 int launched() { return comm::launched_ranks().value_or(1); }
@@ -39,21 +42,46 @@ config::Config configuration_without_file(const ConfigOptions& options) {
   return config::load_text("", "", options.sets, {.files = false});
 }
 
-/// The first rank reads and checks the file; every rank has the configuration then, or the same error.
-config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
-  std::string text;
+/// Every value in force, by its key.
+comm::Facts facts_of(const config::Config& config) {
+  comm::Facts facts;
+  std::istringstream lines(config::to_toml(config));
+  std::string section;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
+    const size_t equals = line.find('=');
+    if (line.starts_with('#') || equals == std::string::npos) continue;
+    const size_t end = line.find_last_not_of(' ', equals - 1), value = line.find_first_not_of(' ', equals + 1);
+    facts.emplace_back(section + "." + line.substr(0, end + 1), line.substr(std::min(value, line.size())));
+  }
+  return facts;
+}
+
+/// The first rank reads and checks the file; every rank has the configuration then, or the same error. A rank that was
+/// given another file or other --set is refused.
+config::Config shared_configuration(comm::World& world, const ConfigOptions& options, comm::Facts asked) {
+  asked.emplace_back("--config", options.file.empty() ? "absent" : "given");
+  comm::require_same(world, asked, Code::usage, kOneCommand);
+  std::string text, path = options.file;
   config::Config config;
   world.control().together([&] {
     if (options.file.empty()) config = configuration_without_file(options);
     if (options.file.empty() || !world.first()) return;
-    config = config::load(options.file, options.sets, {.world = world.size()});
-    std::ifstream file(options.file, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
+    text = config::read_text(options.file);
+    config = config::load_text(text, config::name_of(options.file), options.sets,
+                               {.world = world.size(), .resume = options.resume});
   });
-  if (options.file.empty()) return config;
-  world.control().broadcast(text);
-  if (!world.first())
-    config = config::load_text(text, options.file, options.sets, {.world = world.size(), .files = false});
+  if (!options.file.empty()) {
+    world.control().broadcast(text);
+    world.control().broadcast(path);
+    world.control().together([&] {
+      if (world.first()) return;
+      const std::string own = path == options.file ? text : config::read_text(options.file);
+      config = config::load_text(own, config::name_of(options.file), options.sets,
+                                 {.world = world.size(), .files = false, .resume = options.resume});
+    });
+  }
+  comm::require_same(world, facts_of(config), Code::config, kOneCommand);
   return config;
 }
 
@@ -71,7 +99,7 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
     } catch (const Error& error) {
       if (error.scope() == Scope::here) world->fail(error.code(), error.what());
     } catch (const std::exception& error) {
-      world->fail(Code::internal, error.what());
+      world->fail(code_of(error), error.what());
     }
   }
   world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
@@ -80,10 +108,11 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
 
 }  // namespace
 
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {
+int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+             const comm::Facts& asked) {
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
-      const config::Config config = shared_configuration(world, options);
+      const config::Config config = shared_configuration(world, options, asked);
       world.configure(world_options(config));
       return verb(world, config);
     });
@@ -100,7 +129,11 @@ int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&,
 }
 
 int on_ranks(const std::function<int(comm::World&)>& verb) {
-  return launched() > 1 ? as_mpi_rank(verb) : verb(*comm::solo_world());
+  if (launched() <= 1) return verb(*comm::solo_world());
+  return as_mpi_rank([&](comm::World& world) {
+    comm::require_same(world, {{"the verb", "one without a configuration"}}, Code::usage, kOneCommand);
+    return verb(world);
+  });
 }
 
 int report(const std::exception_ptr& exception, int rank) {
@@ -122,8 +155,13 @@ int report(const std::exception_ptr& exception, int rank) {
     std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
     return exit_status(Code::io);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
-    return exit_status(Code::internal);
+    if (code_of(error) == Code::plan) {
+      std::fprintf(stderr, "%s: %s\n", who.c_str(),
+                   no_more_threads("this run", std::make_error_code(std::errc::resource_unavailable_try_again)).what());
+    } else {
+      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
+    }
+    return exit_status(code_of(error));
   }
 }
 

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "cli/cli.h"
+#include "comm/agreement.h"
 #include "comm/world.h"
 #include "config/config.h"
 
@@ -12,7 +13,9 @@ namespace trainer::cli {
 /// Reads the configuration (on the first rank; the others get its bytes; without a file it is defaults and --set) and
 /// runs `verb` on every rank it asks for. Returns the verb's exit status. An error of one rank ends all of them with
 /// its status; it is printed once.
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
+/// `asked`: what else the command line says; like the configuration it must be that of the first rank on all.
+int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+             const comm::Facts& asked = {});
 
 /// The same for verbs that need no configuration: as many ranks as were started.
 int on_ranks(const std::function<int(comm::World&)>& verb);

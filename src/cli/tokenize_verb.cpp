@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -7,8 +6,10 @@
 #include "base/log.h"
 #include "checkpoint/file_io.h"
 #include "cli/cli.h"
+#include "cli/process.h"
+#include "cli/ranks.h"
 #include "cli/tokenizing.h"
-#include "data/source.h"
+#include "data/file_list.h"
 #include "device/thread_pool.h"
 #include "train/signals.h"
 
@@ -21,15 +22,12 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
-}  // namespace
-
-int tokenize_command(const TokenizeOptions& o) {
-  if (o.tokenizer.empty() == (o.train_vocab == 0))
-    throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
+int tokenize(const TokenizeOptions& o) {
   const train::SignalGuard signals;
-  const std::vector<std::string> files = data::expand_files(o.input);
+  const config::DataFormat stated = format_named(o.format);
+  const std::vector<std::string> files = data::expand_files(o.input, stated, "--format");
   data::TokenizeOptions options;
-  options.text = {o.text_key, document_named(o.document), o.strict};
+  options.text = {o.text_key, document_named(o.document), o.strict, stated};
   options.threads = device::default_threads();
   options.stop = train::stop_requested;
   options.progress = show_tokenizing();
@@ -53,14 +51,30 @@ int tokenize_command(const TokenizeOptions& o) {
                                   {"replaced_bytes", result.replaced},
                                   {"vocab_size", tokenizer.vocab_size()},
                                   {"reused", result.reused}};
-    std::printf("%s\n", document.dump().c_str());
+    print(document.dump() + "\n");
   } else {
-    std::fputs(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
-                      result.documents, tokenizer.vocab_size(), result.reused ? " (was there already)" : "")
-                   .c_str(),
-               stdout);
+    print(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
+                 result.documents, tokenizer.vocab_size(), result.reused ? " (was there already)" : ""));
   }
   return 0;
+}
+
+}  // namespace
+
+int tokenize_command(const TokenizeOptions& o) {
+  if (o.tokenizer.empty() == (o.train_vocab == 0))
+    throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
+  return on_ranks([&](comm::World& world) {
+    constexpr double kAsLongAsItTakes = 1e9;  // seconds
+    world.configure({.timeout_s = kAsLongAsItTakes});
+    if (world.first() && world.size() > 1) log::info("rank 0 of {} tokenizes alone, with threads", world.size());
+    double status = 0;
+    world.control().together([&] {
+      if (world.first()) status = tokenize(o);
+    });
+    world.control().sum({&status, 1});
+    return static_cast<int>(status);
+  });
 }
 
 }  // namespace trainer::cli

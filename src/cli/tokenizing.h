@@ -18,4 +18,12 @@ inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   };
 }
 
+/// Of --format.
+inline config::DataFormat format_named(const std::string& name) {
+  return name == "text"     ? config::DataFormat::text
+         : name == "jsonl"  ? config::DataFormat::jsonl
+         : name == "tokens" ? config::DataFormat::tokens
+                            : config::DataFormat::automatic;
+}
+
 }  // namespace trainer::cli

@@ -1,7 +1,6 @@
-#include <cstdio>
-
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/process.h"
 #include "cli/ranks.h"
 #include "config/load.h"
 #include "config/resolve.h"
@@ -11,11 +10,10 @@
 namespace trainer::cli {
 
 int train_command(const TrainOptions& o) {
-  ConfigOptions options = o.config;
+  const ConfigOptions& options = o.config;
   if (options.file.empty())
     throw Error(Code::usage,
                 "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
-  if (!o.resume.empty()) options.sets.push_back("checkpoint.resume=" + o.resume);
   train::SessionOptions session;
   session.max_steps = o.max_steps;
   if (!o.max_time.empty()) session.max_seconds = train::parse_duration(o.max_time);
@@ -25,12 +23,17 @@ int train_command(const TrainOptions& o) {
   const auto run = [&](comm::World& world, const config::Config& config) {
     std::string plan;
     const int status = train::run_session(world, config, session, plan);
-    if (world.first()) std::fputs(plan.c_str(), stdout);
+    if (world.first()) print(plan);
     return status;
   };
-  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return on_ranks(options, run);
+  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1)
+    return on_ranks(options, run,
+                    {{"the verb", "train"},
+                     {"--max-steps", format("{}", o.max_steps)},
+                     {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
+                     {"--dry-run", o.dry_run ? "given" : "absent"}});
   // A plan needs none of its ranks.
-  config::Config config = config::load(options.file, options.sets);
+  config::Config config = config::load(options.file, options.sets, {.resume = options.resume});
   const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);
   return run(*comm::dry_world(static_cast<int>(ranks)), config);

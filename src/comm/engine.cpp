@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/join.h"
+#include "base/limits.h"
 #include "comm/engine_operation.h"
 
 namespace trainer::comm {
@@ -48,7 +49,9 @@ class Engine::Poster final : public Post {
 };
 
 Engine::Engine(std::unique_ptr<Transport> transport, const WorldOptions& options)
-    : transport_(std::move(transport)), options_(options), thread_([this] { run(); }) {
+    : transport_(std::move(transport)),
+      options_(options),
+      thread_(start_thread<std::thread>("the progress thread of a rank", [this] { run(); })) {
   std::unique_lock lock(mutex_);
   answered_.wait(lock, [this] { return opened_; });
   if (!open_error_) return;

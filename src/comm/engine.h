@@ -76,8 +76,9 @@ class Engine {
   struct Probe {
     Channel* channel = nullptr;  // null: nothing is looked into
     int64_t number = 0;
-    double until = 0;
+    double asked = 0, until = 0;
     std::vector<int64_t> answers;  // by place in the group: operations started there; -1: no answer
+    std::vector<double> waits;     // ControlMessage::waits of those
   };
 
   // The progress thread.
@@ -96,6 +97,11 @@ class Engine {
   // The watchdog, on the progress thread too.
   void watch(double now);
   void conclude(double now);
+  /// Whether to wait on for a control operation whose ranks are all alive: yes while one of those that are missing is
+  /// busy, or waits for one that is; no when all of them wait for others in turn, or when nobody is missing.
+  bool patient(double now);
+  /// What this rank answers in ControlMessage::waits.
+  double waits_since(double now) const;
   std::string describe_missing();
   bool hear();
   void tell_everybody(const ControlMessage& message) noexcept;

@@ -15,6 +15,8 @@ struct ControlMessage {
   int32_t from = 0;
   int32_t tag = 0;     // probe, answer: the channel asked about
   int64_t number = 0;  // probe: number of the operation that waits; answer: operations started there; failed: the Code
+  double waits =
+      -1;  // answer: seconds that the rank itself waits for others, none of which is busy; below 0: it does not
   char text[1000] = {};  // failed: the message
 };
 

@@ -2,6 +2,8 @@
 // other failures.
 #include <algorithm>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/join.h"
@@ -12,6 +14,7 @@ namespace trainer::comm {
 namespace {
 
 constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
+constexpr double kMarginSeconds = 1;  // by which a rank that waits must have come to its own conclusion
 
 }  // namespace
 
@@ -75,8 +78,13 @@ void Engine::watch(double now) {
     if (first == nullptr) continue;
     const double since = std::max(first->started, channel->finished_at);
     if (now - since < asked_after) continue;
-    probe_ = {channel, first->number, since + options_.timeout_s,
-              std::vector<int64_t>(channel->group.members.size(), -1)};
+    const size_t members = channel->group.members.size();
+    probe_ = {.channel = channel,
+              .number = first->number,
+              .asked = now,
+              .until = std::max(since + options_.timeout_s, now + std::min(kAnswerSeconds, options_.timeout_s / 2)),
+              .answers = std::vector<int64_t>(members, -1),
+              .waits = std::vector<double>(members, -1)};
     probe_.answers[static_cast<size_t>(channel->group.index)] = channel->taken;
     for (int member : channel->group.members)
       if (member != rank())
@@ -104,9 +112,7 @@ void Engine::conclude(double now) {
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
-  if (channel.lane == Lane::control && !lost) {
-    log::warning("rank {} waits for the others since {:.3g} s: {}", rank(), options_.timeout_s, describe_missing());
-    channel.finished_at = now;
+  if (channel.lane == Lane::control && !lost && patient(now)) {
     probe_.channel = nullptr;
     return;
   }
@@ -115,6 +121,45 @@ void Engine::conclude(double now) {
                                      rank(), name_of(operation.collective.op), channel.group.name, operation.number,
                                      name_of(channel.lane), options_.timeout_s, describe_missing())),
             true);
+}
+
+bool Engine::patient(double now) {
+  Channel& channel = *probe_.channel;
+  bool missing = false, busy = false;
+  double least = std::numeric_limits<double>::infinity();  // that the missing ranks have waited
+  for (size_t place = 0; place < probe_.answers.size(); ++place) {
+    if (probe_.answers[place] >= probe_.number) continue;
+    missing = true;
+    busy |= probe_.waits[place] < 0;
+    least = std::min(least, probe_.waits[place] + now - probe_.asked);
+  }
+  if (busy) {
+    log::warning("rank {} waits for the others since {:.3g} s: {}", rank(), now - channel.first->started,
+                 describe_missing());
+    channel.excused = probe_.number;
+    channel.finished_at = now;
+    return true;
+  }
+  channel.excused = 0;
+  if (!missing) {  // messages may be on their way: once more
+    channel.finished_at = now;
+    return std::exchange(channel.stalled, probe_.number) != probe_.number;
+  }
+  // All of them wait. Whether for somebody who is busy each finds out when it has waited for the timeout.
+  const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
+  if (least >= enough) return false;
+  channel.finished_at = now - options_.timeout_s + (enough - least);
+  return true;
+}
+
+double Engine::waits_since(double now) const {
+  double longest = -1;
+  for (const Channel* channel : active_) {
+    if (channel->lane != Lane::control || channel->first == nullptr) continue;
+    if (channel->first->number == channel->excused) return -1;
+    longest = std::max(longest, now - channel->first->started);
+  }
+  return longest;
 }
 
 std::string Engine::describe_missing() {
@@ -127,8 +172,10 @@ std::string Engine::describe_missing() {
     if (answer < 0) {
       missing.push_back(format("{} does not answer: it is stopped, gone or cut off", name));
     } else if (answer < probe_.number) {
-      missing.push_back(format("{} has {} (it has started {} there)", name,
-                               came_[member] ? "ended before it" : "not come to it", answer));
+      const double waits = probe_.waits[place];
+      missing.push_back(format("{} has {} (it has started {} there){}", name,
+                               came_[member] ? "ended before it" : "not come to it", answer,
+                               waits < 0 ? "" : format(" and waits for others itself since {:.3g} s", waits)));
     }
   }
   if (missing.empty()) return "all its ranks have started it and answer, yet messages do not get through";
@@ -143,14 +190,18 @@ bool Engine::hear() {
         const auto asked =
             std::find_if(active_.begin(), active_.end(), [&](const Channel* c) { return c->tag == message.tag; });
         const int64_t started = asked == active_.end() ? 0 : (*asked)->taken;
-        transport_->send_control(message.from, {ControlMessage::Kind::answer, rank(), message.tag, started});
+        transport_->send_control(
+            message.from, {ControlMessage::Kind::answer, rank(), message.tag, started, waits_since(now_seconds())});
         break;
       }
       case ControlMessage::Kind::answer:
         if (probe_.channel != nullptr && probe_.channel->tag == message.tag) {
           const std::vector<int>& members = probe_.channel->group.members;
           const auto place = std::find(members.begin(), members.end(), message.from);
-          if (place != members.end()) probe_.answers[static_cast<size_t>(place - members.begin())] = message.number;
+          if (place != members.end()) {
+            probe_.answers[static_cast<size_t>(place - members.begin())] = message.number;
+            probe_.waits[static_cast<size_t>(place - members.begin())] = message.waits;
+          }
         }
         break;
       case ControlMessage::Kind::failed:

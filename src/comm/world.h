@@ -15,7 +15,7 @@ namespace trainer::comm {
 
 struct WorldOptions {
   /// Of one operation, from its start on this rank or the end of the one before it on the same communicator; then
-  /// Code::comm. Control operations are patient with ranks that are late but alive.
+  /// Code::comm. Control operations are patient with ranks that are busy, not with ranks that wait for each other.
   double timeout_s = 600;
   int lanes = 0;  // 1: critical, weights and grads share one queue; 0: as suits the transport, 1 with NCCL, else 3
   /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.

@@ -12,6 +12,7 @@ namespace trainer::config {
 enum class DeviceChoice { automatic, cpu, cuda };
 enum class Arch { gpt2, llama };
 enum class Document { file, line, block };
+enum class DataFormat { automatic, text, jsonl, tokens };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
@@ -37,8 +38,9 @@ struct Model {
 
 struct Data {
   std::vector<std::string> train, val;
-  double val_fraction = 0;  // resolve() turns a negative number into 0.05, or 0 beside `val`
-  std::string tokenizer;    // "train", a path to a .model, or empty
+  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 beside `val`
+  DataFormat format = DataFormat::automatic;  // of the files, where their names do not tell
+  std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
   std::string text_key;
   Document document = Document::file;
@@ -111,7 +113,8 @@ struct Debug {
   std::vector<std::string> inject;
 };
 
-/// Where a value was given: in a file, or by `--set` (then `set` is its whole text and the rest is empty).
+/// Where a value was given: in a file, or on the command line (then `set` is "--set section.key=value", or another
+/// option with its value, and the rest is empty).
 struct Origin {
   std::string file;
   int64_t line = 0, column = 0;

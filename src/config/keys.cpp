@@ -70,9 +70,11 @@ void declare_model(std::vector<Key>& keys) {
 void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
-            "Training files, paths or globs, relative to where the program starts: .txt, .jsonl, or token files .bin. "
-            "Required.");
+            "Training files, paths or globs, relative to where the program starts: text (.txt, .text, .md), JSON lines "
+            "(.jsonl, .ndjson), or token files (.bin). Required.");
   data.list("val", &Data::val, {}, "Validation files, of the same kinds; empty: val_fraction of the training tokens.");
+  data.choice("format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"}, {},
+              "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
   data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
   data.string(
@@ -84,9 +86,9 @@ void declare_data(std::vector<Key>& keys) {
                 .derived = "the tokenizer's; required when one is trained, and by token files that do not imply it",
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
-  data.string("text_key", &Data::text_key, "text", {}, "Member of each .jsonl line that holds its text.");
+  data.string("text_key", &Data::text_key, "text", {}, "Member of each line's JSON object that holds the text.");
   data.choice("document", &Data::document, Document::file, {"file", "line", "block"}, {},
-              "What a document of a .txt file is: the file, each line, or each block between blank lines.");
+              "What a document of a text file is: the file, each line, or each block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; otherwise it is replaced and counted.");
 }
 
@@ -110,9 +112,11 @@ void declare_train(std::vector<Key>& keys) {
   train.integer("eval_batches", &Train::eval_batches, 16,
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
                 "How much of the validation data an evaluation covers, from its start; 0: all of it.");
-  train.integer("sample_interval", &Train::sample_interval, 0, {.range = at_least(0), .unit = "steps"},
-                "Steps between generated samples; 0: none.");
-  train.string("sample_prompt", &Train::sample_prompt, "\n", {}, "What a sample continues.");
+  train.integer("sample_interval", &Train::sample_interval, -1,
+                {.range = at_least(0), .unit = "steps", .derived = "one sample, after the last step"},
+                "Steps between generated samples; 0: none at all.");
+  train.string("sample_prompt", &Train::sample_prompt, "\n", {},
+               "What a sample continues; empty: none after the last step unless sample_interval asks for it.");
   train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
                 "Length of a sample.");
   train.integer(

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <iterator>
-#include <map>
 #include <sstream>
 
+#include "base/files.h"
 #include "base/join.h"
 #include "base/log.h"
+#include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/mistakes.h"
 #include "config/resolve.h"
@@ -22,47 +24,6 @@
 namespace trainer::config {
 namespace {
 
-/// What other trainers call our keys.
-const std::map<std::string, std::string, std::less<>>& foreign_names() {
-  static const std::map<std::string, std::string, std::less<>> names = {
-      {"learning_rate", "optim.lr"},
-      {"max_lr", "optim.lr"},
-      {"warmup_iters", "optim.warmup_steps"},
-      {"warmup", "optim.warmup_steps"},
-      {"clip_grad", "optim.grad_clip"},
-      {"max_norm", "optim.grad_clip"},
-      {"max_iters", "train.steps"},
-      {"train_iters", "train.steps"},
-      {"num_iterations", "train.steps"},
-      {"batch_size", "train.micro_batch"},
-      {"micro_batch_size", "train.micro_batch"},
-      {"local_batch_size", "train.micro_batch"},
-      {"global_batch_size", "train.global_batch"},
-      {"gradient_accumulation_steps", "train.global_batch"},
-      {"activation_checkpointing", "train.recompute"},
-      {"block_size", "model.seq_len"},
-      {"context_length", "model.seq_len"},
-      {"seq_length", "model.seq_len"},
-      {"n_embd", "model.d_model"},
-      {"hidden_size", "model.d_model"},
-      {"dim", "model.d_model"},
-      {"intermediate_size", "model.d_ff"},
-      {"ffn_hidden_size", "model.d_ff"},
-      {"num_layers", "model.n_layer"},
-      {"num_hidden_layers", "model.n_layer"},
-      {"num_attention_heads", "model.n_head"},
-      {"num_key_value_heads", "model.n_kv_head"},
-      {"n_kv_heads", "model.n_kv_head"},
-      {"dtype", "precision.compute"},
-      {"out_dir", "run.dir"},
-      {"save_interval", "checkpoint.interval"},
-      {"tensor_model_parallel_size", "parallel.tensor"},
-      {"tp", "parallel.tensor"},
-      {"dp", "parallel.data"},
-  };
-  return names;
-}
-
 class Loader {
  public:
   Loader(const std::string& path, const LoadOptions& options)
@@ -71,13 +32,15 @@ class Loader {
   }
 
   void read(std::string_view text);
-  void set(const std::string& text);
+  /// "section.key=value"; `option`: how the user gave it.
+  void set(const std::string& text, const std::string& option);
   Config finish();
 
  private:
   const Key* find(const TomlNode& node, const Origin& at);
   void apply(const Key& key, const TomlNode& node, const Origin& at);
   void apply_later(const Key& key, const TomlNode& node, const Origin& at);
+  void replace_length();
   void warn_of_idle_keys() const;
   void warn_of_switched_off_keys() const;
 
@@ -160,6 +123,20 @@ std::string refusal(const Key& key, const std::string& value) {
   return format("expected {}, found \"{}\"{}", expected(key), value, did_you_mean(value, taken));
 }
 
+/// Meant as a TOML string or list: then it has to be one. A pattern such as [ab]*.txt is neither.
+bool begins_as_quoted(const std::string& word) {
+  if (word.starts_with('"') || word.starts_with('\'')) return true;
+  return word.starts_with('[') &&
+         (word.find_first_of("\"',") != std::string::npos || word.find(']') == std::string::npos);
+}
+
+/// For messages: "found the number 1e+19, which is too large".
+std::string too_large(const Key& key, const Value& value) {
+  const auto* number = std::get_if<double>(&value);
+  const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
+  return large ? ", which is too large" : "";
+}
+
 const Key* Loader::find(const TomlNode& node, const Origin& at) {
   if (const Key* key = find_key(node.section, node.name)) return key;
   StringList names;
@@ -189,7 +166,8 @@ void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
   if (!key.built()) return apply_later(key, node, at);
   const Value value = fitted(key.type, node.value);
   if (value == Value() || !in_range(key, value)) {
-    mistakes_.add(at, key.path(), format("expected {}, found {}", expected(key), node.shown));
+    mistakes_.add(at, key.path(),
+                  format("expected {}, found {}{}", expected(key), node.shown, too_large(key, node.value)));
     return;
   }
   if (key.type == Type::choice) {
@@ -248,8 +226,8 @@ void Loader::read(std::string_view text) try {
   mistakes_.add({config_.path, mistake.line, mistake.column, {}}, "", mistake.text);
 }
 
-void Loader::set(const std::string& text) {
-  const Origin at{{}, 0, 0, text};
+void Loader::set(const std::string& text, const std::string& option) {
+  const Origin at{{}, 0, 0, option};
   const size_t equals = text.find('=');
   const size_t dot = text.substr(0, equals).find('.');
   if (equals == std::string::npos || dot == std::string::npos) {
@@ -287,7 +265,15 @@ void Loader::set(const std::string& text) {
     node = read_toml_value(word);
     const bool wants_text = key->type == Type::string || key->type == Type::choice || key->type == Type::list;
     if (wants_text && fitted(key->type, node.value) == Value()) node = as_string();
-  } catch (const TomlMistake&) {
+  } catch (const TomlMistake& mistake) {
+    const bool number = (key->type == Type::integer || key->type == Type::number) &&
+                        mistake.text.find("too large") != std::string::npos;
+    if (number || begins_as_quoted(word)) {
+      mistakes_.add(
+          at, key->path(),
+          number ? mistake.text : format("{}: a quote or bracket that is not closed, or text after it", word));
+      return;
+    }
     node = as_string();
   }
   if (word.empty()) {
@@ -336,8 +322,21 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
+/// Of two keys for one thing, that of the command line replaces that of the file.
+void Loader::replace_length() {
+  const auto given = [&](const char* key) {
+    const auto found = config_.origins.find(key);
+    return found == config_.origins.end() ? 0 : found->second.set.empty() ? 1 : 2;
+  };
+  const int steps = given("train.steps"), tokens = given("train.tokens");
+  if (steps == 0 || tokens == 0 || steps == tokens) return;
+  (steps < tokens ? config_.train.steps : config_.train.tokens) = 0;
+  config_.origins.erase(steps < tokens ? "train.steps" : "train.tokens");
+}
+
 Config Loader::finish() {
   if (readable_) {
+    replace_length();
     resolve(config_);
     validate(config_, options_.world, options_.files, mistakes_);
   }
@@ -354,11 +353,20 @@ Config load_text(std::string_view text, const std::string& origin, const std::ve
                  const LoadOptions& options) {
   Loader loader(origin, options);
   loader.read(text);
-  for (const std::string& set : sets) loader.set(set);
+  for (const std::string& set : sets) loader.set(set, "--set " + (set.empty() ? "''" : set));
+  if (!options.resume.empty())
+    loader.set("checkpoint.resume=" + to_toml(Value(options.resume)), "--resume " + options.resume);
   return loader.finish();
 }
 
-Config load(const std::string& path, const std::vector<std::string>& sets, const LoadOptions& options) {
+std::string read_text(const std::string& given) {
+  if (given == kStandardInput) {
+    const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
+    if (std::cin.bad() || text.empty())
+      throw Error(Code::config, "--config -: standard input has no configuration; expected TOML");
+    return text;
+  }
+  const std::string path = expand_home(given);
   std::error_code ignored;
   if (std::filesystem::is_directory(path, ignored)) {
     throw Error(Code::config, format("{}: a folder; expected a configuration file", path));
@@ -372,7 +380,13 @@ Config load(const std::string& path, const std::vector<std::string>& sets, const
                 format("{}: cannot be read: {}; `trainer config reference` prints a configuration to start from", path,
                        std::generic_category().message(reason != 0 ? reason : EIO)));
   }
-  return load_text(text, path, sets, options);
+  return text;
+}
+
+std::string name_of(const std::string& path) { return path == kStandardInput ? "stdin" : expand_home(path); }
+
+Config load(const std::string& path, const std::vector<std::string>& sets, const LoadOptions& options) {
+  return load_text(read_text(path), name_of(path), sets, options);
 }
 
 }  // namespace trainer::config

@@ -15,7 +15,15 @@ struct LoadOptions {
   std::optional<int64_t> world = {};
   /// Demands data.train and that every file named exists. Off where only the model matters (a checkpoint's own copy).
   bool files = true;
+  /// checkpoint.resume, as --resume gives it; empty: not given.
+  std::string resume = {};
 };
+
+constexpr const char* kStandardInput = "-";
+/// The text of a configuration file; of "-", what standard input has. Throws Code::config when it cannot be read.
+std::string read_text(const std::string& path);
+/// What messages call that file, and what the run is named after: "stdin" for standard input.
+std::string name_of(const std::string& path);
 
 /// Reads, resolves and validates. Throws one Error whose message has a line for every mistake,
 /// `FILE:LINE:COL: section.key: what is wrong`: Code::config, or Code::data / Code::checkpoint when nothing is wrong

@@ -6,7 +6,7 @@
 namespace trainer::config {
 
 std::string place(const Origin& origin, const std::string& file, const std::string& key) {
-  if (!origin.set.empty()) return "--set " + origin.set;
+  if (!origin.set.empty()) return origin.set;
   std::string where = file;
   if (origin.line > 0) where += format("{}{}:{}", where.empty() ? "" : ":", origin.line, origin.column);
   if (!key.empty()) where += (where.empty() ? "" : ": ") + key;

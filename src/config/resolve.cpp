@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/files.h"
 #include "base/shape.h"
 #include "config/layout_rules.h"
 
@@ -47,7 +48,16 @@ int64_t total_steps(const Config& config) {
   return divide_up(train.tokens, std::max<int64_t>(1, train.global_batch * config.model.seq_len));
 }
 
+void resolve_homes(Config& config) {
+  for (std::string* path : {&config.run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
+                            &config.checkpoint.resume, &config.hardware.gemm_tuning})
+    *path = expand_home(*path);
+  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
+    for (std::string& path : *paths) path = expand_home(path);
+}
+
 void resolve(Config& config) {
+  resolve_homes(config);
   resolve_run(config);
   resolve_model(config.model);
   if (config.data.val_fraction < 0) config.data.val_fraction = config.data.val.empty() ? kDefaultValFraction : 0;

@@ -99,6 +99,8 @@ toml::table parse(std::string_view text) {
                              "expected 'nan'"}) {
       if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";
     }
+    if (const size_t at = what.find(" is not representable in 64 bits"); at != std::string::npos)
+      what = what.substr(0, at) + " is too large a number: integers go up to 9223372036854775807";
     throw TomlMistake{what, e.source().begin.line, e.source().begin.column};
   }
 }

@@ -10,9 +10,11 @@
 #include <span>
 
 #include "base/join.h"
+#include "config/file_kind.h"
 #include "config/layout_rules.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
+#include "config/text.h"
 
 namespace trainer::config {
 namespace {
@@ -68,6 +70,21 @@ void check_place_holders(const Config& config, Checker& checker) {
   check("checkpoint.dir", config.checkpoint.dir);
 }
 
+/// No name of a folder or file holds a NUL, and one with a line end or an escape sequence is a slip.
+void check_names(const Config& config, Checker& checker) {
+  for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
+                           "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning"}) {
+    const std::string_view name = path;
+    const Value value = find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->get(config);
+    const auto* one = std::get_if<std::string>(&value);
+    for (const std::string& text : one != nullptr ? StringList{*one} : std::get<StringList>(value)) {
+      const auto bad = std::ranges::find_if(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+      checker.require(bad == text.end(), {path}, "{}: names hold no control characters, found one at place {}",
+                      to_toml(Value(text)), bad - text.begin() + 1);
+    }
+  }
+}
+
 void check_run(const Run& run, Checker& checker) {
   checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
                   "\"{}\" cannot be part of a folder's name; use run.dir to choose another folder", run.name);
@@ -120,8 +137,6 @@ void check_schedule(const Config& config, Checker& checker) {
 
 bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != std::string::npos; }
 
-bool is_token_file(const std::string& path) { return path.ends_with(".bin") || path.ends_with(".idx"); }
-
 bool matches_a_file(const std::string& pattern) {
   glob_t found{};
   const bool any = glob(pattern.c_str(), 0, nullptr, &found) == 0 && found.gl_pathc > 0;
@@ -130,19 +145,25 @@ bool matches_a_file(const std::string& pattern) {
 }
 
 /// `tokens`: the manifest of tokens that an earlier start may have made of these texts; those can stand in for them.
-void check_paths(const char* key, const std::vector<std::string>& paths, const std::filesystem::path& tokens,
-                 Checker& checker) {
+void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
+                 const std::filesystem::path& tokens, Checker& checker) {
   std::vector<std::string> lost;
   for (const std::string& path : paths) {
     std::error_code ignored;
     const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
-                       (!is_token_file(path) && std::filesystem::exists(tokens, ignored));
+                       (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
     if (!there) lost.push_back(format("\"{}\"", path));
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
   checker.require_as(Code::data, lost.empty(), {key}, "no such file: {} (relative paths start at {})",
                      fmt::join(lost, ", "), here);
+}
+
+/// Of names, not of what patterns match: the data show those.
+void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
+  for (const std::string& path : paths)
+    checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
 }
 
 void check_data(const Config& config, bool files, Checker& checker) {
@@ -158,10 +179,13 @@ void check_data(const Config& config, bool files, Checker& checker) {
   checker.require(!data.train.empty(), {"data.train"},
                   "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
-  check_paths("data.train", data.train, tokens / "train.json", checker);
-  check_paths("data.val", data.val, tokens / "val.json", checker);
+  check_paths("data.train", data.train, data.format, tokens / "train.json", checker);
+  check_paths("data.val", data.val, data.format, tokens / "val.json", checker);
+  check_kinds("data.train", data.train, data.format, checker);
+  check_kinds("data.val", data.val, data.format, checker);
   if (data.train.empty()) return;
-  const auto text = std::ranges::find_if_not(data.train, is_token_file);
+  const auto text = std::ranges::find_if(
+      data.train, [&](const std::string& path) { return file_kind(path, data.format) != FileKind::tokens; });
   if (data.tokenizer.empty()) {
     checker.require(
         text == data.train.end(), {"data.tokenizer", "data.train"},
@@ -262,6 +286,7 @@ std::optional<double> injected_delay(std::string_view fault) {
 
 void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
   Checker checker(config, mistakes);
+  check_names(config, checker);
   check_run(config.run, checker);
   if (files) check_place_holders(config, checker);
   check_model(config.model, checker);

@@ -43,7 +43,8 @@ class TokenDataset {
   int64_t windows() const { return (tokens() - 1) / seq_len_; }
   /// Training sequence number n (samples seen before it): window permutation(seed, n / windows)(n % windows).
   int64_t window_of(int64_t sample) const;
-  /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity.
+  /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
+  /// when a token file was cut short, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
   /// Consecutive windows from `window` on in file order; windows past the end are filled with mask 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;

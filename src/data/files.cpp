@@ -110,11 +110,21 @@ MappedFile::MappedFile(const fs::path& path) : path_(path) {
   ::close(descriptor);
   if (!regular) throw Error(Code::data, fmt::format("{}: not a regular file", path.string()));
   errno = reason;
-  if (mapped == MAP_FAILED) fail(Code::io, path, "map into memory");
+  if (mapped == MAP_FAILED) fail(reason == ENOMEM ? Code::plan : Code::io, path, "map into memory");
   data_ = static_cast<const std::byte*>(mapped);
+  if (size_ > 0) guard_.emplace(data_, size_, path);
+}
+
+void MappedFile::refuse_cut() const {
+  std::error_code none;
+  const auto now = fs::file_size(path_, none);
+  throw Error(Code::data,
+              fmt::format("{}: it became shorter while it was in use: {} bytes were there, {} {} now", path_.string(),
+                          size_, none ? "no file" : fmt::format("{}", now), none ? "is" : "are"));
 }
 
 MappedFile::~MappedFile() {
+  guard_.reset();
   if (size_ > 0) ::munmap(const_cast<std::byte*>(data_), static_cast<size_t>(size_));
 }
 

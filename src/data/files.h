@@ -3,9 +3,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "data/mapping_guard.h"
 
 namespace trainer::data {
 
@@ -36,7 +39,8 @@ class File {
   int descriptor_ = -1;
 };
 
-/// A file mapped read-only. An empty file has no bytes and no mapping.
+/// A file mapped read-only. An empty file has no bytes and no mapping. Where the file is cut short meanwhile, zeros are
+/// read (see mapping_guard.h): what was read holds only if require_whole() passes afterwards.
 class MappedFile {
  public:
   /// Throws Code::data when the file cannot be opened, Code::io when it cannot be mapped.
@@ -48,13 +52,21 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
+  /// Throws Code::data, naming the file and its sizes, when a read met a page that is gone; `ask`: or when the system
+  /// says that the file is shorter now.
+  void require_whole(bool ask = false) const {
+    if (guard_ && (ask ? guard_->cut_short() : guard_->lost())) refuse_cut();
+  }
   /// Asks the system to read [offset, offset + bytes) ahead.
   void will_need(int64_t offset, int64_t bytes) const;
 
  private:
+  [[noreturn]] void refuse_cut() const;
+
   std::filesystem::path path_;
   const std::byte* data_ = nullptr;
   int64_t size_ = 0;
+  std::optional<MappingGuard> guard_;
 };
 
 /// The whole file. Throws Code::data when it cannot be read.

@@ -13,9 +13,12 @@ using nlohmann::json;
 
 namespace {
 
+/// The same for every spelling of a path.
+std::string whole_path(const std::string& file) { return fs::absolute(file).lexically_normal().string(); }
+
 /// What `known` says of a file; null: nothing.
 json known_input(const json& known, const std::string& file) {
-  const std::string path = fs::absolute(file).string();
+  const std::string path = whole_path(file);
   for (const json& old : known.is_array() ? known : json::array())
     if (text_in(old, "path") == path && old.contains("hash") && old.contains("size") && old.contains("json_lines"))
       return old;
@@ -24,7 +27,8 @@ json known_input(const json& known, const std::string& file) {
 
 }  // namespace
 
-json describe_inputs(const std::vector<std::string>& files, const json& known, std::vector<std::string>& gone) {
+json describe_inputs(const std::vector<std::string>& files, const TextOptions& options, const json& known,
+                     std::vector<std::string>& gone) {
   json inputs = json::array();
   for (const std::string& file : files) {
     const json before = known_input(known, file);
@@ -37,7 +41,7 @@ json describe_inputs(const std::vector<std::string>& files, const json& known, s
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
     json entry = {
-        {"path", fs::absolute(file).string()}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file)}};
+        {"path", whole_path(file)}, {"size", size}, {"time", time}, {"json_lines", is_json_lines(file, options)}};
     const bool same =
         before.is_object() && before.value("size", json()) == size && before.value("time", json()) == time;
     entry["hash"] = same ? before["hash"] : json(hash_file(file));
@@ -47,7 +51,7 @@ json describe_inputs(const std::vector<std::string>& files, const json& known, s
 }
 
 std::vector<std::string> known_files(const std::string& pattern, const json& known) {
-  const std::string whole = fs::absolute(pattern).string();
+  const std::string whole = whole_path(pattern);
   std::vector<std::string> files;
   for (const json& old : known.is_array() ? known : json::array()) {
     const std::string path = text_in(old, "path");

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <utility>
 
+#include "base/limits.h"
+
 namespace trainer::data {
 
 PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokenizer& tokenizer,
@@ -13,10 +15,18 @@ PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokeni
       options_(options),
       reader_(files, options, piece_bytes, start),
       most_in_flight_(4 * int64_t{std::max(threads, 1)}) {
-  for (int i = 0; i < std::max(threads, 1); ++i) workers_.emplace_back([this] { work(); });
+  try {
+    for (int i = 0; i < std::max(threads, 1); ++i)
+      workers_.push_back(start_thread(format("thread {} of {} that tokenize", i + 1, threads), [this] { work(); }));
+  } catch (const Error&) {
+    close();
+    throw;
+  }
 }
 
-PiecePipeline::~PiecePipeline() {
+PiecePipeline::~PiecePipeline() { close(); }
+
+void PiecePipeline::close() {
   {
     const std::lock_guard lock(mutex_);
     closing_ = true;

@@ -47,6 +47,7 @@ class PiecePipeline {
   };
   std::optional<Claim> claim();
   void work();
+  void close();
   EncodedPiece encode(TextPiece&& raw, Encoder& encoder) const;
 
   const std::vector<std::string>& files_;

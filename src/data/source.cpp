@@ -1,6 +1,5 @@
 #include "data/source.h"
 
-#include <glob.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,7 +10,9 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "config/file_kind.h"
 #include "config/mistakes.h"
+#include "data/file_list.h"
 #include "data/input_key.h"
 #include "data/statistics.h"
 
@@ -23,34 +24,23 @@ using nlohmann::json;
 
 constexpr int64_t kScannedAtStart = int64_t{1} << 30;  // tokens; longer streams are checked as they are read
 
-bool is_token_file(const std::string& file) { return file.ends_with(".bin"); }
-bool all_token_files(const std::vector<std::string>& files) { return std::ranges::all_of(files, is_token_file); }
+using config::FileKind;
+
+bool all_token_files(const std::vector<std::string>& files, config::DataFormat stated) {
+  return std::ranges::all_of(files, [&](const auto& file) { return file_kind(file, stated) == FileKind::tokens; });
+}
 
 TextOptions text_options(const config::Data& data) {
-  return {.text_key = data.text_key.empty() ? "text" : data.text_key, .document = data.document, .strict = data.strict};
+  return {.text_key = data.text_key.empty() ? "text" : data.text_key,
+          .document = data.document,
+          .strict = data.strict,
+          .format = data.format};
 }
 
 constexpr const char* kStaged = "next";  // folder in a cache
 
 fs::path cache_folder(const config::Config& config, const OpenOptions& options) {
   return options.cache.empty() ? token_cache(config) : options.cache;
-}
-
-/// The files of a list, as expand_files(); for a glob that matches nothing now, those that the tokens in `output` were
-/// made from.
-std::vector<std::string> present_or_known(const std::vector<std::string>& patterns, const fs::path& output) {
-  const json known = inputs_in(read_json_or_null(fs::path(output).replace_extension(".json")));
-  std::vector<std::string> files;
-  for (const std::string& pattern : patterns) {
-    std::vector<std::string> found = known_files(pattern, known);
-    try {
-      found = expand_files({pattern});
-    } catch (const Error&) {
-      if (found.empty()) throw;
-    }
-    files.insert(files.end(), found.begin(), found.end());
-  }
-  return files;
 }
 
 /// A folder of its own that is gone at the end; files mapped from it stay readable.
@@ -79,7 +69,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
   std::vector<std::string> gone;
-  const json inputs = describe_inputs(files, inputs_in(known), gone);
+  const json inputs = describe_inputs(files, text_options(data), inputs_in(known), gone);
   const std::string key = input_key(inputs, text_options(data), fmt::format("tokenizer-1 {}", data.vocab_size));
   if (text_in(known, "key") == key && fs::exists(model)) {
     const std::string before = text_in(known, "hash");
@@ -114,13 +104,13 @@ std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) 
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
-  if (all_token_files(files)) return open_tokens(files);
-  if (std::ranges::any_of(files, is_token_file)) {
-    throw Error(
-        Code::data,
-        fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
-                    "first with `trainer tokenize`",
-                    *std::ranges::find_if(files, is_token_file), *std::ranges::find_if_not(files, is_token_file)));
+  if (all_token_files(files, data.format)) return open_tokens(files);
+  const auto tokens_file = [&](const auto& file) { return file_kind(file, data.format) == FileKind::tokens; };
+  if (const auto tokens = std::ranges::find_if(files, tokens_file); tokens != files.end()) {
+    throw Error(Code::data,
+                fmt::format("{}: token files and text cannot be mixed in one list ({}); turn the text into tokens "
+                            "first with `trainer tokenize`",
+                            *tokens, *std::ranges::find_if_not(files, tokens_file)));
   }
   if (tokenizer == nullptr) {
     throw Error(
@@ -193,23 +183,23 @@ std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-}  // namespace
-
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns) {
-  std::vector<std::string> files;
-  for (const std::string& pattern : patterns) {
-    if (pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern)) {
-      files.push_back(pattern);
-      continue;
-    }
-    glob_t found{};
-    const bool any = ::glob(pattern.c_str(), 0, nullptr, &found) == 0;
-    if (any) files.insert(files.end(), found.gl_pathv, found.gl_pathv + found.gl_pathc);
-    ::globfree(&found);
-    if (!any) throw Error(Code::data, fmt::format("{}: no file matches", pattern));
-  }
-  return files;
+/// Validation and training each need a window; what val_fraction leaves them is its doing.
+void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
+  const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
+  if (val >= window && train_end >= window) return;
+  const double share = static_cast<double>(window) / static_cast<double>(all);
+  const std::string remedy =
+      share < 0.5 ? fmt::format("between {:.2g} and {:.2g} it leaves enough for both, 0 keeps nothing apart",
+                                1.1 * share, 1 - 1.1 * share)
+                  : "add data or choose a smaller model.seq_len";
+  throw Error(Code::data,
+              fmt::format("{}: {}: of the {} tokens of {} this leaves {} for {}, fewer than one window of "
+                          "seq_len + 1 = {}; {}",
+                          config::place(config, "data.val_fraction"), config.data.val_fraction, all, train.name(),
+                          val < window ? val : train_end, val < window ? "validation" : "training", window, remedy));
 }
+
+}  // namespace
 
 fs::path token_cache(const config::Config& config) { return fs::path(config.run.dir) / "tokens"; }
 
@@ -237,7 +227,7 @@ int64_t validation_begin(const TokenStream& stream, double fraction) {
 Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const config::Data& data = config.data;
   const fs::path cache = cache_folder(config, options);
-  const std::vector<std::string> files = present_or_known(data.train, cache / "train.bin");
+  const std::vector<std::string> files = present_or_known(data.train, cache / "train.bin", data.format);
   if (files.empty()) throw Error(Code::config, "data.train: no training files");
   Datasets result;
   const auto open = [&](const std::vector<std::string>& list, const char* name) {
@@ -248,7 +238,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     };
     return open_stream(list, data, result.tokenizer ? &*result.tokenizer : nullptr, cache / name, place, options);
   };
-  if (data.tokenizer == "train" && all_token_files(files))
+  if (data.tokenizer == "train" && all_token_files(files, data.format))
     throw Error(Code::config, fmt::format("data.tokenizer: \"train\" finds no text ({} holds tokens)", files.front()));
   if (!options.tokenizer.empty()) {
     result.tokenizer = Tokenizer::from_bytes(options.tokenizer, "the tokenizer");
@@ -269,12 +259,13 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   const auto seed = static_cast<uint64_t>(config.run.seed);
   int64_t train_end = train->tokens();
   if (!data.val.empty()) {
-    const auto val = open(present_or_known(data.val, cache / "val.bin"), "val.bin");
+    const auto val = open(present_or_known(data.val, cache / "val.bin", data.format), "val.bin");
     if (!val) return result;
     require_vocabulary(*val, tokenizer, result.vocab, options.threads);
     result.val.emplace(val, seq_len, seed);
   } else if (data.val_fraction > 0) {
     train_end = validation_begin(*train, data.val_fraction);
+    require_windows(*train, train_end, config);
     result.val.emplace(train, seq_len, seed, train_end);
   }
   result.train.emplace(train, seq_len, seed, 0, train_end);
@@ -295,7 +286,8 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   const fs::path output = cache_folder(config, options) / (tail ? "train.bin" : "val.bin");
   std::optional<TemporaryFolder> temporary;  // for text that the run has no tokens of
   const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
-  const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output) : expand_files(files);
+  const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output, data.format)
+                                  : expand_files(files, data.format, "--format");
   const auto stream = open_stream(list, data, tokenizer, output, place, options);
   EvalData result;
   if (!stream) return result;
@@ -313,7 +305,7 @@ int64_t planned_vocab(const config::Config& config) {
   if (data.tokenizer == "train") return data.vocab_size;
   if (!data.tokenizer.empty())
     return vocabulary_of(Tokenizer::load(data.tokenizer).vocab_size(), data.tokenizer, config);
-  const TokenStream stream(expand_files(data.train));
+  const TokenStream stream(expand_files(data.train, data.format));
   return vocabulary_of(stream.info().vocab_size, stream.name(), config);
 }
 

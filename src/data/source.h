@@ -65,9 +65,6 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
 /// The vocabulary that open_data would find, without training a tokenizer or reading text.
 int64_t planned_vocab(const config::Config& config);
 
-/// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing.
-std::vector<std::string> expand_files(const std::vector<std::string>& patterns);
-
 /// Where training ends and validation begins: the document end nearest to (1 − fraction)·tokens that changes the
 /// validation share by no more than half of it, else that place itself.
 int64_t validation_begin(const TokenStream& stream, double fraction);

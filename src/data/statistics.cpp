@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "base/error.h"
+#include "base/limits.h"
 
 namespace trainer::data {
 namespace {
@@ -35,7 +35,9 @@ std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int6
   };
   {
     std::vector<std::jthread> helpers;
-    for (size_t worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
+    for (size_t worker = 1; worker < workers; ++worker)
+      helpers.push_back(
+          start_thread(format("thread {} of {}", worker + 1, workers), [&work, worker] { work(worker); }));
     work(0);
   }
   for (const auto& error : errors) {

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/file_kind.h"
+#include "data/text_start.h"
 #include "data/utf8.h"
 
 namespace trainer::data {
@@ -94,6 +96,11 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
   if (begin != npos) sink(text.substr(begin), starts, false);
 }
 
+/// "offset 18 (line 2)"
+std::string place(const std::string& file, int64_t offset) {
+  return fmt::format("offset {} (line {})", offset, line_of(file, offset));
+}
+
 void split_json_lines(const std::string& file, const TextPiece& piece, const TextOptions& options, RepairCount& count,
                       const DocumentSink& sink) {
   for_each_line(piece.text, [&](std::string_view line, size_t start) {
@@ -104,7 +111,7 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     if (repair.replaced > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(repair.first);
     count.replaced += repair.replaced;
     const auto refuse = [&](const std::string& reason) {
-      throw Error(Code::data, fmt::format("{}: offset {}: {}", file, offset, reason));
+      throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset), reason));
     };
     const auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
     if (!object.is_object()) refuse("expected a JSON object on each line");
@@ -122,7 +129,9 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
 
 }  // namespace
 
-bool is_json_lines(const std::string& file) { return file.ends_with(".jsonl"); }
+bool is_json_lines(const std::string& file, const TextOptions& options) {
+  return config::file_kind(file, options.format) == config::FileKind::json_lines;
+}
 
 PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start)
     : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), next_(start) {}
@@ -141,10 +150,14 @@ std::optional<TextPiece> PieceReader::next() {
   if (!file_) {
     file_ = File::open_to_read(name);
     file_bytes_ = file_->size();
-    if (file_bytes_ == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", name));
+    const int64_t begin = byte_order_mark(*file_);
+    if (file_bytes_ == begin)
+      throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
+    if (options_.format == config::DataFormat::automatic) require_text(*file_);
+    if (next_.offset == 0) next_.offset = begin;
   }
   TextPiece piece{.at = next_, .text = {}};
-  const bool json_lines = is_json_lines(name);
+  const bool json_lines = is_json_lines(name, options_);
   const int64_t rest = file_bytes_ - next_.offset;
   for (int64_t window = piece_bytes_;; window *= 2) {
     read_window(std::min(window, rest), piece.text);
@@ -173,12 +186,12 @@ RepairCount split_documents(const std::string& file, TextPiece&& piece, const Te
   if (options.strict) {
     const size_t bad = utf8_first_invalid(piece.text);
     if (bad < piece.text.size()) {
-      throw Error(Code::data,
-                  fmt::format("{}: offset {}: byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)", file,
-                              piece.at.offset + static_cast<int64_t>(bad), static_cast<uint8_t>(piece.text[bad])));
+      throw Error(Code::data, fmt::format("{}: {}: byte 0x{:02x} is not valid UTF-8 (data.strict = false replaces it)",
+                                          file, place(file, piece.at.offset + static_cast<int64_t>(bad)),
+                                          static_cast<uint8_t>(piece.text[bad])));
     }
   }
-  if (is_json_lines(file)) {
+  if (is_json_lines(file, options)) {
     split_json_lines(file, piece, options, count, sink);
     return count;
   }

@@ -15,13 +15,14 @@
 namespace trainer::data {
 
 struct TextOptions {
-  std::string text_key = "text";                       // .jsonl: the member that holds the text
-  config::Document document = config::Document::file;  // plain text: what a document is
-  bool strict = false;                                 // bad UTF-8 is an error instead of being replaced
+  std::string text_key = "text";                              // .jsonl: the member that holds the text
+  config::Document document = config::Document::file;         // plain text: what a document is
+  bool strict = false;                                        // bad UTF-8 is an error instead of being replaced
+  config::DataFormat format = config::DataFormat::automatic;  // of the files, where their names do not tell
 };
 
-/// JSON lines when the name ends in ".jsonl", else plain text.
-bool is_json_lines(const std::string& file);
+/// JSON lines, or plain text; told by the file's name unless the options say it.
+bool is_json_lines(const std::string& file, const TextOptions& options);
 
 struct TextPosition {
   int64_t file = 0, offset = 0;
@@ -37,7 +38,8 @@ struct TextPiece {
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` one after the other in pieces of about `piece_bytes`, from `start` on.
-/// Throws Code::data when a file is missing, empty, or shrinks meanwhile.
+/// A byte-order mark at the start of a file is left out. Throws Code::data when a file is missing, empty, begins as
+/// something that is no text (unless options.format insists), or shrinks meanwhile.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
@@ -71,8 +73,8 @@ using DocumentSink = std::function<void(std::string_view text, bool starts, bool
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
 ///   .jsonl: the text of each line's object.
-/// Throws Code::data naming `file` and the byte offset: bad UTF-8 when strict, a line that is no JSON object, or one
-/// without the text.
+/// Throws Code::data naming `file`, the byte offset and the line: bad UTF-8 when strict, a line that is no JSON object,
+/// or one without the text.
 RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                             const DocumentSink& sink);
 

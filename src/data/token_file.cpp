@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/limits.h"
 #include "data/token_format.h"
 
 namespace trainer::data {
@@ -103,8 +104,13 @@ void TokenStream::for_each_span(int64_t begin, int64_t end, F&& fn) const {
     const Segment& segment = segment_at(begin);
     const int64_t stop = std::min(end, segment.end());
     fn(segment, begin, stop);
+    segment.layout.file->require_whole();
     begin = stop;
   }
+}
+
+void TokenStream::require_whole() const {
+  for (const auto& segment : segments_) segment->layout.file->require_whole(/*ask=*/true);
 }
 
 void TokenStream::copy(int64_t begin, std::span<int32_t> out) const {
@@ -141,7 +147,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
   };
   {
     std::vector<std::jthread> helpers;
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(work);
+    for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("thread {} of {}", i + 1, threads), work));
     work();
   }
   if (first_bad < blocks) scan(first_bad);  // throws: the first bad token, whichever thread met one first
@@ -192,6 +198,7 @@ std::optional<int64_t> TokenStream::document_end_near(int64_t position, int64_t 
           if (static_cast<int64_t>(tokens[i]) == info_.eos) offer(from + static_cast<int64_t>(i) + 1);
         }
       });
+      segment.layout.file->require_whole();
     }
   }
   return best;
@@ -211,6 +218,7 @@ std::string TokenStream::fingerprint() const {
       facts += fmt::format("{:016x}", XXH3_64bits(data, static_cast<size_t>(std::min(kBlockBytes, bytes - start))));
       if (start == last && last == 0) break;
     }
+    file.require_whole();
   }
   return hash_bytes(facts);
 }

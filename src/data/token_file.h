@@ -58,6 +58,9 @@ class TokenStream {
   /// From the headers: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and tokenizer, where known.
   const TokenFileInfo& info() const { return info_; }
 
+  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system; all
+  /// that reads tokens notices it too where a page is gone.
+  void require_whole() const;
   /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
   /// token outside the vocabulary limit, when one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;

@@ -23,6 +23,7 @@ template <typename T>
 T load(const MappedFile& file, int64_t offset) {
   T value;
   std::memcpy(&value, file.data() + offset, sizeof value);
+  file.require_whole();
   return value;
 }
 

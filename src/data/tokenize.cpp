@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are told apart by a sample: resuming stays quick
-constexpr const char* kFormat = "tokens-1";  // part of the key: raise it when the output of the same input changes
+constexpr const char* kFormat = "tokens-2";  // part of the key: raise it when the output of the same input changes
 
 /// How far the work is; what an interrupted call leaves behind.
 struct Progress {
@@ -177,7 +177,7 @@ struct Wanted {
 Wanted wanted_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                  const TextOptions& text) {
   Wanted wanted;
-  wanted.inputs = describe_inputs(files, inputs_in(manifest), wanted.gone);
+  wanted.inputs = describe_inputs(files, text, inputs_in(manifest), wanted.gone);
   wanted.key = input_key(wanted.inputs, text, std::string(kFormat) + tokenizer.hash());
   return wanted;
 }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/futex.h"
+#include "base/limits.h"
 
 namespace trainer::device {
 namespace {
@@ -81,6 +82,12 @@ struct ThreadPool::State {
     inside_task = false;
   }
 
+  void end() {
+    stop = true;
+    publish(epoch, epoch_sleepers);
+    for (std::thread& worker : workers) worker.join();
+  }
+
   void loop(int worker) {
     uint32_t seen = 0;
     for (;;) {
@@ -95,15 +102,17 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   TRAINER_CHECK(threads >= 1, "{} threads", threads);
   state_->threads = threads;
-  for (int worker = 1; worker < threads; ++worker)
-    state_->workers.emplace_back([state = state_.get(), worker] { state->loop(worker); });
+  try {
+    for (int worker = 1; worker < threads; ++worker)
+      state_->workers.push_back(start_thread<std::thread>(format("thread {} of {} (run.threads)", worker + 1, threads),
+                                                          [state = state_.get(), worker] { state->loop(worker); }));
+  } catch (const Error&) {
+    state_->end();
+    throw;
+  }
 }
 
-ThreadPool::~ThreadPool() {
-  state_->stop = true;
-  publish(state_->epoch, state_->epoch_sleepers);
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->end(); }
 
 int ThreadPool::threads() const { return state_->threads; }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "tensor/packing.h"
+
 namespace trainer {
 Scratch& Scratch::operator=(Scratch&& other) noexcept {
   if (this != &other) {
@@ -50,21 +52,16 @@ void Arena::pack(Program& program) {
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
-  std::vector<size_t> placed;  // sorted by offset
+  // Moments are takes: an interval is alive from its own to the last one before its end.
+  Occupancy occupied(static_cast<int64_t>(all.size()));
   for (const size_t index : order) {
     Interval& item = all[index];
-    int64_t offset = 0;
-    for (const size_t other_index : placed) {
-      const Interval& other = all[other_index];
-      if (other.last <= item.first || item.last <= other.first) continue;
-      if (other.offset - offset >= item.bytes) break;
-      offset = std::max(offset, other.offset + other.bytes);
-    }
-    item.offset = offset;
-    program.peak = std::max(program.peak, offset + item.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), index,
-                                   [&](size_t a, size_t b) { return all[a].offset < all[b].offset; }),
-                  index);
+    const auto end = std::lower_bound(all.begin(), all.end(), item.last,
+                                      [](const Interval& each, int64_t time) { return each.first < time; });
+    const auto first = static_cast<int64_t>(index), last = static_cast<int64_t>(end - all.begin());
+    item.offset = occupied.lowest_gap(first, last, item.bytes);
+    occupied.occupy(first, last, item.offset, item.bytes);
+    program.peak = std::max(program.peak, item.offset + item.bytes);
   }
   std::map<int64_t, int64_t> change;
   for (const Interval& item : all) {
@@ -148,14 +145,17 @@ void Arena::drop(int64_t id) noexcept {
 
 std::map<std::string, int64_t> Arena::peak_by_tag(const std::string& key) const {
   const Program& program = programs_.at(key);
-  int64_t peak_time = 0, best = -1;
-  for (const Interval& at : program.intervals) {
-    int64_t live = 0;
-    for (const Interval& item : program.intervals)
-      if (item.first <= at.first && at.first < item.last) live += item.bytes;
+  std::map<int64_t, int64_t> change;  // by time
+  for (const Interval& item : program.intervals) {
+    change[item.first] += item.bytes;
+    change[item.last] -= item.bytes;
+  }
+  int64_t peak_time = 0, best = -1, live = 0;
+  for (const auto& [time, delta] : change) {
+    live += delta;
     if (live > best) {
       best = live;
-      peak_time = at.first;
+      peak_time = time;
     }
   }
   std::map<std::string, int64_t> tags;

@@ -130,6 +130,7 @@ Json to_json(const StartReport& start) {
           {"data_replicas", start.data_replicas},
           {"train_tokens", start.train_tokens},
           {"val_tokens", start.val_tokens},
+          {"windows", start.windows},
           {"unigram_entropy", start.unigram_entropy},
           {"flops_per_token",
            {{"definition", kFlopsDefinition},
@@ -191,7 +192,8 @@ Json to_json(const StepReport& step) {
                {"comm_bytes", step.comm_bytes},
                {"comm_wait_ms", step.comm_wait_ms},
                {"memory_bytes", step.memory_bytes},
-               {"data_position", step.data_position}};
+               {"data_position", step.data_position},
+               {"epoch", step.epoch}};
   if (step.skipped) json["bad_tensor"] = step.bad_tensor;
   if (step.gpu)
     json["gpu"] = {{"watts", step.gpu->watts}, {"sm_mhz", step.gpu->sm_mhz}, {"celsius", step.gpu->celsius}};
@@ -251,6 +253,7 @@ StartReport start_from(const Json& object) {
   read(object, "data_replicas", start.data_replicas);
   read(object, "train_tokens", start.train_tokens);
   read(object, "val_tokens", start.val_tokens);
+  read(object, "windows", start.windows);
   read(object, "unigram_entropy", start.unigram_entropy);
   const Json& flops = child(object, "flops_per_token");
   read(flops, "matmul", start.flops.matmul);
@@ -295,6 +298,7 @@ StepReport step_from(const Json& object) {
   read(object, "comm_wait_ms", step.comm_wait_ms);
   read(object, "memory_bytes", step.memory_bytes);
   read(object, "data_position", step.data_position);
+  read(object, "epoch", step.epoch);
   if (const Json& gpu = child(object, "gpu"); !gpu.empty()) {
     step.gpu.emplace();
     read(gpu, "watts", step.gpu->watts);

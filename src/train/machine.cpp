@@ -114,6 +114,13 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
         "this process may use {} of the {} cores that are its share; start it with mpirun --bind-to none, or set "
         "run.threads",
         threads, share);
+  const int64_t at_once = int64_t{machine.threads} * world.local_size();
+  const int cores = device::share_of_cores(1);
+  if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
+    log::warning(
+        "run.threads = {}{} is more than the {} core{} of this machine: threads take turns, and the run is slower",
+        config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "", cores,
+        cores == 1 ? "" : "s");
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = device::detect_isa();
@@ -239,7 +246,9 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
 }
 
 bool writes_samples(const config::Config& config) {
-  return !config.data.tokenizer.empty() && (config.train.sample_interval > 0 || !config.train.sample_prompt.empty());
+  const config::Train& train = config.train;
+  return !config.data.tokenizer.empty() &&
+         (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {

@@ -96,6 +96,7 @@ void Progress::step(const StepReport& report) {
   const std::lock_guard lock(mutex_);
   // Assigned one by one: the maps of a report are not shown, and copying them would allocate.
   last_.step = report.step;
+  last_.epoch = report.epoch;
   last_.loss = report.loss;
   last_.lr = report.lr;
   last_.tokens_per_s = report.tokens_per_s;
@@ -122,7 +123,9 @@ double Progress::seconds_left() const {
 }
 
 std::string Progress::plain_line(const StepReport& report) const {
-  std::string line = format("step {}/{}  {}", report.step, total_, loss_text(report.loss));
+  std::string line = format("step {}/{}", report.step, total_);
+  if (std::isfinite(report.epoch)) line += format("  epoch {:.2f}", report.epoch);
+  line += "  " + loss_text(report.loss);
   const auto add = [&line](const std::string& field) {
     if (!field.empty()) line += "  " + field;
   };
@@ -156,6 +159,7 @@ std::string Progress::bar_line() const {
               {rate_text(last_.lr), 4},
               {format_count(last_.tokens_per_s) + " tokens/s", 2},
               {mfu_text(last_.mfu), 3},
+              {std::isfinite(last_.epoch) ? format("epoch {:.2f}", last_.epoch) : "", 6},
               {elapsed, 5},
               {left, 1}};
   }

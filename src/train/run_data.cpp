@@ -1,6 +1,8 @@
 #include "train/run_data.h"
 
 #include "base/log.h"
+#include "comm/agreement.h"
+#include "data/overlap.h"
 #include "train/run_folder.h"
 #include "train/run_state.h"
 #include "train/signals.h"
@@ -18,9 +20,8 @@ data::OpenOptions open_options(const Machine& machine, const Deadline& deadline)
   options.progress = [last = now_seconds()](const data::TokenizeProgress& done) mutable {
     if (now_seconds() - last < 2) return;
     last = now_seconds();
-    log::info("tokenizing: {:.0f} %, {} tokens",
-              100.0 * static_cast<double>(done.bytes) / static_cast<double>(done.total_bytes),
-              format_count(static_cast<double>(done.tokens)));
+    log::info("tokenizing: {} of {}, {} tokens", format_bytes(static_cast<double>(done.bytes)),
+              format_bytes(static_cast<double>(done.total_bytes)), format_count(static_cast<double>(done.tokens)));
   };
   return options;
 }
@@ -50,6 +51,12 @@ data::Datasets open_first(const config::Config& config, const Machine& machine, 
   return data::open_data(config, options);
 }
 
+void warn_of_overlap(const data::Datasets& datasets) {
+  if (!datasets.train || !datasets.val || &datasets.train->stream() == &datasets.val->stream()) return;
+  if (const std::string overlap = data::overlap_of(*datasets.train, *datasets.val); !overlap.empty())
+    log::warning("data.val: {}", overlap);
+}
+
 }  // namespace
 
 data::Datasets open_run_data(comm::World& world, const config::Config& config, const Machine& machine,
@@ -59,6 +66,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().together([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
+    warn_of_overlap(datasets);
     if (datasets.tokenizer) tokenizer = datasets.tokenizer->bytes();
   });
   double ready[] = {datasets.train ? 1.0 : 0.0};
@@ -68,6 +76,15 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().together([&] {
     if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads, .tokenizer = tokenizer});
   });
+  comm::require_same(world,
+                     {{"the vocabulary", format("{}", datasets.vocab)},
+                      {"the number of training tokens", format("{}", datasets.train->tokens())},
+                      {"the number of validation tokens", format("{}", datasets.val ? datasets.val->tokens() : 0)},
+                      {"the hash of the training data", datasets.data_hash},
+                      {"the hash of the validation data", datasets.val_hash}},
+                     Code::data,
+                     "all ranks must find the same files under data.train and data.val: start them in one "
+                     "folder, or copy the files again");
   return datasets;
 }
 

@@ -24,11 +24,25 @@ void put(const fs::path& file, const std::string& bytes) {
   replace_file(file, bytes);
 }
 
+void link_checkpoints(const config::Config& config) {
+  if (config.checkpoint.dir.empty()) return;
+  const fs::path link = fs::path(config.run.dir) / "checkpoints", temporary = fs::path(config.run.dir) / ".checkpoints";
+  std::error_code ignored;
+  const fs::path target = fs::absolute(config.checkpoint.dir, ignored);
+  if (fs::equivalent(link, target, ignored)) return;
+  if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) return;
+  fs::remove(temporary, ignored);
+  std::error_code failed;
+  fs::create_directory_symlink(target, temporary, failed);
+  if (!failed) fs::rename(temporary, link, failed);
+}
+
 }  // namespace
 
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
   put(fs::path(config.run.dir) / "config.toml", config_toml);
   if (!tokenizer.empty()) put(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  link_checkpoints(config);
 }
 
 void write_report_or_warn(const fs::path& run_dir, const Summary& summary, const History& history) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "train/printable.h"
 #include "train/run_folder.h"
 #include "train/start_report.h"
 #include "train/summary.h"
@@ -80,6 +81,8 @@ void RunReporter::step(const StepWork& work, const Trainer::Outcome& outcome, do
     for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
   r.memory_bytes = trainer.memory();
   r.data_position = state.samples_seen;
+  r.epoch =
+      start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows) : kUnknown;
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(r);
   skipped_ += r.skipped;
@@ -127,7 +130,7 @@ void RunReporter::checkpoint(const CheckpointReport& checkpoint) {
 
 void RunReporter::sample(Sample sample) {
   if (!first_) return;
-  log::info("--- sample at step {} ---\n{}{}\n---", sample.step, sample.prompt, sample.text);
+  log::info("--- sample at step {} ---\n{}{}\n---", sample.step, printable(sample.prompt), printable(sample.text));
   samples_.push_back(std::move(sample));
 }
 
@@ -163,7 +166,7 @@ void RunReporter::end(const checkpoint::TrainState& state, const std::string& ou
   end.tokens = state.tokens_seen;
   end.outcome = outcome;
   end.wall_s = now_seconds() - started_;
-  end.predicted = {.memory_bytes = plan_.total, .comm_bytes = plan_.comm_bytes};
+  end.predicted = {.memory_bytes = start_.predicted.memory_bytes, .comm_bytes = plan_.comm_bytes};
   for (auto& [axis, operations] : end.predicted.comm_bytes)
     for (auto& [operation, bytes] : operations) bytes *= steps_;
   end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : kUnknown,

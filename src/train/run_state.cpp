@@ -66,9 +66,26 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
   return snapshot;
 }
 
+namespace {
+
+/// With the files of data by whole paths, so that the checkpoint's own configuration finds them from any folder.
+std::string config_for_anywhere(config::Config config) {
+  const auto whole = [](std::string& path) {
+    std::error_code failed;
+    const fs::path absolute = fs::absolute(path, failed);
+    if (!failed) path = absolute.lexically_normal().string();
+  };
+  for (std::string& path : config.data.train) whole(path);
+  for (std::string& path : config.data.val) whole(path);
+  if (!config.data.tokenizer.empty() && config.data.tokenizer != "train") whole(config.data.tokenizer);
+  return config::to_toml(config);
+}
+
+}  // namespace
+
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute) {
   checkpoint::Snapshot snapshot;
-  snapshot.config_toml = config::to_toml(config);
+  snapshot.config_toml = config_for_anywhere(config);
   if (datasets.tokenizer) {
     snapshot.tokenizer = datasets.tokenizer->bytes();
     snapshot.tokenizer_hash = datasets.tokenizer->hash();

@@ -10,6 +10,7 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
+#include "data/mapping_guard.h"
 #include "data/source.h"
 #include "optim/schedule.h"
 #include "train/deadline.h"
@@ -37,6 +38,9 @@ namespace fs = std::filesystem;
 constexpr int kSavedAfterSignal = 75;
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
+/// Polled between micro-steps.
+bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole(); }
+
 class Session {
  public:
   Session(comm::World& world, const config::Config& config, const SessionOptions& options, const Deadline& deadline,
@@ -63,6 +67,7 @@ class Session {
   int run() {
     begin();
     if (trainer_.on_any_rank(evaluation_missing())) evaluate_now();
+    if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
     if (state_.step >= total_steps_) {
       log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
       require_convergence();
@@ -72,6 +77,23 @@ class Session {
     const int64_t last =
         options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
     std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
+    try {
+      outcome = steps_until(last, outcome);
+    } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
+      if (error.code() == Code::data && world_.size() == 1) save_last_step();
+      throw;
+    }
+    require_whole_data();
+    if (stopped()) outcome = stop_text();
+    if (state_.step == total_steps_) require_convergence();
+    save_last_step();
+    if (state_.step == total_steps_) sample_now();
+    return finish(outcome);
+  }
+
+ private:
+  /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
+  std::string steps_until(int64_t last, const std::string& outcome) {
     while (state_.step < last) {
       if (!step()) break;
       if (evaluation_due()) evaluate_now();
@@ -81,19 +103,30 @@ class Session {
       if (requests.peak) peak_.visit();
       if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
       if (due(config_.debug.check_replicas_every)) check_replicas(trainer_, state_.step);
-      if (requests.time_is_up) {
-        outcome = "stopped at --max-time";
-        break;
-      }
+      if (requests.time_is_up) return "stopped at --max-time";
     }
-    if (stopped()) outcome = format("stopped by {}", signal_name(stop_signal()));
-    if (state_.step == total_steps_) require_convergence();
-    if (saved_step_ != state_.step && state_.step > 0) save();
-    if (state_.step == total_steps_) sample_now();
-    return finish(outcome);
+    return outcome;
   }
 
- private:
+  static std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
+
+  void save_last_step() {
+    if (saved_step_ != state_.step && state_.step > 0) save();
+  }
+
+  /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
+  void require_whole_data() {
+    if (!trainer_.on_any_rank(!data::mappings_whole())) return;
+    save_last_step();
+    world_.control().together([&] {
+      datasets_.train->stream().require_whole();
+      if (datasets_.val) datasets_.val->stream().require_whole();
+    });
+  }
+
+  /// Ranks that are threads share a process, and what the system says of its memory. A GPU's is each rank's own.
+  int ranks_of_process() const { return world_.transport() == "threads" && !machine_.gpu ? world_.size() : 1; }
+
   /// All ranks refuse, or none: memory may be short on one host only.
   void agree_on_memory() {
     world_.control().together([&] { require_memory(plan_, config_, datasets_.vocab, machine_); });
@@ -173,7 +206,7 @@ class Session {
   }
 
   void announce() {
-    StartReport start = start_report(config_, datasets_, plan_, machine_);
+    StartReport start = start_report(config_, datasets_, plan_, machine_, ranks_of_process());
     start.step = state_.step;
     start.accumulation = accumulation_;
     start.data_replicas = trainer_.replicas();
@@ -201,7 +234,7 @@ class Session {
     work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
     trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
     const double start = now_seconds();
-    const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_requested);
+    const Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
     if (outcome.interrupted) return false;
     const double seconds = now_seconds() - start;
 
@@ -258,8 +291,14 @@ class Session {
         evaluate(trainer_, *datasets_.val, config_.train.eval_batches,
                  datasets_.tokenizer ? &*datasets_.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
                    reporter_.status(format("evaluating {}/{}", done, windows));
-                   return !stop_requested();
+                   return !stop_requested() && !deadline_.passed();
                  });
+    if (result.interrupted && !stopped()) {
+      reporter_.warn(state_.step, format("step {}: --max-time cut the evaluation short; it is made up for when the run "
+                                         "goes on",
+                                         state_.step));
+    }
+    evaluation_cut_ = result.interrupted;
     if (result.interrupted) return;
     result.report.step = state_.step;
     loss_of_last_ = std::isfinite(result.report.loss) ? result.report.loss : kNotFinite;
@@ -336,7 +375,15 @@ class Session {
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
+  bool evaluation_cut_ = false;     // the last one was
 };
+
+/// Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
+void require_memory_early(comm::World& world, const config::Config& config, const Machine& machine) {
+  if (config.data.tokenizer != "train") return;
+  const RunPlan plan = plan_run(config, config.data.vocab_size, machine, true);
+  world.control().together([&] { require_memory(plan, config, config.data.vocab_size, machine); });
+}
 
 }  // namespace
 
@@ -351,6 +398,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     return 0;
   }
   require_one_compute(world, machine);
+  require_memory_early(world, config, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();

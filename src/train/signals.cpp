@@ -16,7 +16,14 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
               "signal handlers may touch lock-free atomics only");
 
 extern "C" void handle_stop(int signal) {
-  if (stop_flag.exchange(signal) != 0) _exit(128 + signal);
+  const int before = stop_flag.exchange(signal);
+  if (before != 0 && before != SIGHUP) _exit(128 + signal);
+}
+// A terminal that closes sends it twice, from the system and from the shell, and session managers let SIGTERM follow:
+// it never counts as the one before or after.
+extern "C" void handle_hang_up(int signal) {
+  int none = 0;
+  stop_flag.compare_exchange_strong(none, signal);
 }
 extern "C" void handle_save(int) { save_flag.store(true); }
 
@@ -28,10 +35,12 @@ SignalGuard::SignalGuard() {
   save_flag = false;
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     struct sigaction action = {};
-    action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : handle_stop;
+    action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : kSignals[i] == SIGHUP ? handle_hang_up : handle_stop;
     action.sa_flags = SA_RESTART;  // reads and writes of the program go on
     sigemptyset(&action.sa_mask);
     TRAINER_CHECK(sigaction(kSignals[i], &action, &previous_[i]) == 0, "sigaction of {}", signal_name(kSignals[i]));
+    const bool under_nohup = kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN;
+    if (under_nohup) sigaction(SIGHUP, &previous_[i], nullptr);
   }
 }
 
@@ -50,6 +59,8 @@ const char* signal_name(int signal) {
       return "SIGTERM";
     case SIGINT:
       return "SIGINT";
+    case SIGHUP:
+      return "SIGHUP";
     case SIGUSR1:
       return "SIGUSR1";
     case SIGUSR2:

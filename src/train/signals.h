@@ -1,6 +1,7 @@
 #pragma once
 // Requests that reach a run as signals. SIGTERM, SIGUSR1, SIGINT: stop at the next micro-step and save; a second one
-// ends the process at once with 128 + signal. SIGUSR2: save after this step and go on.
+// ends the process at once with 128 + signal. SIGHUP (a terminal that closed): the same, but it never counts as first
+// or second; where it is ignored (nohup) it stays so. SIGUSR2: save after this step and go on.
 #include <csignal>
 
 namespace trainer::train {
@@ -15,8 +16,8 @@ class SignalGuard {
   SignalGuard& operator=(const SignalGuard&) = delete;
 
  private:
-  static constexpr int kSignals[] = {SIGTERM, SIGUSR1, SIGINT, SIGUSR2};
-  struct sigaction previous_[4];
+  static constexpr int kSignals[] = {SIGTERM, SIGUSR1, SIGINT, SIGHUP, SIGUSR2};
+  struct sigaction previous_[5];
 };
 
 /// A stop was asked for; stays true. Cheap: polled at every micro-step.

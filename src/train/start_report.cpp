@@ -7,7 +7,7 @@
 namespace trainer::train {
 
 StartReport start_report(const config::Config& config, const data::Datasets& datasets, const RunPlan& plan,
-                         const Machine& machine) {
+                         const Machine& machine, int ranks_of_process) {
   const config::Model& model = config.model;
   StartReport start;
   start.name = config.run.name;
@@ -26,10 +26,11 @@ StartReport start_report(const config::Config& config, const data::Datasets& dat
   start.global_batch = config.train.global_batch;
   start.micro_batch = config.train.micro_batch;
   start.train_tokens = datasets.train->tokens();
+  start.windows = datasets.train->windows();
   start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
-  start.predicted = {.memory_bytes = plan.total, .comm_bytes = plan.comm_bytes};
+  start.predicted = {.memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
   return start;
 }
 
@@ -44,9 +45,10 @@ void log_start(const StartReport& start, std::string_view compute_reason, std::s
   log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
             environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
             environment.isa, to_string(start.peak));
-  log::info("memory: {} predicted; data: {} training and {} validation tokens",
+  log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
-            format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)));
+            format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)),
+            static_cast<double>(start.total_steps * start.global_batch) / static_cast<double>(start.windows));
 }
 
 }  // namespace trainer::train

@@ -11,7 +11,7 @@ namespace trainer::train {
 /// What follows from configuration, data and plan. Step, accumulation, replicas, peak, environment and config_toml are
 /// the caller's.
 StartReport start_report(const config::Config& config, const data::Datasets& datasets, const RunPlan& plan,
-                         const Machine& machine);
+                         const Machine& machine, int ranks_of_process);
 
 /// `compute_reason`: why that compute type.
 void log_start(const StartReport& start, std::string_view compute_reason, std::string_view transport);

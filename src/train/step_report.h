@@ -53,6 +53,7 @@ struct StepReport {
   WaitMs comm_wait_ms;                                  // of this rank, by axis and operation: comm_exposed in parts
   BytesByCategory memory_bytes;                         // peaks so far
   int64_t data_position = 0;                            // samples seen
+  double epoch = kUnknown;                              // samples seen over the windows of the training data
   std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known
 };
 
@@ -76,7 +77,8 @@ struct WarningReport {
   std::string message;
 };
 
-/// Predicted or measured: one step's time, memory of the process, bytes over all steps of the run.
+/// Predicted or measured: one step's time, memory of the process (of all its ranks where they are threads), bytes over
+/// all steps of the run.
 struct Estimate {
   double step_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
@@ -103,6 +105,7 @@ struct StartReport {
   int64_t total_steps = 0;
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
+  int64_t windows = 0;                                                             // of training: those of one epoch
   double unigram_entropy = kUnknown;  // nats per token of the validation text under the training text's frequencies
   FlopsPerToken flops;
   PeakReport peak;  // so far

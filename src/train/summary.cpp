@@ -70,6 +70,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   if (!steps.empty()) {
     summary.step = steps.back().step;
     summary.tokens = steps.back().tokens;
+    summary.epoch = steps.back().epoch;
     summary.first_loss = steps.front().loss;
     summary.last_loss = mean_of_last_losses(steps);
     summary.skipped_steps =
@@ -123,6 +124,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   std::string run = format("{} at step {}", summary.outcome, summary.step);
   if (summary.start.total_steps > 0) run += format(" of {}", summary.start.total_steps);
   run += format(", {} tokens", format_count(static_cast<double>(summary.tokens)));
+  if (std::isfinite(summary.epoch)) run += format(", {:.2f} epochs", summary.epoch);
   if (std::isfinite(summary.wall_s)) run += " in " + format_duration(summary.wall_s);
   add("run", run);
 

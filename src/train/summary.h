@@ -15,6 +15,7 @@ struct Summary {
   PeakReport peak;      // what utilisation is a share of: the best that the last process came to know
   std::string outcome;  // of the last process; "not ended in order" when the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
+  double epoch = kUnknown;  // at its end
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;

@@ -46,6 +46,16 @@ def whole(place):
     assert check.returncode == 0, check.stdout + check.stderr
 
 
+def wipe(step):
+    path = shard(step)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def nothing_stripped(place):
+    left = [path.name for path in place.folder.iterdir() if path.name == "out" or path.name.startswith(".")]
+    assert not left, f"left {left}"
+
+
 def while_another_trains(place):
     """A second process in the folder: it trains until the case is over (its steps are many)."""
     place.tiny_run()
@@ -105,6 +115,25 @@ CASES = [
                ["--config", "tiny.toml", "--set", "run.dir=runs/own", "--set", "checkpoint.dir=runs/busy/checkpoints"],
                while_another_trains, "keeps its checkpoints in this folder", "set another checkpoint.dir", status=2,
                after=other_survives),
+    *[checkpoint(f"{name} onto a full disk", args, damaged(lambda step: None), "standard output cannot be written", after=whole,
+                 redirect="> /dev/full")
+      for name, args in (("sample", SAMPLE), ("sample as JSON", [*SAMPLE, "--json"]),
+                         ("evaluation", ["eval", "--checkpoint", "{step}"]),
+                         ("evaluation as JSON", ["eval", "--checkpoint", "{step}", "--json"]),
+                         ("inspection", ["checkpoint", "inspect", "--checkpoint", "{step}"]),
+                         ("verification", ["checkpoint", "verify", "--checkpoint", "{step}"]),
+                         ("plan", ["train", "--config", "tiny.toml", "--dry-run"]),
+                         ("check", ["config", "check", "--config", "tiny.toml"]),
+                         ("tokens' report", ["tokenize", "--input", "text.txt", "--output", "out", "--train-vocab", "320"]))],
+    checkpoint("strip into a folder that is there", ["checkpoint", "strip", "--checkpoint", "{step}", "--output", "runs"],
+               damaged(lambda step: None), "runs: exists already", after=whole),
+    checkpoint("strip of damaged weights", ["checkpoint", "strip", "--checkpoint", "{step}", "--output", "out"], damaged(wipe),
+               "checksum", after=nothing_stripped),
+    checkpoint("strip onto a full disk", ["checkpoint", "strip", "--checkpoint", "{step}", "--output", "out"],
+               damaged(lambda step: None), "File too large", file_bytes=10_000, after=nothing_stripped),
+    checkpoint("sample from a damaged checkpoint of a configuration",
+               ["generate", "--config", "tiny.toml", "--set", "run.dir=runs/none", "--prompt", "x"], damaged(lambda step: None),
+               "runs/none/checkpoints"),
     checkpoint("prompt file that is not there", ["generate", "--checkpoint", "{step}", "--prompt-file", "no.txt"],
                damaged(lambda step: None), "no.txt", status=2),
 ]

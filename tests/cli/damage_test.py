@@ -2,6 +2,7 @@
 """Checkpoints that are lost in part: kills in the middle of a save, damaged files, full disks. The run goes on from the
 newest checkpoint that is whole, and so do evaluation and generation."""
 import json
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -129,6 +130,66 @@ class Kills(rig.Runs):
         self.assert_no_left_overs()
         self.train("run.dir=whole", "train.steps=100000", "train.eval_interval=0", max_steps=newest + 1)
         self.assert_same_run(newest + 1, "run", "whole")
+
+
+class CutShort(rig.Runs):
+    """A token file that someone truncates, or writes anew in place, while a run has it mapped."""
+
+    def cut_while(self, *sets, launcher=(), bytes_left=1024):
+        tokens = self.folder / "tokens/tokens.bin"
+        whole = tokens.read_bytes()
+        self.launcher = list(launcher)
+        process = self.start_train("train.steps=100000", "train.eval_interval=0", *sets)
+        self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+        with open(tokens, "r+b") as file:
+            file.truncate(bytes_left)
+        stderr = self.ended(process, 4)
+        self.launcher = []
+        self.assertIn("tokens/tokens.bin: it became shorter while it was in use: "
+                      f"{len(whole)} bytes were there, {bytes_left} are now", stderr)
+        self.assertNotIn("bug", stderr)
+        tokens.write_bytes(whole)
+        return stderr
+
+    def goes_on(self, *sets):
+        last = self.last_step()
+        self.assertEqual(self.saved_steps(), [last])
+        self.assert_whole(*self.step_folders())
+        sets = ["train.steps=100000", "train.eval_interval=0", *sets]
+        self.train(*sets, max_steps=2)
+        self.train("run.dir=whole", *sets, max_steps=last + 2)
+        self.assert_same_run(last + 2, "run", "whole")
+
+    def test_the_last_step_is_saved(self):
+        self.cut_while()
+        self.goes_on()
+
+    def test_whatever_is_left(self):
+        self.cut_while("train.micro_batch=1", bytes_left=0)
+        self.goes_on("train.micro_batch=1")
+
+    def test_ranks_leave_together(self):
+        threads = ["parallel.transport=threads", "parallel.data=2", "run.threads=1"]
+        self.cut_while(*threads)
+        self.assert_whole(*self.step_folders())
+        if shutil.which("mpirun"):
+            shutil.rmtree(self.folder / "run")
+            stderr = self.cut_while("parallel.data=2", "run.threads=1", launcher=[*rig.MPIRUN, "-np", "2"])
+            self.assertEqual(stderr.count("it became shorter"), 1, stderr)
+            self.assert_whole(*self.step_folders())
+
+    def test_an_evaluation_says_so_too(self):
+        self.train(max_steps=1)
+        text = (self.folder / "text.txt").read_text() * 40
+        (self.folder / "long.txt").write_text(text)
+        self.trainer("tokenize", "--input", "long.txt", "--output", "long", "--tokenizer", "tokens/tokenizer.model")
+        long = self.folder / "long/tokens.bin"
+        process = self.start("eval", "--checkpoint", "run", "--data", "long/tokens.bin")
+        maps = pathlib.Path(f"/proc/{process.pid}/maps")
+        self.wait_until(lambda: "long/tokens.bin" in maps.read_text(), process, "its data", pause=0)
+        with open(long, "r+b") as file:
+            file.truncate(1024)
+        self.assertIn("long/tokens.bin: it became shorter while it was in use", self.ended(process, 4))
 
 
 class FullDisk(rig.Runs):

@@ -1,4 +1,6 @@
 """Data and tokenizers: exit status 4, naming file and offset."""
+import bz2
+import gzip
 import struct
 
 from mistakes import TINY, tiny_text
@@ -61,9 +63,49 @@ CASES = [
          'hardware.gemm_tuning = "table.json": tuning table: the file: expected a JSON object; `trainer bench gemm '
          '--write-tuning` makes one', sets=["hardware.gemm_tuning=table.json"], status=2),
     data("empty tokenizer", {"my.model": b""}, "my.model", sets=["data.tokenizer=my.model"]),
-    data("broken line of JSON", {"a.jsonl": '{"text": "a b c"}\n{"text": \n'}, "a.jsonl: offset 18",
+    *[data(f"data in {name}", {name: content}, f'"{name}": {kind} are not read: there are .txt, .text, .md (text), .jsonl, .ndjson',
+           remedy, 'insist with data.format = "text", "jsonl" or "tokens"', sets=[f"data.train={name}"])
+      for name, content, kind, remedy in (
+          ("books.txt.gz", gzip.compress(b"a"), ".gz files", "gunzip"), ("t.parquet", b"PAR1", ".parquet files", "as .jsonl"),
+          ("t.csv", "a,b\n", ".csv files", "as .jsonl"), ("t.TSV", "a\tb\n", ".tsv files", "as .jsonl"),
+          ("t.json", "[]", ".json files", "one object a line"), ("t.zip", b"PK\3\4", ".zip files", "unzip"),
+          ("t.idx", b"MMIDIDX\0\0", ".idx files", ".bin file beside it"), ("enwik8", "a b\n", "files without an extension", "rename"),
+          ("t.npy", b"\x93NUMPY", ".npy files", "uint16"))],
+    data("pattern that matches other files too", {"d/a.txt": tiny_text(), "d/b.csv": "a,b\n"}, '"d/b.csv": .csv files are not read',
+         sets=["data.train=d/*"]),
+    *[data(f"text that is {what}", {"a.txt": content}, "a.txt: offset 0: expected text, found", what, remedy,
+           sets=["data.train=a.txt"])
+      for content, what, remedy in (
+          (gzip.compress(b"a b c\n" * 99), "gzip-compressed data", "gunzip"), (b"\x28\xb5\x2f\xfd....", "Zstandard", "unzstd"),
+          (b"\xfd7zXZ\0....", "xz-compressed", "unxz"), (bz2.compress(b"a b c\n"), "bzip2-compressed", "bunzip2"),
+          (b"PK\3\4....", "a ZIP archive", "unzip"), (b"PAR1....", "a Parquet table", ".jsonl"),
+          (tiny_text().encode("utf-16"), "text in UTF-16", "iconv -f UTF-16 -t UTF-8"))],
+    data("file of nothing but a byte-order mark", {"a.txt": b"\xef\xbb\xbf"}, "a.txt: offset 3: the file is empty", sets=["data.train=a.txt"]),
+    data("tokenize a table", {"a.csv": "a,b\n"}, '"a.csv": .csv files are not read', "insist with --format",
+         args=["tokenize", "--input", "a.csv", "--output", "out", "--train-vocab", "320"], after=nothing_tokenized),
+    data("tokenize in no known format", {}, "--format", "jsonl",
+         args=["tokenize", "--input", "text.txt", "--output", "out", "--train-vocab", "320", "--format", "csv"], status=2),
+    data("unknown data format", {}, "--set data.format=csv", "expected one of auto, text, jsonl, tokens", sets=["data.format=csv"],
+         status=2),
+    data("text that is taken for tokens", {"text.txt": tiny_text() + "x"}, "text.txt", "no whole number of 16-bit tokens",
+         sets=["data.format=tokens", 'data.tokenizer=""', "data.vocab_size=320"]),
+    data("text that is taken for JSON lines", {}, "text.txt: offset 0 (line 1): expected a JSON object on each line",
+         sets=["data.format=jsonl"]),
+    data("JSON lines: an array", {"a.jsonl": '{"text": "a b c"}\n["a"]\n'}, "a.jsonl: offset 18 (line 2): expected a JSON object",
          sets=["data.train=a.jsonl"]),
-    data("JSON without the text", {"a.jsonl": '{"body": "a b c"}\n'}, "a.jsonl: offset 0", "text", sets=["data.train=a.jsonl"]),
+    data("JSON lines: a number as the text", {"a.JSONL": '{"text": "a"}\n\n{"text": 7}\n'}, "a.JSONL: offset 15 (line 3)",
+         '"text" is a number, expected a string', sets=["data.train=a.JSONL"]),
+    data("JSON lines: bad UTF-8 when strict", {"a.jsonl": b'{"text": "a b"}\n{"text": "caf\xe9"}\n'}, "a.jsonl: offset 29 (line 2)",
+         "byte 0xe9 is not valid UTF-8", sets=["data.train=a.jsonl", "data.strict=true"]),
+    data("validation share of next to nothing", {}, "--set data.val_fraction=1e-6", "leaves", "for validation, fewer than one window",
+         "seq_len + 1 = 17", sets=["data.val_fraction=1e-6"]),
+    data("validation share of nearly everything", {}, "x.toml:", "data.val_fraction: 0.9999", "for training, fewer than one window",
+         toml=TINY.replace("val_fraction = 0.1", "val_fraction = 0.9999")),
+    data("training text shorter than two windows", {"text.txt": tiny_text()[:700]}, "data.val_fraction",
+         "add data or choose a smaller model.seq_len", sets=["model.seq_len=500", "data.vocab_size=290"]),
+    data("broken line of JSON", {"a.jsonl": '{"text": "a b c"}\n{"text": \n'}, "a.jsonl: offset 18 (line 2)",
+         sets=["data.train=a.jsonl"]),
+    data("JSON without the text", {"a.jsonl": '{"body": "a b c"}\n'}, "a.jsonl: offset 0 (line 1)", "text", sets=["data.train=a.jsonl"]),
     data("text and tokens together", {"tokens.bin": llmc(GOOD)}, "token files and text cannot be mixed", prepare=own_tokenizer,
          sets=['data.train=["text.txt", "tokens.bin"]', "data.tokenizer=text/tokenizer.model"]),
     tokens("empty token file", b""),

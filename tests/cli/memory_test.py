@@ -2,6 +2,7 @@
 """The memory that a run predicts against the growth that the system reports for it."""
 import pathlib
 import re
+import resource
 
 import rig
 
@@ -43,6 +44,17 @@ class Memory(rig.Runs):
                 "data.tokenizer=train", "data.vocab_size=512"]
         self.holds(*sets)
         self.holds(*sets)  # the tokenizer is there now
+
+    def seconds_to_plan(self, layers):
+        """Of the processor: a busy machine does not count."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        self.trainer("train", "--dry-run", "--config", "config.toml", "--set", f"model.n_layer={layers}")
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+    def test_planning_takes_a_time_linear_in_depth(self):
+        few, many = self.seconds_to_plan(500), self.seconds_to_plan(2000)
+        self.assertLess(many, 2)
+        self.assertLess(many, 8 * few + 0.1)
 
     def test_the_size_of_the_quickstart(self):
         self.holds("model.n_layer=4", "model.d_model=256", "model.n_head=4", "model.seq_len=256", "train.micro_batch=4",

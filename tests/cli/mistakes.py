@@ -22,11 +22,11 @@ TIMEOUT_SECONDS = 120
 
 
 def limits(file_bytes):
-    """For the child: no core files; writes beyond file_bytes fail as on a full disk."""
+    """For the child: no core files, hang-ups reach it as from a terminal; writes beyond file_bytes fail."""
     def apply():
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if file_bytes is not None:
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     return apply
 
@@ -43,8 +43,9 @@ class Place:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
-    def run(self, args, stdin="", file_bytes=None, env=None):
-        return subprocess.run([self.trainer, *args], cwd=self.folder, input=stdin, capture_output=True, text=True,
+    def run(self, args, stdin="", file_bytes=None, env=None, redirect=""):
+        program = ["sh", "-c", f'exec "$0" "$@" {redirect}', self.trainer] if redirect else [self.trainer]
+        return subprocess.run([*program, *args], cwd=self.folder, input=stdin, capture_output=True, text=True,
                               errors="replace", timeout=TIMEOUT_SECONDS, preexec_fn=limits(file_bytes),
                               env={**os.environ, **(env or {})})
 
@@ -95,6 +96,7 @@ def problems_of(case, place):
     """What differs from the record. A case is a dict:
     name; args; status; expect (parts of stderr); optional: files {name: text or bytes}, stdin, prepare(place) which may
     return a dict of placeholders for args and expect, env (variables to set), file_bytes (the disk is full beyond),
+    redirect (as a shell takes it: "> /dev/full"),
     after(place) which raises AssertionError when something was lost, stdout (a part of it; default: nothing on it)."""
     for name, content in case.get("files", {}).items():
         place.write(name, content)
@@ -108,7 +110,7 @@ def problems_of(case, place):
         return text
 
     result = place.run([filled(arg) for arg in case["args"]], case.get("stdin", ""), case.get("file_bytes"),
-                       case.get("env"))
+                       case.get("env"), case.get("redirect", ""))
     problems = []
     if result.returncode < 0:
         problems.append(f"killed by signal {-result.returncode}")

@@ -109,6 +109,72 @@ class Ranks(rig.Runs):
         self.launcher = []
         self.assert_whole(*self.step_folders())
 
+    def test_a_rank_that_is_killed_is_named_and_the_others_leave(self):
+        """mpirun itself ends them and returns the signal; told not to, it lets them leave with their own status."""
+        for run, options in (("ended", []), ("left", ["--enable-recovery"])):
+            keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
+            self.launcher = [*rig.MPIRUN, *options, "-np", "3", *keep]
+            process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
+                                       "parallel.timeout=2", "checkpoint.interval=5", f"run.dir={run}")
+            self.wait_until(lambda: self.last_step(run) >= 7, process, "seven steps")
+            shell = self.process_of(process.pid, rank=1)
+            victim = pathlib.Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]
+            os.kill(int(victim if options else shell), signal.SIGKILL)
+            _, stderr = process.communicate(timeout=rig.TIMEOUT_SECONDS)
+            if options:
+                statuses = [int((self.folder / f"status.{rank}").read_text()) for rank in range(3)]
+                self.assertEqual(statuses, [LOST_PEER, 128 + signal.SIGKILL, LOST_PEER], stderr)
+                self.assertRegex(stderr, r"rank 1 \(host .*, process \d+\)")
+            else:
+                self.assertEqual(process.returncode, 128 + signal.SIGKILL, stderr)
+            self.launcher = []
+            self.assert_whole(*self.step_folders(run))
+
+    def two_ranks(self, first, second, status, folder="."):
+        """Two ranks with command lines of their own, the second in `folder`; what they say."""
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        common = [rig.TRAINER, "--config", "config.toml", "--set", "run.threads=1", "--set", "parallel.timeout=20"]
+        self.launcher = [*rig.MPIRUN, "-np", "1", *common, *first, ":", "-np", "1", "-wdir", str(self.folder / folder)]
+        try:
+            return self.trainer(*common[1:], *second, status=status)
+        finally:
+            self.launcher = []
+
+    def test_ranks_with_different_configurations_are_no_job(self):
+        stderr = self.two_ranks(["--set", "optim.lr=1e-3"], ["--set", "optim.lr=2e-3"], status=2)
+        self.assertRegex(stderr, r"rank 1 on \S+ is not of the same job: optim.lr is 0.002, that of the first rank 0.001")
+        self.assertEqual(stderr.count("is not of the same job"), 1, stderr)
+        stderr = self.two_ranks(["--max-steps", "2"], ["--max-steps", "3"], status=2)
+        self.assertIn("--max-steps is 3, that of the first rank 2", stderr)
+        self.assertFalse((self.folder / "run/metrics.jsonl").exists())
+
+    def test_ranks_with_other_files_for_their_configuration_are_no_job(self):
+        (self.folder / "same.toml").write_text(rig.CONFIG)
+        (self.folder / "longer.toml").write_text(rig.CONFIG.replace("steps = 8", "steps = 9"))
+        named = ["--set", "run.name=config"]
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        for file, status in (("same.toml", 0), ("longer.toml", 2)):
+            self.launcher = [*rig.MPIRUN, "-np", "1", rig.TRAINER, "--config", "config.toml", *named, ":", "-np", "1"]
+            stderr = self.trainer("--config", file, *named, status=status)
+        self.launcher = []
+        self.assertIn("train.steps is 9, that of the first rank 8", stderr)
+
+    def test_ranks_with_different_data_are_no_job(self):
+        other = self.folder / "other"
+        shutil.copytree(self.folder / "tokens", other / "tokens")
+        (other / "config.toml").write_text(rig.CONFIG)
+        (other / "text.txt").write_text((self.folder / "text.txt").read_text() + "and one more line\n")
+        self.trainer("tokenize", "--input", "other/text.txt", "--output", "other/tokens", "--tokenizer",
+                     "tokens/tokenizer.model")
+        stderr = self.two_ranks([], [], status=4, folder="other")
+        self.assertRegex(stderr, r"rank 1 on \S+ is not of the same job: the number of training tokens is \d+, that of")
+        # A tokenizer that is trained is the first rank's, on whichever text.
+        text = ["--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
+        stderr = self.two_ranks(text, text, status=4, folder="other")
+        self.assertIn("the number of training tokens is", stderr)
+
     def test_mistakes_are_reported_once_and_end_all_ranks(self):
         self.launcher = [*rig.MPIRUN, "-np", "2"]
         stderr = self.train("model.layers=3", status=2)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Requests to stop and to save: signals and --max-time. What was done is kept, and the run goes on bit-identically."""
+import json
 import pathlib
 import signal
+import subprocess
 
 import rig
 
@@ -39,6 +41,49 @@ class Signals(rig.Runs):
 
     def test_sigint_saves_and_asks_to_be_started_again(self):
         self.stops_and_goes_on(signal.SIGINT, *LONG)
+
+    def test_a_terminal_that_closes_saves_and_asks_to_be_started_again(self):
+        """It sends SIGHUP more than once; the second does not count as impatience."""
+        process = self.start_train(*LONG)
+        self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+        process.send_signal(signal.SIGHUP)
+        process.stderr.close()  # the terminal is gone
+        process.send_signal(signal.SIGHUP)
+        self.assertEqual(process.wait(rig.TIMEOUT_SECONDS), rig.SAVED_AFTER_SIGNAL)
+        process.stderr = None
+        self.assertEqual(self.events("end")[-1]["outcome"], "stopped by SIGHUP")
+        self.goes_on_identically(*LONG)
+
+    def test_under_nohup_a_terminal_may_close(self):
+        self.launcher = ["nohup"]
+        process = self.start_train(*LONG)
+        self.wait_until(lambda: self.last_step() >= 3, process, "three steps")
+        process.send_signal(signal.SIGHUP)
+        seen = self.last_step()
+        self.wait_until(lambda: self.last_step() > seen + 3, process, "further steps")
+        self.stop(process)
+        self.assertEqual(self.events("end")[-1]["outcome"], "stopped by SIGTERM")
+
+    def test_a_reader_of_the_log_that_leaves_costs_the_log_and_not_the_run(self):
+        process = self.start_train(*LONG, "log.interval=1")
+        process.stderr.readline()
+        process.stderr.close()  # as `… 2>&1 | head -1` does
+        seen = self.last_step()
+        self.wait_until(lambda: self.last_step() > seen + 5, process, "further steps")
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(process.wait(rig.TIMEOUT_SECONDS), rig.SAVED_AFTER_SIGNAL)
+        process.stderr = None
+        self.goes_on_identically(*LONG)
+
+    def test_no_file_of_the_run_takes_the_place_of_a_closed_log(self):
+        command = 'exec "$0" --config config.toml <&- >&- 2>&-'
+        closed = subprocess.run(["sh", "-c", command, rig.TRAINER], cwd=self.folder, timeout=rig.TIMEOUT_SECONDS)
+        self.assertEqual(closed.returncode, 0)
+        self.train("run.dir=whole")
+        self.assert_same_run(8, "run", "whole")
+        for line in (self.folder / "run/metrics.jsonl").read_text().splitlines():
+            self.assertIn("event", json.loads(line))
+        self.assert_whole(*self.step_folders())
 
     def test_a_signal_between_micro_steps_drops_the_step_that_was_begun(self):
         self.stops_and_goes_on(signal.SIGTERM, *LONG, "train.global_batch=40", "precision.compute=fp64")
@@ -91,12 +136,36 @@ class Signals(rig.Runs):
         self.stop(process)
         self.goes_on_identically(*LONG)
 
+    def test_a_signal_stops_an_evaluation_and_a_sample(self):
+        self.train(max_steps=1)
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 100)
+        for args in (["eval", "--checkpoint", "run", "--data", "long.txt"],
+                     ["generate", "--checkpoint", "run", "--prompt", "the", "--tokens", "100000000"]):
+            process = self.start(*args)
+            status = pathlib.Path(f"/proc/{process.pid}/status")
+            # It catches SIGTERM (bit 14) once it is at work.
+            self.wait_until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) >> 14 & 1, process, "its work")
+            self.assertIn("stopped by SIGTERM", self.stop(process))
+
     def test_max_time_saves_and_ends_well(self):
         stderr = self.train(*LONG, max_time="1s")
         self.assertIn("stopped at --max-time", stderr)
         self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
         self.assertLess(self.events("end")[-1]["wall_s"], 10)
         self.goes_on_identically(*LONG)
+
+    def test_max_time_cuts_an_evaluation_short(self):
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 60)
+        self.trainer("tokenize", "--input", "long.txt", "--output", "long", "--tokenizer", "tokens/tokenizer.model")
+        sets = ["train.steps=2", "optim.warmup_steps=1", "train.eval_interval=1", "train.eval_batches=0", "train.micro_batch=1", "run.threads=1",
+                "data.val=long/tokens.bin", "data.val_fraction=0", "precision.compute=fp64"]
+        stderr = self.train(*sets, max_time="2s")
+        self.assertIn("step 1: --max-time cut the evaluation short", stderr)
+        self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
+        self.assertEqual((self.saved_steps(), self.events("eval")), ([1], []))
+        self.assertLess(self.events("end")[-1]["wall_s"], 8)
+        stderr = self.train(*sets, "train.eval_batches=2")
+        self.assertEqual([event["step"] for event in self.events("eval")], [1, 2])
 
     def test_max_time_counts_the_preparation_of_data(self):
         """A time too short to tokenize in: the first step is made all the same once the tokens are there."""

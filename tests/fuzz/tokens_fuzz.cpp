@@ -1,34 +1,15 @@
 // Token files. The first byte says what the others are: 'b' a token file; 'd' its document index and 'i' a Megatron
 // index, where one more byte is the number of tokens in the file beside it.
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 
 #include "data/token_file.h"
+#include "folder.h"
 #include "fuzz.h"
 
 using namespace trainer;
 namespace fs = std::filesystem;
 
 namespace {
-
-/// In memory where there is such a folder; removed at exit.
-struct Folder {
-  Folder() {
-    std::string name = ((fs::exists("/dev/shm") ? fs::path("/dev/shm") : fs::temp_directory_path()) / "fuzz-XXXXXX");
-    TRAINER_CHECK(::mkdtemp(name.data()) != nullptr, "mkdtemp {}", name);
-    path = name;
-  }
-  ~Folder() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  fs::path path;
-};
-
-void write(const fs::path& path, std::string_view bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
 void read_everything(const std::string& path) {
   const data::TokenStream stream({path});
@@ -49,7 +30,7 @@ void read_everything(const std::string& path) {
 }  // namespace
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const Folder folder;
+  static const fuzz::Folder folder;
   std::string_view input = fuzz::text_of(data, size);
   const char kind = input.empty() ? 'b' : input[0];
   input = input.substr(std::min<size_t>(1, size));
@@ -58,10 +39,10 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   fs::remove(megatron);
   if (kind == 'd' || kind == 'i') {
     const size_t count = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
-    write(tokens, std::string(2 * count, '\1'));
-    write(kind == 'd' ? documents : megatron, input.substr(std::min<size_t>(1, input.size())));
+    fuzz::write(tokens, std::string(2 * count, '\1'));
+    fuzz::write(kind == 'd' ? documents : megatron, input.substr(std::min<size_t>(1, input.size())));
   } else {
-    write(tokens, input);
+    fuzz::write(tokens, input);
   }
   fuzz::accepted({Code::data}, [&] { read_everything(tokens); });
   return 0;

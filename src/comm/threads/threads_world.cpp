@@ -2,6 +2,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/limits.h"
 #include "comm/engine_world.h"
 #include "comm/threads/threads_transport.h"
 
@@ -42,13 +43,25 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
     } catch (const Error& error) {
       fail(error.code(), error.what(), error.scope());
     } catch (const std::exception& error) {
-      fail(Code::internal, error.what(), Scope::here);
+      fail(code_of(error), error.what(), Scope::here);
     } catch (...) {
       fail(Code::internal, "an exception of unknown type", Scope::here);
     }
   };
   std::vector<std::thread> threads;
-  for (const auto& world : worlds) threads.emplace_back([&run, &world] { run(*world); });
+  try {
+    for (const auto& world : worlds)
+      threads.push_back(
+          start_thread<std::thread>(format("rank {} of {} (parallel.transport = \"threads\")", threads.size(), ranks),
+                                    [&run, &world] { run(*world); }));
+  } catch (const Error& error) {  // those that have started must not wait for the others
+    {
+      const std::lock_guard lock(mutex);
+      first = std::current_exception();
+      echo = false;
+    }
+    for (size_t rank = threads.size(); rank < worlds.size(); ++rank) worlds[rank]->fail(error.code(), error.what());
+  }
   for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
 }

@@ -204,6 +204,42 @@ TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
   EXPECT_EQ(waited, 2);
 }
 
+TEST(Watchdog, EndsAWaitForEachOther) {
+  const double begin = now_seconds();
+  const Error error = error_of([&] {
+    run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
+      Rig rig;
+      // Each starts with another communicator: nobody is busy, nobody ever comes.
+      const auto one = world.communicator(rig.device, group_of(world, 3, 3, "one"), Lane::control);
+      const auto other = world.communicator(rig.device, group_of(world, 3, 4, "other"), Lane::control);
+      std::vector<float> x(10, 1.0f);
+      (world.rank() == 1 ? one : other)->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+    });
+  });
+  EXPECT_EQ(error.code(), Code::comm);
+  EXPECT_TRUE(contains(error, "and waits for others itself since")) << error.what();
+  EXPECT_LT(now_seconds() - begin, 20);
+}
+
+TEST(Watchdog, IsPatientWithARankThatWaitsForABusyOne) {
+  std::atomic<int> done{0};
+  run_on_threads(3, {.timeout_s = 0.2}, [&](World& world) {
+    Rig rig;
+    const double begin = now_seconds();
+    Group pair{.axes = 8, .name = "pair", .members = {1, 2}, .index = std::max(0, world.rank() - 1)};
+    if (world.rank() == 2)
+      while (now_seconds() - begin < 2) std::this_thread::yield();
+    if (world.rank() > 0) {
+      const auto two = world.communicator(rig.device, pair, Lane::control);
+      std::vector<float> x(10, 1.0f);
+      two->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
+    }
+    world.control().barrier();
+    ++done;
+  });
+  EXPECT_EQ(done, 3);
+}
+
 TEST(Watchdog, NamesARankThatHasEnded) {
   const Error error = error_of([&] {
     run_on_threads(3, {.timeout_s = 0.2}, [&](World& world) {

@@ -63,7 +63,7 @@ TEST(Load, LetsSetOverrideTheFileTheLastOneWinning) {
   const Config config =
       load_text("[model]\nn_layer = 3\n", "x.toml", {"model.n_layer=4", "model.n_layer = 5"}, kNoFiles);
   EXPECT_EQ(config.model.n_layer, 5);
-  EXPECT_EQ(config.origins.at("model.n_layer").set, "model.n_layer = 5");
+  EXPECT_EQ(config.origins.at("model.n_layer").set, "--set model.n_layer = 5");
 }
 
 TEST(Load, ReadsSetValuesAsTomlAndBareWordsAsStrings) {

@@ -245,7 +245,7 @@ const Case kCases[] = {
      "mean \"train\"?",
      kFiles},
     {"text_without_tokenizer",
-     "[data]\ntrain = [\"/etc/passwd\"]\n",
+     "[data]\ntrain = [\"/etc/passwd\"]\nformat = \"text\"\n",
      {},
      "f.toml:2:9: data.train: \"/etc/passwd\" is text and needs a tokenizer",
      kFiles},

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "base/log.h"
+#include "data/file_list.h"
 #include "data/statistics.h"
 #include "unit/data/fixtures.h"
 
@@ -161,9 +162,9 @@ TEST_F(Source, RefusesCombinationsThatMakeNoSense) {
 }
 
 TEST_F(Source, ExpandsGlobsInOrder) {
-  for (const std::string name : {"b.txt", "a.txt", "c.dat", "d[1].txt"}) write(folder_ / name, "x");
-  EXPECT_EQ(expand_files({(folder_ / "c.dat").string(), (folder_ / "?.txt").string()}),
-            (std::vector{(folder_ / "c.dat").string(), (folder_ / "a.txt").string(), (folder_ / "b.txt").string()}));
+  for (const std::string name : {"b.txt", "a.txt", "c.md", "d[1].txt"}) write(folder_ / name, "x");
+  EXPECT_EQ(expand_files({(folder_ / "c.md").string(), (folder_ / "?.txt").string()}),
+            (std::vector{(folder_ / "c.md").string(), (folder_ / "a.txt").string(), (folder_ / "b.txt").string()}));
   EXPECT_EQ(expand_files({(folder_ / "d[1].txt").string()}).size(), 1u);
 }
 

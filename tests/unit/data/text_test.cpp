@@ -169,6 +169,47 @@ TEST(Text, ReplacesOrRefusesBadUtf8) {
   }
 }
 
+TEST(Text, LeavesOutAByteOrderMark) {
+  TemporaryFolder folder;
+  const std::string mark = "\xEF\xBB\xBF", text = "one\ntwo \xEF\xBB\xBF three\n\nfour";
+  const std::string plain = write(folder / "a.txt", text), marked = write(folder / "b.txt", mark + text),
+                    lines = write(folder / "c.jsonl", mark + "{\"text\": \"one\"}\n");
+  for (const Document document : {Document::file, Document::line, Document::block}) {
+    for (const int64_t bytes : {4, 5, 7, 16, 1 << 20}) {  // a character fits
+      const TextOptions options{.document = document};
+      EXPECT_EQ(documents({marked, plain, marked}, options, bytes), documents({plain, plain, plain}, options, bytes));
+    }
+  }
+  EXPECT_EQ(documents({lines}, {}, 5), std::vector<std::string>{"one"});
+  expect_error(Code::data, {"empty.txt", "offset 3", "empty"},
+               [&] { documents({write(folder / "empty.txt", mark)}, {}, 100); });
+}
+
+TEST(Text, RefusesWhatBeginsAsNoText) {
+  TemporaryFolder folder;
+  const std::vector<std::pair<std::string, std::string>> cases = {{std::string("\x1F\x8B\x08\0\0", 5), "gzip"},
+                                                                  {"\x28\xB5\x2F\xFD...", "Zstandard"},
+                                                                  {std::string("\xFD"
+                                                                               "7zXZ\0..",
+                                                                               8),
+                                                                   "xz"},
+                                                                  {"BZh91AY&SY..", "bzip2"},
+                                                                  {"PK\x03\x04..", "ZIP"},
+                                                                  {"PAR1....", "Parquet"},
+                                                                  {std::string("\xFF\xFE"
+                                                                               "a\0",
+                                                                               4),
+                                                                   "UTF-16"},
+                                                                  {std::string("\xFE\xFF\0a", 4), "UTF-16"}};
+  for (const auto& [bytes, what] : cases) {
+    const std::string file = write(folder / "a.txt", bytes);
+    expect_error(Code::data, {file, "offset 0: expected text, found", what}, [&] { documents({file}, {}, 100); });
+    EXPECT_EQ(documents({file}, {.format = config::DataFormat::text}, 100).size(), 1u) << "insisted on";
+  }
+  for (const char* text : {"BZh is a word", "PK", "P", "\xFF"})
+    EXPECT_EQ(documents({write(folder / "a.txt", text)}, {}, 100).size(), 1u) << text;
+}
+
 TEST(Text, RefusesMissingAndEmptyFiles) {
   TemporaryFolder folder;
   expect_error(Code::data, {"none.txt", "cannot open"}, [&] { documents({(folder / "none.txt").string()}, {}, 100); });

@@ -200,7 +200,7 @@ TEST(Tokenize, ReportsTheFirstMistakeWhateverTheThreads) {
   const std::string file = write(folder / "a.jsonl", lines);
   const size_t offset = lines.find("broken");
   for (const int threads : {1, 2, 8}) {
-    expect_error(Code::data, {file, fmt::format("offset {}:", offset)}, [&] {
+    expect_error(Code::data, {file, fmt::format("offset {} (line 401):", offset)}, [&] {
       tokenize_files({file}, small_tokenizer(), folder / "o.bin", {.threads = threads, .piece_bytes = 500});
     });
     EXPECT_FALSE(fs::exists(folder / "o.bin"));

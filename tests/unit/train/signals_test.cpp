@@ -23,7 +23,7 @@ int status_of(Body body) {
 }
 
 TEST(Signals, AskForAStopAndSayWhichOneItWas) {
-  for (const int signal : {SIGTERM, SIGUSR1, SIGINT}) {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
     const SignalGuard guard;
     EXPECT_FALSE(stop_requested());
     EXPECT_EQ(stop_signal(), 0);
@@ -58,6 +58,9 @@ TEST(Signals, ASecondStopEndsTheProcessWithItsStatus) {
   };
   EXPECT_EQ(twice(SIGTERM, SIGTERM), 128 + SIGTERM);
   EXPECT_EQ(twice(SIGINT, SIGINT), 128 + SIGINT);
+  EXPECT_EQ(twice(SIGHUP, SIGHUP), 0) << "a terminal that closes sends it twice";
+  EXPECT_EQ(twice(SIGHUP, SIGTERM), 0);
+  EXPECT_EQ(twice(SIGTERM, SIGHUP), 0);
   EXPECT_EQ(twice(SIGTERM, SIGUSR1), 128 + SIGUSR1);
   EXPECT_EQ(twice(SIGTERM, SIGUSR2), 0) << "asking for a save does not end the process";
 }

@@ -1,0 +1,41 @@
+#pragma once
+// What the system may refuse to give, threads and memory: limits of users and containers are no bug of the program.
+#include <exception>
+#include <new>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+
+namespace trainer {
+
+/// Of an exception that is none of ours: Code::plan where the system gave no memory or thread, else Code::internal.
+inline Code code_of(const std::exception& exception) {
+  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return Code::plan;
+  const auto* refused = dynamic_cast<const std::system_error*>(&exception);
+  const bool limit = refused != nullptr && (refused->code() == std::errc::resource_unavailable_try_again ||
+                                            refused->code() == std::errc::not_enough_memory);
+  return limit ? Code::plan : Code::internal;
+}
+
+/// The error of a thread that the system does not give.
+inline Error no_more_threads(const std::string& what, const std::error_code& reason) {
+  return {Code::plan, format("{}: the system gives no further thread: {}; ask for fewer, or raise the limits of "
+                             "processes (ulimit -u, pids.max of a container) and memory (ulimit -v)",
+                             what, reason.message())};
+}
+
+/// A thread that runs `work`. Throws Code::plan where there is none to be had; `what` says what it was for: "thread 7
+/// of run.threads = 8".
+template <typename Thread = std::jthread, typename F>
+Thread start_thread(const std::string& what, F&& work) {
+  try {
+    return Thread(std::forward<F>(work));
+  } catch (const std::system_error& refused) {
+    throw no_more_threads(what, refused.code());
+  }
+}
+
+}  // namespace trainer

@@ -1,0 +1,108 @@
+#include "checkpoint/strip.h"
+
+#include <unistd.h>
+
+#include <vector>
+
+#include "base/error.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/shard.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, which is in memory meanwhile; a larger tensor alone
+
+bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
+
+/// Reads tensors and writes them as one shard each time they have come to so many bytes.
+class Copier {
+ public:
+  Copier(SystemCalls& calls, const Reader& reader, fs::path folder)
+      : calls_(calls), reader_(calls, reader.folder(), reader.manifest()), folder_(std::move(folder)) {}
+
+  void add(const StoredTensor& tensor) {
+    if (!slices_.empty() && held_ + tensor.bytes() > kShardBytes) flush();
+    std::vector<std::byte>& memory = memory_.emplace_back(static_cast<size_t>(tensor.bytes()));
+    const int64_t count = tensor.shape.count();
+    slices_.push_back({tensor.name, tensor.shape, {memory.data(), {count}, tensor.dtype}, {{0, 0, count}}});
+    reader_.fill(slices_.back(), tensor);
+    held_ += tensor.bytes();
+  }
+  void flush() {
+    if (slices_.empty()) return;
+    const auto index = static_cast<int64_t>(manifest_.shards.size());
+    WrittenShard shard = write_shard(calls_, folder_ / format("weights-{:05d}.shard", index), index, slices_);
+    manifest_.shards.push_back(std::move(shard.file));
+    for (StoredTensor& tensor : shard.tensors) manifest_.tensors.push_back(std::move(tensor));
+    slices_.clear();
+    memory_.clear();
+    held_ = 0;
+  }
+  Manifest& manifest() { return manifest_; }
+
+ private:
+  SystemCalls& calls_;
+  ShardReader reader_;
+  fs::path folder_;
+  Manifest manifest_;
+  std::vector<TensorSlice> slices_;
+  std::vector<std::vector<std::byte>> memory_;
+  int64_t held_ = 0;
+};
+
+void write_step(SystemCalls& calls, const Reader& reader, const fs::path& folder, Stripped& done) {
+  Copier copier(calls, reader, folder);
+  for (const StoredTensor& tensor : reader.manifest().tensors) {
+    if (is_moment(tensor.name)) continue;
+    copier.add(tensor);
+    ++done.tensors;
+    done.bytes += tensor.bytes();
+  }
+  copier.flush();
+  Manifest& manifest = copier.manifest();
+  manifest.sequence = reader.manifest().sequence;
+  manifest.header = reader.header();
+  const auto add_file = [&](const char* name, const std::string& bytes) {
+    write_file(calls, folder / name, bytes);
+    manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
+  };
+  add_file(kConfigFile, reader.header().config_toml);
+  if (!reader.header().tokenizer.empty()) add_file(kTokenizerFile, reader.header().tokenizer);
+  const std::string json = to_json(manifest);
+  parse_manifest(json, kManifestFile);
+  write_file(calls, folder / kManifestFile, json);
+  write_file(calls, folder / kCompleteFile, completion_mark(json));
+  sync_folder(calls, folder);
+}
+
+}  // namespace
+
+Stripped strip(const fs::path& path, const fs::path& output, SystemCalls& calls) {
+  const Reader reader(path, calls);
+  fs::path target = output;
+  if (!target.has_filename()) target = target.parent_path();  // "folder/"
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(target, ignored)))
+    throw Error(Code::io, format("{}: exists already; name a folder that is not there", target.string()));
+  const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
+  const fs::path temporary = parent / format(".stripping-{}-{:x}", target.filename().string(), ::getpid());
+  Stripped done{reader.folder(), 0, 0};
+  make_folders(calls, parent);
+  try {
+    make_folder(calls, temporary);
+    write_step(calls, reader, temporary, done);
+    rename(calls, temporary, target);
+    sync_folder(calls, parent);
+  } catch (const Error&) {
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+  return done;
+}
+
+}  // namespace trainer::checkpoint

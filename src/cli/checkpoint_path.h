@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+
+#include "cli/cli.h"
+
+namespace trainer::cli {
+
+/// The checkpoint that a verb is to look at: `checkpoint`, or the folder of those of the run that the configuration
+/// describes. Throws Code::usage unless exactly one of the two is given.
+std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config);
+
+}  // namespace trainer::cli

@@ -1,0 +1,40 @@
+#pragma once
+// `generate --stop TEXT`: passes text on up to a given text, whose beginning may come in an earlier piece.
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace trainer::cli {
+
+class StopText {
+ public:
+  /// Empty: nothing stops.
+  explicit StopText(std::string stop) : stop_(std::move(stop)) {}
+
+  /// What of the text so far may be shown now; from the end of it, what could be the start of the stop text is kept.
+  std::string pass(const std::string& piece) {
+    if (stop_.empty()) return piece;
+    kept_ += piece;
+    const size_t at = kept_.find(stop_);
+    met_ = met_ || at != std::string::npos;
+    size_t ready = at == std::string::npos ? kept_.size() : at;
+    for (size_t length = std::min(stop_.size() - 1, kept_.size()); !met_ && length > 0; --length) {
+      if (!std::string_view(kept_).ends_with(std::string_view(stop_).substr(0, length))) continue;
+      ready = kept_.size() - length;
+      break;
+    }
+    std::string out = kept_.substr(0, ready);
+    kept_.erase(0, met_ ? kept_.size() : ready);
+    return out;
+  }
+  bool met() const { return met_; }
+  /// What was kept, when the text ended without it.
+  std::string rest() { return std::exchange(kept_, {}); }
+
+ private:
+  std::string stop_, kept_;
+  bool met_ = false;
+};
+
+}  // namespace trainer::cli

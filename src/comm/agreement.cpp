@@ -1,0 +1,58 @@
+#include "comm/agreement.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace trainer::comm {
+namespace {
+
+std::string host_name() {
+  char host[256] = {};
+  return ::gethostname(host, sizeof host - 1) == 0 ? host : "?";
+}
+
+/// The host, then names and values in turn, each with a zero behind it.
+std::string packed(const Facts& facts) {
+  std::string text = host_name() + '\0';
+  for (const auto& [name, value] : facts) text += name + '\0' + value + '\0';
+  return text;
+}
+std::pair<std::string, Facts> unpacked(const std::string& text) {
+  std::vector<std::string> words;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\0', begin);
+    words.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  Facts facts;
+  for (size_t i = 1; i + 1 < words.size(); i += 2) facts.emplace_back(words[i], words[i + 1]);
+  return {words.front(), facts};
+}
+
+/// "train.steps is 7, that of the first rank 8"; empty: none.
+std::string first_difference(const Facts& mine, const Facts& first) {
+  const auto [at, there] = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
+  if (at == mine.end() && there == first.end()) return {};
+  if (at == mine.end() || (there != first.end() && at->first != there->first))
+    return format("it has no {}, that of the first rank is {}", there->first, there->second);
+  if (there == first.end()) return format("{} is {}, the first rank has none", at->first, at->second);
+  return format("{} is {}, that of the first rank {}", at->first, at->second, there->second);
+}
+
+}  // namespace
+
+void require_same(World& world, const Facts& facts, Code code, const std::string& remedy) {
+  if (world.size() == 1) return;
+  const std::vector<std::string> all = world.control().gather(packed(facts));
+  const Facts first = unpacked(all.front()).second;
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const auto [host, others] = unpacked(all[rank]);
+    const std::string difference = first_difference(others, first);
+    if (difference.empty()) continue;
+    throw Error(code, format("rank {} on {} is not of the same job: {}; {}", rank, host, difference, remedy))
+        .on(Scope::all_ranks);
+  }
+}
+
+}  // namespace trainer::comm

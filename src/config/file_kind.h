@@ -1,0 +1,18 @@
+#pragma once
+// Which kind of data a file holds: told by the extension of its name, or by the user's word (data.format).
+#include <optional>
+#include <string>
+
+#include "config/config.h"
+
+namespace trainer::config {
+
+enum class FileKind { text, json_lines, tokens };
+
+/// `stated`, unless that is automatic: then by the extension, whatever its case. Nothing: none of those known.
+std::optional<FileKind> file_kind(const std::string& path, DataFormat stated);
+/// Why the file of an unknown kind is refused and what to do: "\"a.csv\": .csv files are not read: …". `insist` is
+/// the option with which to say what it is.
+std::string unknown_kind(const std::string& path, const std::string& insist = "data.format");
+
+}  // namespace trainer::config

@@ -1,0 +1,45 @@
+#include "config/foreign_names.h"
+
+namespace trainer::config {
+
+const std::map<std::string, std::string, std::less<>>& foreign_names() {
+  static const std::map<std::string, std::string, std::less<>> names = {
+      {"learning_rate", "optim.lr"},
+      {"max_lr", "optim.lr"},
+      {"warmup_iters", "optim.warmup_steps"},
+      {"warmup", "optim.warmup_steps"},
+      {"clip_grad", "optim.grad_clip"},
+      {"max_norm", "optim.grad_clip"},
+      {"max_iters", "train.steps"},
+      {"train_iters", "train.steps"},
+      {"num_iterations", "train.steps"},
+      {"batch_size", "train.micro_batch"},
+      {"micro_batch_size", "train.micro_batch"},
+      {"local_batch_size", "train.micro_batch"},
+      {"global_batch_size", "train.global_batch"},
+      {"gradient_accumulation_steps", "train.global_batch"},
+      {"activation_checkpointing", "train.recompute"},
+      {"block_size", "model.seq_len"},
+      {"context_length", "model.seq_len"},
+      {"seq_length", "model.seq_len"},
+      {"n_embd", "model.d_model"},
+      {"hidden_size", "model.d_model"},
+      {"dim", "model.d_model"},
+      {"intermediate_size", "model.d_ff"},
+      {"ffn_hidden_size", "model.d_ff"},
+      {"num_layers", "model.n_layer"},
+      {"num_hidden_layers", "model.n_layer"},
+      {"num_attention_heads", "model.n_head"},
+      {"num_key_value_heads", "model.n_kv_head"},
+      {"n_kv_heads", "model.n_kv_head"},
+      {"dtype", "precision.compute"},
+      {"out_dir", "run.dir"},
+      {"save_interval", "checkpoint.interval"},
+      {"tensor_model_parallel_size", "parallel.tensor"},
+      {"tp", "parallel.tensor"},
+      {"dp", "parallel.data"},
+  };
+  return names;
+}
+
+}  // namespace trainer::config

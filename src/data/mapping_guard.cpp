@@ -1,0 +1,104 @@
+#include "data/mapping_guard.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <mutex>
+#include <utility>
+
+namespace trainer::data {
+
+/// Kept for good and used again: the signal handler walks the list without a lock.
+struct GuardedMapping {
+  std::atomic<const std::byte*> begin{nullptr};  // null: free
+  std::atomic<int64_t> bytes{0};
+  std::atomic<bool> lost{false};
+  std::filesystem::path path;  // like the rest guarded by the mutex of the list, or owned by the guard
+  dev_t device = 0;
+  ino_t inode = 0;
+  GuardedMapping* next = nullptr;
+};
+
+namespace {
+
+std::atomic<GuardedMapping*> all{nullptr};
+std::mutex mutex;  // who adds and frees
+struct sigaction previous;
+int64_t page_bytes = 4096;
+
+/// Only what a signal handler may do: atomics, and mmap, which is a plain system call.
+extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
+  const bool fault = info->si_code > 0;  // else somebody sent it, and there is no address
+  const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;
+  for (GuardedMapping* each = all.load(); fault && each != nullptr; each = each->next) {
+    const std::byte* begin = each->begin.load();
+    if (begin == nullptr || address < begin || address >= begin + each->bytes.load()) continue;
+    const auto page =
+        reinterpret_cast<uintptr_t>(address) / static_cast<uintptr_t>(page_bytes) * static_cast<uintptr_t>(page_bytes);
+    each->lost.store(true);
+    void* zeros = ::mmap(reinterpret_cast<void*>(page), static_cast<size_t>(page_bytes), PROT_READ,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+    if (zeros != MAP_FAILED) return;
+    break;
+  }
+  ::sigaction(SIGBUS, &previous, nullptr);  // the access is repeated, and ends as it would have
+  if (!fault) ::raise(SIGBUS);
+}
+
+void take_over_bus_errors() {
+  page_bytes = ::sysconf(_SC_PAGESIZE);
+  struct sigaction action = {};
+  action.sa_sigaction = handle_bus_error;
+  action.sa_flags = SA_SIGINFO;
+  sigemptyset(&action.sa_mask);
+  ::sigaction(SIGBUS, &action, &previous);
+}
+
+bool shorter_now(const GuardedMapping& mapping) {
+  struct stat now {};
+  return ::stat(mapping.path.c_str(), &now) == 0 && now.st_dev == mapping.device && now.st_ino == mapping.inode &&
+         now.st_size < mapping.bytes.load();
+}
+
+}  // namespace
+
+MappingGuard::MappingGuard(const std::byte* begin, int64_t bytes, std::filesystem::path path) {
+  static std::once_flag once;
+  std::call_once(once, take_over_bus_errors);
+  const std::lock_guard lock(mutex);
+  mapping_ = all.load();
+  while (mapping_ != nullptr && mapping_->begin.load() != nullptr) mapping_ = mapping_->next;
+  const bool fresh = mapping_ == nullptr;
+  if (fresh) mapping_ = new GuardedMapping;
+  struct stat now {};
+  if (::stat(path.c_str(), &now) == 0) mapping_->device = now.st_dev, mapping_->inode = now.st_ino;
+  mapping_->path = std::move(path);
+  mapping_->bytes = bytes;
+  mapping_->lost = false;
+  mapping_->begin = begin;
+  if (!fresh) return;
+  mapping_->next = all.load();
+  all = mapping_;
+}
+
+MappingGuard::~MappingGuard() {
+  const std::lock_guard lock(mutex);
+  mapping_->begin = nullptr;
+}
+
+bool MappingGuard::lost() const { return mapping_->lost.load(std::memory_order_relaxed); }
+
+bool MappingGuard::cut_short() const { return lost() || shorter_now(*mapping_); }
+
+bool mappings_whole() {
+  const std::lock_guard lock(mutex);
+  for (const GuardedMapping* each = all.load(); each != nullptr; each = each->next) {
+    if (each->begin.load() != nullptr && (each->lost.load() || shorter_now(*each))) return false;
+  }
+  return true;
+}
+
+}  // namespace trainer::data

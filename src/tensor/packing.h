@@ -1,0 +1,46 @@
+#pragma once
+// Which addresses are in use while something is alive: what Arena packs its intervals by, in a time that grows little
+// faster than their number.
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace trainer {
+
+/// A segment tree over `moments`. Each node knows the addresses in use at any moment below it, and those in use at all
+/// of them by what does not fill its parent; both as ranges, joined where they touch, so that they stay few.
+class Occupancy {
+ public:
+  explicit Occupancy(int64_t moments);
+
+  /// The lowest address from which on `bytes` are free at all moments [first, last).
+  int64_t lowest_gap(int64_t first, int64_t last, int64_t bytes);
+  /// Takes [address, address + bytes) at the moments [first, last).
+  void occupy(int64_t first, int64_t last, int64_t address, int64_t bytes);
+
+ private:
+  /// Disjoint, ascending, none touches the next.
+  class Ranges {
+   public:
+    void add(int64_t begin, int64_t end);
+    /// The end of the first range that meets [begin, end); `begin` when none does.
+    int64_t pass(int64_t begin, int64_t end) const;
+
+   private:
+    std::vector<std::pair<int64_t, int64_t>> all_;
+  };
+  struct Node {
+    Ranges any, whole;
+  };
+
+  /// Calls act(node, whether [first, last) holds all its moments) on the way down to those nodes.
+  template <typename F>
+  void visit(size_t node, int64_t begin, int64_t end, int64_t first, int64_t last, const F& act);
+
+  int64_t leaves_ = 1;
+  std::vector<Node> nodes_;
+  std::vector<const Ranges*> met_;  // of a look-up
+};
+
+}  // namespace trainer

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Limits of users and containers: threads and memory that the system does not give are told, and are no bug."""
+import os
+import resource
+import subprocess
+import unittest
+
+import rig
+
+DOES_NOT_FIT = 3
+NOBODY = 65534
+
+
+class Limits(rig.Runs):
+    def limited(self, args, before):
+        return subprocess.run([rig.TRAINER, *args], cwd=self.folder, capture_output=True, text=True, errors="replace",
+                              timeout=rig.TIMEOUT_SECONDS, preexec_fn=before)
+
+    @unittest.skipIf(os.environ.get("SANITIZED"), "sanitizers need threads and address space of their own")
+    def test_threads_that_cannot_be_created(self):
+        """By a user who may have few processes: root's are not counted."""
+        if os.geteuid() != 0:
+            self.skipTest("another user's limit can be set by root only")
+        self.folder.chmod(0o777)
+        for path in self.folder.rglob("*"):
+            path.chmod(0o777)
+        for parent in self.folder.parents:
+            if not parent.stat().st_mode & 1 and parent != parent.parent:
+                parent.chmod(0o755)
+        running = sum(1 for pid in os.listdir("/proc") if pid.isdigit() and self.owner(pid) == NOBODY)
+
+        def few(threads):
+            def before():
+                resource.setrlimit(resource.RLIMIT_NPROC, (running + threads, running + threads))
+                os.setgroups([])
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            return before
+        cases = [(["--config", "config.toml", "--set", "run.threads=64"], "of 64: the system gives no further thread"),
+                 (["bench", "peak", "--threads", "64"], "of 64 (run.threads): the system gives no further thread"),
+                 (["--config", "config.toml", "--set", "parallel.transport=threads", "parallel.data=40", "train.global_batch=80",
+                   "run.threads=1"], "the system gives no further thread"),
+                 (["--config", "config.toml", "--set", "run.threads=64", 'data.train=["text.txt"]'],
+                  "the system gives no further thread")]
+        for args, expected in cases:
+            result = self.limited(args, few(20))
+            self.assertEqual(result.returncode, DOES_NOT_FIT, f"{args}: {result.stderr}")
+            self.assertIn(expected, result.stderr)
+            self.assertIn("ulimit -u", result.stderr)
+            self.assertNotIn("bug", result.stderr)
+        self.assertEqual(self.limited(["--config", "config.toml", "--set", "run.dir=fits"], few(40)).returncode, 0)
+
+    @staticmethod
+    def owner(pid):
+        try:
+            return os.stat(f"/proc/{pid}").st_uid
+        except FileNotFoundError:
+            return None
+
+    @unittest.skipIf(os.environ.get("SANITIZED"), "sanitizers need address space of their own")
+    def test_memory_that_is_not_given(self):
+        """Whatever the limit of the address space: the run does, or says that it is out of memory."""
+        seen = set()
+        for megabytes in (60, 100, 140, 200, 300, 500, 1000):
+            def before():
+                resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            result = self.limited(["--config", "config.toml", "--set", f"run.dir=run{megabytes}", "run.threads=8"], before)
+            if "error while loading shared libraries" in result.stderr:
+                continue  # the program did not begin
+            self.assertIn(result.returncode, (0, DOES_NOT_FIT), f"{megabytes} MB: {result.stderr}")
+            self.assertNotIn("bug", result.stderr)
+            seen.add(result.returncode)
+        self.assertEqual(seen, {0, DOES_NOT_FIT}, "the limits tried reach from too little to enough")
+
+    def test_more_threads_than_cores_are_told(self):
+        told = "run.threads = 1000 is more than the"
+        self.assertIn(told, self.train("run.threads=1000", max_steps=1))
+        self.assertNotIn("is more than the", self.train("run.threads=1", "run.dir=one", max_steps=1))
+
+    def test_memory_of_ranks_that_are_threads_is_that_of_the_process(self):
+        if os.environ.get("SANITIZED"):
+            self.skipTest("memory is not counted under sanitizers")
+        model = ["model.n_layer=4", "model.d_model=128", "model.n_head=4", "model.seq_len=64", "run.threads=1"]
+        self.train("run.dir=four", *model, "train.global_batch=8", "parallel.transport=threads", "parallel.data=4")
+        ratio = self.events("end", "four")[-1]["ratio"]["memory_bytes"]
+        self.assertGreaterEqual(ratio, 0.80)
+        self.assertLessEqual(ratio, 1.10)
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,48 @@
+// JSON lines. The first byte: its lowest bit asks for strictness, the others for the size of pieces. However the file
+// is cut, its documents are the same, or it is refused.
+#include "data/text.h"
+#include "folder.h"
+#include "fuzz.h"
+
+using namespace trainer;
+
+namespace {
+
+struct Found {
+  bool refused = false;
+  std::vector<std::string> documents;
+  int64_t replaced = 0;
+  bool operator==(const Found&) const = default;
+};
+
+Found read(const std::string& file, const data::TextOptions& options, int64_t piece_bytes) {
+  Found found;
+  found.refused = !fuzz::accepted({Code::data}, [&] {
+    data::PieceReader reader({file}, options, piece_bytes);
+    while (auto piece = reader.next()) {
+      const data::RepairCount count =
+          data::split_documents(file, std::move(*piece), options, [&](std::string_view text, bool starts, bool ends) {
+            TRAINER_CHECK(starts && ends, "a part of a document");
+            found.documents.emplace_back(text);
+          });
+      found.replaced += count.replaced;
+    }
+  });
+  if (found.refused) return {.refused = true};  // how far it got depends on the pieces
+  return found;
+}
+
+}  // namespace
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const fuzz::Folder folder;
+  const std::string_view input = fuzz::text_of(data, size);
+  const int flags = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
+  const std::string file = folder.path / "x.jsonl";
+  fuzz::write(file, input.substr(std::min<size_t>(1, size)));
+  const data::TextOptions options{.text_key = "text", .strict = (flags & 1) != 0};
+  const Found whole = read(file, options, data::kPieceBytes), cut = read(file, options, 1 + flags / 2);
+  TRAINER_CHECK(whole == cut, "{} documents in one piece, {} in pieces of {} bytes", whole.documents.size(),
+                cut.documents.size(), 1 + flags / 2);
+  return 0;
+}

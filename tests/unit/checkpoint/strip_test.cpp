@@ -1,0 +1,71 @@
+#include "checkpoint/strip.h"
+
+#include <gtest/gtest.h>
+
+#include "checkpoint/inspect.h"
+#include "fixture.h"
+
+namespace trainer::checkpoint {
+namespace {
+
+const std::vector<Spec> kWeights{{"wte", {500, 33}}, {"scale", {3}, DType::f64}, {"head.weight", {40}}};
+
+std::vector<Spec> with_moments() {
+  std::vector<Spec> all;
+  for (const Spec& spec : kWeights)
+    for (const char* part : {"", "#m", "#v"}) all.push_back({spec.name + part, spec.shape, spec.dtype});
+  return all;
+}
+
+fs::path saved(const fs::path& folder) {
+  Random random(7);
+  Tensors tensors(with_moments(), random);
+  tensors.fill(7);
+  return CheckpointStore(folder, {}).save(snapshot_of(tensors, 3));
+}
+
+TEST(Strip, KeepsTheWeightsAndAllThatIsSaidOfThem) {
+  TempFolder folder;
+  const fs::path step = saved(folder.path() / "run"), output = folder.path() / "a/weights";
+  const Stripped done = strip(folder.path() / "run", output);
+  EXPECT_EQ(done.source, step);
+  EXPECT_EQ(done.tensors, 3);
+  EXPECT_EQ(done.bytes, 500 * 33 * 4 + 3 * 8 + 40 * 4);
+  EXPECT_EQ(verify(output).problems, std::vector<std::string>());
+  const Reader whole(step), stripped(output);
+  EXPECT_EQ(stripped.header().config_toml, whole.header().config_toml);
+  EXPECT_EQ(stripped.header().tokenizer, whole.header().tokenizer);
+  EXPECT_EQ(stripped.header().state.step, 3);
+  EXPECT_EQ(stripped.header().model_keys, whole.header().model_keys);
+  Tensors loaded(kWeights);
+  stripped.load(loaded.slices, {.weights_only = true});
+  EXPECT_EQ(loaded.difference(7), "");
+}
+
+TEST(Strip, IsNothingThatARunCanGoOnFrom) {
+  TempFolder folder;
+  saved(folder.path() / "run");
+  strip(folder.path() / "run", folder.path() / "weights");
+  Tensors all(with_moments());
+  try {
+    Reader(folder.path() / "weights").load(all.slices, {});
+    FAIL() << "loaded";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::checkpoint);
+    EXPECT_NE(std::string(error.what()).find("it has weights only"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Strip, LeavesNothingWhereItFails) {
+  TempFolder folder;
+  const fs::path step = saved(folder.path() / "run");
+  EXPECT_THROW(strip(step, folder.path() / "run"), Error) << "there is something already";
+  std::string bytes = content_of(step / "rank-00000.shard");
+  bytes[1000] ^= 1;  // of a weight: moments are not read
+  overwrite(step / "rank-00000.shard", bytes);
+  EXPECT_THROW(strip(step, folder.path() / "weights"), Error);
+  EXPECT_EQ(names_in(folder), std::vector<std::string>{"run"});
+}
+
+}  // namespace
+}  // namespace trainer::checkpoint

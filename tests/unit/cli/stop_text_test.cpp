@@ -1,0 +1,40 @@
+#include "cli/stop_text.h"
+
+#include <gtest/gtest.h>
+
+namespace trainer::cli {
+namespace {
+
+/// `text` in pieces of `length` bytes, up to where it stops.
+std::string passed(const std::string& text, const std::string& stop, size_t length, bool& met) {
+  StopText filter(stop);
+  std::string out;
+  for (size_t at = 0; at < text.size() && !filter.met(); at += length) out += filter.pass(text.substr(at, length));
+  met = filter.met();
+  return out + filter.rest();
+}
+
+TEST(StopText, PassesWhatComesBeforeItHoweverItIsCut) {
+  const std::string text = "aab aaab aabaab\nUser: more";
+  for (const std::string stop : {"a", "aab", "aaab", "baa", "\nUser:", "more", "e", "none", "morex", "aaaa"}) {
+    const size_t at = text.find(stop);
+    for (size_t length = 1; length <= text.size(); ++length) {
+      bool met = false;
+      EXPECT_EQ(passed(text, stop, length, met), text.substr(0, at)) << stop << " in pieces of " << length;
+      EXPECT_EQ(met, at != std::string::npos);
+    }
+  }
+}
+
+TEST(StopText, HoldsBackNoMoreThanItMust) {
+  StopText filter("###");
+  EXPECT_EQ(filter.pass("abc"), "abc");
+  EXPECT_EQ(filter.pass("d#"), "d");
+  EXPECT_EQ(filter.pass("e"), "#e");
+  StopText nothing("");
+  EXPECT_EQ(nothing.pass("abc"), "abc");
+  EXPECT_FALSE(nothing.met());
+}
+
+}  // namespace
+}  // namespace trainer::cli

@@ -1,0 +1,33 @@
+#include "config/file_kind.h"
+
+#include <gtest/gtest.h>
+
+namespace trainer::config {
+namespace {
+
+TEST(FileKind, IsToldByTheExtensionWhateverItsCase) {
+  const auto kind = [](const char* path) { return file_kind(path, DataFormat::automatic); };
+  for (const char* path : {"a.txt", "A.TXT", "d.x/b.Text", "c.md", "a.jsonl.txt", "data/*.txt"})
+    EXPECT_EQ(kind(path), FileKind::text) << path;
+  for (const char* path : {"a.jsonl", "a.JSONL", "a.ndjson"}) EXPECT_EQ(kind(path), FileKind::json_lines) << path;
+  for (const char* path : {"a.bin", "a.BIN"}) EXPECT_EQ(kind(path), FileKind::tokens) << path;
+  for (const char* path : {"a", "a.gz", "a.txt.gz", "a.json", "a.csv", "d.txt/a", ".txt", "a.idx", "a."})
+    EXPECT_EQ(kind(path), std::nullopt) << path;
+}
+
+TEST(FileKind, IsWhatTheUserInsistsOn) {
+  EXPECT_EQ(file_kind("a.csv", DataFormat::text), FileKind::text);
+  EXPECT_EQ(file_kind("a.txt", DataFormat::jsonl), FileKind::json_lines);
+  EXPECT_EQ(file_kind("a", DataFormat::tokens), FileKind::tokens);
+}
+
+TEST(FileKind, SaysWhatToDoWithOthers) {
+  const std::string text = unknown_kind("d/a.CSV", "--format");
+  for (const char* part : {"\"d/a.CSV\": .csv files are not read", ".txt, .text, .md", ".jsonl, .ndjson", ".bin",
+                           "as .jsonl", "insist with --format ="})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  EXPECT_NE(unknown_kind("enwik8").find("files without an extension"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trainer::config
