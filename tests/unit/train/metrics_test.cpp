@@ -75,11 +75,11 @@ TEST_F(Metrics, AStepHasEveryFieldOfTheContract) {
   const Json json = events().at(0);
   std::vector<std::string> keys;
   for (const auto& [key, value] : json.items()) keys.push_back(key);
-  EXPECT_EQ(keys,
-            (std::vector<std::string>{"event", "step", "tokens", "loss", "lr", "grad_norm", "skipped", "step_ms",
-                                      "tokens_per_s", "tflops_per_device", "mfu", "mfu_causal", "hfu", "peak_tflops",
-                                      "phase_ms", "comm_bytes", "comm_wait_ms", "memory_bytes", "data_position",
-                                      "epoch"}));
+  EXPECT_EQ(keys, (std::vector<std::string>{
+                      "event",      "step",         "tokens",       "loss",          "lr",
+                      "grad_norm",  "skipped",      "step_ms",      "tokens_per_s",  "tflops_per_device",
+                      "mfu",        "mfu_causal",   "hfu",          "peak_tflops",   "phase_ms",
+                      "comm_bytes", "comm_wait_ms", "memory_bytes", "data_position", "epoch"}));
   EXPECT_EQ(json["event"], "step");
   EXPECT_EQ(json["phase_ms"].size(), 5);
   EXPECT_EQ(json["phase_ms"]["comm_exposed"], 0.125);
