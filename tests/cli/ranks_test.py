@@ -115,7 +115,7 @@ class Ranks(rig.Runs):
             keep = ["sh", "-c", '"$0" "$@"; echo $? > status.$OMPI_COMM_WORLD_RANK']
             self.launcher = [*rig.MPIRUN, *options, "-np", "3", *keep]
             process = self.start_train("parallel.data=3", "train.global_batch=12", "train.steps=100000", "run.threads=1",
-                                       "parallel.timeout=2", "checkpoint.interval=5", f"run.dir={run}")
+                                       "parallel.timeout=10", "checkpoint.interval=5", f"run.dir={run}")
             self.wait_until(lambda: self.last_step(run) >= 7, process, "seven steps")
             shell = self.process_of(process.pid, rank=1)
             victim = pathlib.Path(f"/proc/{shell}/task/{shell}/children").read_text().split()[0]
