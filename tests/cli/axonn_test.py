@@ -112,7 +112,7 @@ class Axonn(rig.Runs):
         self.launcher = []
         for grid, message in (("[2, 2]", r"parallel.grid=\[2, 2\]: expected three extents \[x, y, z\], found 2"),
                               ("[2, 0, 1]", r"expected a list of integers >= 1 and <= 65536, found a list of 3 integers"),
-                              ("[2, a, 1]", r"expected a list of integers")):
+                              ("[2, \"a\", 1]", r"expected a list of integers .* found a list with .* at place 2")):
             self.assertRegex(self.train("parallel.strategy=axonn-4d", f"parallel.grid={grid}", status=2), message)
         self.assertRegex(self.train("parallel.strategy=axonn-4d", "parallel.order=dxyz", status=2), "one of yxzd, xyzd")
         check = self.trainer("config", "check", "--config", "config.toml", "--set", "parallel.strategy=axonn-4d", "--set",

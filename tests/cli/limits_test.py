@@ -35,7 +35,7 @@ class Limits(rig.Runs):
                 os.setgroups([])
                 os.setresuid(NOBODY, NOBODY, NOBODY)
             return before
-        cases = [(["--config", "config.toml", "--set", "run.threads=64"], "of 64: the system gives no further thread"),
+        cases = [(["--config", "config.toml", "--set", "run.threads=64"], "the system gives no further thread"),
                  (["bench", "peak", "--threads", "64"], "of 64 (run.threads): the system gives no further thread"),
                  (["--config", "config.toml", "--set", "parallel.transport=threads", "parallel.data=40", "train.global_batch=80",
                    "run.threads=1"], "the system gives no further thread"),
