@@ -120,7 +120,7 @@ class Signals(rig.Runs):
 
     def test_a_signal_in_an_evaluation_is_heeded_and_the_evaluation_made_up_for(self):
         sets = ["train.steps=4", "train.eval_interval=2", "data.val_fraction=0.5"]
-        slow = ["train.eval_batches=0", "train.micro_batch=1", "run.threads=1", "precision.compute=fp64"]
+        slow = ["train.eval_batches=0", "train.micro_batch=1", "run.threads=1", "precision.compute=fp64", "model.n_layer=8"]
         self.train("run.dir=whole", *sets, *slow)
         process = self.start_train(*sets, *slow)
         self.wait_until(lambda: self.last_step() == 2, process, "the step before the evaluation", pause=0)
