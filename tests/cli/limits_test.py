@@ -60,16 +60,18 @@ class Limits(rig.Runs):
     def test_memory_that_is_not_given(self):
         """Whatever the limit of the address space: the run does, or says that it is out of memory."""
         seen = set()
-        for megabytes in (60, 100, 140, 200, 300, 500, 1000):
+        for megabytes in range(60, 3000, 20):  # how much the libraries alone take depends on the build
             def before():
                 resource.setrlimit(resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            if self.limited(["--version"], before).returncode != 0:
+                continue  # libraries have no room to begin, which some of them end by a crash
             result = self.limited(["--config", "config.toml", "--set", f"run.dir=run{megabytes}", "run.threads=8"], before)
-            if "error while loading shared libraries" in result.stderr:
-                continue  # the program did not begin
             self.assertIn(result.returncode, (0, DOES_NOT_FIT), f"{megabytes} MB: {result.stderr}")
             self.assertNotIn("bug", result.stderr)
             seen.add(result.returncode)
+            if result.returncode == 0:
+                break
         self.assertEqual(seen, {0, DOES_NOT_FIT}, "the limits tried reach from too little to enough")
 
     def test_more_threads_than_cores_are_told(self):
