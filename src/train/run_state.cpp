@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "base/log.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
 #include "config/text.h"
@@ -167,6 +168,15 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
     }
   }
   return changes;
+}
+
+void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
+  for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml))
+    log::info("changed since: {}", change);
+  if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
+    log::info("changed since: the validation data; earlier validation losses do not compare");
+  if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
+    log::info("changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
 }
 
 }  // namespace trainer::train

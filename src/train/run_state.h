@@ -49,5 +49,7 @@ std::optional<Resumed> resume(Trainer& trainer, const std::filesystem::path& fol
 
 /// Changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
+/// Tells what is no longer as it was when the resumed run was saved.
+void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);
 
 }  // namespace trainer::train

@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/log.h"
-#include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
@@ -174,13 +173,7 @@ class Session {
       state_ = resumed->state;
       saved_step_ = state_.step;
       log::info("resumed step {} from {}", state_.step, resumed->folder.string());
-      for (const std::string& change : changed_lines(resumed->config_toml, expected_.config_toml))
-        log::info("changed since: {}", change);
-      if (!resumed->val_hash.empty() && resumed->val_hash != expected_.val_hash)
-        log::info("changed since: the validation data; earlier validation losses do not compare");
-      if (resumed->gemm_tuning_hash && resumed->gemm_tuning_hash != expected_.gemm_tuning_hash)
-        log::info(
-            "changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
+      log_changes(*resumed, expected_);
     } else if (!config_.model.init_from.empty()) {
       const checkpoint::Reader reader(config_.model.init_from);  // each rank reads what it holds
       checkpoint::require_same_tokenizer(reader.header(), expected_, reader.folder(),
@@ -260,17 +253,8 @@ class Session {
   // The run ends, on all ranks; what was saved stays as it is.
   [[noreturn]] void give_up(const std::string& reason) {
     reporter_.end(state_, "ended as it diverged", trainer_);
-    std::string back;
-    if (world_.first()) {
-      for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(store_.folder()).complete) {
-        if (!entry.state.sound()) continue;
-        back = format("the newest checkpoint before that: --resume {}", entry.folder.string());
-        break;
-      }
-    }
-    if (back.empty()) back = "no checkpoint is from before that";
-    throw Error(Code::nonfinite,
-                format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}", reason, back))
+    throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
+                                        reason, world_.first() ? way_back(store_.folder()) : ""))
         .on(Scope::all_ranks);
   }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "checkpoint/folder.h"
 #include "ops/adamw.h"
 
 namespace trainer::train {
@@ -20,6 +21,12 @@ bool weights_are_finite(Trainer& trainer) {
     for (const double square : squares) finite &= std::isfinite(square);
   }
   return !trainer.on_any_rank(!finite);
+}
+
+std::string way_back(const std::filesystem::path& checkpoints) {
+  for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(checkpoints).complete)
+    if (entry.state.sound()) return format("the newest checkpoint before that: --resume {}", entry.folder.string());
+  return "no checkpoint is from before that";
 }
 
 }  // namespace trainer::train
