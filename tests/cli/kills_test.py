@@ -4,17 +4,14 @@
 Run by hand, a minute for five kills: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py
 HOSTILE_SEED chooses other moments; what is printed says which one was in use.
 """
-import json
 import os
 import pathlib
 import random
 import shutil
 import signal
-import subprocess
 import time
 
 import rig
-from mistakes import limits
 
 KILLS = int(os.environ.get("HOSTILE_KILLS", "5"))
 SEED = int(os.environ.get("HOSTILE_SEED", "17"))
@@ -104,53 +101,6 @@ class Kills(rig.Runs):
             shutil.rmtree(self.folder / "run")
             shutil.rmtree(self.folder / "whole")
         print(f"{kills} kills, {finished + len(self.LAYOUTS)} runs went on to their end bit-identically", flush=True)
-
-
-class Flips(rig.Runs):
-    TEXT = ["data.train=text.txt", "data.tokenizer=train", "data.vocab_size=320"]
-
-    def run_of(self, *args):
-        result = subprocess.run([rig.TRAINER, *args], cwd=self.folder, capture_output=True, text=True, errors="replace",
-                                    timeout=rig.TIMEOUT_SECONDS, preexec_fn=limits(None))
-        return result.returncode, result.stdout, result.stderr
-
-    def test_flipped_bits_are_detected_or_harmless(self):
-        random_ = random.Random(SEED)
-        self.train(*self.TEXT, max_steps=2)
-        self.train(*self.TEXT, max_steps=2)
-        (self.folder / "text.txt").rename(self.folder / "kept.txt")  # nothing can be made anew
-        evaluate = ["eval", "--checkpoint", "run", "--json", "--batches", "1"]
-        reference = json.loads(self.trainer(*evaluate, stdout=True))
-        step = self.step_folder(4)
-        groups = [sorted(path for path in step.iterdir() if path.is_file() and path.suffix != ".shard"),
-                  sorted(step.glob("*.shard")), [self.folder / "run/checkpoints/latest"],
-                  sorted((self.folder / "run/tokens").glob("train.*")), [self.folder / "tokens/tokens.bin"]]
-        detected = harmless = 0
-        for flip in range(FLIPS):
-            path = random_.choice(groups[flip % len(groups)])
-            whole = path.read_bytes()
-            bit = random_.randrange(8 * len(whole))
-            damaged = bytearray(whole)
-            damaged[bit // 8] ^= 1 << bit % 8
-            path.write_bytes(damaged)
-            printed = f"seed {SEED}, flip {flip}: bit {bit} of {path.relative_to(self.folder)}"
-            if path.parent == step:
-                status, _, stderr = self.run_of("checkpoint", "verify", "--checkpoint", str(step))
-                self.assertEqual(status, 5, f"{printed}\n{stderr}")
-                detected += 1
-            elif path.parent.name == "tokens" and path.parent.parent == self.folder:
-                status, _, stderr = self.run_of("train", *self.train_args(["run.dir=other"], {"max_steps": 1}))
-                self.assertEqual(status, 4, f"{printed}\n{stderr}")
-                detected += 1
-            else:
-                status, stdout, stderr = self.run_of(*evaluate)
-                self.assertIn(status, (0, 4, 5), f"{printed}\n{stderr}")
-                if status == 0:
-                    self.assertEqual(json.loads(stdout), reference, f"{printed}\n{stderr}")
-                detected += status != 0
-                harmless += status == 0
-            path.write_bytes(whole)
-        print(f"{FLIPS} flips: {detected} detected, {harmless} harmless", flush=True)
 
 
 if __name__ == "__main__":
