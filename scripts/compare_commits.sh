@@ -12,7 +12,7 @@ folder=$(mktemp -d)
 trap 'git worktree remove --force "$folder/before" 2>/dev/null || true; rm -rf "$folder"' EXIT
 git worktree add --quiet --detach "$folder/before" "$commit"
 for tree in "$folder/before" .; do
-  cmake -S "$tree" -B "$folder/build" -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DTRAINER_TESTS=ON -DTRAINER_CUDA=OFF \
+  cmake -S "$tree" --preset dev -B "$folder/build" -DTRAINER_CUDA=OFF \
     > "$folder/log" || { cat "$folder/log"; exit 1; }
   cmake --build "$folder/build" --target golden > "$folder/log" || { cat "$folder/log"; exit 1; }
   cp "$folder/build/golden" "$folder/golden_$([ "$tree" = . ] && echo after || echo before)"
