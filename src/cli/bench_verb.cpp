@@ -79,8 +79,11 @@ constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
 
 json peak_json(const train::PeakTracker& peak) { return train::to_json(peak.report()); }
 
-/// Of the linear layers of the configuration, or of some usual ones.
+/// Those asked for; else of the linear layers of the configuration, or of some usual ones.
 std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
+  std::vector<ops::GemmShape> asked;
+  for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
+  if (!asked.empty()) return asked;
   if (b.options.config.file.empty()) {
     if (b.machine.gpu)
       return {{32768, 768, 2304}, {32768, 768, 768},  {32768, 768, 3072}, {32768, 3072, 768}, {8192, 768, 50304},
@@ -99,7 +102,7 @@ std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
-/// Instead of rates: the fastest algorithm of each product of the configuration, into a file.
+/// Instead of rates: the fastest form and algorithm of each product of the configuration, into a file.
 json tune_gemm(const Bench& b) {
   constexpr int kMost = 16;  // the library proposes few more, and those are slow
   b.require_config();
@@ -108,21 +111,60 @@ json tune_gemm(const Bench& b) {
                                  device::cuda::no_device_reason());
   const ops::MeasuredGemms measured = train::tune_products(b.config, b.machine, kMost, b.options.repeats);
   replace_file(b.options.write_tuning, to_json(measured.tuning));
-  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  product\n", measured.tuning.device, measured.tuning.made_with, "us",
-               "guess us", "gain"));
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}product\n", measured.tuning.device, measured.tuning.made_with, "us",
+               "guess us", "gain", "form"));
   json list = json::array();
   for (const auto& [name, product] : measured.tuning.products) {
     const double guess = measured.favourites.at(name);
-    b.say(format("{:>10.1f}{:>10.1f}{:>7.2f}  {}\n", product.microseconds, guess, guess / product.microseconds, name));
-    list.push_back({{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}});
+    const std::string_view form = name_of(product.form);
+    b.say(format("{:>10.1f}{:>10.1f}{:>7.2f}  {:<12}{}\n", product.microseconds, guess, guess / product.microseconds,
+                 form, name));
+    list.push_back(
+        {{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}, {"form", form}});
   }
   b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
                b.options.write_tuning, b.options.write_tuning));
   return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
 
+/// Instead of rates: whether it would pay to transpose an operand of a product first.
+json bench_forms(const Bench& b) {
+  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{*device, arena, meter};
+  b.say(format("{}, {} threads; {}\n{:>22}{:>9}{:>12}{:>22}{:>22}\n", name_of(b.machine.compute), b.machine.threads,
+               ops::product_path(*device, b.machine.compute), "m, k, n", "product", "as is us", "left first (no copy)",
+               "right first (no copy)"));
+  json list = json::array();
+  const auto text = [](const ops::GemmForms::Gain& gain) {
+    return gain.alone > 0 ? format("{:.2f} ({:.2f})", gain.with_copy, gain.alone) : "packed";
+  };
+  for (const ops::GemmShape& shape : gemm_shapes(b))
+    for (const ops::GemmForms& f : ops::bench_gemm_forms(ex, b.machine.compute, shape, b.options.repeats)) {
+      const auto [m, k, n] = f.shape;
+      b.say(format("{:>22}{:>9}{:>12.1f}{:>22}{:>22}\n", format("{}, {}, {}", m, k, n), f.product, f.seconds * 1e6,
+                   text(f.a), text(f.b)));
+      const auto gain = [](const ops::GemmForms::Gain& g) {
+        return json{{"with_copy", g.with_copy}, {"alone", g.alone}};
+      };
+      list.push_back({{"m", m},
+                      {"k", k},
+                      {"n", n},
+                      {"product", f.product},
+                      {"microseconds", f.seconds * 1e6},
+                      {"left_first", gain(f.a)},
+                      {"right_first", gain(f.b)}});
+    }
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"path", ops::product_path(*device, b.machine.compute)},
+          {"forms", list}};
+}
+
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
+  if (b.options.forms) return bench_forms(b);
   const std::unique_ptr<device::Device> device = train::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
@@ -324,6 +366,9 @@ int bench_command(const BenchOptions& o) {
         {"peak", "gemm", "attention", "elementwise", "optimizer", "step", "memory", "collectives", "all"});
   if (!o.write_tuning.empty() && o.what != "gemm")
     throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
+  for (const auto& [given, option] : {std::pair{o.forms, "--forms"}, {!o.shapes.empty(), "--shape"}})
+    if (given && o.what != "gemm")
+      throw Error(Code::usage, format("{} goes with `bench gemm`, not `bench {}`", option, o.what));
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

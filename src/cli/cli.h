@@ -1,6 +1,7 @@
 #pragma once
 // The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status;
 // it throws Error for everything that main() turns into a message and a status.
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -55,8 +56,10 @@ struct BenchOptions {
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
-  std::string write_tuning;  // gemm: measure a configuration's products and write the table there
-  int64_t size = 0;          // of elementwise operands, bytes; 0: by the machine
+  std::string write_tuning;                    // gemm: measure a configuration's products and write the table there
+  bool forms = false;                          // gemm: each product in its three forms
+  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; none: of the configuration, or some usual ones
+  int64_t size = 0;                            // of elementwise operands, bytes; 0: by the machine
   bool json = false;
 };
 int bench_command(const BenchOptions& options);

@@ -206,11 +206,20 @@ int main(int argc, char** argv) {
   bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb
-      .add_option("--write-tuning", bench.write_tuning,
-                  "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU and "
-                  "write the table to FILE (hardware.gemm_tuning)")
+      .add_option(
+          "--write-tuning", bench.write_tuning,
+          "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU, with an "
+          "operand transposed first where that gains, and write the table to FILE (hardware.gemm_tuning)")
       ->type_name("FILE")
       ->transform(home_path());
+  bench_verb.add_flag("--forms", bench.forms,
+                      "gemm: instead, what each product gains when an operand is transposed first");
+  bench_verb
+      .add_option("--shape", bench.shapes,
+                  "gemm: token rows m and a weight [k, n], instead of the configuration's layers")
+      ->delimiter(',')
+      ->type_name("M,K,N")
+      ->check(at_least(1));
   bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
       ->check(at_least(0));
   add_json(bench_verb, bench.json);

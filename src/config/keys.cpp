@@ -268,10 +268,12 @@ void declare_hardware(std::vector<Key>& keys) {
       "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, else measured during the run.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = at_least(0), .unit = "GiB per rank"},
                   "Memory the run may plan with; 0: what the machine has.");
-  hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},
-                  "On a GPU: file with the fastest algorithm of each product, as `trainer bench gemm --write-tuning` "
-                  "measures it; empty: the library's guess. Measured on another kind of device or with another version "
-                  "of the library it is left aside with a warning.");
+  hardware.string(
+      "gemm_tuning", &Hardware::gemm_tuning, "", {},
+      "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
+      "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. Measured on another "
+      "kind of device or with another version "
+      "of the library it is left aside with a warning.");
   hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
                   "can (bf16, no dropout, no cache); ours do the rest.");

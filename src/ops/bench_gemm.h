@@ -22,6 +22,21 @@ struct GemmRate {
 /// ex, not its arena: scratch is planned as in training. Throws Code::plan when the operands do not fit into memory.
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats);
 
+/// One of those products in its three forms: as it is, or with an operand transposed first. Gains are the time of the
+/// product as it is over that of the form: with the transposing copy, and of the product alone, which no copy can beat.
+struct GemmForms {
+  GemmShape shape;
+  const char* product = "";  // "forward", "dX", "dW"
+  double seconds = 0;        // as it is
+  struct Gain {
+    double with_copy = 0,
+           alone = 0;  // 0: the operand is packed for the product beforehand, so that its form is no matter
+  };
+  Gain a, b;
+};
+/// The three products of each shape, operands as in bench_gemm; forms take turns; the least time of `repeats`.
+std::vector<GemmForms> bench_gemm_forms(Exec& ex, DType dtype, const GemmShape& shape, int repeats);
+
 /// FLOP/s of a GPU's library in products of large square matrices, the median of several: the peak of a part whose data
 /// sheet is not known.
 double best_product_flops(device::Device& device, DType dtype);

@@ -1,5 +1,5 @@
 #pragma once
-// Elementwise operators on token rows: dropout with residual, bias gradients, casts.
+// Elementwise operators on token rows: dropout with residual, bias gradients, casts, copies.
 #include "base/philox.h"
 #include "tensor/exec.h"
 
@@ -46,6 +46,12 @@ struct Copy {
   Tensor x, y;
 };
 void run(Exec& ex, const Copy& op);
+
+/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y lie apart.
+struct Transpose {
+  Tensor x, y;
+};
+void run(Exec& ex, const Transpose& op);
 
 /// x = value; packed.
 struct Fill {

@@ -1,5 +1,6 @@
 #include "ops/gemm_tuning.h"
 
+#include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 
@@ -36,6 +37,8 @@ uint64_t hexadecimal(const json& value, const std::string& place) {
   return word;
 }
 
+constexpr std::string_view kForms[] = {"as is", "left first", "right first"};  // in the order of GemmForm
+
 TunedProduct product_of(const json& entry, const std::string& place) {
   TunedProduct product;
   const json& words = member(entry, place, "algorithm");
@@ -48,10 +51,17 @@ TunedProduct product_of(const json& entry, const std::string& place) {
   const json& time = member(entry, place, "microseconds");
   if (!time.is_number() || !(time.get<double>() >= 0)) fail(place + ".microseconds", "a time");
   product.microseconds = time.get<double>();
+  if (entry.contains("form")) {
+    const auto form = std::find(std::begin(kForms), std::end(kForms), text_of(entry, place, "form"));
+    if (form == std::end(kForms)) fail(place + ".form", "\"as is\", \"left first\" or \"right first\"");
+    product.form = static_cast<GemmForm>(form - std::begin(kForms));
+  }
   return product;
 }
 
 }  // namespace
+
+std::string_view name_of(GemmForm form) { return kForms[static_cast<size_t>(form)]; }
 
 GemmTuning parse_gemm_tuning(std::string_view text) {
   const json all = json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -76,7 +86,8 @@ std::string to_json(const GemmTuning& tuning) {
     products.push_back({{"product", name},
                         {"algorithm", words},
                         {"workspace", static_cast<uint64_t>(product.workspace)},
-                        {"microseconds", product.microseconds}});
+                        {"microseconds", product.microseconds},
+                        {"form", name_of(product.form)}});
   }
   return json{{"device", tuning.device}, {"library", tuning.made_with}, {"products", products}}.dump(1) + "\n";
 }
@@ -97,11 +108,11 @@ std::optional<std::string> gemm_tuning_misfit(const device::Device& device, cons
                 here, library);
 }
 
-void measure_gemms(const device::Device& device, int most, int repeats) {
+void measure_gemms(const device::Device& device, int most, int repeats, bool forms) {
   TRAINER_CHECK(most >= 1 && repeats >= 1, "{} algorithms, {} repeats", most, repeats);
   if (device.kind() != device::Kind::cuda)
     throw Error(Code::usage, "algorithms are measured for the products of a GPU's library; this device is a CPU");
-  cuda::measure_gemms(device, most, repeats);
+  cuda::measure_gemms(device, most, repeats, forms);
 }
 MeasuredGemms measured_gemms(const device::Device& device) { return cuda::measured_gemms(device); }
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "base/median.h"
+#include "config/layout_rules.h"
 #include "ops/gemm.h"
 #include "train/peak.h"
 #include "train/units.h"
@@ -38,10 +39,10 @@ StepWork work_of(const config::Config& config, int64_t step) {
 
 StepBench bench_step(const config::Config& config, const Machine& machine, int warmup, int steps) {
   const int64_t vocab = config.data.vocab_size;
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  use_gemm_tuning(config, *world, *make_dry_device(machine));
   require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
   const std::unique_ptr<device::Device> device = make_device(machine);
-  const std::unique_ptr<comm::World> world = comm::solo_world();
-  use_gemm_tuning(config, *world, *device);
   Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
@@ -111,17 +112,27 @@ StepBench bench_step(const config::Config& config, const Machine& machine, int w
   return bench;
 }
 
-ops::MeasuredGemms tune_products(const config::Config& config, const Machine& machine, int most, int repeats) {
-  const int64_t vocab = config.data.vocab_size;
-  require_memory(plan_run(config, vocab, machine, true), config, vocab, machine);
-  const std::unique_ptr<device::Device> device = make_device(machine);
-  const std::unique_ptr<comm::World> world = comm::solo_world();
-  Trainer trainer(*device, *world, config, vocab, machine.compute, true);
+ops::MeasuredGemms tune_products(const config::Config& whole, const Machine& machine, int most, int repeats) {
+  const int64_t vocab = whole.data.vocab_size;
+  config::Config config = whole;
+  config.parallel.data = 1;  // replicas compute alike
+  Machine one = machine;     // of the ranks that share a replica, with nobody to talk to
+  one.ranks = static_cast<int>(config::ranks_of_replica(config));
+  const auto planned = [&] { return plan_run(config, vocab, one, true); };
+  require_memory(planned(), config, vocab, one);
+  const std::unique_ptr<device::Device> device = make_device(one);
+  const std::unique_ptr<comm::World> world = comm::dry_world(one.ranks, one.rank);
+  ops::measure_gemms(*device, most, repeats, /*forms=*/true);
+  if (const int64_t needed = planned().total; needed > one.memory_limit) {
+    log::warning("products are measured as they are: with copies of operands the step would take {} of {}",
+                 format_bytes(static_cast<double>(needed)), format_bytes(static_cast<double>(one.memory_limit)));
+    ops::measure_gemms(*device, most, repeats, /*forms=*/false);
+  }
+  Trainer trainer(*device, *world, config, vocab, one.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
-  ops::measure_gemms(*device, most, repeats);
   StepWork work = work_of(config, 1);
-  work.micro_batches = 1;
+  work.micro_batches = std::min<int64_t>(work.micro_batches, 2);  // the second adds to the gradients of the first
   trainer.step(work, random_batches(config));
   device->synchronize();
   return ops::measured_gemms(*device);

@@ -29,8 +29,9 @@ struct StepBench {
 StepBench bench_step(const config::Config& config, const Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
-/// The fastest of up to `most` algorithms for every product of a micro-step of this configuration on a GPU, with the
-/// operands, epilogues and workspace it has there.
+/// The fastest of up to `most` algorithms for every product of a step of this configuration on a GPU, with the
+/// operands, epilogues and workspace it has there, as one rank of the configuration's layout has them (the others are
+/// not needed); in all forms, or as they are where memory does not suffice for the copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const Machine& machine, int most, int repeats);
 
 /// Growth of the process's anonymous memory since `probe` was made, after `steps` steps on random tokens; bytes.

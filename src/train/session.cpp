@@ -43,12 +43,13 @@ bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole
 class Session {
  public:
   Session(comm::World& world, const config::Config& config, const SessionOptions& options, const Deadline& deadline,
-          const Machine& machine, data::Datasets datasets)
+          const Machine& machine, const std::string& gemm_tuning_hash, data::Datasets datasets)
       : world_(world),
         config_(config),
         options_(options),
         deadline_(deadline),
         machine_(machine),
+        gemm_tuning_hash_(gemm_tuning_hash),
         datasets_(std::move(datasets)),
         total_steps_(config::total_steps(config)),
         plan_(plan_run(config, datasets_.vocab, machine, true)),
@@ -166,7 +167,7 @@ class Session {
   void begin() {
     measure_peak();
     expected_ = snapshot_header(config_, datasets_, machine_.compute);
-    expected_.gemm_tuning_hash = use_gemm_tuning(config_, world_, *device_);
+    expected_.gemm_tuning_hash = gemm_tuning_hash_;
     trainer_.plan();
     measure_peak();
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
@@ -338,6 +339,7 @@ class Session {
   SessionOptions options_;
   Deadline deadline_;
   Machine machine_;
+  const std::string gemm_tuning_hash_;
   MemoryProbe memory_;
   data::Datasets datasets_;
   int64_t total_steps_;
@@ -374,6 +376,7 @@ void require_memory_early(comm::World& world, const config::Config& config, cons
 int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
                 std::string& plan_text) {
   const Machine machine = choose_machine(config, world);
+  const std::string gemm_tuning_hash = use_gemm_tuning(config, world, *make_dry_device(machine));
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
     const RunPlan plan = plan_run(config, vocab, machine, true);
@@ -399,7 +402,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     log::info("stopped while tokenizing; the same command goes on from here");
     return stops[0] > 0 ? kSavedAfterSignal : 0;
   }
-  return Session(world, config, options, deadline, machine, std::move(datasets)).run();
+  return Session(world, config, options, deadline, machine, gemm_tuning_hash, std::move(datasets)).run();
 }
 
 }  // namespace trainer::train

@@ -106,7 +106,7 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
 TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
   Problem first({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8}),
       second({40, 24, 16, DType::f32, DType::f32, false, false, Ending::accumulate, 8});
-  measure_gemms(*machine.device, 8, 3);
+  measure_gemms(*machine.device, 8, 3, /*forms=*/false);
   for (int i = 0; i < 2; ++i) {  // the second time by what was found
     run(machine.ex, first.op);
     run(machine.ex, second.op);
@@ -137,11 +137,105 @@ TEST_F(Products, MeasuringPassesOverWhatFails) {
     return gemm_candidates(machine.ex, problem.op, 8).algorithms.back().algorithm;
   }();
   emulator::blas().broken = 0;
-  measure_gemms(*machine.device, 8, 1);
+  measure_gemms(*machine.device, 8, 1, /*forms=*/false);
   expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
   const MeasuredGemms measured = measured_gemms(*machine.device);
   ASSERT_EQ(measured.tuning.products.size(), 1u);
   EXPECT_EQ(measured.tuning.products.begin()->second.algorithm, last);
+}
+
+// Of a, of b, of neither: the way of each fast form beside that of the product as it is.
+constexpr unsigned bit(bool trans_a, bool trans_b) { return 1u << (2 * trans_a + trans_b); }
+
+TEST_F(Products, TablesNameTheFormThatWasFastest) {
+  for (const auto& [in, out] : {std::pair{DType::bf16, DType::bf16}, {DType::f32, DType::f32}})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true})
+        for (const GemmForm form : {GemmForm::left_first, GemmForm::right_first, GemmForm::as_is})
+          for (const Ending ending : {Ending::bias, Ending::accumulate, Ending::gradient}) {
+            if (ending == Ending::accumulate && out == DType::bf16) continue;
+            const Case c{24, 40, 16, in, out, ta, tb, ending, 8};
+            SCOPED_TRACE(format("{}, {}", text(c), name_of(form)));
+            const bool fast_a = ta != (form == GemmForm::left_first), fast_b = tb != (form == GemmForm::right_first);
+            const int fast = 2 * fast_a + fast_b;
+            emulator::blas() = {};
+            emulator::blas().slow_ways = 0xf & ~bit(fast_a, fast_b);
+            measure_gemms(*machine.device, 8, 1, /*forms=*/true);
+            Problem meanwhile(c);
+            run(machine.ex, meanwhile.op);
+            EXPECT_EQ(emulator::blas().way, fast) << "from then on";
+            const GemmTuning tuning = measured_gemms(*machine.device).tuning;
+            ASSERT_EQ(tuning.products.size(), 1u);
+            EXPECT_EQ(tuning.products.begin()->second.form, form);
+            use_gemm_tuning(*machine.device, parse_gemm_tuning(to_json(tuning)));
+            products = 0;
+            expect_right(c);
+            EXPECT_EQ(emulator::blas().way, fast);
+            EXPECT_EQ(products, 1) << "nothing is measured in a run";
+          }
+}
+
+TEST_F(Products, AFormThatGainsLessThanItsMemoryIsWorthIsNotTaken) {
+  measure_gemms(*machine.device, 8, 1, /*forms=*/true);  // all ways are equally fast, and copies take time
+  expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
+  EXPECT_EQ(measured_gemms(*machine.device).tuning.products.begin()->second.form, GemmForm::as_is);
+}
+
+TEST_F(Products, CopiesOfOperandsAreScratchThatADryDevicePlans) {
+  const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
+  Problem problem(c);
+  GemmCandidates found = gemm_candidates(machine.ex, problem.op, 1);
+  const std::unique_ptr<device::Device> dry = device::make_dry(*machine.device);
+  const auto planned = [&] {
+    Arena arena(*dry);
+    Exec ex{*dry, arena, machine.meter};
+    arena.record("product", [&] { run(ex, static_cast<const Gemm&>(problem.op)); });
+    int64_t bytes = 0;
+    for (const Arena::Interval& interval : arena.programs().at("product").intervals)
+      if (interval.tag == "gemm.transposed") bytes += interval.bytes;
+    return bytes;
+  };
+  const int64_t left = 16 * 24 * 2, right = 16 * 40 * 2;  // a [24, 16]: rows of 24; b [40, 16]: rows of 40
+  for (const auto& [form, bytes] :
+       {std::pair{GemmForm::as_is, int64_t{0}}, {GemmForm::left_first, left}, {GemmForm::right_first, right}}) {
+    TunedProduct tuned = found.algorithms.front();
+    tuned.form = form;
+    use_gemm_tuning(*machine.device, {machine.device->gpu().name, "cuBLASLt 13.1.0", {{found.product, tuned}}});
+    EXPECT_EQ(planned(), round_up(bytes, dry->alignment())) << name_of(form);
+    expect_right(c);
+  }
+  measure_gemms(*machine.device, 8, 1, /*forms=*/true);
+  EXPECT_EQ(planned(), round_up(right, dry->alignment())) << "the larger operand";
+  measure_gemms(*machine.device, 8, 1, /*forms=*/false);
+  EXPECT_EQ(planned(), 0);
+  measured_gemms(*machine.device);
+
+  // Rows of an odd number of elements are 16 bytes apart in the copy.
+  const Case odd{33, 31, 20, DType::f32, DType::f32, true, false, Ending::bias, 1};
+  Problem uneven(odd);
+  found = gemm_candidates(machine.ex, uneven.op, 1);
+  for (const GemmForm form : {GemmForm::left_first, GemmForm::right_first}) {
+    found.algorithms.front().form = form;
+    use_gemm_tuning(*machine.device,
+                    {machine.device->gpu().name, "cuBLASLt 13.1.0", {{found.product, found.algorithms.front()}}});
+    expect_right(odd);
+    EXPECT_EQ(emulator::blas().way, form == GemmForm::left_first ? 0 : 3);
+  }
+}
+
+TEST_F(Products, PartsOfAProductAreTakenAsTheyAre) {
+  // A table that has a form for a product by the name that a part of another one has.
+  const Case part{24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 0};
+  Problem plain(part);
+  GemmCandidates found = gemm_candidates(machine.ex, plain.op, 1);
+  ASSERT_EQ(found.algorithms.size(), 1u);
+  found.algorithms.front().form = GemmForm::left_first;
+  use_gemm_tuning(*machine.device,
+                  {machine.device->gpu().name, "cuBLASLt 13.1.0", {{found.product, found.algorithms.front()}}});
+  expect_right(part);
+  EXPECT_EQ(emulator::blas().way, 3);
+  expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::all, 0});
+  EXPECT_EQ(emulator::blas().way, 1);
 }
 
 TEST_F(Products, RefusesFp64ByName) {

@@ -2,6 +2,7 @@
 // Host code that touches device memory, a missing wait, or a kernel that depends on the order of its blocks shows here.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "base/files.h"
@@ -210,6 +211,90 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
   log::set_sink(before);
   EXPECT_NE(said.find("left aside: the tuning table was measured on"), std::string::npos) << said;
   expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);
+}
+
+TEST_F(OnGpu, ProductsAreMeasuredAsARankOfTheGridHasThem) {
+  config::Config c = config_of(config::Arch::gpt2);
+  c.data.vocab_size = kTinyVocab;
+  c.model.d_ff = 48;
+  c.model.vocab_multiple = 48;
+  c.parallel.strategy = "axonn-4d";
+  c.parallel.grid = {3, 2, 1};
+  c.parallel.data = 2;
+  const train::Machine machine{
+      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  const ops::GemmTuning tuning = train::tune_products(c, machine, 2, 1).tuning;
+  // Rows of two sequences of 11; the stream has 24 / 2 columns, the feed-forward layer 48 / 3, q, k and v 3 · 24 / 3.
+  for (const char* product : {"22x24x12 nn ", "22x12x8 nn ", "22x16x12 nn ", "22x12x16 nn ", "12x16x22 tn "})
+    EXPECT_TRUE(std::ranges::any_of(tuning.products, [&](const auto& named) {
+      return named.first.starts_with(product);
+    })) << product;
+}
+
+/// Two ranks that compute on the same GPU, as threads; `body` once on each.
+void on_two_ranks(const std::function<void(comm::World&)>& body) { comm::run_on_threads(2, {.timeout_s = 60}, body); }
+
+TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderOfSums) {
+  config::Config c = config_of(GetParam());
+  c.data.vocab_size = kTinyVocab;
+  const TemporaryFolder folder;
+  c.hardware.gemm_tuning = folder.path / "tuning.json";
+  const auto device = gpu();
+  const auto world = comm::solo_world();
+  const train::Machine machine{
+      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  const Result plain = train(c, DType::bf16, 3, kOnGpu);
+  const int64_t without = train::plan_run(c, kTinyVocab, machine, true).memory.at("activations");
+  ops::GemmTuning tuning = train::tune_products(c, machine, 2, 1).tuning;
+  for (const ops::GemmForm form : {ops::GemmForm::left_first, ops::GemmForm::right_first}) {
+    for (auto& [name, product] : tuning.products) product.form = form;
+    replace_file(c.hardware.gemm_tuning, to_json(tuning));
+    train::use_gemm_tuning(c, *world, *train::make_dry_device(machine));
+    const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
+    EXPECT_GT(plan.memory.at("activations"), without);
+    {
+      Tiny run(nullptr, c, DType::bf16, gpu());
+      for (int step = 1; step <= 2; ++step) run.step(step);
+      EXPECT_EQ(run.trainer.memory().at("activations"), plan.memory.at("activations"));
+    }
+    const Result tuned = train(c, DType::bf16, 3, kOnGpu);
+    EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
+    expect_same_bits(train(c, DType::bf16, 3, kOnGpu), tuned);
+  }
+  ops::use_gemm_tuning(*device, {});
+}
+
+TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
+  config::Config c = config_of(config::Arch::gpt2);
+  const TemporaryFolder folder;
+  const auto device = gpu();
+  ops::GemmTuning tuning{device->gpu().name, ops::product_path(*device, DType::bf16), {}};
+  tuning.products["a product"].form = ops::GemmForm::left_first;
+  const std::string text = to_json(tuning);
+  replace_file(folder.path / "first.json", text);
+  replace_file(folder.path / "other.json", "no table");
+  for (const char* others : {"first.json", "other.json", "missing.json"})
+    on_two_ranks([&](comm::World& world) {
+      config::Config mine = c;
+      mine.hardware.gemm_tuning = folder.path / (world.first() ? "first.json" : others);
+      EXPECT_EQ(train::use_gemm_tuning(mine, world, *gpu()), to_string(checkpoint::checksum_of(text))) << others;
+    });
+  for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all
+    std::atomic<int> refused = 0;
+    on_two_ranks([&](comm::World& world) {
+      config::Config mine = c;
+      mine.hardware.gemm_tuning = folder.path / (world.first() ? first : "first.json");
+      try {
+        train::use_gemm_tuning(mine, world, *gpu());
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::config);
+        EXPECT_NE(std::string(error.what()).find("hardware.gemm_tuning"), std::string::npos) << error.what();
+        ++refused;
+      }
+    });
+    EXPECT_EQ(refused, 2) << first;
+  }
+  ops::use_gemm_tuning(*device, {});
 }
 
 using CudaTraining = OnGpu;

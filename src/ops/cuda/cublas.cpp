@@ -4,8 +4,10 @@
 
 #include <bit>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "base/median.h"
@@ -31,12 +33,31 @@ struct Sizes {
 };
 Sizes sizes_of(const LtProduct& op) { return {op.d.shape[0], op.d.shape[1], op.a.shape[op.trans_a ? 0 : 1]}; }
 
+/// An operand transposed, in memory for it: its rows start where the library reads fastest.
+Tensor transposed_in(const Tensor& memory, const Tensor& x) {
+  const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
+  return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
+}
+int64_t transposed_bytes(const Tensor& x) { return x.cols() * transposed_in({}, x).pitch * size_of(x.dtype); }
+
+/// The same product in another form, `copy` being the memory of the operand that is transposed first.
+LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy) {
+  if (form == GemmForm::left_first) op.a = transposed_in(copy, op.a), op.trans_a = !op.trans_a;
+  if (form == GemmForm::right_first) op.b = transposed_in(copy, op.b), op.trans_b = !op.trans_b;
+  return op;
+}
+/// The copy that comes before it.
+void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed) {
+  if (form == GemmForm::left_first) cuda::run(ex, Transpose{op.a, formed.a});
+  if (form == GemmForm::right_first) cuda::run(ex, Transpose{op.b, formed.b});
+}
+
 /// What an algorithm may depend on.
-using Key = std::array<int64_t, 14>;
+using Key = std::array<int64_t, 15>;
 int64_t alignment(const Tensor& t) {
   return t ? std::min<int64_t>(16, int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | 16)) : 0;
 }
-Key key_of(const LtProduct& op, int64_t workspace) {
+Key key_of(const LtProduct& op, int64_t workspace, bool copy) {
   const auto [m, n, k] = sizes_of(op);
   const bool flags[] = {
       op.trans_a, op.trans_b, op.beta != 0, bool(op.bias), op.a.dtype == DType::bf16, op.d.dtype == DType::bf16};
@@ -55,7 +76,8 @@ Key key_of(const LtProduct& op, int64_t workspace) {
           alignment(op.b),
           alignment(op.c),
           alignment(op.d),
-          workspace};
+          workspace,
+          copy};
 }
 std::string name_of_product(const LtProduct& op) {
   const auto [m, n, k] = sizes_of(op);
@@ -69,6 +91,7 @@ struct Plan {
   cublasLtMatmulDescOpaque_t product{};
   cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // as cuBLASLt names them: a is our b
   cublasLtMatmulAlgo_t algorithm{};
+  GemmForm form = GemmForm::as_is;
   bool found = false;
 };
 
@@ -165,20 +188,35 @@ class Event {
 /// cuBLASLt on one GPU, for the whole process: plans are functions of their keys, whoever asks first.
 class Library {
  public:
-  Library() { check(cublasLtCreate(&handle_), "cuBLASLt"); }
-
-  bool run(cudaStream_t stream, const LtProduct& op, const Tensor& workspace) {
+  int64_t copy_bytes(const LtProduct& op) {
     const std::lock_guard lock(mutex_);
-    const Key key = key_of(op, workspace.bytes());
+    if (!forms_) return 0;
+    if (most_ > 0) return std::max(transposed_bytes(op.a), transposed_bytes(op.b));
+    int64_t most = 0;
+    LtProduct either = op;
+    for (const float beta : {0.0f, 1.0f}) {
+      either.beta = beta;
+      const auto tuned = tuning_.products.find(name_of_product(either));
+      if (tuned == tuning_.products.end() || tuned->second.form == GemmForm::as_is) continue;
+      most = std::max(most, transposed_bytes(tuned->second.form == GemmForm::left_first ? op.a : op.b));
+    }
+    return most;
+  }
+
+  bool run(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
+    const std::lock_guard lock(mutex_);
+    const Key key = key_of(op, workspace.bytes(), static_cast<bool>(copy));
     auto it = plans_.find(key);
     if (it == plans_.end()) {
-      if (most_ > 0 && !tuning_.products.contains(name_of_product(op))) measure(stream, op, workspace);
-      it = plans_.emplace(key, planned(op, workspace.bytes())).first;
+      if (most_ > 0 && !tuning_.products.contains(name_of_product(op))) measure(ex, op, workspace, copy);
+      it = plans_.emplace(key, planned(op, workspace.bytes(), copy)).first;
     }
     Plan& plan = it->second;
     if (!plan.found) return false;
-    set_addresses(plan.product, op);
-    check(multiply(stream, plan, op, workspace), "cuBLASLt product");
+    const LtProduct formed = in_form(op, plan.form, copy);
+    transpose_first(ex, op, plan.form, formed);
+    set_addresses(plan.product, formed);
+    check(multiply(device::cuda::stream_of(ex.device), plan, formed, workspace), "cuBLASLt product");
     return true;
   }
 
@@ -186,7 +224,7 @@ class Library {
     const std::lock_guard lock(mutex_);
     Plan plan = described(op);
     GemmCandidates found{name_of_product(op), {}};
-    for (const auto& result : proposals(handle_, plan, op, workspace, most))
+    for (const auto& result : proposals(handle(), plan, op, workspace, most))
       found.algorithms.push_back(
           {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), 0});
     return found;
@@ -196,20 +234,24 @@ class Library {
     const std::lock_guard lock(mutex_);
     tuning_ = tuning;
     most_ = 0;
+    forms_ = std::any_of(tuning.products.begin(), tuning.products.end(),
+                         [](const auto& named) { return named.second.form != GemmForm::as_is; });
     plans_.clear();
   }
 
-  void start_measuring(int most, int repeats) {
+  void start_measuring(int most, int repeats, bool forms) {
     const std::lock_guard lock(mutex_);
     tuning_ = {};
     favourites_.clear();
     plans_.clear();
     most_ = most;
     repeats_ = repeats;
+    forms_ = forms;
   }
   MeasuredGemms stop_measuring() {
     const std::lock_guard lock(mutex_);
     most_ = 0;
+    forms_ = false;
     plans_.clear();
     return {std::exchange(tuning_, {}), std::exchange(favourites_, {})};
   }
@@ -219,47 +261,73 @@ class Library {
     const float alpha = 1;
     // The descriptors are only read; the library's declarations do not say so everywhere.
     Plan& p = const_cast<Plan&>(plan);
-    return cublasLtMatmul(handle_, &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
+    return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
                           op.d.data, &p.d, &p.algorithm, workspace.data, static_cast<size_t>(workspace.bytes()),
                           stream);
   }
 
-  /// Notes the fastest of the proposals; one that fails is passed over.
-  void measure(cudaStream_t stream, const LtProduct& op, const Tensor& workspace) {
-    constexpr int kInARow = 5;  // so that the time of starting one does not count
-    Plan plan = described(op);
+  /// Made when a product is asked for: tables are also read where none are computed.
+  cublasLtHandle_t handle() {
+    if (handle_ == nullptr) check(cublasLtCreate(&handle_), "cuBLASLt");
+    return handle_;
+  }
+
+  /// Notes the fastest of the proposals for each form that there is memory for; one that fails is passed over.
+  void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
+    constexpr double kWorthMemory = 0.95;  // of the time as it is
     const std::string name = name_of_product(op);
     TunedProduct best;
-    for (const auto& result : proposals(handle_, plan, op, workspace.bytes(), most_)) {
-      plan.algorithm = result.algo;
-      std::vector<double> microseconds;
-      bool works = true;
-      for (int round = 0; works && round <= repeats_; ++round) {
-        const Event begin(stream);
-        for (int i = 0; works && i < kInARow; ++i)
-          works = multiply(stream, plan, op, workspace) == CUBLAS_STATUS_SUCCESS;
-        if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
+    for (const GemmForm form : {GemmForm::as_is, GemmForm::left_first, GemmForm::right_first}) {
+      if (form != GemmForm::as_is && !copy) break;
+      double limit = best.microseconds == 0 ? std::numeric_limits<double>::infinity() : best.microseconds;
+      if (form != GemmForm::as_is && best.form == GemmForm::as_is) limit *= kWorthMemory;
+      const LtProduct formed = in_form(op, form, copy);
+      Plan plan = described(formed);
+      for (const auto& result : proposals(handle(), plan, formed, workspace.bytes(), most_)) {
+        plan.algorithm = result.algo;
+        const std::optional<double> time = time_of(ex, op, form, formed, plan, workspace);
+        if (!time) continue;
+        favourites_.emplace(name, *time);  // of the first that works
+        if (*time >= limit) continue;
+        limit = *time;
+        best = {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), *time, form};
       }
-      if (!works) continue;
-      const double time = median(microseconds);
-      if (best.microseconds == 0) favourites_[name] = time;
-      if (best.microseconds == 0 || time < best.microseconds)
-        best = {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), time};
     }
     if (best.microseconds > 0) tuning_.products[name] = best;
   }
 
-  Plan planned(const LtProduct& op, int64_t workspace) {
-    Plan plan = described(op);
-    if (const auto tuned = tuning_.products.find(name_of_product(op)); tuned != tuning_.products.end()) {
+  /// Microseconds, the copy included; none when the library refuses after all.
+  std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, const Plan& plan,
+                                const Tensor& workspace) {
+    constexpr int kInARow = 5;  // so that the time of starting one does not count
+    const cudaStream_t stream = device::cuda::stream_of(ex.device);
+    std::vector<double> microseconds;
+    for (int round = 0; round <= repeats_; ++round) {
+      const Event begin(stream);
+      for (int i = 0; i < kInARow; ++i) {
+        transpose_first(ex, op, form, formed);
+        if (multiply(stream, plan, formed, workspace) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+      }
+      if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
+    }
+    return median(microseconds);
+  }
+
+  Plan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
+    const auto tuned = tuning_.products.find(name_of_product(op));
+    const bool known = tuned != tuning_.products.end();
+    if (known && (tuned->second.form == GemmForm::as_is || copy)) {
+      Plan plan = described(in_form(op, tuned->second.form, copy));
+      plan.form = tuned->second.form;
       plan.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(tuned->second.algorithm);
       cublasLtMatmulHeuristicResult_t result{};
-      plan.found = cublasLtMatmulAlgoCheck(handle_, &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &plan.algorithm,
+      plan.found = cublasLtMatmulAlgoCheck(handle(), &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &plan.algorithm,
                                            &result) == CUBLAS_STATUS_SUCCESS &&
                    result.workspaceSize <= static_cast<size_t>(workspace);
       if (plan.found) return plan;
     }
-    const auto results = proposals(handle_, plan, op, workspace, 1);
+    Plan plan = described(op);
+    const auto results = proposals(handle(), plan, op, workspace, 1);
     plan.found = !results.empty();
     if (plan.found) plan.algorithm = results.front().algo;
     return plan;
@@ -270,6 +338,7 @@ class Library {
   std::map<Key, Plan> plans_;
   GemmTuning tuning_;
   int most_ = 0, repeats_ = 0;  // while measuring: proposals to try; else 0
+  bool forms_ = false;          // while measuring: they are tried; else: the table has some
   std::map<std::string, double> favourites_;
 };
 
@@ -285,8 +354,10 @@ Library& library_of(const device::Device& device) {
 
 }  // namespace
 
-bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace) {
-  return library_of(ex.device).run(device::cuda::stream_of(ex.device), op, workspace);
+int64_t copy_bytes(const device::Device& device, const LtProduct& op) { return library_of(device).copy_bytes(op); }
+
+bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
+  return library_of(ex.device).run(ex, op, workspace, copy);
 }
 
 GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& workspace, int most) {
@@ -295,8 +366,8 @@ GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& worksp
 
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) { library_of(device).use(tuning); }
 
-void measure_gemms(const device::Device& device, int most, int repeats) {
-  library_of(device).start_measuring(most, repeats);
+void measure_gemms(const device::Device& device, int most, int repeats, bool forms) {
+  library_of(device).start_measuring(most, repeats, forms);
 }
 MeasuredGemms measured_gemms(const device::Device& device) {
   MeasuredGemms measured = library_of(device).stop_measuring();

@@ -127,6 +127,36 @@ struct FillBody {
   }
 };
 
+inline constexpr int kTransposeTile = 32, kTransposeRows = 8;  // a thread moves every kTransposeRows-th row of a tile
+
+/// A tile goes through shared memory, so that rows are read and written whole. Its rows there are an odd number of
+/// banks apart: a column lies in all of them.
+template <typename Unit>
+__global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
+    transpose_kernel(Rows<const Unit> x, Rows<Unit> y, int64_t rows, int64_t cols, int64_t across) {
+  __shared__ Unit tile[kTransposeTile][kTransposeTile + (sizeof(Unit) < 4 ? 4 / sizeof(Unit) : 1)];
+  const int lane = static_cast<int>(threadIdx.x) % kTransposeTile,
+            first = static_cast<int>(threadIdx.x) / kTransposeTile;
+  const int64_t down = quotient(blockIdx.x, across);
+  const int64_t r0 = down * kTransposeTile, c0 = (blockIdx.x - down * across) * kTransposeTile;
+  for (int i = first; i < kTransposeTile; i += kTransposeRows)
+    if (r0 + i < rows && c0 + lane < cols) tile[i][lane] = *x.at(r0 + i, c0 + lane);
+  __syncthreads();
+  for (int i = first; i < kTransposeTile; i += kTransposeRows)
+    if (c0 + i < cols && r0 + lane < rows) *y.at(c0 + i, r0 + lane) = tile[lane][i];
+}
+
+template <typename Unit>
+void transpose_units(Exec& ex, const Transpose& op) {
+  const int64_t rows = op.x.rows(), cols = op.x.cols(), across = divide_up(cols, int64_t{kTransposeTile});
+  const int64_t tiles = divide_up(rows, int64_t{kTransposeTile}) * across;
+  if (tiles == 0) return;
+  device::cuda::launch(device::cuda::stream_of(ex.device),
+                       {dim3(static_cast<unsigned>(tiles)), dim3(kTransposeTile * kTransposeRows)},
+                       transpose_kernel<Unit>, Rows<const Unit>{reinterpret_cast<const Unit*>(op.x.data), op.x.ld()},
+                       Rows<Unit>{reinterpret_cast<Unit*>(op.y.data), op.y.ld()}, rows, cols, across);
+}
+
 template <typename Unit>
 void copy_units(Exec& ex, const Copy& op, int64_t rows, int64_t row_bytes) {
   constexpr int64_t kSize = sizeof(Unit);
@@ -213,6 +243,20 @@ void run(Exec& ex, const Copy& op) {
     copy_units<uint16_t>(ex, op, rows, row_bytes);
   } else {
     copy_units<uint8_t>(ex, op, rows, row_bytes);
+  }
+}
+
+void run(Exec& ex, const Transpose& op) {
+  if (ex.device.dry()) return;
+  switch (size_of(op.x.dtype)) {
+    case 1:
+      return transpose_units<uint8_t>(ex, op);
+    case 2:
+      return transpose_units<uint16_t>(ex, op);
+    case 4:
+      return transpose_units<uint32_t>(ex, op);
+    default:
+      return transpose_units<uint64_t>(ex, op);
   }
 }
 

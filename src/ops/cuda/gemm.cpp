@@ -24,7 +24,8 @@ struct Direct {
   Epilogue rest = {};
 };
 
-/// No value: the epilogue needs the sums before they are rounded, and the library cannot apply it.
+/// No value: the epilogue needs the sums before they are rounded, and the library cannot apply it. A function of shapes
+/// and dtypes; whether addresses suit the library too, fits() says.
 std::optional<Direct> direct(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   const bool gelu = e.act == Activation::gelu;
@@ -37,13 +38,12 @@ std::optional<Direct> direct(const Gemm& op) {
       way.rest = {.act = e.act, .pre = e.pre, .gradient = true};
       return way;
     }
-    const bool fits = op.c.cols() % 8 == 0 && op.c.ld() % 8 == 0 && e.pre.ld() % 8 == 0;
-    if (!fits || !on_16_bytes(e.pre) || !on_16_bytes(op.c)) return {};
+    if (op.c.cols() % 8 != 0 || op.c.ld() % 8 != 0 || e.pre.ld() % 8 != 0) return {};
     product.aux = e.pre;
     return way;
   }
   if (e.bias) {
-    if (e.bias.dtype != op.c.dtype || !on_16_bytes(e.bias)) return {};
+    if (e.bias.dtype != op.c.dtype) return {};
     product.bias = e.bias;
   }
   if (e.residual) {
@@ -56,6 +56,10 @@ std::optional<Direct> direct(const Gemm& op) {
     way.rest.act = e.act;
   }
   return way;
+}
+
+bool fits(const LtProduct& op) {
+  return (!op.bias || on_16_bytes(op.bias)) && (!op.aux || (on_16_bytes(op.aux) && on_16_bytes(op.d)));
 }
 
 /// Any epilogue: sums of some rows at a time, in f32, in half of the workspace.
@@ -90,15 +94,19 @@ void run(Exec& ex, const Gemm& op) {
     return;
   }
   const Scratch workspace = ex.take("gemm.workspace", {workspace_bytes(op)}, DType::u8);
-  if (ex.device.dry()) return;
   const std::optional<Direct> way = direct(op);
-  if (!way || !run_product(ex, way->product, workspace)) return run_in_parts(ex, op, workspace);
+  const int64_t copied = way ? copy_bytes(ex.device, way->product) : 0;
+  Scratch copy;
+  if (copied > 0) copy = ex.take("gemm.transposed", {copied}, DType::u8);
+  if (ex.device.dry()) return;
+  if (!way || !fits(way->product) || !run_product(ex, way->product, workspace, copy))
+    return run_in_parts(ex, op, workspace);
   if (way->sums) finish_product(ex, way->sums, way->rest, op.c);
 }
 
 GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most) {
   const std::optional<Direct> way = direct(op);
-  if (!way || op.a.count() == 0) return {};
+  if (op.a.count() == 0 || !way || !fits(way->product)) return {};
   const Scratch workspace = ex.take("gemm.workspace", {workspace_bytes(op)}, DType::u8);
   return candidates_of(ex, way->product, workspace, most);
 }

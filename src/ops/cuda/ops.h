@@ -22,7 +22,7 @@ void run(Exec& ex, const Gemm& op);
 /// What computes products of this dtype, with its version: "cuBLASLt 13.1.0".
 std::string product_path(const device::Device& device, DType compute);
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
-void measure_gemms(const device::Device& device, int most, int repeats);
+void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 MeasuredGemms measured_gemms(const device::Device& device);
 GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most);
 
@@ -64,6 +64,7 @@ void run(Exec& ex, const DropoutAdd& op);
 void run(Exec& ex, const ColumnSum& op);
 void run(Exec& ex, const Cast& op);
 void run(Exec& ex, const Copy& op);
+void run(Exec& ex, const Transpose& op);
 void run(Exec& ex, const Fill& op);
 
 void run(Exec& ex, const AdamW& op);

@@ -105,6 +105,10 @@ struct Blas {
   int algorithm = -1;             // of the last product: its place among the proposals
   int broken = -1;                // this proposal fails when it is run
   bool refuse_epilogues = false;  // the heuristic proposes nothing but plain products
+  /// Products whose operands lie in such a way take ten times as long: bit 2·(left transposed) + (right transposed), of
+  /// row-major operands.
+  unsigned slow_ways = 0;
+  int way = -1;  // of the last product
 };
 Blas& blas();
 }  // namespace emulator

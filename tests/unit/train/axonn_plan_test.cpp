@@ -43,6 +43,13 @@ Counts elements(train::Trainer& trainer) {
     if (key.axes != mesh::kControlAxes) sums[trainer.store().mesh_shape().name_of(key.axes)][key.op] += count.elements;
   return sums;
 }
+/// The same of calls: a group of one makes none.
+Counts calls(train::Trainer& trainer) {
+  Counts sums;
+  for (const auto& [key, count] : trainer.meter().comm())
+    if (key.axes != mesh::kControlAxes) sums[trainer.store().mesh_shape().name_of(key.axes)][key.op] += count.calls;
+  return sums;
+}
 /// Bytes on the wire of a step, from elements of `dtype`.
 int64_t wire(CommOp op, int64_t group, int64_t elements, DType dtype) {
   return comm::wire_elements(op, static_cast<int>(group), elements) * size_of(dtype);
@@ -74,6 +81,18 @@ TEST(AxonnCounts, AreTheClosedForms) {
         // Norms keep their statistics: they exchange them once, recomputed or not.
         EXPECT_EQ(2 * m * (2 * g.layers + 1), g.gathered_y);
         EXPECT_EQ(counted["y"][CommOp::all_gather], g.y * g.gathered_y);
+        Counts called = calls(trainer);
+        const int64_t layers = g.layers, linears = (2 * r + 2) * layers;
+        // Beside the linears: look-up, dx of the head and two of the loss; logits and, of each norm, one backward.
+        EXPECT_EQ(called["x"][CommOp::all_reduce], linears + 4 - (again ? layers : 0));
+        EXPECT_EQ(called["y"][CommOp::all_reduce], linears + 2 * layers + 2);
+        EXPECT_EQ(called["y"][CommOp::all_gather], 2 * layers + 1);
+        if (g.z > 1) {
+          EXPECT_EQ(called["z"][CommOp::all_gather], (layers - kept) * (8 + (again ? 3 : 0)) + kept * 4 + 2);
+          EXPECT_EQ(called["z"][CommOp::reduce_scatter], 4 * layers + 1);
+          EXPECT_EQ(called["z"][CommOp::all_reduce], layers + 2) << "vectors, by group, once a step";
+        }
+        EXPECT_EQ(called["data"][CommOp::all_reduce], g.data == 1 ? 0 : layers + 2);
         if (g.z == 1) {
           EXPECT_FALSE(counted.contains("z"));
           continue;
@@ -159,7 +178,7 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
     trainer.plan();
     return trainer.comm_bytes_per_step();
   };
-  for (const int64_t t : {2, 4, 8})
+  for (const int64_t t : {1, 2, 4, 8})
     for (const int64_t data : {1, 2}) {
       const config::Config axonn = configure(Grid{t, 1, 1, data});
       config::Config megatron = on_one_rank(axonn);
@@ -167,7 +186,10 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
       megatron.parallel.data = data;
       megatron.parallel.sequence_parallel = false;
       train::CommBytes a = counted(axonn), m = counted(megatron);
-      EXPECT_EQ(a.at("x"), m.at("tensor"));
+      EXPECT_EQ(a.size(), (t > 1 ? 1u : 0u) + (data > 1 ? 1u : 0u)) << "a group of one sends nothing";
+      if (t > 1) {
+        EXPECT_EQ(a.at("x"), m.at("tensor"));
+      }
       EXPECT_EQ(a.contains("data"), data == 2);
       if (data == 2) {
         EXPECT_EQ(a.at("data"), m.at("data"));
