@@ -126,7 +126,9 @@ class Runs(unittest.TestCase):
         def end():
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            if process.stderr is not None and not process.stderr.closed:  # else a failure has read it already
+                process.communicate()
+            process.wait()
         self.addCleanup(end)
         return process
 

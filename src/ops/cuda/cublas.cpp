@@ -224,7 +224,7 @@ class Library {
                           stream);
   }
 
-  /// Notes the fastest of the proposals; one that fails is passed over.
+  /// Notes the fastest of the proposals; one that fails is skipped.
   void measure(cudaStream_t stream, const LtProduct& op, const Tensor& workspace) {
     constexpr int kInARow = 5;  // so that the time of starting one does not count
     Plan plan = described(op);
