@@ -80,6 +80,8 @@ class Kills(rig.Runs):
                 killed = self.kill_at(moment, process, ranks, random_)
                 _, stderr = process.communicate(timeout=rig.TIMEOUT_SECONDS)
                 done, kills = done + killed, kills + killed
+                if killed and kills % 10 == 0:
+                    print(f"{kills} kills so far, {finished} runs ended", flush=True)
                 printed = f"seed {SEED}, kill {kills} {moment}, {ranks} ranks ({transport})\n{stderr}"
                 self.usable(printed)
                 if not killed:
