@@ -79,7 +79,7 @@ Listing list_checkpoints(const fs::path& checkpoints, SystemCalls& calls) {
 std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCalls& calls, bool aloud) {
   const Listing listing = list_checkpoints(checkpoints, calls);
   if (aloud)
-    for (const std::string& problem : listing.damaged) log::warning("checkpoint passed over: {}", problem);
+    for (const std::string& problem : listing.damaged) log::warning("checkpoint skipped: {}", problem);
   if (listing.complete.empty()) {
     if (listing.damaged.empty()) return {};
     throw Error(Code::checkpoint, format("{}: no complete checkpoint among {} ({}); remove the folder to start anew",

@@ -53,7 +53,8 @@ void require_same_data(const train::LoadedModel& model, const data::EvalData& so
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
-int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, bool allow_other_data) {
+int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
+  const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
   const train::SignalGuard signals;
   train::LoadedModel model = train::load_model(world, path, parallel::replica_layouts);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
@@ -61,10 +62,14 @@ int evaluate(comm::World& world, const EvalOptions& o, const fs::path& path, boo
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
+  if (o.checkpoint.empty()) {  // a folder that was moved: the checkpoint has the paths of before
+    model.config.data.train = config.data.train;
+    model.config.data.val = config.data.val;
+  }
   data::EvalData source;
   world.control().together([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
-    if (source.dataset) require_same_data(model, source, allow_other_data);
+    if (source.dataset) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
   double missing = source.dataset ? 0 : 1;
   world.control().sum({&missing, 1});
@@ -107,11 +112,7 @@ int eval_command(const EvalOptions& o) {
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
   return on_ranks(o.config,
-                  [&](comm::World& world, const config::Config& config) {
-                    const fs::path path =
-                        o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
-                    return evaluate(world, o, path, config.checkpoint.allow_other_data);
-                  },
+                  [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
                   {{"the verb", "eval"},
                    {"--checkpoint", o.checkpoint},
                    {"--data", format("{}", fmt::join(o.data, " "))},

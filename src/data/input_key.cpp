@@ -16,13 +16,25 @@ namespace {
 /// The same for every spelling of a path.
 std::string whole_path(const std::string& file) { return fs::absolute(file).lexically_normal().string(); }
 
-/// What `known` says of a file; null: nothing.
+bool is_there(const fs::path& file) {
+  std::error_code none;
+  return fs::exists(file, none);
+}
+
+/// What `known` says of a file; null: nothing. Of a file that is not there, also what it says of the one file of this
+/// name that is not there any more either: the folder was moved with what was made of it.
 json known_input(const json& known, const std::string& file) {
   const std::string path = whole_path(file);
-  for (const json& old : known.is_array() ? known : json::array())
-    if (text_in(old, "path") == path && old.contains("hash") && old.contains("size") && old.contains("json_lines"))
-      return old;
-  return nullptr;
+  json moved;
+  for (const json& old : known.is_array() ? known : json::array()) {
+    const fs::path before = text_in(old, "path");
+    if (before.empty() || !old.contains("hash") || !old.contains("size") || !old.contains("json_lines")) continue;
+    if (before == path) return old;
+    if (before.filename() != fs::path(path).filename() || is_there(before) || is_there(path)) continue;
+    if (!moved.is_null()) return nullptr;
+    moved = old;
+  }
+  return moved;
 }
 
 }  // namespace
@@ -32,7 +44,7 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
   json inputs = json::array();
   for (const std::string& file : files) {
     const json before = known_input(known, file);
-    if (std::error_code none; !before.is_null() && !fs::exists(file, none)) {
+    if (!before.is_null() && !is_there(file)) {
       gone.push_back(file);
       inputs.push_back(before);
       continue;

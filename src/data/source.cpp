@@ -288,6 +288,12 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   const auto place = [&] { return temporary.emplace().path() / "tokens.bin"; };
   const auto list = files.empty() ? present_or_known(tail ? data.train : data.val, output, data.format)
                                   : expand_files(files, data.format, "--format");
+  for (const std::string& file : list)
+    if (files.empty() && file_kind(file, data.format) == FileKind::tokens && !fs::exists(file))
+      throw Error(Code::data,
+                  fmt::format("{}: no such file, where the data of the checkpoint were; name them where they "
+                              "are now with --data, or give --config with their paths",
+                              file));
   const auto stream = open_stream(list, data, tokenizer, output, place, options);
   EvalData result;
   if (!stream) return result;

@@ -125,7 +125,8 @@ SlotId ParamStore::add_slot(int group, std::vector<Part> parts) {
   }
   slot.parts = std::move(parts);
   slots_.push_back(std::move(slot));
-  return static_cast<SlotId>(slots_.size()) - 1;
+  owner.slots.push_back(static_cast<SlotId>(slots_.size()) - 1);
+  return owner.slots.back();
 }
 
 comm::Chunk ParamStore::piece_of(const Slot& slot) const {
@@ -148,8 +149,8 @@ std::vector<Region> ParamStore::columns_of(const Slot& slot, int64_t first, int6
 
 std::vector<ParamStore::Sum> ParamStore::sums_of(int group) const {
   std::vector<Sum> sums;
-  for (const Slot& slot : slots_) {
-    if (slot.group != group) continue;
+  for (const SlotId id : groups_[static_cast<size_t>(group)].slots) {
+    const Slot& slot = slots_[static_cast<size_t>(id)];
     int64_t first = 0;
     for (const Part& part : slot.parts) {
       const int64_t width = part.layout.box()[-1];
@@ -178,8 +179,8 @@ std::vector<Region> ParamStore::counted(int group) const {
   std::vector<Region> all;
   const int here = rank_of_first_replica();
   bool whole_before = false;  // the slot before is counted whole: one region for both, with the padding between them
-  for (const Slot& slot : slots_) {
-    if (slot.group != group) continue;
+  for (const SlotId id : groups_[static_cast<size_t>(group)].slots) {
+    const Slot& slot = slots_[static_cast<size_t>(id)];
     const auto owned = [&](const Part& part) { return part.layout.owner(here); };
     const bool whole = std::ranges::all_of(slot.parts, owned);
     int64_t first = 0;

@@ -69,6 +69,7 @@ struct Group {
   std::string name;
   int64_t elements = 0;  // of the flat space, padding included; the same on every rank, as are the places of slots
   std::vector<int> params;
+  std::vector<SlotId> slots;
   comm::Chunk owned;     // this replica's share: of block sums, of checkpoints, of ZeRO-1
   comm::Chunk held;      // master weights and moments are kept of these elements: `owned` with ZeRO-1, else all
   Buffer compute, grad;  // every element; compute is empty when the master serves

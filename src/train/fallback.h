@@ -18,7 +18,7 @@ std::vector<std::filesystem::path> found_by_first(comm::World& world,
 std::string damage_met(comm::World& world, const std::function<void()>& read);
 
 /// Loads the first of `folders` that is whole: `load` returns what is damaged in a folder, on all ranks alike. Says
-/// which ones were passed over. When the last is damaged too, throws what is wrong with it behind `none_whole`.
+/// which ones were skipped. When the last is damaged too, throws what is wrong with it behind `none_whole`.
 void load_first_whole(comm::World& world, const std::vector<std::filesystem::path>& folders,
                       const std::string& none_whole,
                       const std::function<std::string(const std::filesystem::path&)>& load);

@@ -22,7 +22,7 @@ struct History {
 
 /// A step was written with its share of the best peak known at that time. Here it is the share of the best that its
 /// process came to know, and of a measured peak never above 1 (mfu of the full count of attention aside).
-/// Lines that are no events (a torn last line) are counted and passed over; a missing file gives an empty history.
+/// Lines that are no events (a torn last line) are counted and skipped; a missing file gives an empty history.
 History read_history(const std::filesystem::path& file);
 
 }  // namespace trainer::train

@@ -4,6 +4,7 @@
 #include "comm/gpu_transport.h"
 #include "config/load.h"
 #include "train/fallback.h"
+#include "train/planning.h"
 #include "train/run_state.h"
 
 namespace trainer::train {
@@ -61,6 +62,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
   loaded.machine = choose_machine(loaded.config, world);
   const int64_t vocab = vocabulary(header, folder);
+  std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = make_device(loaded.machine);
   // By what there is now: the machine it was trained on may have been another one.
@@ -68,6 +70,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   loaded.trainer = std::make_unique<Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                              loaded.config, vocab, loaded.machine.compute, false);
   loaded.trainer->plan();
+  watch.reset();
   if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
   out = std::move(loaded);
   return {};

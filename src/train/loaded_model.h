@@ -28,7 +28,7 @@ struct LoadedModel {
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 
 /// PATH: a step folder, or a `checkpoints` or run folder: its newest
-/// checkpoint that is whole, with a warning for each that was passed over. `threads` 0: as many as the machine gives.
+/// checkpoint that is whole, with a warning for each that was skipped. `threads` 0: as many as the machine gives.
 /// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
 /// does not fit.
 LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0);

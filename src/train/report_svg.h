@@ -16,7 +16,7 @@ struct Point {
 /// so that no peak is lost. A stretch without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
 /// Moving average over up to `window` points centred on each (fewer towards the ends), so that it does not lag; gaps
-/// are passed over.
+/// are skipped.
 std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
 
 /// Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.

@@ -84,7 +84,8 @@ std::string config_for_anywhere(config::Config config) {
 
 }  // namespace
 
-checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute) {
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
+                                     const std::string& gemm_tuning_hash) {
   checkpoint::Snapshot snapshot;
   snapshot.config_toml = config_for_anywhere(config);
   if (datasets.tokenizer) {
@@ -96,6 +97,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
   snapshot.model_keys = model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
+  snapshot.gemm_tuning_hash = gemm_tuning_hash;
   return snapshot;
 }
 

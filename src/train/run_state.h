@@ -13,7 +13,8 @@
 namespace trainer::train {
 
 /// The snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
-checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute);
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
+                                     const std::string& gemm_tuning_hash = {});
 
 /// Of it the model alone, for a look before there are data.
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);

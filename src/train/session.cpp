@@ -19,6 +19,7 @@
 #include "train/history.h"
 #include "train/machine.h"
 #include "train/peak.h"
+#include "train/planning.h"
 #include "train/replica_check.h"
 #include "train/run_data.h"
 #include "train/run_folder.h"
@@ -34,7 +35,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kSavedAfterSignal = 75;
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
 /// Polled between micro-steps.
@@ -43,17 +43,17 @@ bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole
 class Session {
  public:
   Session(comm::World& world, const config::Config& config, const SessionOptions& options, const Deadline& deadline,
-          const Machine& machine, const std::string& gemm_tuning_hash, data::Datasets datasets)
+          const Machine& machine, const std::string& tuning_hash, data::Datasets datasets, RunPlan plan)
       : world_(world),
         config_(config),
         options_(options),
         deadline_(deadline),
         machine_(machine),
-        gemm_tuning_hash_(gemm_tuning_hash),
         datasets_(std::move(datasets)),
+        expected_(snapshot_header(config, datasets_, machine.compute, tuning_hash)),
         total_steps_(config::total_steps(config)),
-        plan_(plan_run(config, datasets_.vocab, machine, true)),
-        device_((agree_on_memory(), make_device(machine))),
+        plan_(std::move(plan)),
+        device_(make_device(machine)),
         between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
         gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
         trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, datasets_.vocab, machine.compute, true),
@@ -127,11 +127,6 @@ class Session {
   /// Ranks that are threads share a process, and what the system says of its memory. A GPU's is each rank's own.
   int ranks_of_process() const { return world_.transport() == "threads" && !machine_.gpu ? world_.size() : 1; }
 
-  /// All ranks refuse, or none: memory may be short on one host only.
-  void agree_on_memory() {
-    world_.control().together([&] { require_memory(plan_, config_, datasets_.vocab, machine_); });
-  }
-
   /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
   struct Requests {
     bool stop, save, time_is_up;
@@ -166,9 +161,10 @@ class Session {
   // Everything before the first step: where the weights come from, the measured peak, the start event.
   void begin() {
     measure_peak();
-    expected_ = snapshot_header(config_, datasets_, machine_.compute);
-    expected_.gemm_tuning_hash = gemm_tuning_hash_;
-    trainer_.plan();
+    {
+      const PlanningWatch watch(world_, config_.model.n_layer);
+      trainer_.plan();
+    }
     measure_peak();
     if (const auto resumed = resume(trainer_, checkpoint_folder(config_), expected_)) {
       state_ = resumed->state;
@@ -331,7 +327,7 @@ class Session {
 
   int finish(const std::string& outcome) {
     reporter_.end(state_, outcome, trainer_);
-    return stopped() ? kSavedAfterSignal : 0;
+    return stopped() ? kStoppedBySignal : 0;
   }
 
   comm::World& world_;
@@ -339,9 +335,9 @@ class Session {
   SessionOptions options_;
   Deadline deadline_;
   Machine machine_;
-  const std::string gemm_tuning_hash_;
   MemoryProbe memory_;
   data::Datasets datasets_;
+  const checkpoint::Snapshot expected_;
   int64_t total_steps_;
   RunPlan plan_;
   std::unique_ptr<device::Device> device_;
@@ -357,38 +353,33 @@ class Session {
     datasets_.train->prefetch(sample + sequences, sequences);
   };
   std::optional<Generator> generator_;
-  checkpoint::Snapshot expected_;
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
   bool evaluation_cut_ = false;     // the last one was
 };
 
-/// Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
-void require_memory_early(comm::World& world, const config::Config& config, const Machine& machine) {
-  if (config.data.tokenizer != "train") return;
-  const RunPlan plan = plan_run(config, config.data.vocab_size, machine, true);
-  world.control().together([&] { require_memory(plan, config, config.data.vocab_size, machine); });
-}
-
 }  // namespace
 
 int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
                 std::string& plan_text) {
   const Machine machine = choose_machine(config, world);
-  const std::string gemm_tuning_hash = use_gemm_tuning(config, world, *make_dry_device(machine));
+  const std::string tuning_hash = use_gemm_tuning(config, world, *make_dry_device(machine));
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
+    const PlanningWatch watch(world, config.model.n_layer);
     const RunPlan plan = plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine);
     world.control().together([&] { require_memory(plan, config, vocab, machine); });
     return 0;
   }
   require_one_compute(world, machine);
-  require_memory_early(world, config, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
   if (world.first() || world.transport() != "threads") signals.emplace();
+  // Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
+  if (config.data.tokenizer == "train" && !plan_together(world, config, config.data.vocab_size, machine))
+    return kStoppedBySignal;
   std::optional<checkpoint::RunLock> run_lock, save_lock;
   world.control().together([&] {
     if (!world.first()) return;
@@ -397,12 +388,12 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   });
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
-    double stops[] = {stop_requested() ? 1.0 : 0.0};
-    world.control().sum(stops);
     log::info("stopped while tokenizing; the same command goes on from here");
-    return stops[0] > 0 ? kSavedAfterSignal : 0;
+    return stopped_on_any(world) ? kStoppedBySignal : 0;
   }
-  return Session(world, config, options, deadline, machine, gemm_tuning_hash, std::move(datasets)).run();
+  std::optional<RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
+  if (!plan) return kStoppedBySignal;
+  return Session(world, config, options, deadline, machine, tuning_hash, std::move(datasets), std::move(*plan)).run();
 }
 
 }  // namespace trainer::train

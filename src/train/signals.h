@@ -4,7 +4,11 @@
 // or second; where it is ignored (nohup) it stays so. SIGUSR2: save after this step and go on.
 #include <csignal>
 
+#include "comm/world.h"
+
 namespace trainer::train {
+
+inline constexpr int kStoppedBySignal = 75;  // exit status
 
 /// Installs the handlers; the destructor restores what was there before. One at a time in a process (checked).
 /// Construction clears earlier requests.
@@ -20,8 +24,21 @@ class SignalGuard {
   struct sigaction previous_[5];
 };
 
+/// While it lives, the first stop ends the process, with the status of one that was stopped and the line "stopped by
+/// SIGTERM while " + `doing`: for long computing with nothing to save. Not where another process would wait for this
+/// one. One at a time in a process; without a SignalGuard nothing.
+class StopsAtOnce {
+ public:
+  explicit StopsAtOnce(const char* doing);
+  ~StopsAtOnce();
+  StopsAtOnce(const StopsAtOnce&) = delete;
+  StopsAtOnce& operator=(const StopsAtOnce&) = delete;
+};
+
 /// A stop was asked for; stays true. Cheap: polled at every micro-step.
 bool stop_requested();
+/// On any rank. Collective.
+bool stopped_on_any(comm::World& world);
 /// The signal that asked for it, 0 when none did.
 int stop_signal();
 /// A save was asked for since the last call.

@@ -34,7 +34,7 @@ class Damage(rig.Runs):
         damage()
         stderr = self.train()
         self.assertIn(f"resumed step {to} from run/checkpoints/step-{to:08}", stderr)
-        for part in ("checkpoint passed over", *expect):
+        for part in ("checkpoint skipped", *expect):
             self.assertIn(part, stderr)
         self.assert_same_run(8, "run", "whole")
 
@@ -81,7 +81,7 @@ class Damage(rig.Runs):
             for path in ("run", "run/checkpoints"):
                 stderr = self.trainer(*verb, "--checkpoint", path)
                 for damaged in ("step-00000006/rank-00000.shard", "step-00000004/tokenizer.model"):
-                    self.assertIn(f"checkpoint passed over, trying the one before: run/checkpoints/{damaged}", stderr)
+                    self.assertIn(f"checkpoint skipped, trying the one before: run/checkpoints/{damaged}", stderr)
                 result = json.loads(self.trainer(*verb, "--checkpoint", path, "--json", stdout=True))
                 self.assertEqual(result["step"], 2)
         by_config = self.trainer("eval", "--config", "config.toml", "--json", stdout=True)
@@ -97,7 +97,7 @@ class Damage(rig.Runs):
         self.saved_run()
         stderr = self.train("model.d_model=64", status=5)
         self.assertIn("the checkpoint is of another model", stderr)
-        self.assertNotIn("passed over", stderr)
+        self.assertNotIn("checkpoint skipped", stderr)
 
 
 class Kills(rig.Runs):

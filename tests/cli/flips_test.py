@@ -60,6 +60,8 @@ class Flips(rig.Runs):
                 detected += status != 0
                 harmless += status == 0
             path.write_bytes(whole)
+            if (flip + 1) % 1000 == 0:
+                print(f"{flip + 1} flips so far: {detected} detected, {harmless} harmless", flush=True)
         print(f"{FLIPS} flips: {detected} detected, {harmless} harmless", flush=True)
 
 

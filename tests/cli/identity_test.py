@@ -81,6 +81,38 @@ class Identity(rig.Runs):
         again = self.evaluate("--checkpoint", "moved")
         self.assertEqual(first["loss"], again["loss"])
 
+    def move(self, name):
+        """The whole project, with all its relative paths."""
+        moved = self.folder.with_name(self.folder.name + name)
+        self.folder.rename(moved)
+        self.folder, self.text = moved, moved / self.text.name
+        self.addCleanup(shutil.rmtree, moved, ignore_errors=True)
+
+    def test_a_moved_project_goes_on(self):
+        """Checkpoints have the paths of before; where those are gone, the run's own tokens or --config serve."""
+        self.train_text("run.dir=whole")
+        self.train_text(max_steps=4)
+        first = self.evaluate("--checkpoint", "run")
+        self.move("-1")
+        self.assertEqual(first["loss"], self.evaluate("--checkpoint", "run")["loss"])
+        self.assertIn("resumed step 4", self.train_text(max_steps=2))
+        second = self.evaluate("--checkpoint", "run")
+        self.move("-2")
+        self.assertEqual(second["loss"], self.evaluate("--checkpoint", "run")["loss"])
+        self.text.unlink()
+        self.assertEqual(second["loss"], self.evaluate("--checkpoint", "run")["loss"])
+        self.assertIn("resumed step 6", self.train_text())
+        self.assert_same_run(8, "run", "whole")
+
+    def test_a_moved_project_of_token_files_goes_on(self):
+        self.train(max_steps=4)
+        first = self.evaluate("--config", "config.toml")
+        self.move("-1")
+        self.assertIn("tokens/tokens.bin: no such file, where the data of the checkpoint were; name them where they are now "
+                      "with --data", self.evaluate("--checkpoint", "run", status=4))
+        self.assertEqual(first["loss"], self.evaluate("--config", "config.toml")["loss"])
+        self.assertIn("resumed step 4", self.train())
+
     # --- resuming
 
     def test_a_refused_resume_leaves_the_tokens_as_they_were(self):

@@ -5,7 +5,6 @@ Run by hand, a minute for five kills: HOSTILE_KILLS=300 TRAINER=build/trainer py
 HOSTILE_SEED chooses other moments; what is printed says which one was in use.
 """
 import os
-import pathlib
 import random
 import shutil
 import signal
@@ -16,13 +15,6 @@ import rig
 KILLS = int(os.environ.get("HOSTILE_KILLS", "5"))
 SEED = int(os.environ.get("HOSTILE_SEED", "17"))
 STEPS = 40
-
-
-def children(pid):
-    try:
-        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
 
 
 class Kills(rig.Runs):
@@ -48,7 +40,7 @@ class Kills(rig.Runs):
             until = time.monotonic() + random_.uniform(0, 0.6)
             while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.002)
-        victims = children(process.pid) if self.launcher else [process.pid]
+        victims = rig.children(process.pid) if self.launcher else [process.pid]
         if process.poll() is not None or not victims:
             return False
         for victim in victims if random_.random() < 0.5 else [random_.choice(victims)]:
@@ -88,6 +80,8 @@ class Kills(rig.Runs):
                 killed = self.kill_at(moment, process, ranks, random_)
                 _, stderr = process.communicate(timeout=rig.TIMEOUT_SECONDS)
                 done, kills = done + killed, kills + killed
+                if killed and kills % 10 == 0:
+                    print(f"{kills} kills so far, {finished} runs ended", flush=True)
                 printed = f"seed {SEED}, kill {kills} {moment}, {ranks} ranks ({transport})\n{stderr}"
                 self.usable(printed)
                 if not killed:

@@ -108,7 +108,7 @@ class Runs(unittest.TestCase):
     def train_args(sets, options):
         args = ["--config", "config.toml"]
         for name, value in options.items():
-            args += ["--" + name.replace("_", "-"), str(value)]
+            args += ["--" + name.replace("_", "-")] + ([] if value is True else [str(value)])
         for key_value in sets:
             args += ["--set", key_value]
         return args
@@ -126,7 +126,9 @@ class Runs(unittest.TestCase):
         def end():
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            if process.stderr is not None and not process.stderr.closed:  # else a failure has read it already
+                process.communicate()
+            process.wait()
         self.addCleanup(end)
         return process
 
@@ -202,6 +204,14 @@ class Runs(unittest.TestCase):
     def assert_no_left_overs(self, run="run"):
         hidden = [path.name for path in (self.folder / run / "checkpoints").glob(".*")]
         self.assertEqual(hidden, [])
+
+
+def children(pid):
+    """Of a launcher: its ranks, in their order."""
+    try:
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
 def main():

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """Requests to stop and to save: signals and --max-time. What was done is kept, and the run goes on bit-identically."""
 import json
+import os
 import pathlib
 import signal
+import shutil
 import subprocess
+import time
+import unittest
 
 import rig
 
@@ -135,6 +139,38 @@ class Signals(rig.Runs):
         self.wait_until(lambda: (self.folder / "run/config.toml").exists(), process, "the run folder", pause=0)
         self.stop(process)
         self.goes_on_identically(*LONG)
+
+    def planning(self, *sets, **options):
+        """A run of the deepest model, which is planned for seconds; once it has said so."""
+        deep = ["train.eval_interval=0", "model.n_layer=10000", "model.n_head=1", "model.d_model=4", "train.micro_batch=1", "run.threads=1"]
+        process = self.start_train(*deep, *sets, **options)
+        self.assertEqual(process.stderr.readline(), "planning memory and communication of 10000 layers\n")
+        return process
+
+    def test_a_stop_while_a_deep_model_is_planned(self):
+        for which, sets in ((signal.SIGTERM, []), (signal.SIGINT, ["parallel.data=2", "parallel.transport=threads"]), (signal.SIGHUP, [])):
+            process = self.planning(*sets)
+            begin = time.monotonic()
+            self.assertEqual(self.stop(process, which), f"stopped by {which.name} while planning; no step was made\n")
+            self.assertLess(time.monotonic() - begin, 5)
+        self.goes_on_identically(*LONG)
+
+    @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun on this machine")
+    def test_ranks_stop_together_when_a_deep_model_is_planned(self):
+        """None leaves before the others, whichever was told."""
+        for rank, words in enumerate(["stopped by SIGTERM while planning", "stopped by a signal to another rank"]):
+            self.launcher = [*rig.MPIRUN, "-np", "2"]
+            process = self.planning()
+            os.kill(rig.children(process.pid)[rank], signal.SIGTERM)
+            stderr = self.ended(process, rig.SAVED_AFTER_SIGNAL)
+            self.assertEqual(stderr.count("while planning"), 1)
+            self.assertIn(words, stderr)
+        self.assertEqual(self.last_step(), 0)
+
+    def test_a_dry_run_of_a_deep_model_ends_at_the_first_signal(self):
+        process = self.planning(dry_run=True)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(self.ended(process, -signal.SIGINT), "")
 
     def test_a_signal_stops_an_evaluation_and_a_sample(self):
         self.train(max_steps=1)

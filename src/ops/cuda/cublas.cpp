@@ -272,7 +272,7 @@ class Library {
     return handle_;
   }
 
-  /// Notes the fastest of the proposals for each form that there is memory for; one that fails is passed over.
+  /// Notes the fastest of the proposals for each form that there is memory for; one that fails is skipped.
   void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
     constexpr double kWorthMemory = 0.95;  // of the time as it is
     const std::string name = name_of_product(op);

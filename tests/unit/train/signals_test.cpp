@@ -35,6 +35,27 @@ TEST(Signals, AskForAStopAndSayWhichOneItWas) {
   }
 }
 
+TEST(Signals, EndAtOnceWhatHasNothingToSave) {
+  for (const int signal : {SIGTERM, SIGUSR1, SIGINT, SIGHUP}) {
+    EXPECT_EQ(status_of([&] {
+                const SignalGuard guard;
+                const StopsAtOnce at_once("planning");
+                raise(signal);
+              }),
+              kStoppedBySignal);
+    EXPECT_EQ(status_of([&] {
+                const SignalGuard guard;
+                raise(signal);
+                const StopsAtOnce at_once("planning");  // heeds what came before
+              }),
+              kStoppedBySignal);
+    const SignalGuard guard;
+    { const StopsAtOnce at_once("planning"); }
+    raise(signal);
+    EXPECT_EQ(stop_signal(), signal) << "what comes after is for those who poll";
+  }
+}
+
 TEST(Signals, AskForASaveOncePerSignal) {
   const SignalGuard guard;
   raise(SIGUSR2);

@@ -1,0 +1,48 @@
+#include "train/planning.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+
+#include "base/log.h"
+
+namespace trainer::train {
+namespace {
+
+constexpr std::chrono::seconds kSilent{2};
+std::atomic<bool> told{false};  // a run plans more than once
+
+void tell_later(const std::stop_token& over, int64_t layers) {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable_any().wait_for(lock, over, kSilent, [] { return false; });
+  if (!over.stop_requested() && !told.exchange(true))
+    log::info("planning memory and communication of {} layers", layers);
+}
+
+}  // namespace
+
+PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
+  if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was made");
+  if (!world.first() || told) return;
+  try {
+    teller_ = std::jthread(tell_later, layers);
+  } catch (const std::system_error&) {  // no thread to be had: nothing is told
+  }
+}
+
+std::optional<RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+                                     const Machine& machine) {
+  const PlanningWatch watch(world, config.model.n_layer);
+  RunPlan plan = plan_run(config, vocab, machine, true);
+  world.control().together([&] { require_memory(plan, config, vocab, machine); });
+  if (!stopped_on_any(world)) return plan;
+  const int signal = stop_signal();
+  log::info("stopped by {} while planning; no step was made",
+            signal == 0 ? "a signal to another rank" : signal_name(signal));
+  return std::nullopt;
+}
+
+}  // namespace trainer::train
