@@ -19,7 +19,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
   Vec<float> floor = (x + 0x1.8p23f) - 0x1.8p23f;
   floor -= floor > x ? splat(1.0f) : Vec<float>{};
   Vec<float> f = x - floor;
-  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<int32_t>)f - 1) : f;  // as the instruction: rounded down
+  f = x - (f + floor) < 0.0f ? (Vec<float>)((Vec<uint32_t>)f - 1U) : f;  // as the instruction: rounded down
 #endif
   Vec<float> p = fmadd(f, splat(0x1.e974fap-10f), splat(0x1.2778560p-7f));
   p = fmadd(f, p, splat(0x1.c91ce6p-5f));
@@ -37,7 +37,7 @@ inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994
 
 /// 1/x for 2^−80 <= x <= 2^80, relative error 5e-7: a guess from the exponent's bits and one step of the fifth order.
 [[gnu::always_inline]] inline Vec<float> vinverse_near(Vec<float> x) {
-  const Vec<float> guess = (Vec<float>)(0x7ef311c7 - (Vec<int32_t>)x);
+  const Vec<float> guess = (Vec<float>)(0x7ef311c7U - (Vec<uint32_t>)x);
   const Vec<float> e = fmadd(-x, guess, splat(1.0f)), pair = fmadd(e, e, e);
   const Vec<float> series = fmadd(pair, e * e, pair);  // e + e² + e³ + e⁴
   return fmadd(guess, series, guess);
