@@ -12,21 +12,20 @@ namespace trainer::train {
 namespace {
 
 constexpr std::chrono::seconds kSilent{2};
-std::atomic<bool> told{false};  // a run plans more than once
+std::atomic<bool> watched{false};  // a run plans more than once, the first time as long as later
 
 void tell_later(const std::stop_token& over, int64_t layers) {
   std::mutex mutex;
   std::unique_lock lock(mutex);
   std::condition_variable_any().wait_for(lock, over, kSilent, [] { return false; });
-  if (!over.stop_requested() && !told.exchange(true))
-    log::info("planning memory and communication of {} layers", layers);
+  if (!over.stop_requested()) log::info("planning memory and communication of {} layers", layers);
 }
 
 }  // namespace
 
 PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was made");
-  if (!world.first() || told) return;
+  if (!world.first() || watched.exchange(true)) return;
   try {
     teller_ = std::jthread(tell_later, layers);
   } catch (const std::system_error&) {  // no thread to be had: nothing is told

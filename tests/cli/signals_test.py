@@ -191,11 +191,11 @@ class Signals(rig.Runs):
         self.goes_on_identically(*LONG)
 
     def test_max_time_cuts_an_evaluation_short(self):
-        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 60)
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 120)
         self.trainer("tokenize", "--input", "long.txt", "--output", "long", "--tokenizer", "tokens/tokenizer.model")
         sets = ["train.steps=2", "optim.warmup_steps=1", "train.eval_interval=1", "train.eval_batches=0", "train.micro_batch=1", "run.threads=1",
                 "data.val=long/tokens.bin", "data.val_fraction=0", "precision.compute=fp64"]
-        stderr = self.train(*sets, max_time="2s")
+        stderr = self.train(*sets, max_time="1s")
         self.assertIn("step 1: --max-time cut the evaluation short", stderr)
         self.assertEqual(self.events("end")[-1]["outcome"], "stopped at --max-time")
         self.assertEqual((self.saved_steps(), self.events("eval")), ([1], []))
