@@ -364,11 +364,14 @@ int bench_command(const BenchOptions& o) {
     throw unknown_word(
         "bench", o.what,
         {"peak", "gemm", "attention", "elementwise", "optimizer", "step", "memory", "collectives", "all"});
-  if (!o.write_tuning.empty() && o.what != "gemm")
-    throw Error(Code::usage, format("--write-tuning goes with `bench gemm`, not `bench {}`", o.what));
-  for (const auto& [given, option] : {std::pair{o.forms, "--forms"}, {!o.shapes.empty(), "--shape"}})
+  for (const auto& [given, option] :
+       {std::pair{o.forms, "--forms"}, {!o.shapes.empty(), "--shape"}, {!o.write_tuning.empty(), "--write-tuning"}})
     if (given && o.what != "gemm")
       throw Error(Code::usage, format("{} goes with `bench gemm`, not `bench {}`", option, o.what));
+  if (!o.write_tuning.empty() && (o.forms || !o.shapes.empty()))
+    throw Error(Code::usage,
+                format("--write-tuning measures the products of the configuration in all forms: leave out {}",
+                       o.forms ? "--forms" : "--shape"));
   const Bench bench(o);
   json document;
   for (const auto& [name, run] : all)

@@ -271,9 +271,8 @@ void declare_hardware(std::vector<Key>& keys) {
   hardware.string(
       "gemm_tuning", &Hardware::gemm_tuning, "", {},
       "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
-      "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. Measured on another "
-      "kind of device or with another version "
-      "of the library it is left aside with a warning.");
+      "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
+      "kind of device or another version of the library is ignored with a warning.");
   hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
                   "can (bf16, no dropout, no cache); ours do the rest.");

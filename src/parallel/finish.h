@@ -1,6 +1,6 @@
 #pragma once
-// What a linear does beside its product: all at once where the product has the whole sum, and afterwards where addends
-// of it are on several ranks.
+// What a linear does beside its product: all at once where the product has the whole sum, and afterwards where ranks
+// hold partial sums.
 #include "ops/finish.h"
 #include "parallel/strategy.h"
 #include "parallel/weights.h"

@@ -37,9 +37,9 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
 }
 
 // Heads stay whole only where the piece behind wants them cut over the same axes.
-PartSpread GridLinear::product(AxisSet addends) const {
+PartSpread GridLinear::product(AxisSet partial) const {
   const Grid& g = place_.grid;
-  return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .addends = addends};
+  return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
 }
 
 std::vector<Part> GridLinear::weights(const LinearSpec& spec) const {
@@ -89,8 +89,8 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Grid& g = place_.grid;
   const PartSpread here = product(0), there = behind();
   const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
-  const Layout addends = used.with(g.cols, mesh::kPartial);
-  const bool arrives = parts_.move(rows, there, here), leaves = addends != home;
+  const Layout partial = used.with(g.cols, mesh::kPartial);
+  const bool arrives = parts_.move(rows, there, here), leaves = partial != home;
 
   Parts::Moving dy_coming = parts_.start_back(ex, rows, there, here, dy);
   if (arrives) weights_.bias_gradient(ex, dy, grads);  // of the rows and columns that the bias is added to
@@ -104,7 +104,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
-  Transit dx_leaving = ranks_.start(ex, addends, home, std::move(dx));
+  Transit dx_leaving = ranks_.start(ex, partial, home, std::move(dx));
   if (arrives) {  // either hides dx on its way
     weights_.weight_gradient(ex, own_x, own_dy, grads);
   } else {

@@ -3,9 +3,9 @@
 // (m), columns (n) or the contraction (k), or does not cut.
 //
 //   axes that cut     X            W                         Y            backward: dX        dW
-//   rows              rows         copies, or flat pieces    rows         rows                addends
-//   columns           copies       columns                   columns      addends             columns
-//   contraction       columns      rows                      addends      columns             rows
+//   rows              rows         copies, or flat pieces    rows         rows                partial
+//   columns           copies       columns                   columns      partial             columns
+//   contraction       columns      rows                      partial      columns             rows
 //
 // X comes from, and dX goes back to, the spread in which the piece before has it; Y goes to, and dY comes from, the one
 // in which the piece behind wants it (mesh/route.h finds the ways). Bias, activation, residual and dropout belong to
@@ -26,7 +26,7 @@ class GridLinear final : public Linear {
   struct Place {
     Grid grid;
     Spread from, to;  // of X and dX, of Y and dY
-    /// The type in which addends are formed and added; none: the compute type.
+    /// The type in which partial sums are formed and added; none: the compute type.
     std::optional<DType> sums = {};
     /// The gathered matrix stays until the weights change.
     bool keep = false;
@@ -39,8 +39,8 @@ class GridLinear final : public Linear {
                    GradSink& grads) override;
 
  private:
-  /// Of Y as the product leaves it (with addends), and as the piece behind has it.
-  PartSpread product(AxisSet addends) const;
+  /// Of Y as the product leaves it (with partial sums), and as the piece behind has it.
+  PartSpread product(AxisSet partial) const;
   PartSpread behind() const { return {.spread = place_.to, .by_heads = true}; }
   std::vector<params::Part> weights(const LinearSpec& spec) const;
   std::vector<params::Part> biases(const LinearSpec& spec) const;

@@ -41,13 +41,13 @@ bool Parts::together(const PartSpread& from, const PartSpread& to) const {
 
 Layout Parts::joined(Rows rows, const PartSpread& where) const {
   return ranks_.layout(where.spread, rows, width(where) * ranks_.size(where.spread.cols))
-      .with(where.addends, mesh::kPartial);
+      .with(where.partial, mesh::kPartial);
 }
 
 Layout Parts::layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const {
   const AxisSet cols = cut(kind.part, where);
   return ranks_.layout({where.spread.rows, cols}, rows, kind.count, kind.part.out)
-      .with(where.addends | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
+      .with(where.partial | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
 }
 
 bool Parts::move(Rows rows, const PartSpread& from, const PartSpread& to) const {

@@ -12,12 +12,12 @@
 namespace trainer::parallel {
 
 /// Where parts are. `by_heads`: ranks along spread.cols share heads out whole, and where there are more ranks than
-/// heads of a part, several of them hold the same one; of gradients, each then has an addend, that of its own query
+/// heads of a part, several of them hold the same one; of gradients, each then has a partial sum, that of its own query
 /// heads.
 struct PartSpread {
   Spread spread;
   bool by_heads = false;
-  AxisSet addends = 0;  // along these axes, ranks hold addends of everything
+  AxisSet partial = 0;  // along these axes, ranks hold partial sums of everything
 };
 
 class Parts {
@@ -52,7 +52,7 @@ class Parts {
   };
   /// x, where it is values: copies along axes that do not cut it. `x` stays in place until finish().
   Moving start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
-  /// Gradients: along axes that share heads, addends. The tensor is somebody else's.
+  /// Gradients: along axes that share heads, partial sums. The tensor is somebody else's.
   Moving start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
 
  private:

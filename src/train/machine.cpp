@@ -239,7 +239,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   if (world.first() && nowhere) {
     log::info("hardware.gemm_tuning is of no use here: {}", kOnCpu);
   } else if (world.first()) {
-    log::warning("{} is left aside: {}{}", path,
+    log::warning("{} is ignored: {}{}", path,
                  first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);
   }
   return {};

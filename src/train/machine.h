@@ -34,9 +34,9 @@ std::string device_text(const Machine& machine);
 std::optional<double> data_sheet_peak(const std::string& name, DType compute);
 
 /// Products on a GPU take the algorithms and forms of hardware.gemm_tuning, which the first rank reads for all: what
-/// the others find under that name does not matter. A table of another device or library than that of some rank is left
-/// aside by all, with a warning. Before memory is planned; `device` may be a dry one. Returns the hash of the table in
-/// use, empty for none. Collective.
+/// the others find under that name does not matter. A table of another device or library than that of some rank is
+/// ignored by all, with a warning. Before memory is planned; `device` may be a dry one. Returns the hash of the table
+/// in use, empty for none. Collective.
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device);
 
 /// The run lets the model write: it then holds a key-value cache beside what training needs.

@@ -8,17 +8,13 @@ two layers of width 768 with 16 heads on random tokens. Prints Markdown tables.
     tests/bench/axonn_overlap.py --rate 400mbit --rounds 3
 """
 import argparse
-import array
-import json
-import random
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from megatron_overlap import CONFIG, HERE, ROOT, SHARED, SKIPPED, Skipped, ratio, toml
+from runs import HERE, MPIRUN, ROOT, Skipped, add_arguments, in_turns, ratio, toml, train, write_tokens
 
 VOCABULARY = 4096
 OVERLAPS = {"none": (False, False, False), "all_reduce": (True, False, False), "reduce_scatter": (False, True, False),
@@ -36,49 +32,22 @@ def axonn(grid, overlap="all"):
             *(f"parallel.overlap.{name}={toml(on)}" for name, on in switches)]
 
 
-def steps(args, folder, launcher, settings):
-    """Step events of one run, those of the warm-up left out."""
-    run = folder / "run"
-    common = [f"run.dir={run}", "run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
-              f"data.train={folder}/tokens.bin", 'data.tokenizer=""', f"data.vocab_size={VOCABULARY}", "data.val_fraction=0",
-              f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}", 'train.recompute="none"',
-              "train.eval_interval=0", "checkpoint.interval=0", "log.report=false", "hardware.peak_tflops=1",
-              f"precision.compute={args.compute}"]
-    command = [*launcher, args.trainer, "train", "--config", str(CONFIG), "--resume", "never", "--max-steps",
-               str(args.warmup + args.steps)]
-    for setting in [*common, *settings, *args.set]:
-        command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode == SKIPPED:
-        raise Skipped(done.stderr.strip())
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: status {done.returncode}\n{done.stderr}")
-    metrics = run / "metrics.jsonl"
-    events = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.unlink()
-    return [event for event in events if event["event"] == "step"][args.warmup:]
-
-
 def measure(args, folder, launcher, variants):
-    """Of each variant (name: settings): the median step of every round and over all, waiting by axis, bytes by axis."""
-    rounds = {name: [] for name in variants}
-    for number in range(args.rounds):
-        for name, settings in variants.items():
-            rounds[name].append(steps(args, folder, launcher, settings))
-            median = statistics.median(event["step_ms"] for event in rounds[name][-1])
-            print(f"  round {number + 1}, {name}: {median:.0f} ms", file=sys.stderr)
-    result = {}
-    for name, runs in rounds.items():
-        events = [event for run in runs for event in run]
-        axes = {axis for event in events for axis in event["comm_wait_ms"]}
-        result[name] = {
-            "rounds": [statistics.median(event["step_ms"] for event in run) for run in runs],
-            "step": statistics.median(event["step_ms"] for event in events),
-            "waits": {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in events)
-                      for axis in axes},
-            "bytes": {axis: sum(operations.values()) for axis, operations in events[-1]["comm_bytes"].items()},
-        }
-    return result
+    """Of each variant (name: settings): times of steps, the medians of waiting by axis, and the bytes sent in a step by axis."""
+    def run(name):
+        settings = ["run.threads=1", "model.n_layer=2", "model.n_head=16", "model.seq_len=128",
+                    f"train.global_batch={args.batch}", f"train.micro_batch={args.batch}", 'train.recompute="none"']
+        return train(args, args.trainer, ROOT / "configs" / "gpt2-124m.toml", VOCABULARY, folder, launcher,
+                     [*settings, *variants[name]])
+
+    measured = in_turns(args.rounds, variants, run)
+    for one in measured.values():
+        axes = {axis for event in one["events"] for axis in event["comm_wait_ms"]}
+        one["waits"] = {axis: statistics.median(sum(event["comm_wait_ms"].get(axis, {}).values()) for event in one["events"])
+                        for axis in axes}
+        one["bytes"] = {axis: sum(operations.values())
+                        for axis, operations in one["events"][-1]["comm_bytes"].items()}
+    return measured
 
 
 def waiting(measured):
@@ -89,17 +58,13 @@ def waiting(measured):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
-    parser.add_argument("--compute", choices=["fp32", "bf16", "fp64"], default="fp32")
     parser.add_argument("--batch", type=int, default=8, help="sequences a step, all in one micro-batch")
     parser.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 16], choices=sorted(GRIDS))
     parser.add_argument("--grids", type=int, default=8, help="ranks of the table of grids; 0: none")
     parser.add_argument("--networks", nargs="+", choices=["shared", "cluster"], default=["shared", "cluster"])
     parser.add_argument("--per-host", type=int, default=2, help="ranks on an emulated host")
     parser.add_argument("--rate", default="400mbit", help="of the emulated hosts' links: number and kbit, mbit or gbit")
-    parser.add_argument("--warmup", type=int, default=2, help="steps not counted, of each run")
-    parser.add_argument("--steps", type=int, default=5, help="steps counted, of each run")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE")
+    add_arguments(parser, warmup=2, steps=5, rounds=3)
     args = parser.parse_args()
     if not re.fullmatch(r"\d+(kbit|mbit|gbit)", args.rate):
         parser.error(f"--rate {args.rate}: a number and kbit, mbit or gbit")
@@ -110,14 +75,13 @@ def main():
              "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory(prefix="axonn-overlap-") as temporary:
         folder = Path(temporary)
-        random.seed(1)
-        (folder / "tokens.bin").write_bytes(array.array("H", random.choices(range(VOCABULARY), k=200_000)).tobytes())
+        write_tokens(folder, VOCABULARY)
         for network in args.networks:
             over = "shared memory" if network == "shared" else f"hosts of {args.per_host}, {args.rate}"
 
             def launcher(ranks):
                 if network == "shared":
-                    return [*SHARED, "-np", str(ranks)]
+                    return [*MPIRUN, "-np", str(ranks)]
                 return [str(HERE / "emulated_cluster.sh"), "--hosts", str(ranks // args.per_host), "--ranks",
                         str(args.per_host), "--rate", args.rate, "--"]
 

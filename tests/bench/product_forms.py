@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Whether a product gains when one of its operands is transposed first: the linears of AxoNN-4D as ranks have them.
 
-    tests/bench/product_forms.py build-release/trainer [--compute fp32 bf16] [--isa avx2 avx512 amx] [--model 6x384 124m]
-                                 [--threads 1] [--repeats 5]
-                                 [--again 4] [--pause 5]
+    tests/bench/product_forms.py build/trainer --compute fp32 bf16 --isa avx2 avx512 amx --model 6x384 124m
 
 Takes `trainer bench gemm --forms` of every shape of the model's four linears with x and y in {1, 2, 4}, a pause between
 calls, and prints for each product the range of gains (time as it is / time in that form, the least of the repeats each)

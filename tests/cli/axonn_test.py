@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """AxoNN-4D through the program: the same run on one rank and on grids, processes or threads."""
 import json
-import shutil
 
 import rig
 
@@ -11,22 +10,7 @@ COMMON = ("model.n_head=4", "run.threads=1")
 class Axonn(rig.Runs):
     def grid(self, x, y, z, *sets, data=1, transport="threads", **options):
         sets = [*COMMON, "parallel.strategy=axonn-4d", f"parallel.grid=[{x}, {y}, {z}]", f"parallel.data={data}", *sets]
-        if transport == "threads":
-            return self.train("parallel.transport=threads", *sets, **options)
-        if shutil.which("mpirun") is None:
-            self.skipTest("no mpirun on this machine")
-        self.launcher = [*rig.MPIRUN, "-np", str(x * y * z * data)]
-        try:
-            return self.train(*sets, **options)
-        finally:
-            self.launcher = []
-
-    def assert_follows(self, run, alone, steps=8):
-        got, _ = self.losses(run)
-        expected, _ = self.losses(alone)
-        self.assertEqual(len(got), steps)
-        for mine, theirs in zip(got, expected):
-            self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+        return self.train_on(x * y * z * data, *sets, transport=transport, **options)
 
     def test_grids_follow_one_rank(self):
         for family in ("gpt2", "llama"):

@@ -14,15 +14,7 @@ LOST_PEER = 7
 class Ranks(rig.Runs):
     def replicas(self, count, *sets, transport="threads", **options):
         sets = [f"parallel.data={count}", "train.global_batch=12", "run.threads=1", *sets]
-        if transport == "threads":
-            return self.train("parallel.transport=threads", *sets, **options)
-        if shutil.which("mpirun") is None:
-            self.skipTest("no mpirun on this machine")
-        self.launcher = [*rig.MPIRUN, "-np", str(count)]
-        try:
-            return self.train(*sets, **options)
-        finally:
-            self.launcher = []
+        return self.train_on(count, *sets, transport=transport, **options)
 
     def test_processes_and_threads_and_zero_stages_give_the_same_bits(self):
         # Three micro-batches a step of two sequences, or two, or three of one.

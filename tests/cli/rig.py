@@ -167,6 +167,26 @@ class Runs(unittest.TestCase):
         steps = self.events("step", run)
         return steps[-1]["step"] if steps else 0
 
+    def train_on(self, count, *sets, transport="threads", **options):
+        """The same on so many ranks: threads of one process, or processes ("mpi")."""
+        if transport == "threads":
+            return self.train("parallel.transport=threads", *sets, **options)
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        self.launcher = [*MPIRUN, "-np", str(count)]
+        try:
+            return self.train(*sets, **options)
+        finally:
+            self.launcher = []
+
+    def assert_follows(self, run, alone, steps=8):
+        """The losses of fp64 are those of one rank but for the order of sums."""
+        got, _ = self.losses(run)
+        expected, _ = self.losses(alone)
+        self.assertEqual(len(got), steps)
+        for mine, theirs in zip(got, expected):
+            self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+
     def losses(self, run="run"):
         """What must repeat to the bit, of each step and evaluation."""
         steps = [(e["step"], e["tokens"], e["loss"], e["grad_norm"], e["lr"], e["data_position"], e["skipped"])

@@ -2,7 +2,6 @@
 """Tensor parallelism through the program: the same run on one rank and on many, processes or threads."""
 import json
 import re
-import shutil
 
 import rig
 
@@ -12,22 +11,7 @@ COMMON = ("model.n_head=4", "run.threads=1")
 class Tensor(rig.Runs):
     def layout(self, tensor, data, *sets, transport="threads", **options):
         sets = [*COMMON, f"parallel.tensor={tensor}", f"parallel.data={data}", *sets]
-        if transport == "threads":
-            return self.train("parallel.transport=threads", *sets, **options)
-        if shutil.which("mpirun") is None:
-            self.skipTest("no mpirun on this machine")
-        self.launcher = [*rig.MPIRUN, "-np", str(tensor * data)]
-        try:
-            return self.train(*sets, **options)
-        finally:
-            self.launcher = []
-
-    def assert_follows(self, run, alone, steps=8):
-        got, _ = self.losses(run)
-        expected, _ = self.losses(alone)
-        self.assertEqual(len(got), steps)
-        for mine, theirs in zip(got, expected):
-            self.assertAlmostEqual(mine[2], theirs[2], delta=1e-10 * theirs[2])
+        return self.train_on(tensor * data, *sets, transport=transport, **options)
 
     def test_layouts_follow_one_rank(self):
         for family in ("gpt2", "llama"):

@@ -180,7 +180,12 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   train::check_replicas(cuda.trainer, 1);
 }
 
-TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
+train::Machine machine_of_gpu() {
+  return {
+      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+}
+
+TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   config::Config c = config_of(GetParam());
   c.data.vocab_size = kTinyVocab;
   const TemporaryFolder folder;
@@ -189,8 +194,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
   const auto world = comm::solo_world();
   const Result plain = train(c, DType::bf16, 3, kOnGpu);
 
-  const train::Machine machine{
-      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  const train::Machine machine = machine_of_gpu();
   ops::MeasuredGemms measured = train::tune_products(c, machine, 8, 1);
   EXPECT_GE(measured.tuning.products.size(), 10u) << "products of a micro-step";
   const std::string text = to_json(measured.tuning);
@@ -209,7 +213,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndLeavesAForeignTableAside) {
   });
   EXPECT_EQ(train::use_gemm_tuning(c, *world, *device), "");
   log::set_sink(before);
-  EXPECT_NE(said.find("left aside: the tuning table was measured on"), std::string::npos) << said;
+  EXPECT_NE(said.find("is ignored: the tuning table was measured on"), std::string::npos) << said;
   expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);
 }
 
@@ -221,8 +225,7 @@ TEST_F(OnGpu, ProductsAreMeasuredAsARankOfTheGridHasThem) {
   c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {3, 2, 1};
   c.parallel.data = 2;
-  const train::Machine machine{
-      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  const train::Machine machine = machine_of_gpu();
   const ops::GemmTuning tuning = train::tune_products(c, machine, 2, 1).tuning;
   // Rows of two sequences of 11; the stream has 24 / 2 columns, the feed-forward layer 48 / 3, q, k and v 3 · 24 / 3.
   for (const char* product : {"22x24x12 nn ", "22x12x8 nn ", "22x16x12 nn ", "22x12x16 nn ", "12x16x22 tn "})
@@ -241,8 +244,7 @@ TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderO
   c.hardware.gemm_tuning = folder.path / "tuning.json";
   const auto device = gpu();
   const auto world = comm::solo_world();
-  const train::Machine machine{
-      .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
+  const train::Machine machine = machine_of_gpu();
   const Result plain = train(c, DType::bf16, 3, kOnGpu);
   const int64_t without = train::plan_run(c, kTinyVocab, machine, true).memory.at("activations");
   ops::GemmTuning tuning = train::tune_products(c, machine, 2, 1).tuning;

@@ -67,7 +67,7 @@ void run_chain(const Rank& rank, const Chain& chain, const std::vector<Cut>& cut
   x = move(now, whole, std::move(x));
   check_runs(rank, x, whole.runs(rank.me()), chain.x.back(), "y");
 
-  // The gradient of the whole y, as every rank would compute it: complete, not an addend.
+  // The gradient of the whole y, as every rank would compute it: complete, not a partial sum.
   now = whole;
   Scratch d = shard(rank, now, chain.dx.back());
   for (size_t i = cuts.size(); i-- > 0;) {

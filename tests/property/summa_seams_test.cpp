@@ -45,16 +45,16 @@ class Panels {
 class Sums {
  public:
   Sums(Rank rank, Communicator& line, const Tensor& result) : rank_(rank), line_(line), result_(result) {}
-  /// Memory for this step's addend: the result itself on its owner.
+  /// Memory for this step's partial sum: the result itself on its owner.
   Tensor next() {
     if (tickets_[step_ % 2].open()) tickets_[step_ % 2].join(rank_.ex);
     Scratch& slot = slots_[step_ % 2];
     if (line_.rank() == step_) return result_;
-    if (!slot) slot = rank_.take("addend", result_.shape);
+    if (!slot) slot = rank_.take("partial", result_.shape);
     return slot;
   }
-  void send(const Tensor& addend) {
-    tickets_[step_ % 2] = line_.reduce(rank_.ex, addend, step_);
+  void send(const Tensor& partial) {
+    tickets_[step_ % 2] = line_.reduce(rank_.ex, partial, step_);
     ++step_;
   }
   void finish() {
@@ -94,9 +94,9 @@ void summa_abt(Rank rank, const Tensor& a, const Tensor& b, const Tensor& c) {
   Panels right(rank, lines.col, b);
   Sums sums(rank, lines.row, c);
   for (int l = 0; l < lines.q; ++l) {
-    const Tensor addend = sums.next();
-    product(rank, a, false, right.next(), true, addend);
-    sums.send(addend);
+    const Tensor partial = sums.next();
+    product(rank, a, false, right.next(), true, partial);
+    sums.send(partial);
   }
   sums.finish();
 }
@@ -106,9 +106,9 @@ void summa_atb(Rank rank, const Tensor& a, const Tensor& b, const Tensor& c) {
   Panels left(rank, lines.row, a);
   Sums sums(rank, lines.col, c);
   for (int l = 0; l < lines.q; ++l) {
-    const Tensor addend = sums.next();
-    product(rank, left.next(), true, b, false, addend);
-    sums.send(addend);
+    const Tensor partial = sums.next();
+    product(rank, left.next(), true, b, false, partial);
+    sums.send(partial);
   }
   sums.finish();
 }

@@ -352,13 +352,7 @@ TEST_P(AxonnWiring, EmbeddingPositionsAndTiedHeadEqualDenseOnesBitForBit) {
       for (int64_t c = 0; c < stream.shape[1]; ++c)
         set(x, r * stream.shape[1] + c, feature((stream.piece.first_row + r) * kHidden + stream.piece.first_col + c));
     const Scratch y = embedding->forward(rig.ex, rig.batch), dy = local(rig, "dy", stream.shape, stream.piece, true);
-    Scratch dx;
-    head->loss_backward(rig.ex, rig.batch, x, dx, *rig.sink);
-    rig.sink->group_done(rig.ex, 1);
-    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
-    rig.sink->group_done(rig.ex, 0);
-    rig.sink->end_micro(rig.ex);
-    rig.sink->finish(rig.ex);
+    const Scratch dx = rig.backward(*embedding, *head, x, dy);
     const std::lock_guard lock(mutex);
     collect(all, "y", y, stream.piece, grid.rows());
     collect(all, "dx", dx, stream.piece, grid.rows());

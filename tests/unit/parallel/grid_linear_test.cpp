@@ -171,7 +171,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   const Scratch dy = ex.take("dy", {out.rows, width}, type);
   int64_t col = 0;
   for (const auto& part : spec.parts) {
-    // Of a head that ranks share, each has an addend: the gradient and one, minus one, and nothing.
+    // Of a head that ranks share, each has a partial sum: the gradient and one, minus one, and nothing.
     const Columns at = columns_of(part, sharers, index);
     const double more = at.sharers == 1 ? 0 : at.sharer == 0 ? 1 : at.sharer == 1 ? -1 : 0;
     for (int64_t i = 0; i < at.count; ++i, ++col)

@@ -41,6 +41,17 @@ struct Rig {
     sink->end_micro(ex);
     sink->finish(ex);
   }
+  /// A step of one micro-batch through embedding and head, groups 0 and 1; returns the head's dX.
+  Scratch backward(parallel::Embedding& embedding, parallel::Head& head, const Tensor& x, const Tensor& dy) {
+    Scratch dx;
+    head.loss_backward(ex, batch, x, dx, *sink);
+    sink->group_done(ex, 1);
+    embedding.backward(ex, batch, dy, *sink);
+    sink->group_done(ex, 0);
+    sink->end_micro(ex);
+    sink->finish(ex);
+    return dx;
+  }
   DType type;
   device::CpuDevice device{1};
   mesh::Mesh mesh;

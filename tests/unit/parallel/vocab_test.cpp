@@ -98,13 +98,7 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integer
     const Scratch x = local(rig, "x", shape, piece, integers), dy = local(rig, "dy", shape, piece, integers);
     const Scratch losses = rig.ex.take("losses", {head->loss_rows(rig.batch.rows())}, DType::f64);
     rig.batch.losses = losses;
-    Scratch dx;
-    head->loss_backward(rig.ex, rig.batch, x, dx, *rig.sink);
-    rig.sink->group_done(rig.ex, 1);
-    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
-    rig.sink->group_done(rig.ex, 0);
-    rig.sink->end_micro(rig.ex);
-    rig.sink->finish(rig.ex);
+    const Scratch dx = rig.backward(*embedding, *head, x, dy);
     rig.batch.losses = {};
     double loss = head->loss(rig.ex, rig.batch, x);  // without gradients: the same losses
     const Scratch row = local(rig, "row", {1, tile.cols}, {0, tile.first_col, kWidth}, integers);
@@ -144,7 +138,7 @@ TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
       const int64_t replicas = layout.shape().has("data") ? layout.axes[0].size : 1;
       const Named dense = vocabulary({}, replicas, tied, false);
       Named cut = vocabulary(layout, replicas, tied, false), again = vocabulary(layout, replicas, tied, false);
-      EXPECT_EQ(cut.at("y"), dense.at("y"));  // one addend of each sum is not zero
+      EXPECT_EQ(cut.at("y"), dense.at("y"));  // one partial sum of each is not zero
       expect_same(cut, dense, 1e-13);
       for (Named* each : {&cut, &again}) each->erase("loss");  // added up here, as the ranks came
       EXPECT_TRUE(cut == again) << "twice the same";

@@ -1,5 +1,5 @@
-// Slots that are not stored where they are used, and gradients with addends on several ranks of a replica: every rank
-// writes integers that are a function of what it stands for, so all sums are known exactly.
+// Slots that are not stored where they are used, and gradients with partial sums on several ranks of a replica: every
+// rank writes integers that are a function of what it stands for, so all sums are known exactly.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,8 +32,8 @@ struct Grid {
 };
 std::string to_string(const Grid& g) { return format("data {} rep {} z {} x {}", g.data, g.rep, g.z, g.x); }
 
-/// One of everything: a flat matrix of two parts, a vector with addends over z, a flat vector; two parts of which one
-/// is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
+/// One of everything: a flat matrix of two parts, a vector with partial sums over z, a flat vector; two parts of which
+/// one is held by several ranks, as matrices, as vectors and flat; a flat table that is written twice.
 struct Model {
   explicit Model(ParamStore& store) : store(store) {
     const MeshShape& shape = store.mesh_shape();
@@ -63,8 +63,8 @@ struct Model {
   std::vector<int> groups;  // of the slots
 };
 
-double element(const std::string& name, int64_t global, int64_t addend) {
-  const uint64_t h = std::hash<std::string>()(name) + static_cast<uint64_t>(global * 31 + addend * 1009);
+double element(const std::string& name, int64_t global, int64_t term) {
+  const uint64_t h = std::hash<std::string>()(name) + static_cast<uint64_t>(global * 31 + term * 1009);
   return static_cast<double>((h * 0x9e3779b97f4a7c15u >> 40) % 7) - 3;
 }
 
@@ -138,8 +138,8 @@ TEST(SpreadSlots, AreWholeWhileTheyAreUsed) {
     }
 }
 
-/// Which of the addends of a gradient this rank computes: one for each place along data, z and Part::sum_over.
-AxisSet addend_axes(const ParamStore& store, const Part& part) {
+/// Which of the partial sums of a gradient this rank computes: one for each place along data, z and Part::sum_over.
+AxisSet partial_axes(const ParamStore& store, const Part& part) {
   return store.mesh_shape().set("data") | store.mesh_shape().set("z") | part.sum_over;
 }
 
@@ -155,9 +155,9 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
       double* values = out.tensor.as<double>();
       if (!out.accumulate) std::fill_n(values, out.tensor.count(), 0.0);
       for (size_t p = 0; p < parts.size(); ++p) {
-        const int64_t addend = rank.mesh.shape().index(rank.mesh.rank(), addend_axes(rank.store, parts[p]));
+        const int64_t term = rank.mesh.shape().index(rank.mesh.rank(), partial_axes(rank.store, parts[p]));
         each_used(rank.store, parts, p, [&](int64_t at, int64_t global) {
-          values[at] += element(parts[p].name, global, addend * 10 + micro * 2 + use);
+          values[at] += element(parts[p].name, global, term * 10 + micro * 2 + use);
         });
       }
     }
@@ -168,11 +168,11 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
 
 double expected(const OnRank& rank, const Part& part, int64_t global, int micros) {
   double sum = 0;
-  const int addends = rank.mesh.shape().group_size(addend_axes(rank.store, part));
-  for (int addend = 0; addend < addends; ++addend)
+  const int terms = rank.mesh.shape().group_size(partial_axes(rank.store, part));
+  for (int term = 0; term < terms; ++term)
     for (int micro = 0; micro < micros; ++micro)
       for (int use = 0; use < (part.name == "table" ? 2 : 1); ++use)
-        sum += element(part.name, global, addend * 10 + micro * 2 + use);
+        sum += element(part.name, global, term * 10 + micro * 2 + use);
   return sum;
 }
 
@@ -253,7 +253,7 @@ TEST(SpreadSlots, ABadGradientOnOneRankIsNamedOnAll) {
     sink.prepare(rank.device);
     sink.begin_step();
     backward(rank, sink, 0, true);
-    // Half of b's addends over z, on the ranks that share it: only its owner counts it, the others need not.
+    // Half of b's partial sums over z, on the ranks that share it: only its owner counts it, the others need not.
     if (world.rank() == 0) {
       const Tensor ab = rank.store.gradient(rank.model.slots[3].first);
       ab.as<double>()[8] = NAN;  // the first of b's columns, behind eight of a's
