@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kills at random moments, on 1, 2 and 4 ranks: every state that is left is usable, every resume bit-identical.
 
-Run by hand, a minute for five kills: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py
+Five kills by default; 300 take ten minutes: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py
 HOSTILE_SEED chooses other moments; what is printed says which one was in use.
 """
 import os

@@ -52,8 +52,11 @@ class Words(rig.Runs):
         self.assertEqual(wrong.returncode, 2)
         self.assertIn("stdin:1:2: trian: unknown section", wrong.stderr)
         if shutil.which("mpirun"):
-            ranks = subprocess.run([*rig.MPIRUN, "-np", "2", rig.TRAINER, "--config", "-", "--set", "run.dir=two"], cwd=self.folder,
-                                   input=text, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+            self.launcher = [*rig.MPIRUN, "-np", "2"]
+            ranks = subprocess.run([*self.launcher, rig.TRAINER, "--config", "-", "--set", "run.dir=two"], cwd=self.folder,
+                                   env=self.environment(), input=text, capture_output=True, text=True,
+                                   timeout=rig.TIMEOUT_SECONDS)
+            self.launcher = []
             self.assertEqual(ranks.returncode, 0, ranks.stderr)
             self.assertEqual(self.last_step("two"), 8)
 
