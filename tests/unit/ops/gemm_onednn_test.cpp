@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "ops/cpu/onednn_gemm.h"
 #include "unit/ops/gemm_problem.h"
 
@@ -29,17 +31,19 @@ TEST(OnednnGemm, MatchesDoublePrecisionWithEveryEpilogue) {
   for_each_supported([](DType in) {
     Machine machine(2, device::detect_isa());
     TestExec& ex = machine.ex;
+    // The library compiles each product it has not met, for up to a second: sizes take turns.
+    constexpr std::array<std::array<int64_t, 3>, 3> kSizes = {{{130, 600, 70}, {40, 51, 30}, {9, 17, 1}}};
+    size_t turn = 0;
     for (const DType out : {in, DType::f32})
       for (const Ending ending : kEndings) {
         if (ending == Ending::accumulate && out == DType::bf16) continue;
-        for (const auto& [m, n, k] :
-             std::initializer_list<std::array<int64_t, 3>>{{130, 600, 70}, {40, 51, 30}, {9, 17, 1}})
-          for (const bool trans_a : {false, true})
-            for (const bool trans_b : {false, true}) {
-              Problem problem({m, n, k, in, out, trans_a, trans_b, ending, 5});
-              onednn::product(ex, problem.op);
-              problem.expect_result();
-            }
+        for (const bool trans_a : {false, true})
+          for (const bool trans_b : {false, true}) {
+            const auto [m, n, k] = kSizes[turn++ % kSizes.size()];
+            Problem problem({m, n, k, in, out, trans_a, trans_b, ending, 5});
+            onednn::product(ex, problem.op);
+            problem.expect_result();
+          }
       }
   });
 }
@@ -47,7 +51,7 @@ TEST(OnednnGemm, MatchesDoublePrecisionWithEveryEpilogue) {
 TEST(OnednnGemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for_each_supported([](DType in) {
     for (const bool trans_b : {false, true}) {
-      Problem problem({300, 1100, 200, in, in, false, trans_b});
+      Problem problem({140, 1100, 96, in, in, false, trans_b});
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 3})
         for (const bool packed : {false, true}) {
@@ -56,7 +60,7 @@ TEST(OnednnGemm, HasTheSameBitsForEveryThreadCountAndForPackedWeights) {
           Buffer weight;
           problem.op.packed_b = {};
           if (packed) {
-            weight = Buffer(*machine.device, "packed", {onednn::packed_bytes(in, 200, 1100)}, DType::u8);
+            weight = Buffer(*machine.device, "packed", {onednn::packed_bytes(in, 96, 1100)}, DType::u8);
             onednn::pack(ex, PackB{problem.op.b, weight, trans_b});
             problem.op.packed_b = weight;
           }
