@@ -78,8 +78,12 @@ struct Parallel {
   std::string order = "yxzd";             // of x, y, z and d over ranks, innermost first
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
-  std::string rs_dtype = "fp32";  // fp32 | bf16
-  int64_t data = 0;               // replicas; 0: what is left of the world
+  std::string rs_dtype = "fp32";            // fp32 | bf16
+  std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and, if there is a third, depth
+  std::string stationary = "auto";          // auto | paper
+  std::string panels = "ring";              // ring | gather
+  std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
+  int64_t data = 0;                         // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
   int64_t lanes = 0;      // 0: as suits the transport

@@ -160,10 +160,10 @@ void declare_precision(std::vector<Key>& keys) {
 
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
-  constexpr const char *kMegatron = "megatron-1d", *kAxonn = "axonn-4d";
-  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kAxonn}, {"optimus-2d", "autoddl", "auto"},
-                  "How a model is split over ranks: megatron-1d by columns and rows of its matrices, axonn-4d by both "
-                  "at once and by sequences.");
+  constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d";
+  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn}, {"autoddl", "auto"},
+                  "How a model is split over ranks: megatron-1d by columns or rows of its matrices, optimus-2d by both "
+                  "on a square mesh whose rows share out the sequences, axonn-4d in turns by both, and by sequences.");
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / those of one replica"},
                    "Replicas of the model, each with its own sequences.");
@@ -174,6 +174,25 @@ void declare_parallel(std::vector<Key>& keys) {
                    "megatron-1d: norms, dropout and the residual stream are split over the tensor ranks by token rows: "
                    "less memory, a quarter more bytes sent. false: every tensor rank holds all rows.",
                    {.belongs_to = kMegatron});
+  parallel.integers(
+      "mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
+      "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Rows of the mesh split sequences, columns heads, the "
+      "feed-forward layer and the features between; weights are split by both. d: such squares, with the same weights, "
+      "that share out the sequences of a micro-batch (2.5D).");
+  parallel.choice(
+      "stationary", &Parallel::stationary, {"auto", "paper"}, {},
+      "optimus-2d: which matrix of a product stays where it is. auto: the largest one; paper: the result of "
+      "every linear, which sends the wide input of the last one.",
+      {.belongs_to = kOptimus});
+  parallel.choice(
+      "panels", &Parallel::panels, {"ring", "gather"}, {},
+      "optimus-2d: how blocks of a product's operands reach the ranks. ring: one after the other, each under "
+      "the product of the one before; gather: all at once, for one large product: fewer messages, more "
+      "memory.",
+      {.belongs_to = kOptimus});
+  parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
+                    "optimus-2d: [r, c], which must divide q: each r * c neighbouring ranks, those of a host, are so "
+                    "many rows and columns of the mesh. [1, 1]: row after row.");
   parallel.integers(
       "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
       "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the "
@@ -213,10 +232,6 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.number(
       "timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
       "A rank that keeps the others waiting for so long is lost: they name it and stop with exit status 7.");
-  parallel.later("mesh", Type::any, {}, "Shape of the mesh, [q, q] or [q, q, d].", "optimus-2d");
-  parallel.later("stationary", Type::any, {}, "Which matrix of a product stays in place.", "optimus-2d");
-  parallel.later("panels", Type::any, {}, "How panels travel.", "optimus-2d");
-  parallel.later("node_tile", Type::any, {}, "Part of the mesh in one node.", "optimus-2d");
 }
 
 void declare_offload(std::vector<Key>& keys) {
@@ -312,7 +327,8 @@ const std::vector<Section>& sections() {
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
       {"precision", "Number types. Two runs give the same bits."},
-      {"parallel", "Splitting the work over ranks. World size = ranks of a replica (tensor; x * y * z) x data."},
+      {"parallel",
+       "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z) x data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "What is reported, and where."},

@@ -52,6 +52,102 @@ std::vector<LayoutRule> megatron_rules(const Config& config) {
   };
 }
 
+/// |log2(a / b)|
+double apart(int64_t a, int64_t b) { return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b))); }
+
+constexpr const char* kOptimus = "optimus-2d";
+
+struct Square {
+  int64_t rows, cols, depth;
+  int64_t ranks() const { return rows * cols * depth; }
+};
+Square square_of(const Config& config) {
+  const std::vector<int64_t>& mesh = config.parallel.mesh;
+  return {mesh.at(0), mesh.at(1), mesh.size() > 2 ? mesh[2] : 1};
+}
+std::string to_string(const Square& s) {
+  return s.depth == 1 ? format("[{}, {}]", s.rows, s.cols) : format("[{}, {}, {}]", s.rows, s.cols, s.depth);
+}
+
+bool square_fits(const Config& config, const Square& s) {
+  const Model& m = config.model;
+  const int64_t q = s.cols, kv = kv_heads_of(m);
+  return s.rows == q && m.n_head % q == 0 && (kv % q == 0 || q % kv == 0) && m.d_model % q == 0 && m.d_ff % q == 0 &&
+         m.vocab_multiple % q == 0 && config.train.micro_batch % (q * s.depth) == 0;
+}
+
+/// "; mesh = [2, 2] fits": as many ranks if possible, else as near to them as can be, and of those the nearest extents.
+std::string nearest_square(const Config& config, const Square& wanted) {
+  Square best{1, 1, 1};
+  double least = std::numeric_limits<double>::infinity();
+  const int64_t most = 2 * wanted.ranks(), batch = config.train.micro_batch;
+  for (int64_t q = 1; q * q <= most && q <= std::min(config.model.n_head, batch); ++q)
+    for (int64_t depth = 1; q * q * depth <= most && q * depth <= batch; ++depth) {
+      const Square s{q, q, depth};
+      if (!square_fits(config, s)) continue;
+      const double distance = 100 * apart(s.ranks(), wanted.ranks()) + apart(q, wanted.rows) + apart(q, wanted.cols) +
+                              apart(depth, wanted.depth);
+      if (distance >= least) continue;
+      least = distance;
+      best = s;
+    }
+  return format("; mesh = {} fits", to_string(best));
+}
+
+/// Whether the columns of tiles can be cut further so that as many ranks share each of `kv` heads.
+bool heads_fit_tiles(int64_t kv, int64_t q, int64_t tile_cols) {
+  const int64_t tiles = q / tile_cols;
+  return kv % q == 0 || tiles % kv == 0 || kv % tiles == 0;
+}
+
+/// Of Optimus-2D (parallel/optimus2d.h).
+std::vector<LayoutRule> optimus_rules(const Config& config) {
+  const Model& m = config.model;
+  const Square s = square_of(config);
+  const int64_t q = s.cols, kv = kv_heads_of(m), batch = config.train.micro_batch, shares = q * s.depth;
+  const std::string nearest = square_fits(config, s) ? "" : nearest_square(config, s);
+  std::vector<LayoutRule> rules = {
+      {s.rows == q, {"parallel.mesh"}, format("mesh = {} is not square{}", to_string(s), nearest)}};
+  if (s.rows != q) return rules;
+  const int64_t tile_rows = config.parallel.node_tile.at(0), tile_cols = config.parallel.node_tile.at(1);
+  const bool tiles = q % tile_rows == 0 && q % tile_cols == 0;
+  const auto divides = [&](const char* name, int64_t extent, const char* what, const char* key) {
+    rules.push_back({extent % q == 0,
+                     {"parallel.mesh", key},
+                     format("{} = {}{} not divide over q = {} columns of ranks{}", name, extent, what, q, nearest)});
+  };
+  divides("n_head", m.n_head, " heads do", "model.n_head");
+  divides("d_model", m.d_model, " does", "model.d_model");
+  divides("d_ff", m.d_ff, " does", "model.d_ff");
+  rules.push_back({kv % q == 0 || q % kv == 0,
+                   {"parallel.mesh", "model.n_kv_head"},
+                   format("n_kv_head = {} heads neither divide over q = {} columns of ranks nor can as many of them "
+                          "share each{}",
+                          kv, q, nearest)});
+  divides("vocab_multiple", m.vocab_multiple, " does", "model.vocab_multiple");
+  rules.push_back(
+      {batch % shares == 0,
+       {"parallel.mesh", "train.micro_batch"},
+       s.depth == 1 ? format("micro_batch = {} sequences do not divide over q = {} rows of ranks{}", batch, q, nearest)
+                    : format("micro_batch = {} sequences do not divide over q x depth = {} x {} rows of "
+                             "ranks{}",
+                             batch, q, s.depth, nearest)});
+  const auto below = [&](int64_t extent) {  // the largest divisor of q up to it
+    for (extent = std::min(extent, q); q % extent != 0;) --extent;
+    return extent;
+  };
+  rules.push_back({tiles,
+                   {"parallel.node_tile", "parallel.mesh"},
+                   format("node_tile = [{}, {}] does not divide {} x {} ranks; node_tile = [{}, {}] fits", tile_rows,
+                          tile_cols, q, q, below(tile_rows), below(tile_cols))});
+  rules.push_back({!tiles || (kv % q != 0 && q % kv != 0) || heads_fit_tiles(kv, q, tile_cols),
+                   {"parallel.node_tile", "model.n_kv_head"},
+                   format("node_tile = [{}, {}]: ranks that share one of n_kv_head = {} heads are spread unevenly over "
+                          "{} tiles; node_tile = [{}, 1] fits",
+                          tile_rows, tile_cols, kv, tiles ? q / tile_cols : 0, tile_rows)});
+  return rules;
+}
+
 constexpr const char* kAxonn = "axonn-4d";
 
 struct Grid {
@@ -74,9 +170,6 @@ bool grid_fits(const Config& config, const Grid& g) {
 /// "; grid = [2, 1, 2] fits": as many ranks if possible, else as near to them as can be, and of those with the extents
 /// nearest to the wanted ones.
 std::string nearest_grid(const Config& config, const Grid& wanted) {
-  const auto apart = [](int64_t a, int64_t b) {
-    return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b)));
-  };
   Grid best{1, 1, 1};
   double least = std::numeric_limits<double>::infinity();
   const int64_t most = 2 * wanted.ranks();
@@ -126,20 +219,28 @@ std::vector<LayoutRule> axonn_rules(const Config& config) {
 }  // namespace
 
 int64_t ranks_of_replica(const Config& config) {
+  if (config.parallel.strategy == kOptimus) return square_of(config).ranks();
   return config.parallel.strategy == kAxonn ? grid_of(config).ranks() : config.parallel.tensor;
 }
 
+int64_t depth_of_replica(const Config& config) {
+  return config.parallel.strategy == kOptimus ? square_of(config).depth : 1;
+}
+
 const char* replica_key(const Config& config) {
+  if (config.parallel.strategy == kOptimus) return "parallel.mesh";
   return config.parallel.strategy == kAxonn ? "parallel.grid" : "parallel.tensor";
 }
 
 std::string replica_text(const Config& config) {
+  if (config.parallel.strategy == kOptimus) return format("mesh = {}", to_string(square_of(config)));
   return config.parallel.strategy == kAxonn ? format("grid = {}", to_string(grid_of(config)))
                                             : format("tensor = {}", config.parallel.tensor);
 }
 
 std::vector<LayoutRule> layout_rules(const Config& config) {
   if (config.parallel.strategy == "megatron-1d") return megatron_rules(config);
+  if (config.parallel.strategy == kOptimus) return optimus_rules(config);
   if (config.parallel.strategy == kAxonn) return axonn_rules(config);
   return {};
 }

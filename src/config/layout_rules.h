@@ -10,7 +10,9 @@ namespace trainer::config {
 
 /// Ranks that share one replica of the model: the product of the strategy's own axes.
 int64_t ranks_of_replica(const Config& config);
-/// The key that says so, and what it says: "tensor = 4", "grid = [2, 2, 1]".
+/// Groups of them that work on sequences of their own, as replicas do: a micro-batch is shared out over them.
+int64_t depth_of_replica(const Config& config);
+/// The key that says so, and what it says: "tensor = 4", "mesh = [2, 2]", "grid = [2, 2, 1]".
 const char* replica_key(const Config& config);
 std::string replica_text(const Config& config);
 

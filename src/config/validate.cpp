@@ -233,7 +233,13 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
   const Parallel& parallel = config.parallel;
   checker.require(parallel.grid.size() == 3, {"parallel.grid"}, "expected three extents [x, y, z], found {}",
                   parallel.grid.size());
-  if (parallel.grid.size() != 3) return;
+  checker.require(parallel.mesh.size() == 2 || parallel.mesh.size() == 3, {"parallel.mesh"},
+                  "expected two extents [q, q] or three [q, q, d], found {}", parallel.mesh.size());
+  checker.require(parallel.node_tile.size() == 2, {"parallel.node_tile"}, "expected two extents [r, c], found {}",
+                  parallel.node_tile.size());
+  if (parallel.grid.size() != 3 || parallel.mesh.size() < 2 || parallel.mesh.size() > 3 ||
+      parallel.node_tile.size() != 2)
+    return;
   for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},

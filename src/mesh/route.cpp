@@ -13,7 +13,7 @@ namespace {
 
 using Kind = Placement::Kind;
 
-constexpr int kMaxActive = 6;
+constexpr int kMaxActive = 7;
 
 /// The collective that turns `from` into `to`; `possible` is false when one step cannot.
 struct Transition {

@@ -34,7 +34,7 @@ struct Route {
 
 /// The route that sends the fewest elements; among those the fewest collectives, then the fewest steps. Reductions
 /// weigh what a ring would send whatever their size, so a route does not depend on the extents. Both layouts are of the
-/// same tensor on one mesh, with at most six axes larger than 1 (internal error).
+/// same tensor on one mesh, with at most seven axes larger than 1 (internal error).
 Route find_route(const Layout& from, const Layout& to);
 
 /// "all_gather over tensor, slice over z", for messages and reports.

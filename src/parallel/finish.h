@@ -7,6 +7,14 @@
 
 namespace trainer::parallel {
 
+/// x in another type; itself when it has that.
+inline Scratch in_type(Exec& ex, Scratch&& x, DType type) {
+  if (x.tensor().dtype == type) return std::move(x);
+  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
+  ops::run(ex, ops::Cast{x, y});
+  return y;
+}
+
 /// y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
 inline Scratch product_and_rest(Exec& ex, const Weights& weights, const Tensor& x, const ForwardFusion& fusion) {
   const Shape shape{x.rows(), weights.out()};

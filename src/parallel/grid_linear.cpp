@@ -10,18 +10,6 @@ using mesh::Transit;
 using params::Init;
 using params::Part;
 
-namespace {
-
-/// x in another type; itself when it has that.
-Scratch in_type(Exec& ex, Scratch&& x, DType type) {
-  if (x.tensor().dtype == type) return std::move(x);
-  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
-  ops::run(ex, ops::Cast{x, y});
-  return y;
-}
-
-}  // namespace
-
 GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
     : ranks_(ranks),
       store_(store),

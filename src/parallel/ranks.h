@@ -47,6 +47,7 @@ class Ranks {
   /// `overlap` false: every collective is waited for at once, to see what it costs.
   explicit Ranks(mesh::Mesh& mesh, bool overlap = true) : mesh_(&mesh), shape_(mesh.shape()), overlap_(overlap) {}
 
+  bool overlap() const { return overlap_; }
   int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
   int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
   /// Alone there is nobody to talk to (internal error).

@@ -5,6 +5,7 @@
 #include "config/layout_rules.h"
 #include "parallel/axonn4d.h"
 #include "parallel/megatron1d.h"
+#include "parallel/optimus2d.h"
 #include "parallel/serial.h"
 
 namespace trainer::parallel {
@@ -42,6 +43,7 @@ AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t he
 mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   const config::Parallel& parallel = config.parallel;
   config::require_layout(config);
+  if (parallel.strategy == "optimus-2d") return Optimus2D::mesh_shape(world, parallel, config.model.n_kv_head);
   if (parallel.strategy == "axonn-4d") return Axonn4D::mesh_shape(world, parallel, config.model.n_kv_head);
   TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
@@ -83,6 +85,7 @@ std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh
   // With one rank for each replica every strategy is the same program.
   const mesh::MeshShape& shape = mesh.shape();
   if (shape.group_size(shape.all() & ~shape.set("data")) == 1) return std::make_unique<Serial>(store);
+  if (config.parallel.strategy == "optimus-2d") return std::make_unique<Optimus2D>(mesh, store, config);
   if (config.parallel.strategy == "axonn-4d") return std::make_unique<Axonn4D>(mesh, store, config);
   return std::make_unique<Megatron1D>(mesh, store, config.parallel.sequence_parallel, config.debug.overlap);
 }

@@ -23,6 +23,15 @@ class Weights {
 
   int64_t in() const { return store_.box(weight_)[0]; }
   int64_t out() const { return store_.box(weight_)[1]; }
+  params::SlotId slot() const { return weight_; }
+  /// Of a matrix that is stored in so many flat pieces, each of whole rows: the rows that are stored here.
+  Tensor piece(int64_t pieces) const { return rows_of(store_.stored_weight(weight_), pieces); }
+  /// Where their gradient goes, which the caller adds up over the ranks.
+  params::GradSlot piece_gradient(params::GradSink& grads, int64_t pieces) const {
+    params::GradSlot slot = grads.stored_slot(weight_);
+    slot.tensor = rows_of(slot.tensor, pieces);
+    return slot;
+  }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
   /// y = x·W, through the epilogue. The matrix is here for as long as the product takes, wherever it is stored.
@@ -51,6 +60,10 @@ class Weights {
   }
 
  private:
+  Tensor rows_of(const Tensor& piece, int64_t pieces) const {
+    const Shape box = store_.box(weight_);
+    return piece.reshape({box[0] / pieces, box[1]});
+  }
   void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
     ops::run(ex, ops::Gemm{.a = a,

@@ -74,12 +74,8 @@ void GradSink::begin_step() {
 }
 
 GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
+  if (!store_.spread(id)) return stored_slot(id);
   GradSlot slot;
-  if (!store_.spread(id)) {
-    slot.tensor = store_.gradient(id);
-    slot.accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
-    return slot;
-  }
   Scratch& block = outgoing_[static_cast<size_t>(id)];
   slot.accumulate = static_cast<bool>(block);
   if (!block) {
@@ -115,6 +111,19 @@ void GradSink::send_home(Exec& ex, SlotId id) {
     flights_.push_back({id, group.reduce_scatter(ex, flat, home), {}});
   }
   flights_.back().ticket.keep(std::move(block));
+  if (!options_.overlap) join_oldest_flight(ex);
+}
+
+GradSlot GradSink::stored_slot(SlotId id) {
+  GradSlot slot;
+  slot.tensor = store_.gradient(id);
+  slot.accumulate = std::exchange(written_[static_cast<size_t>(id)], char{1}) != 0;
+  return slot;
+}
+
+void GradSink::arrives(Exec& ex, SlotId id, comm::Ticket&& ticket) {
+  while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
+  flights_.push_back({id, std::move(ticket), {}});
   if (!options_.overlap) join_oldest_flight(ex);
 }
 

@@ -77,6 +77,10 @@ class GradSink {
   /// Where to put a slot's gradient; `ex` outlives it. Of a spread slot it is memory taken from ex.arena, the same for
   /// all writes of a micro-batch.
   GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
+  /// Where the gradient of what is stored of a slot goes when the caller adds it up over the flat axes himself.
+  GradSlot stored_slot(SlotId id);
+  /// Such a sum is under way: waited for like a gradient on its way home.
+  void arrives(Exec& ex, SlotId id, comm::Ticket&& ticket);
   /// The backward pass of this micro-batch writes no more gradients of the group. Waits for what the group before
   /// has sent within its replica.
   void group_done(Exec& ex, int group);

@@ -277,7 +277,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // of one replica
   plan.flops.recomputed =
-      plan.recomputed_flops * share / static_cast<double>(config.train.micro_batch * config.model.seq_len);
+      plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
   plan.comm_bytes = trainer.comm_bytes_per_step();
   return plan;
 }

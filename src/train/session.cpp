@@ -9,6 +9,7 @@
 #include "checkpoint/param_slices.h"
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
+#include "config/layout_rules.h"
 #include "data/mapping_guard.h"
 #include "data/source.h"
 #include "optim/schedule.h"
@@ -199,7 +200,7 @@ class Session {
     StartReport start = start_report(config_, datasets_, plan_, machine_, ranks_of_process());
     start.step = state_.step;
     start.accumulation = accumulation_;
-    start.data_replicas = trainer_.replicas();
+    start.data_replicas = trainer_.replicas() / config::depth_of_replica(config_);
     start.environment = {options_.version,
                          options_.commit,
                          machine_.gpu ? "cuda" : "cpu",

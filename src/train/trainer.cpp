@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "config/layout_rules.h"
 #include "parallel/loss.h"
 
 namespace trainer::train {
@@ -31,6 +32,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
                  bool training, const parallel::StrategyFactory& factory)
     : device_(device),
       config_(config),
+      micro_batch_(config.train.micro_batch / config::depth_of_replica(config)),
       arena_(device),
       mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
@@ -39,7 +41,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   store_.allocate(training);
-  const Shape rows{config.train.micro_batch * config.model.seq_len};
+  const Shape rows{micro_batch_ * config.model.seq_len};
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
@@ -253,7 +255,7 @@ parallel::Batch Trainer::views() const {
   return {.ids = ids_,
           .targets = targets_,
           .weights = weights_,
-          .sequences = config_.train.micro_batch,
+          .sequences = micro_batch_,
           .seq_len = config_.model.seq_len};
 }
 

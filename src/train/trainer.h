@@ -84,9 +84,10 @@ class Trainer {
   device::Device& device() { return device_; }
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
-  int64_t micro_batch() const { return config_.train.micro_batch; }
+  /// Sequences of a micro-step: a replica of the store may be one of several that share train.micro_batch.
+  int64_t micro_batch() const { return micro_batch_; }
   mesh::Mesh& mesh() { return mesh_; }
-  /// Replicas of the model, and this rank's.
+  /// Replicas of the model that have sequences of their own, and this rank's.
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
@@ -112,6 +113,7 @@ class Trainer {
 
   device::Device& device_;
   config::Config config_;
+  const int64_t micro_batch_;
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;

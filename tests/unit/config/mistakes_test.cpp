@@ -109,14 +109,15 @@ const Case kCases[] = {
      {},
      "optim.schedule: expected one of cosine, linear, wsd, constant, found \"exponential\""},
     {"strategy_to_come",
-     "[parallel]\nstrategy = \"optimus-2d\"\nmesh = [2, 2]\n",
+     "[parallel]\nstrategy = \"autoddl\"\n",
      {},
-     "f.toml:2:12: parallel.strategy: \"optimus-2d\" is not built yet in this version; there is: megatron-1d, "
+     "f.toml:2:12: parallel.strategy: \"autoddl\" is not built yet in this version; there is: megatron-1d, optimus-2d, "
      "axonn-4d"},
     {"mistyped_strategy",
      "[parallel]\nstrategy = \"megatron\"\n",
      {},
-     "f.toml:2:12: parallel.strategy: expected one of megatron-1d, axonn-4d, found \"megatron\"; did you mean "
+     "f.toml:2:12: parallel.strategy: expected one of megatron-1d, optimus-2d, axonn-4d, found \"megatron\"; did you "
+     "mean "
      "\"megatron-1d\"?"},
     {"nccl_on_cpus",
      "[run]\ndevice = \"cpu\"\n[parallel]\ntransport = \"nccl\"\n",

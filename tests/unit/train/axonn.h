@@ -37,11 +37,5 @@ inline config::Config configure(const Grid& g) {
   c.parallel.data = g.data;
   return c;
 }
-inline config::Config on_one_rank(config::Config c) {
-  c.parallel = {};
-  c.parallel.strategy = "megatron-1d";
-  c.parallel.data = 1;
-  return c;
-}
 
 }  // namespace trainer::tests

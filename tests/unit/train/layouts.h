@@ -31,6 +31,14 @@ inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
     }
 }
 
+/// The same model and batches, alone.
+inline config::Config on_one_rank(config::Config c) {
+  c.parallel = {};
+  c.parallel.strategy = "megatron-1d";
+  c.parallel.data = 1;
+  return c;
+}
+
 struct Result {
   std::vector<double> losses, norms;
   Tensors start;      // weights before the first step

@@ -36,9 +36,5 @@ inline config::Config configure(const Layout& l) {
   c.parallel.sequence_parallel = l.sequence_parallel;
   return c;
 }
-inline config::Config on_one_rank(config::Config c) {
-  c.parallel.tensor = c.parallel.data = 1;
-  return c;
-}
 
 }  // namespace trainer::tests

@@ -1,0 +1,48 @@
+#pragma once
+// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021), which splits activations and weights
+// alike by rows and by columns, so that nothing is held twice but vectors. Its 2.5-dimensional form (Wang et al. 2021)
+// has `depth` such squares with the same weights, each for its own sequences.
+//
+//   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
+//   residual stream, norms                rows over row, columns over col  [N/q, H/q]
+//   q, k, v and attention                 rows over row, heads over col    [N/q, 3H/q]
+//   feed-forward                          rows over row, columns over col  [N/q, F/q]
+//   W of qkv, out, up [in, out]           both over the square             [in/q, out/q]
+//   W of down [F, H]                      "auto": [F/q over col, H/q over row];  "paper": as the others
+//   biases, norms, positions              columns over col, copies over row
+//   table of embedding and head           [V/q over col], 1/q of it over row
+//
+// A linear moves two of its three matrices and leaves one where it is. "paper" always leaves the result; "auto" the
+// largest of them: that is the input of down. Per linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
+// KN'/q elements, or, where the input stays, KN'/q + NN'/q; backward twice that, less NN'/q where one dY serves both
+// products.
+//
+// Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
+// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" are replicas and depth together: gradients
+// are summed, and ZeRO-1 splits the state, over both.
+//
+// The original code sums gradients that are each divided by the tokens of one row of ranks, uses one dropout mask on
+// all ranks and clips by the norm of one column's vectors; here the results are those of one rank.
+#include "parallel/strategy.h"
+
+namespace trainer::parallel {
+
+class Optimus2D final : public Strategy {
+ public:
+  /// "data", or "replica" and "depth" with "data" for both, outermost; then "row" and "col". Tiles cut these two in
+  /// factors, and so do ranks along "col" when there are more of them than key/value heads: those of "rep" share one.
+  static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
+
+  Optimus2D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);
+
+  Spread stream(int) const override { return {.rows = row_, .cols = col_}; }
+  Spread attention(int layer) const override { return stream(layer); }
+  VocabSpread vocab() const override { return {.vocab = col_, .hidden = 0, .flat = row_}; }
+  std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) override;
+
+ private:
+  const AxisSet row_, col_;
+  const bool ring_, input_stays_;  // how panels come; of down
+};
+
+}  // namespace trainer::parallel

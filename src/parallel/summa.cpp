@@ -1,0 +1,202 @@
+#include "parallel/summa.h"
+
+namespace trainer::parallel {
+
+using mesh::split;
+using params::GradSlot;
+using params::Init;
+using params::Part;
+
+Panels::Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap)
+    : line_(line), own_(own), tag_(tag), overlap_(overlap) {
+  start(ex, 0);
+}
+
+void Panels::start(Exec& ex, int64_t step) {
+  Slot& slot = slots_[static_cast<size_t>(step % 2)];
+  slot.memory.reset();
+  slot.panel = own_;
+  if (step != line_.rank()) {
+    slot.memory = ex.take(tag_, own_.shape, own_.dtype);
+    slot.panel = slot.memory;
+  }
+  slot.ticket = line_.broadcast(ex, slot.panel, static_cast<int>(step));
+  if (!overlap_) slot.ticket.join(ex);
+}
+
+void Panels::go_ahead(Exec& ex) {
+  if (step_ + 1 < steps()) start(ex, step_ + 1);
+}
+
+const Tensor& Panels::next(Exec& ex) {
+  Slot& slot = slots_[static_cast<size_t>(step_++ % 2)];
+  if (slot.ticket.open()) slot.ticket.join(ex);
+  return slot.panel;
+}
+
+Sums::Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool overlap)
+    : line_(line), result_(result), tag_(tag), overlap_(overlap) {}
+
+Tensor Sums::next(Exec& ex) {
+  Slot& at = slot(step_);
+  if (at.ticket.open()) at.ticket.join(ex);
+  part_ = result_;
+  if (!own()) {
+    if (!at.memory) at.memory = ex.take(tag_, result_.shape, result_.dtype);
+    part_ = at.memory;
+  }
+  return part_;
+}
+
+void Sums::send(Exec& ex) {
+  Slot& at = slot(step_);
+  at.ticket = line_.reduce(ex, part_, static_cast<int>(step_));
+  if (!overlap_) at.ticket.join(ex);
+  ++step_;
+}
+
+void Sums::finish(Exec& ex) {
+  for (int64_t step = step_; step < step_ + 2; ++step) {  // the older one first
+    Slot& at = slot(step);
+    if (at.ticket.open()) at.ticket.join(ex);
+    at.memory.reset();
+  }
+}
+
+void Sums::finish_later(Exec& ex, GradSink& grads, params::SlotId id) {
+  for (int64_t step = step_; step < step_ + 2; ++step) {
+    Slot& at = slot(step);
+    if (!at.ticket.open()) continue;
+    if (at.memory) at.ticket.keep(std::move(at.memory));
+    grads.arrives(ex, id, std::move(at.ticket));
+  }
+}
+
+void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c) {
+  for (int64_t step = 0; step < a.steps(); ++step) {
+    a.go_ahead(ex);
+    b.go_ahead(ex);
+    const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
+    ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
+  }
+}
+
+void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c) {
+  for (int64_t step = 0; step < b.steps(); ++step) {
+    b.go_ahead(ex);
+    const Tensor& b_l = b.next(ex);
+    ops::run(ex, ops::Gemm{.a = a, .b = b_l, .c = c.next(ex), .trans_b = true});
+    c.send(ex);
+  }
+}
+
+void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate) {
+  for (int64_t step = 0; step < a.steps(); ++step) {
+    a.go_ahead(ex);
+    const Tensor& a_l = a.next(ex);
+    const bool add = accumulate && c.own();  // what is there joins this rank's part
+    ops::run(ex, ops::Gemm{.a = a_l, .b = b, .c = c.next(ex), .trans_a = true, .accumulate = add});
+    c.send(ex);
+  }
+}
+
+void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate) {
+  for (int64_t step = 0; step < a.steps(); ++step) {
+    a.go_ahead(ex);
+    b.go_ahead(ex);
+    const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
+    ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
+    const bool add = accumulate && d.own();
+    ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d.next(ex), .trans_a = true, .accumulate = add});
+    d.send(ex);
+  }
+}
+
+SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
+    : ranks_(ranks),
+      place_(place),
+      parts_(ranks, spec.parts),
+      weights_(store, group, weights(store, spec), biases(store, spec)) {}
+
+// Flat pieces of a column's matrix are its blocks: as many rows each.
+std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec& spec) const {
+  const int64_t q = ranks_.size(place_.row), rows = place_.input_stays ? spec.parts.front().out : spec.in;
+  if (rows % q != 0)
+    throw Error(Code::config, format("{}: {} rows do not divide over {} ranks", spec.parts.front().name, rows, q));
+  TRAINER_CHECK(!place_.input_stays || spec.parts.size() == 1, "{} parts beside an input that stays",
+                spec.parts.size());
+  std::vector<Part> all;
+  for (const LinearPart& part : spec.parts) {
+    const AxisSet cols = parts_.cut(part, columns());
+    const mesh::Layout whole = store.whole({spec.in, part.out});
+    const mesh::Layout layout =
+        place_.input_stays ? whole.with(place_.col, split(0)).transposed() : whole.with(cols, split(1));
+    all.push_back({part.name + ".weight",
+                   layout.with(place_.row, mesh::kFlat),
+                   {Init::Kind::normal, spec.init_std},
+                   place_.input_stays ? AxisSet{0} : place_.col & ~cols});
+  }
+  return all;
+}
+
+std::vector<Part> SummaLinear::biases(const ParamStore& store, const LinearSpec& spec) const {
+  std::vector<Part> all;
+  if (!spec.bias) return all;
+  for (const LinearPart& part : spec.parts) {
+    const AxisSet cols = parts_.cut(part, columns());
+    all.push_back({part.name + ".bias",
+                   store.whole({part.out}).with(cols, split(0)),
+                   {Init::Kind::zeros, 0},
+                   place_.row | (place_.col & ~cols)});
+  }
+  return all;
+}
+
+Panels SummaLinear::weight_panels(Exec& ex) const {
+  return {ex, col_line(), weights_.piece(col_line().size()), "summa.weight", ranks_.overlap()};
+}
+
+Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusion& fusion) {
+  const Shape block = weights_.piece(col_line().size()).shape;
+  Scratch y;
+  Panels weights = weight_panels(ex);
+  if (place_.input_stays) {
+    y = ex.take("linear.y", {x.rows(), block[0]}, x.dtype);
+    Sums sums(row_line(), y, "summa.partial", ranks_.overlap());
+    summa_abt(ex, x, std::move(weights), sums);
+    sums.finish(ex);
+  } else {
+    Panels inputs = along_row(ex, x, "summa.x");
+    y = ex.take("linear.y", {x.rows(), block[1]}, accumulator_of(x.dtype));
+    summa_ab(ex, std::move(inputs), std::move(weights), y);
+    y = in_type(ex, std::move(y), x.dtype);
+  }
+  finish(ex, y, weights_.bias(), fusion);
+  return y;
+}
+
+Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                              GradSink& grads) {
+  Panels weights = weight_panels(ex);
+  Panels moving = place_.input_stays ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
+  weights_.bias_gradient(ex, dy, grads);  // hides the first blocks on their way
+  const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
+  Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
+  Scratch dx;
+  if (place_.input_stays) {
+    dx = ex.take("linear.dx", x.shape, accumulator_of(dy.dtype));
+    summa_ab_atb(ex, std::move(moving), std::move(weights), dx, x, dw, dweight.accumulate);
+    dx = in_type(ex, std::move(dx), dy.dtype);
+  } else {
+    dx = ex.take("linear.dx", x.shape, dy.dtype);
+    Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());
+    summa_abt(ex, dy, std::move(weights), sums);
+    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // hides the last sums of dx
+    sums.finish(ex);
+  }
+  dw.finish_later(ex, grads, weights_.slot());
+  if (fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
+  return dx;
+}
+
+}  // namespace trainer::parallel

@@ -1,0 +1,124 @@
+#pragma once
+// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks, block
+// (i, j) on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
+// stays where it is:
+//
+//   product     along a row of ranks          along a column of ranks       stays    elements in messages of a rank
+//   C = A·B     blocks of A are broadcast     blocks of B are broadcast     C        MK/q + KN/q
+//   C = A·Bᵀ    blocks of C are added up      blocks of B are broadcast     A        MN/q + NK/q
+//   C = Aᵀ·B    blocks of A are broadcast     blocks of C are added up      B        KM/q + MN/q
+//
+// Derivatives of each are two of the three: the set is closed. A block is broadcast one step before it is used, and
+// added up while the next is computed, so that either runs under a product.
+#include <array>
+
+#include "comm/communicator.h"
+#include "parallel/finish.h"
+#include "parallel/parts.h"
+
+namespace trainer::parallel {
+
+/// The blocks of one operand along a line of ranks, one after the other. The owner's is used where it lies.
+class Panels {
+ public:
+  /// Starts the first broadcast. `own`: this rank's block, packed, in place until the last step. `overlap` false: each
+  /// broadcast is waited for at once.
+  Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap);
+  int64_t steps() const { return line_.size(); }
+  /// Starts the broadcast of the block after the next one, into the memory of the block before: call it for all
+  /// operands of a step, then next() for each.
+  void go_ahead(Exec& ex);
+  /// The block of place 0, 1, …; waits for it.
+  const Tensor& next(Exec& ex);
+
+ private:
+  void start(Exec& ex, int64_t step);
+  struct Slot {
+    Scratch memory;
+    Tensor panel;
+    comm::Ticket ticket;  // declared last: memory outlives what uses it
+  };
+  comm::Communicator& line_;
+  const Tensor own_;
+  const char* tag_;
+  const bool overlap_;
+  int64_t step_ = 0;
+  std::array<Slot, 2> slots_;
+};
+
+/// The blocks of a result along a line of ranks: what a rank has of block l is added up on rank l, which owns it.
+class Sums {
+ public:
+  /// `result`: this rank's own block, packed. Blocks are formed and added in its type.
+  Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool overlap);
+  /// Where the next block's part of this rank is to be put: the result itself where it is its own.
+  Tensor next(Exec& ex);
+  /// Whether that is so.
+  bool own() const { return step_ == line_.rank(); }
+  /// It is there: starts the sum.
+  void send(Exec& ex);
+  /// Waits for the sums that are left.
+  void finish(Exec& ex);
+  /// They go on, as the gradient of what is stored of a slot.
+  void finish_later(Exec& ex, GradSink& grads, params::SlotId slot);
+
+ private:
+  struct Slot {
+    Scratch memory;
+    comm::Ticket ticket;
+  };
+  Slot& slot(int64_t step) { return slots_[static_cast<size_t>(step % 2)]; }
+  comm::Communicator& line_;
+  const Tensor result_;
+  const char* tag_;
+  const bool overlap_;
+  int64_t step_ = 0;
+  Tensor part_;
+  std::array<Slot, 2> slots_;
+};
+
+// The products; panels are used up, sums are not waited for.
+
+/// c = A·B; a along the row of ranks, b along the column. c [m, n] of the accumulator type.
+void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c);
+/// C = a·Bᵀ; b along the column of ranks, c along the row.
+void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
+/// C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: added to what C is.
+void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
+/// c = A·B and D = Aᵀ·x from one broadcast of A.
+void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate = false);
+
+/// The linear of a square of ranks: all of its matrices are in blocks, rows over axis `row`, columns over `col`. Y
+/// stays where it is, W is [in, out]; or X does, and W is [out, in].
+class SummaLinear final : public Linear {
+ public:
+  struct Place {
+    AxisSet row = 0, col = 0;
+    bool input_stays = false;
+  };
+  /// Code::config where an extent does not divide.
+  SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
+
+  Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
+  Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
+                   GradSink& grads) override;
+
+ private:
+  PartSpread columns() const { return {.spread = {place_.row, place_.col}, .by_heads = true}; }
+  std::vector<params::Part> weights(const ParamStore& store, const LinearSpec& spec) const;
+  std::vector<params::Part> biases(const ParamStore& store, const LinearSpec& spec) const;
+  /// The ranks of this rank's row, and of its column.
+  comm::Communicator& row_line() const { return ranks_.along(place_.col); }
+  comm::Communicator& col_line() const { return ranks_.along(place_.row); }
+  Panels along_row(Exec& ex, const Tensor& own, const char* tag) const {
+    return {ex, row_line(), own, tag, ranks_.overlap()};
+  }
+  Panels weight_panels(Exec& ex) const;
+
+  const Ranks ranks_;
+  const Place place_;
+  const Parts parts_;
+  const Weights weights_;
+};
+
+}  // namespace trainer::parallel
