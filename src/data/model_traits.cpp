@@ -75,7 +75,11 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
   FieldReader model(serialized);
   while (model.next()) {
     FieldReader spec(model.bytes());
-    if (model.number() == 2) {
+    if (model.number() == 1) {
+      while (spec.next()) {
+        if (spec.number() == 1) traits.nul_in_piece |= spec.bytes().find('\0') != std::string_view::npos;
+      }
+    } else if (model.number() == 2) {
       while (spec.next()) {
         if (spec.number() == 3) traits.bpe = spec.value() == kBpe;
       }

@@ -79,6 +79,7 @@ Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origi
                 fmt::format("{}: not a usable SentencePiece model ({} bytes): {}", origin, serialized.size(), reason));
   };
   if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
+  if (traits->nul_in_piece) refuse("a piece holds a NUL character");
   // A library that trims spaces would trim ours: then each line keeps the library's prefix.
   state.own_prefix = traits->dummy_prefix && !traits->trims_spaces;
   const std::string loaded = state.own_prefix ? serialized + std::string(kNoDummyPrefix) : serialized;

@@ -159,9 +159,10 @@ TEST(Tokenizer, RefusesFilesThatAreNoModel) {
   const std::string model = small_tokenizer().bytes();
   std::string flipped = model;
   flipped[3] = '\x7f';
+  const std::string nul_in_piece = model + std::string("\n\x05\n\x03\x61\0\x62", 7);  // once ended the program
   int number = 0;
   for (const std::string& bytes : {std::string(), std::string("garbage"), std::string(1000, '\0'),
-                                   model.substr(0, model.size() / 2), novel().substr(0, 5000), flipped}) {
+                                   model.substr(0, model.size() / 2), novel().substr(0, 5000), flipped, nul_in_piece}) {
     const std::string file = write(folder / fmt::format("bad{}.model", number++), bytes);
     expect_error(Code::data, {file, "not a usable SentencePiece model"}, [&] { Tokenizer::load(file); });
   }
