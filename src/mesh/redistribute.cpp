@@ -25,10 +25,15 @@ void fill_zeros(Exec& ex, const Tensor& tensor) {
 
 std::byte* at(const Tensor& tensor, int64_t byte) { return tensor.data == nullptr ? nullptr : tensor.data + byte; }
 
-/// [rows, cols, width] bytes → [cols, rows, width].
+/// [rows, cols, width] bytes → [cols, rows, width], in as few copies as can be.
 void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int64_t cols, int64_t width) {
-  for (int64_t col = 0; col < cols; ++col)
-    copy_rows(ex, at(from, col * width), cols * width, at(to, col * rows * width), width, rows, width);
+  if (cols <= rows) {
+    for (int64_t col = 0; col < cols; ++col)
+      copy_rows(ex, at(from, col * width), cols * width, at(to, col * rows * width), width, rows, width);
+  } else {
+    for (int64_t row = 0; row < rows; ++row)
+      copy_rows(ex, at(from, row * cols * width), width, at(to, row * width), rows * width, cols, width);
+  }
 }
 
 /// A tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.

@@ -20,7 +20,7 @@ class Optimus(rig.Runs):
             self.train(f"run.dir=alone-{family}", *COMMON, *common)
             for (q, depth, data), transport, sets in (
                     ((2, 1, 1), "mpi", ()), ((2, 1, 1), "threads", ("parallel.stationary=paper", "parallel.panels=gather")),
-                    ((4, 1, 1), "threads", ("parallel.node_tile=[2, 2]",)), ((2, 2, 1), "mpi", ()),
+                    ((4, 1, 1), "threads", ("parallel.node_tile=[2, 2]",)), ((4, 1, 1), "mpi", ()), ((2, 2, 1), "mpi", ()),
                     ((2, 1, 2), "threads", ()), ((1, 2, 1), "threads", ())):
                 run = f"{family}-{q}-{depth}-{data}-{transport}"
                 self.square(q, depth, f"run.dir={run}", *common, *sets, data=data, transport=transport)

@@ -7,20 +7,38 @@
 namespace trainer::tests {
 namespace {
 
-class TrainingByNccl : public testing::TestWithParam<config::Arch> {};
+class TrainingByNccl : public testing::TestWithParam<config::Arch> {
+ protected:
+  TrainingByNccl() {
+    emulator::set_devices(4);
+    by_nccl.carrier = [](comm::World& world, device::Device& device) { return comm::nccl::make_world(world, device); };
+    c.optim.lr = 1e-3;
+    c.model.n_head = 2;
+    c.model.n_kv_head = 2;
+    c.model.seq_len = 12;
+  }
+  /// Two steps of a layout on so many ranks, beside those of one.
+  Result expect_to_follow(const config::Config& many, int64_t ranks, const Result& one) {
+    const Result result = train(many, DType::f32, 2, by_nccl);
+    EXPECT_EQ(emulator::live_nccl_communicators(), 0);
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_FALSE(emulator::take_nccl_log(rank).empty());
+    EXPECT_TRUE(result.start == one.start);
+    expect_same_gradients(result.gradients, one.gradients, 1e-5);
+    for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
+    train::CommBytes predicted = result.predicted;
+    for (auto& [axis, operations] : predicted)
+      for (auto& [operation, count] : operations) count *= 2;
+    EXPECT_EQ(result.measured, predicted);
+    return result;
+  }
+  const HowToRun alone{.device = [](int rank) { return device::cuda::make_device(rank, 1); }};
+  HowToRun by_nccl = alone;
+  config::Config c = tiny_config(GetParam());
+};
 INSTANTIATE_TEST_SUITE_P(Models, TrainingByNccl, testing::Values(config::Arch::gpt2, config::Arch::llama),
                          [](const auto& param) { return param.param == config::Arch::gpt2 ? "gpt2" : "llama"; });
 
 TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
-  emulator::set_devices(4);
-  const HowToRun alone{.device = [](int rank) { return device::cuda::make_device(rank, 1); }};
-  HowToRun by_nccl = alone;
-  by_nccl.carrier = [](comm::World& world, device::Device& device) { return comm::nccl::make_world(world, device); };
-  config::Config c = tiny_config(GetParam());
-  c.optim.lr = 1e-3;
-  c.model.n_head = 2;
-  c.model.n_kv_head = 2;
-  c.model.seq_len = 12;
   const Result one = train(c, DType::f32, 2, alone);
   for (const auto& [tensor, data, zero, sequence] : {std::tuple{2, 1, 0, false},
                                                      {2, 1, 0, true},
@@ -35,17 +53,24 @@ TEST_P(TrainingByNccl, FollowsOneRankInEveryLayout) {
     many.parallel.data = data;
     many.parallel.zero_stage = zero;
     many.parallel.sequence_parallel = sequence;
-    const Result result = train(many, DType::f32, 2, by_nccl);
-    EXPECT_EQ(emulator::live_nccl_communicators(), 0);
-    for (int rank = 0; rank < tensor * data; ++rank) EXPECT_FALSE(emulator::take_nccl_log(rank).empty());
-    EXPECT_TRUE(result.start == one.start);
-    expect_same_gradients(result.gradients, one.gradients, 1e-5);
-    for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
-    train::CommBytes predicted = result.predicted;
-    for (auto& [axis, operations] : predicted)
-      for (auto& [operation, count] : operations) count *= 2;
-    EXPECT_EQ(result.measured, predicted);
+    const Result result = expect_to_follow(many, tensor * data, one);
     if (data * tensor == 4 && zero == 1) expect_same_bits(train(many, DType::f32, 2, by_nccl), result);  // once more
+  }
+}
+
+TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
+  const Result one = train(c, DType::f32, 2, alone);
+  for (const auto& [panels, stationary] : {std::pair{"ring", "auto"}, {"ring", "paper"}, {"gather", "auto"}}) {
+    SCOPED_TRACE(format("{}, {}", panels, stationary));
+    config::Config many = c;
+    many.parallel.strategy = "optimus-2d";
+    many.parallel.mesh = {2, 2};
+    many.parallel.panels = panels;
+    many.parallel.stationary = stationary;
+    many.parallel.data = 1;
+    const Result result = expect_to_follow(many, 4, one);
+    many.debug.overlap = false;
+    expect_same_bits(train(many, DType::f32, 2, by_nccl), result);
   }
 }
 

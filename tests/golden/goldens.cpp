@@ -111,6 +111,8 @@ struct Shape {
   bool tied;
   double dropout;
   std::vector<int64_t> grid = {};  // of AxoNN-4D, instead of tensor
+  std::vector<int64_t> mesh = {};  // of Optimus-2D
+  const char *panels = "ring", *stationary = "auto";
 };
 
 config::Config configure(const Shape& s) {
@@ -133,6 +135,12 @@ config::Config configure(const Shape& s) {
   if (!s.grid.empty()) {
     c.parallel.strategy = "axonn-4d";
     c.parallel.grid = s.grid;
+  }
+  if (!s.mesh.empty()) {
+    c.parallel.strategy = "optimus-2d";
+    c.parallel.mesh = s.mesh;
+    c.parallel.panels = s.panels;
+    c.parallel.stationary = s.stationary;
   }
   return c;
 }
@@ -159,6 +167,11 @@ std::vector<Case> cases() {
       {"grid2x2x2", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {2, 2, 2}}},
       {"grid4x1x2_llama_kv2", {1, 1, !kSp, Arch::llama, 2, 2, 0, !kTied, 0.1, {4, 1, 2}}},
       {"grid1x3x1_data2_zero", {1, 2, !kSp, Arch::gpt2, 2, 24, 1, !kTied, 0.1, {1, 3, 1}}},
+      {"mesh2x2", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {}, {2, 2}}},
+      {"mesh2x2_gather", {1, 1, !kSp, Arch::gpt2, 4, 24, 0, kTied, 0.1, {}, {2, 2}, "gather"}},
+      {"mesh3x3_llama_kv3", {1, 1, !kSp, Arch::llama, 3, 3, 0, !kTied, 0.1, {}, {3, 3}}},
+      {"mesh4x4_paper_llama_kv2", {1, 1, !kSp, Arch::llama, 4, 2, 0, !kTied, 0, {}, {4, 4}, "ring", "paper"}},
+      {"mesh2x2x2_zero", {1, 1, !kSp, Arch::gpt2, 4, 24, 1, !kTied, 0.1, {}, {2, 2, 2}}},
   };
   std::vector<Case> all;
   for (const auto& [name, shape] : shapes)

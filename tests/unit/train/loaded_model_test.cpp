@@ -117,5 +117,22 @@ TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
   EXPECT_FALSE(one_by_one[0].sequence_parallel);
 }
 
+TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
+  config::Config c = configure({1, 1, true, config::Arch::gpt2, 4});
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = {2, 2, 2};
+  std::vector<std::string> offered;
+  for (const config::Parallel& layout : parallel::replica_layouts(c, 16)) {
+    config::Config of = c;
+    of.parallel = layout;
+    offered.push_back(format("{} x {}", config::replica_text(of), layout.data));
+  }
+  ASSERT_GE(offered.size(), 3u);
+  EXPECT_EQ(offered[0], "tensor = 1 x 16");
+  EXPECT_EQ(offered[1], "mesh = [2, 2, 2] x 2");
+  EXPECT_EQ(offered[2], "tensor = 2 x 8");
+  for (const config::Parallel& layout : parallel::generation_layouts(c, 16)) EXPECT_EQ(layout.strategy, "megatron-1d");
+}
+
 }  // namespace
 }  // namespace trainer::tests
