@@ -1,7 +1,5 @@
 #include "parallel/optimus2d.h"
 
-#include <algorithm>
-
 #include "parallel/grid_linear.h"
 #include "parallel/summa.h"
 
@@ -9,15 +7,23 @@ namespace trainer::parallel {
 namespace {
 
 using Extents = std::vector<int>;
-using Names = std::vector<std::string>;
 
-/// Names of the factors that an axis is cut in.
-Names names_of(const std::string& axis, const Extents& extents) {
-  if (extents.size() == 1) return {axis};
-  Names names;
-  for (size_t i = 0; i < extents.size(); ++i) names.push_back(format("{}{}", axis, i));
-  return names;
-}
+/// An axis in factors: of its tiles, and of the ranks of a tile. Those of one rank are left out.
+struct Axis {
+  Axis(const std::string& name, Extents tile_factors, Extents rank_factors) {
+    std::erase(tile_factors, 1);
+    std::erase(rank_factors, 1);
+    if (tile_factors.empty() && rank_factors.empty()) rank_factors = {1};
+    const bool one = tile_factors.size() + rank_factors.size() == 1;
+    for (const auto& [extents, axes] : {std::pair{&tile_factors, &tiles}, {&rank_factors, &ranks}})
+      for (const int extent : *extents) {
+        names.push_back(one ? name : format("{}{}", name, names.size()));
+        axes->push_back({names.back(), extent});
+      }
+  }
+  std::vector<mesh::MeshAxis> tiles, ranks;
+  std::vector<std::string> names;  // of all factors, outermost first
+};
 
 }  // namespace
 
@@ -25,55 +31,40 @@ mesh::MeshShape Optimus2D::mesh_shape(int world, const config::Parallel& paralle
   const auto extent = [](const std::vector<int64_t>& list, size_t i) { return static_cast<int>(list.at(i)); };
   const int q = extent(parallel.mesh, 0), depth = parallel.mesh.size() > 2 ? extent(parallel.mesh, 2) : 1;
   const int tile_rows = extent(parallel.node_tile, 0), tile_cols = extent(parallel.node_tile, 1);
-  const int replica = q * q * depth, kv = static_cast<int>(kv_heads);
+  const int replica = q * q * depth;
   TRAINER_CHECK(extent(parallel.mesh, 1) == q && world % replica == 0 && q % tile_rows == 0 && q % tile_cols == 0,
                 "{} ranks for a mesh of {} x {} x {}, tiles of {} x {}", world, q, extent(parallel.mesh, 1), depth,
                 tile_rows, tile_cols);
-  const int row_tiles = q / tile_rows, col_tiles = q / tile_cols;
 
-  // Each axis: tiles, then ranks of a tile. Where ranks share heads, one of the two is cut again.
-  Extents outer = {col_tiles}, inner = {tile_cols};
-  const bool shared = kv > 0 && q > kv;
-  if (shared && kv <= col_tiles) {
-    outer = {kv, col_tiles / kv};
-  } else if (shared) {
-    inner = {kv / col_tiles, q / kv};
-  }
-  TRAINER_CHECK(!shared || (q % kv == 0 && (col_tiles % kv == 0 || kv % col_tiles == 0)),
-                "{} key/value heads for {} tiles of {} columns", kv, col_tiles, tile_cols);
-  const auto drop_ones = [](Extents& extents) { std::erase(extents, 1); };
-  drop_ones(outer);
-  drop_ones(inner);
-  Extents rows = {row_tiles, tile_rows}, cols = outer;
-  drop_ones(rows);
-  if (rows.empty()) rows = {1};
-  cols.insert(cols.end(), inner.begin(), inner.end());
-  if (cols.empty()) cols = {1};
-  const Names row_names = names_of("row", rows), col_names = names_of("col", cols);
+  // Where ranks share heads, the outer factors of "col" make as many groups as there are heads.
+  const int tiles = q / tile_cols, kv = static_cast<int>(kv_heads);
+  const bool shared = kv > 0 && q > kv, within_tiles = shared && kv > tiles;
+  TRAINER_CHECK(!shared || (q % kv == 0 && (tiles % kv == 0 || kv % tiles == 0)),
+                "{} key/value heads for {} tiles of {} columns", kv, tiles, tile_cols);
+  const Axis rows("row", {q / tile_rows}, {tile_rows});
+  const Axis cols("col", shared && !within_tiles ? Extents{kv, tiles / kv} : Extents{tiles},
+                  within_tiles ? Extents{kv / tiles, q / kv} : Extents{tile_cols});
 
   std::vector<mesh::MeshAxis> axes = {{depth == 1 ? "data" : "replica", world / replica}};
-  std::vector<std::pair<std::string, Names>> aliases;
+  std::vector<std::pair<std::string, std::vector<std::string>>> aliases;
   if (depth > 1) {
     axes.push_back({"depth", depth});
     aliases.push_back({"data", {"replica", "depth"}});
   }
-  const auto add = [&](const Extents& extents, const Names& names, size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) axes.push_back({names[i], extents[i]});
-  };
-  const size_t rows_outside = row_tiles > 1 ? 1 : 0, cols_outside = outer.size();
-  add(rows, row_names, 0, rows_outside);
-  add(cols, col_names, 0, cols_outside);
-  add(rows, row_names, rows_outside, rows.size());
-  add(cols, col_names, cols_outside, cols.size());
-
-  if (row_names.size() > 1) aliases.push_back({"row", row_names});
-  if (col_names.size() > 1) aliases.push_back({"col", col_names});
-  if (shared) {  // the first factors make as many groups as there are heads
-    size_t groups = 0;
-    for (int product = 1; product < kv; ++groups) product *= cols[groups];
-    const auto end = col_names.begin() + static_cast<std::ptrdiff_t>(groups);
-    if (groups > 0) aliases.push_back({"kv", Names(col_names.begin(), end)});
-    if (groups > 0) aliases.push_back({"rep", Names(end, col_names.end())});
+  for (const auto* factors : {&rows.tiles, &cols.tiles, &rows.ranks, &cols.ranks})
+    axes.insert(axes.end(), factors->begin(), factors->end());
+  if (rows.names.size() > 1) aliases.push_back({"row", rows.names});
+  if (cols.names.size() > 1) aliases.push_back({"col", cols.names});
+  if (shared && kv > 1) {
+    std::vector<std::string> outer, inner;
+    int groups = 1;
+    for (const auto* factors : {&cols.tiles, &cols.ranks})
+      for (const mesh::MeshAxis& factor : *factors) {
+        (groups < kv ? outer : inner).push_back(factor.name);
+        groups *= factor.size;
+      }
+    aliases.push_back({"kv", outer});
+    aliases.push_back({"rep", inner});
   }
   return mesh::MeshShape(axes, aliases);
 }

@@ -257,41 +257,45 @@ TEST(Summa, SumsABf16ProductInSinglePrecision) {
 
 TEST(Summa, SchedulesChangeNoBit) {
   const int64_t m = 24, k = 36, n = 60;
-  const Matrix a = drawn("a", m, k, 0), b = drawn("b", k, n, 0);
-  const auto run = [&](bool overlap, double delay) {
-    std::vector<float> all;
-    std::mutex mutex;
+  const Matrix a = drawn("a", m, k, 0), b = drawn("b", k, n, 0), a_transposed = transpose(a),
+               b_transposed = transpose(b);
+  /// What all ranks find, the same in every repetition. Messages are late by up to so many seconds.
+  const auto run = [&](int q, bool overlap, double delay, int repetitions) {
+    std::vector<std::vector<float>> all(static_cast<size_t>(q * q));
     comm::WorldOptions options{.timeout_s = 60};
     if (delay > 0)
       options.delay = [=, count = std::make_shared<std::atomic<uint64_t>>(0)](int) {
-        return delay * (philox_at(philox_key(1, "delay"), count->fetch_add(1)) % 30);
+        return delay * static_cast<double>(philox_at(philox_key(1, "delay"), count->fetch_add(1)) % 30) / 30;
       };
-    comm::run_on_threads(9, options, [&](comm::World& world) {
-      Rank rank(world, 3, DType::f32, overlap);
+    comm::run_on_threads(q * q, options, [&](comm::World& world) {
+      Rank rank(world, q, DType::f32, overlap);
+      const Scratch left = rank.block(a), right = rank.block(b), left_transposed = rank.block(a_transposed),
+                    right_transposed = rank.block(b_transposed), y = rank.result(m, n);
+      std::vector<float>& first = all[static_cast<size_t>(world.rank())];
       std::vector<float> own;
-      for (int repeat = 0; repeat < (delay > 0 ? 100 : 1); ++repeat) {
+      const auto keep = [&] {
+        const auto values = y.tensor().span<float>();
+        own.insert(own.end(), values.begin(), values.end());
+      };
+      for (int repetition = 0; repetition < repetitions; ++repetition) {
         own.clear();
-        const Scratch y = rank.result(m, n);
-        const auto keep = [&] {
-          const auto values = y.tensor().span<float>();
-          own.insert(own.end(), values.begin(), values.end());
-        };
-        ab(rank, rank.block(a), rank.block(b), y);
+        ab(rank, left, right, y);
         keep();
-        abt(rank, rank.block(a), rank.block(transpose(b)), y);
+        abt(rank, left, right_transposed, y);
         keep();
-        atb(rank, rank.block(transpose(a)), rank.block(b), y);
+        atb(rank, left_transposed, right, y);
         keep();
+        if (repetition == 0) first = own;
+        ASSERT_TRUE(own == first) << "repetition " << repetition;
       }
-      const std::lock_guard lock(mutex);
-      all.resize(9 * own.size());
-      std::ranges::copy(own, all.begin() + static_cast<std::ptrdiff_t>(own.size()) * world.rank());
     });
     return all;
   };
-  const std::vector<float> usual = run(true, 0);
-  EXPECT_TRUE(run(false, 0) == usual);
-  EXPECT_TRUE(run(true, 1e-6) == usual);
+  for (const int q : {2, 3}) {
+    const auto usual = run(q, true, 0, 1);
+    EXPECT_TRUE(run(q, false, 0, 1) == usual);
+    EXPECT_TRUE(run(q, true, 30e-6, q == 2 ? 1000 : 50) == usual);
+  }
 }
 
 /// One linear of a kind, and all that it computes.
