@@ -30,7 +30,8 @@ struct TrainState {
   int64_t best_step = -1;
   int64_t skipped_in_row = 0;  // the last so many steps had a loss or gradient that was not finite: no update
   bool finite_weights = true;
-  /// Training goes on from here as it should; other checkpoints never replace one that is sound.
+  /// The weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
+  /// Retention::keep (checkpoint/store.h).
   bool sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 

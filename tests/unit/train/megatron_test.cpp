@@ -1,9 +1,7 @@
 // Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
 #include "unit/train/megatron.h"
-#include "checkpoint/reader.h"
-#include "checkpoint/store.h"
 #include "train/replica_check.h"
-#include "unit/checkpoint/fixture.h"
+#include "unit/train/layout_checks.h"
 
 namespace trainer::tests {
 namespace {
@@ -184,66 +182,14 @@ TEST(MegatronReplicas, StayEqualAndAreCompared) {
 }
 
 TEST(MegatronCheckpoints, AreTheSameTensorsInAnyLayout) {
-  const Layout layouts[] = {{2, 1, true}, {1, 1, true}, {4, 2, true, Arch::gpt2, 1}, {8, 1, false}};
-  checkpoint::TempFolder folder;
-  Tensors saved;
-  for (size_t i = 0; i < std::size(layouts); ++i) {
-    Layout l = layouts[i];
-    config::Config c = configure(l);
-    c.parallel.zero_stage = 1;
-    const auto path = folder.path() / std::to_string(i);
-    std::mutex mutex;
-    Tensors loaded;
-    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::bf16, 1);
-      params::ParamStore& store = run.trainer.store();
-      if (i == 0) {
-        for (int64_t n = 1; n <= 2; ++n) run.step(n);
-      } else {
-        checkpoint::Reader(folder.path() / std::to_string(i - 1)).load(checkpoint::slices_to_fill(store, true), {});
-        store.refresh_compute();
-      }
-      {
-        const std::lock_guard lock(mutex);
-        for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(store, true)) collect(loaded, slice);
-      }
-      checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
-      checkpoint::Snapshot snapshot;
-      snapshot.tensors = checkpoint::slices_to_save(store, true);
-      files.save(snapshot);
-    });
-    if (i == 0) saved = loaded;
-    EXPECT_TRUE(loaded == saved) << i;
-  }
+  const config::Config layouts[] = {configure({2, 1, true}), configure({1, 1, true}),
+                                    configure({4, 2, true, Arch::gpt2, 1}), configure({8, 1, false})};
+  expect_same_tensors_in(layouts);
 }
 
 TEST(MegatronGeneration, ContinuesAsOneRankDoes) {
-  for (const bool sequence_parallel : {false, true}) {
-    const config::Config c = configure({4, 1, sequence_parallel, Arch::llama, 2});
-    const auto logits_of = [](Tiny& run) {
-      train::Trainer& trainer = run.trainer;
-      model::Transformer::Cache cache(run.device, trainer.model());
-      Arena heap(run.device, Arena::Mode::heap);
-      Meter meter;
-      Exec ex{run.device, heap, meter};
-      std::vector<double> all;
-      for (const std::vector<int32_t>& ids : {std::vector<int32_t>{3, 1, 4, 1, 5}, {9}, {2}}) {
-        std::vector<int32_t> copy = ids;
-        const auto n = static_cast<int64_t>(ids.size());
-        const Tensor tokens{reinterpret_cast<std::byte*>(copy.data()), {n}, DType::i32};
-        const Scratch out = trainer.model().extend(
-            ex, {.ids = tokens, .sequences = 1, .seq_len = n, .first_position = cache.used}, cache);
-        for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().as<double>()[v]);
-      }
-      return all;
-    };
-    Tiny alone(on_one_rank(c), DType::f64, 1);
-    const std::vector<double> expected = logits_of(alone);
-    comm::run_on_threads(4, {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f64, 1);
-      EXPECT_LE(distance(logits_of(run), expected), 1e-12);
-    });
-  }
+  for (const bool sequence_parallel : {false, true})
+    expect_text_continued_as_on_one_rank(configure({4, 1, sequence_parallel, Arch::llama, 2}));
 }
 
 }  // namespace

@@ -1,11 +1,9 @@
 // Optimus-2D on ranks that are threads: against one rank, against itself under other schedules, and in other layouts.
 #include "unit/train/optimus.h"
 
-#include "checkpoint/reader.h"
-#include "checkpoint/store.h"
 #include "parallel/tagged.h"
 #include "train/replica_check.h"
-#include "unit/checkpoint/fixture.h"
+#include "unit/train/layout_checks.h"
 
 namespace trainer::tests {
 namespace {
@@ -260,65 +258,14 @@ TEST(OptimusCheckpoints, AreTheSameTensorsInAnyLayout) {
                                     configure(Square{2, 2, 2, Arch::gpt2, "auto"}),
                                     axonn,
                                     configure(Square{2, 1, 2, Arch::gpt2, "paper", {2, 1}})};
-  checkpoint::TempFolder folder;
-  Tensors saved;
-  for (size_t i = 0; i < std::size(layouts); ++i) {
-    config::Config c = layouts[i];
-    c.parallel.zero_stage = 1;
-    const auto path = folder.path() / std::to_string(i);
-    std::mutex mutex;
-    Tensors loaded;
-    const int64_t ranks = config::ranks_of_replica(c) * std::max<int64_t>(1, c.parallel.data);
-    comm::run_on_threads(static_cast<int>(ranks), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::bf16, 1);
-      params::ParamStore& store = run.trainer.store();
-      if (i == 0) {
-        for (int64_t n = 1; n <= 2; ++n) run.step(n);
-      } else {
-        checkpoint::Reader(folder.path() / std::to_string(i - 1)).load(checkpoint::slices_to_fill(store, true), {});
-        store.refresh_compute();
-      }
-      {
-        const std::lock_guard lock(mutex);
-        for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(store, true)) collect(loaded, slice);
-      }
-      checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
-      checkpoint::Snapshot snapshot;
-      snapshot.tensors = checkpoint::slices_to_save(store, true);
-      files.save(snapshot);
-    });
-    if (i == 0) saved = loaded;
-    EXPECT_TRUE(loaded == saved) << i;
-  }
+  expect_same_tensors_in(layouts);
 }
 
 TEST(OptimusGeneration, ContinuesAsOneRankDoes) {
   for (const Square& s : {Square{2}, Square{2, 2, 1, Arch::llama, "paper"}, Square{3, 1, 1, Arch::llama},
                           Square{2, 1, 1, Arch::gpt2, "auto", {1, 1}, "gather"}}) {
-    const config::Config c = configure(s);
-    const auto logits_of = [](Tiny& run) {
-      train::Trainer& trainer = run.trainer;
-      model::Transformer::Cache cache(run.device, trainer.model());
-      Arena heap(run.device, Arena::Mode::heap);
-      Meter meter;
-      Exec ex{run.device, heap, meter};
-      std::vector<double> all;
-      for (const std::vector<int32_t>& ids : {std::vector<int32_t>{3, 1, 4, 1, 5}, {9}, {2}}) {
-        std::vector<int32_t> copy = ids;
-        const auto n = static_cast<int64_t>(ids.size());
-        const Tensor tokens{reinterpret_cast<std::byte*>(copy.data()), {n}, DType::i32};
-        const Scratch out = trainer.model().extend(
-            ex, {.ids = tokens, .sequences = 1, .seq_len = n, .first_position = cache.used}, cache);
-        for (int64_t v = 0; v < kTinyVocab; ++v) all.push_back(out.tensor().as<double>()[v]);
-      }
-      return all;
-    };
-    Tiny alone(on_one_rank(c), DType::f64, 1);
-    const std::vector<double> expected = logits_of(alone);
-    comm::run_on_threads(static_cast<int>(s.ranks()), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f64, 1);
-      EXPECT_LE(distance(logits_of(run), expected), 1e-12) << to_string(s);
-    });
+    SCOPED_TRACE(s);
+    expect_text_continued_as_on_one_rank(configure(s));
   }
 }
 
