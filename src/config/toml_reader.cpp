@@ -66,7 +66,7 @@ void read_value(const toml::node& node, TomlNode& out) {
       out.value = std::move(integers);
       return;
     }
-    out.shown = format("a list of {} strings", list.size());
+    out.shown = list.empty() ? "an empty list" : format("a list of {} strings", list.size());
     out.value = std::move(list);
   } else {
     out.shown = node.is_table() ? "a table" : "a date or time";

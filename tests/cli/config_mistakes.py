@@ -62,6 +62,8 @@ CASES = [
            sets=["parallel.tensor=2"], status=3),
     config("strategy to come", TINY, '"autoddl" is not built yet in this version; there is: megatron-1d',
            sets=["parallel.strategy=autoddl"]),
+    config("mesh of nothing", TINY, "parallel.mesh=[]: expected a list of integers >= 1 and <= 4096, found an empty list",
+           sets=["parallel.mesh=[]"]),
     config("offload to come", TINY, '"cpu" is not built yet in this version', sets=["offload.optimizer=cpu"]),
     config("ZeRO stage that does not exist", TINY, "expected an integer >= 0 and <= 1, found the integer 2", sets=["parallel.zero_stage=2"]),
     config("two replicas without mpirun", TINY, "tensor = 1 x data = 2 does not make 1 rank; start it with mpirun -np 2",
