@@ -13,7 +13,8 @@ std::vector<OffloadRung> offload_ladder(int64_t parameters, int64_t subgroup, in
   const auto rung = [&](std::string name, config::Fraction share, bool blocking) {
     const offload::Plan plan{.device_share = share, .slots = slots, .blocking = blocking};
     const std::vector<offload::Place> where = places(plan, count);
-    const offload::Schedule list = schedule({.places = where, .slots = slots, .blocking = blocking, .bounce = bounce});
+    const offload::Schedule list =
+        offload::schedule({.places = where, .slots = slots, .blocking = blocking, .bounce = bounce});
     const offload::Timeline line = play(list, subgroups, rates, sizes, bounce, /*hidden=*/!blocking);
     const double predicted =
         blocking ? 0 : update_seconds(share_of(where, subgroups), count, slots, rates, sizes, bounce);
