@@ -102,46 +102,6 @@ TEST(MegatronPieces, LinearsStayNearDenseOnesInSinglePrecision) {
   }
 }
 
-/// Forward and backward of the embedding with positions.
-Named embedding(int tensor, bool sequence_parallel, const std::vector<int32_t>& ids, DType type) {
-  return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig = make_rig(world, tensor, sequence_parallel, type);
-    const auto embedding = rig.strategy->embedding(
-        rig.store.add_group("g"), {.vocab = 37, .d_model = 6, .positions = kLength, .vocab_multiple = 48});
-    rig.ready();
-    fill_weights(rig.store, false);
-    std::vector<int32_t> own = ids;
-    rig.batch.ids = {reinterpret_cast<std::byte*>(own.data()), {kRows}, DType::i32};
-    const Scratch y = embedding->forward(rig.ex, rig.batch);
-    const Piece rows{rig.tile(6).first_row, 0, 6};
-    const Scratch dy = local(rig, "dy", {rig.tile(6).rows, 6}, rows, false);
-    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
-    rig.done();
-    const std::lock_guard lock(mutex);
-    collect(all, "y", y, rows, kRows);
-    collect_gradients(all, rig.store);
-  });
-}
-
-TEST(MegatronPieces, TheEmbeddingIsExactAtTheEdgesOfItsShards) {
-  // 48 rows over 4 ranks: shards begin at 0, 12, 24 and 36, which holds one token.
-  const std::vector<int32_t> edges = {0, 11, 12, 35, 36, 23, 24, 36, 0, 0, 12, 11,
-                                      5, 5,  5,  36, 35, 24, 23, 1,  2, 3, 0,  36};
-  for (const DType type : {DType::f64, DType::f32}) {
-    const Named dense = embedding(1, false, edges, type);
-    for (const int tensor : {2, 3, 4})
-      for (const bool sequence_parallel : {false, true}) {
-        SCOPED_TRACE(format("{} ranks, sequence parallel {}", tensor, sequence_parallel));
-        const Named cut = embedding(tensor, sequence_parallel, edges, type),
-                    again = embedding(tensor, sequence_parallel, edges, type);
-        EXPECT_EQ(cut.at("y"), dense.at("y"));
-        EXPECT_EQ(cut.at("dwte"), dense.at("dwte"));  // in order of rows, wherever they come from
-        EXPECT_LE(difference(cut.at("dwpe"), dense.at("dwpe")), 1e-6);
-        EXPECT_TRUE(cut == again);
-      }
-  }
-}
-
 struct LossCase {
   int64_t rows, vocab, padded;
   double offset;
