@@ -46,10 +46,9 @@ void require_same_data(const train::LoadedModel& model, const data::EvalData& so
   const std::string text = format("{}: the validation data is not that of the checkpoint {} (hash {}, now {})",
                                   source.name, model.folder.string(), model.val_hash, source.hash);
   if (!allow)
-    throw Error(Code::checkpoint,
-                text +
-                    "; bring it back as it was, name files to evaluate on with --data, or take it all the same: --set "
-                    "checkpoint.allow_other_data=true");
+    throw Error(Code::checkpoint, text +
+                                      "; restore it, name files to evaluate on with --data, or accept it: --set "
+                                      "checkpoint.allow_other_data=true");
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 

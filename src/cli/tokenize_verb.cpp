@@ -38,7 +38,7 @@ int tokenize(const TokenizeOptions& o) {
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
-    log::info("stopped; the same command goes on from here");
+    log::info("stopped; the same command resumes here");
     return 75;
   }
   if (result.replaced > 0)

@@ -90,7 +90,7 @@ void MetricsLog::write_line(std::string line) {
   const int reason = written < 0 ? errno : ENOSPC;  // a short write to a file means that the disk is full
   if (written > 0) torn_ = true;
   if (lost_++ == 0)
-    log::warning("cannot write {}: {}; training goes on without it", file_.string(),
+    log::warning("cannot write {}: {}; training continues without it", file_.string(),
                  std::generic_category().message(reason));
 }
 

@@ -71,7 +71,7 @@ std::string PeakTracker::saw(double flops, std::string_view what) {
     if (!first) return {};
     return faster + (origin_ == "user"
                          ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "
-                           "low; without the key the trainer finds it itself"
+                           "low; remove the key, and the trainer measures it"
                          : " of the data sheet: set hardware.peak_tflops to what this part can do");
   }
   flops_ = flops;
