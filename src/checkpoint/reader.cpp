@@ -59,10 +59,11 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   }
   const auto moment = [](const auto& tensor) { return !is_weight(tensor.name); };
   if (std::ranges::any_of(slices, moment) && std::ranges::none_of(manifest_.tensors, moment)) {
-    throw Error(Code::checkpoint,
-                format("{}: it has weights only, its optimizer state was left out: no run can go on from it; start one "
-                       "from it with model.init_from",
-                       folder_.string()));
+    throw Error(
+        Code::checkpoint,
+        format("{}: it has weights only: no run can resume from it, for the optimizer state is missing; start one "
+               "from it with model.init_from",
+               folder_.string()));
   }
   std::map<std::string, const StoredTensor*> stored;
   for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
@@ -112,8 +113,7 @@ void compare(const std::string& what, const std::string& before, const std::stri
   if (before == now || before.empty() || now.empty()) return;
   const std::string text = format("{} (hash {}, now {})", what, before, now);
   if (!allow)
-    throw Error(Code::checkpoint,
-                format("{}; {}, or go on with it all the same: checkpoint.allow_other_data = true", text, remedy));
+    throw Error(Code::checkpoint, format("{}; {}, or accept it: checkpoint.allow_other_data = true", text, remedy));
   log::warning("{}", text);
 }
 
@@ -146,8 +146,7 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
   }
   require_same_tokenizer(stored, run, folder, allow_other_data);
   compare(format("the training data is not that of the checkpoint {}", folder.string()), stored.data_hash,
-          run.data_hash, "bring back the files of data.train as they were, start anew in another run.dir",
-          allow_other_data);
+          run.data_hash, "restore the files of data.train, start a new run in another run.dir", allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

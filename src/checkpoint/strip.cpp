@@ -88,7 +88,7 @@ Stripped strip(const fs::path& path, const fs::path& output, SystemCalls& calls)
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: exists already; name a folder that is not there", target.string()));
+    throw Error(Code::io, format("{}: exists already; name a folder that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const fs::path temporary = parent / format(".stripping-{}-{:x}", target.filename().string(), ::getpid());
   Stripped done{reader.folder(), 0, 0};

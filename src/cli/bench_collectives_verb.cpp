@@ -1,12 +1,12 @@
 #include <nlohmann/json.hpp>
 
+#include "bench/collectives.h"
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
-#include "comm/bench_collectives.h"
 #include "comm/gpu_transport.h"
-#include "train/machine.h"
-#include "train/units.h"
+#include "measure/units.h"
+#include "plan/machine.h"
 
 namespace trainer::cli {
 namespace {
@@ -14,24 +14,24 @@ namespace {
 using nlohmann::json;
 
 int run(comm::World& world, const config::Config& config, const BenchOptions& o) {
-  train::Machine machine = train::choose_machine(config, world);
+  plan::Machine machine = plan::choose_machine(config, world);
   machine.threads = 1;  // the sums of collectives are their progress threads' work
-  const std::unique_ptr<device::Device> device = train::make_device(machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(machine);
   const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
   comm::World& carrier = gpus ? *gpus : world;
   const std::vector<int64_t> payloads = {1 << 10, 16 << 10, 256 << 10, 1 << 20, 16 << 20};
-  const std::vector<comm::CollectiveRate> rates = comm::bench_collectives(carrier, *device, payloads, o.repeats);
+  const std::vector<bench::CollectiveRate> rates = bench::bench_collectives(carrier, *device, payloads, o.repeats);
   if (!world.first()) return 0;
   const std::string memory = machine.gpu ? format("memory of {}", device_text(machine)) : "host memory";
   json list = json::array();
   std::string text =
       format("{} ranks ({}), {}, fp32, median of {}\n{:<16}{:>10}{:>12}{:>12}{:>18}\n", world.size(),
              carrier.transport(), memory, o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
-  for (const comm::CollectiveRate& rate : rates) {
+  for (const bench::CollectiveRate& rate : rates) {
     const std::string library = rate.mpi_microseconds ? format("{:.1f}", *rate.mpi_microseconds) : "";
     text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op),
-                   train::format_bytes(static_cast<double>(rate.bytes)), rate.microseconds, rate.bus_gbps, library);
+                   measure::format_bytes(static_cast<double>(rate.bytes)), rate.microseconds, rate.bus_gbps, library);
     json entry{{"operation", name_of(rate.op)},
                {"bytes", rate.bytes},
                {"microseconds", rate.microseconds},

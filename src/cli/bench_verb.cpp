@@ -3,21 +3,23 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "bench/attention.h"
+#include "bench/elementwise.h"
+#include "bench/gemm.h"
+#include "bench/optimizer.h"
+#include "bench/step.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
 #include "cli/process.h"
 #include "config/load.h"
 #include "device/cuda/cuda_device.h"
-#include "ops/bench_attention.h"
-#include "ops/bench_elementwise.h"
-#include "ops/bench_gemm.h"
-#include "ops/bench_optimizer.h"
-#include "train/bench_step.h"
-#include "train/events_json.h"
-#include "train/memory_probe.h"
-#include "train/peak.h"
-#include "train/units.h"
+#include "measure/gpu_peak.h"
+#include "measure/memory_probe.h"
+#include "measure/peak.h"
+#include "measure/units.h"
+#include "plan/run_plan.h"
+#include "report/events_json.h"
 
 namespace trainer::cli {
 namespace {
@@ -33,7 +35,7 @@ struct Bench {
     if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
     if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
     if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
-    machine = train::choose_machine(config, *world);
+    machine = plan::choose_machine(config, *world);
   }
   void require_config() const {
     if (options.config.file.empty())
@@ -41,18 +43,18 @@ struct Bench {
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
   /// What rates are shares of; the user's word saves the time of measuring. On a GPU the data sheet's stands beside it.
-  train::PeakTracker measured_peak(device::Device& device) const {
+  measure::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
-      return {ops::best_product_flops(device, machine.compute), "measured", "products of the library"};
-    train::PeakTracker peak = train::make_peak(device, machine, config, *world);
+      return {measure::best_product_flops(device, machine.compute), "measured", "products of the library"};
+    measure::PeakTracker peak = measure::make_peak(device, machine.compute, config, *world);
     peak.measure();
     return peak;
   }
   /// Of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {
-    return machine.gpu ? train::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
+    return machine.gpu ? measure::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }
-  std::string peak_text(const train::PeakTracker& peak) const {
+  std::string peak_text(const measure::PeakTracker& peak) const {
     const std::optional<double> promised = data_sheet_peak();
     return "peak " + to_string(peak.report()) +
            (promised ? format(", data sheet {:.3g} TFLOP/s", *promised * 1e-12) : "");
@@ -72,16 +74,16 @@ struct Bench {
   BenchOptions options;
   std::unique_ptr<comm::World> world = comm::solo_world();
   config::Config config;
-  train::Machine machine;
+  plan::Machine machine;
 };
 
 constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
 
-json peak_json(const train::PeakTracker& peak) { return train::to_json(peak.report()); }
+json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
 
 /// Those asked for; else of the linear layers of the configuration, or of some usual ones.
-std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
-  std::vector<ops::GemmShape> asked;
+std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
+  std::vector<bench::GemmShape> asked;
   for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
   if (!asked.empty()) return asked;
   if (b.options.config.file.empty()) {
@@ -94,10 +96,10 @@ std::vector<ops::GemmShape> gemm_shapes(const Bench& b) {
   const config::Model& m = b.config.model;
   const int64_t tokens = b.config.train.micro_batch * m.seq_len, head = m.d_model / m.n_head;
   const int64_t up = m.arch == config::Arch::llama ? 2 * m.d_ff : m.d_ff;
-  std::vector<ops::GemmShape> shapes = {{tokens, m.d_model, (m.n_head + 2 * m.n_kv_head) * head},
-                                        {tokens, m.d_model, m.d_model},
-                                        {tokens, m.d_model, up},
-                                        {tokens, m.d_ff, m.d_model}};
+  std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, (m.n_head + 2 * m.n_kv_head) * head},
+                                          {tokens, m.d_model, m.d_model},
+                                          {tokens, m.d_model, up},
+                                          {tokens, m.d_ff, m.d_model}};
   if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});
   return shapes;
 }
@@ -109,7 +111,7 @@ json tune_gemm(const Bench& b) {
   if (!b.machine.gpu)
     throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
                                  device::cuda::no_device_reason());
-  const ops::MeasuredGemms measured = train::tune_products(b.config, b.machine, kMost, b.options.repeats);
+  const ops::MeasuredGemms measured = bench::tune_products(b.config, b.machine, kMost, b.options.repeats);
   replace_file(b.options.write_tuning, to_json(measured.tuning));
   b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}product\n", measured.tuning.device, measured.tuning.made_with, "us",
                "guess us", "gain", "form"));
@@ -129,7 +131,7 @@ json tune_gemm(const Bench& b) {
 
 /// Instead of rates: whether it would pay to transpose an operand of a product first.
 json bench_forms(const Bench& b) {
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
@@ -137,15 +139,15 @@ json bench_forms(const Bench& b) {
                ops::product_path(*device, b.machine.compute), "m, k, n", "product", "as is us", "left first (no copy)",
                "right first (no copy)"));
   json list = json::array();
-  const auto text = [](const ops::GemmForms::Gain& gain) {
+  const auto text = [](const bench::GemmForms::Gain& gain) {
     return gain.alone > 0 ? format("{:.2f} ({:.2f})", gain.with_copy, gain.alone) : "packed";
   };
-  for (const ops::GemmShape& shape : gemm_shapes(b))
-    for (const ops::GemmForms& f : ops::bench_gemm_forms(ex, b.machine.compute, shape, b.options.repeats)) {
+  for (const bench::GemmShape& shape : gemm_shapes(b))
+    for (const bench::GemmForms& f : bench::bench_gemm_forms(ex, b.machine.compute, shape, b.options.repeats)) {
       const auto [m, k, n] = f.shape;
       b.say(format("{:>22}{:>9}{:>12.1f}{:>22}{:>22}\n", format("{}, {}, {}", m, k, n), f.product, f.seconds * 1e6,
                    text(f.a), text(f.b)));
-      const auto gain = [](const ops::GemmForms::Gain& g) {
+      const auto gain = [](const bench::GemmForms::Gain& g) {
         return json{{"with_copy", g.with_copy}, {"alone", g.alone}};
       };
       list.push_back({{"m", m},
@@ -165,15 +167,15 @@ json bench_forms(const Bench& b) {
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
   if (b.options.forms) return bench_forms(b);
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  train::PeakTracker peak = b.measured_peak(*device);
-  std::vector<ops::GemmRate> measured;
-  for (const ops::GemmShape& shape : gemm_shapes(b)) {
-    measured.push_back(ops::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
-    const ops::GemmRate& rate = measured.back();
+  measure::PeakTracker peak = b.measured_peak(*device);
+  std::vector<bench::GemmRate> measured;
+  for (const bench::GemmShape& shape : gemm_shapes(b)) {
+    measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
+    const bench::GemmRate& rate = measured.back();
     peak.measure();
     peak.saw(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
   }
@@ -181,7 +183,7 @@ json bench_gemm(const Bench& b) {
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
                b.peak_text(peak), "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
-  for (const ops::GemmRate& rate : measured) {
+  for (const bench::GemmRate& rate : measured) {
     const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak.flops()); };
     b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
                  cell(rate.forward), cell(rate.dx), cell(rate.dw)));
@@ -217,15 +219,15 @@ std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
 }
 
 json bench_attention(const Bench& b) {
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  train::PeakTracker peak = b.measured_peak(*device);
-  std::vector<std::pair<ops::AttentionShape, ops::AttentionRate>> measured;
+  measure::PeakTracker peak = b.measured_peak(*device);
+  std::vector<std::pair<ops::AttentionShape, bench::AttentionRate>> measured;
   for (const ops::AttentionShape& shape : attention_shapes(b)) {
-    measured.emplace_back(shape, ops::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
-    const ops::AttentionRate& rate = measured.back().second;
+    measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
+    const bench::AttentionRate& rate = measured.back().second;
     peak.measure();
     peak.saw(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
   }
@@ -235,8 +237,8 @@ json bench_attention(const Bench& b) {
     const double forward = rate.forward_gflops * 1e9 / peak.flops(),
                  backward = rate.backward_gflops * 1e9 / peak.flops();
     b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n",
-                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops, train::format_percent(forward),
-                 rate.backward_gflops, train::format_percent(backward)));
+                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops, measure::format_percent(forward),
+                 rate.backward_gflops, measure::format_percent(backward)));
     rates.push_back({{"batch", s.batch},
                      {"seq_len", s.q_len},
                      {"heads", s.heads},
@@ -258,17 +260,17 @@ json bench_attention(const Bench& b) {
 
 // What this machine can do at most in a compute type, in a moment: for scripts that want to know whether it is quiet.
 json bench_peak(const Bench& b) {
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
-  train::PeakTracker peak = b.measured_peak(*device);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
+  measure::PeakTracker peak = b.measured_peak(*device);
   if (!b.machine.gpu) peak.measure(kPeakWindows);
-  const train::PeakReport report = peak.report();
+  const measure::PeakReport report = peak.report();
   b.say(format("{}, {} threads on {}: {}\n", name_of(b.machine.compute), b.machine.threads,
-               train::device_text(b.machine), b.peak_text(peak)));
+               plan::device_text(b.machine), b.peak_text(peak)));
   if (report.windows > 0)
     b.say(format("median {:.3g}, lowest {:.3g} TFLOP/s\n", report.median_flops * 1e-12, report.lowest_flops * 1e-12));
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
-          {"device", train::device_text(b.machine)},
+          {"device", plan::device_text(b.machine)},
           {"peak_gflops", peak.flops() / 1e9},
           {"peak", peak_json(peak)},
           {"data_sheet_gflops", b.data_sheet_json()}};
@@ -277,15 +279,15 @@ json bench_peak(const Bench& b) {
 json bench_optimizer(const Bench& b) {
   constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
   const int64_t parameters = b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual;
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const ops::OptimizerRate rate = ops::bench_optimizer(ex, parameters, b.options.repeats);
+  const bench::OptimizerRate rate = bench::bench_optimizer(ex, parameters, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(
       format("AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n",
-             where, rate.parameters_per_s * 1e-9, rate.gb_per_s, train::format_percent(rate.share())));
+             where, rate.parameters_per_s * 1e-9, rate.gb_per_s, measure::format_percent(rate.share())));
   return {{"threads", b.machine.threads},
           {"parameters_per_s", rate.parameters_per_s},
           {"gb_per_s", rate.gb_per_s},
@@ -294,19 +296,19 @@ json bench_optimizer(const Bench& b) {
 
 json bench_elementwise(const Bench& b) {
   const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
-  const std::unique_ptr<device::Device> device = train::make_device(b.machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const ops::ElementwiseRates rates =
-      ops::bench_elementwise(ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);
+  const bench::ElementwiseRates rates =
+      bench::bench_elementwise(ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);
   b.say(format("{}; copying {:.1f} GB/s\n{:<26}{:>10}{:>10}{:>10}\n", name_of(b.machine.compute), rates.copy_gb_per_s,
                "operator", "us", "GB/s", "of copy"));
   json list = json::array();
   double lowest = 1e9;
-  for (const ops::ElementwiseRate& rate : rates.operators) {
+  for (const bench::ElementwiseRate& rate : rates.operators) {
     b.say(format("{:<26}{:>10.1f}{:>10.1f}{:>10}\n", rate.name, rate.seconds * 1e6, rate.gb_per_s,
-                 train::format_percent(rate.share)));
+                 measure::format_percent(rate.share)));
     list.push_back({{"name", rate.name},
                     {"microseconds", rate.seconds * 1e6},
                     {"gb_per_s", rate.gb_per_s},
@@ -321,31 +323,39 @@ json bench_elementwise(const Bench& b) {
 
 json bench_step(const Bench& b) {
   b.require_config();
-  const train::StepBench s = train::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats);
-  b.say(train::to_text(s));
+  const bench::StepBench s = bench::bench_step(b.config, b.machine, b.options.warmup, b.options.repeats);
+  b.say(bench::to_text(s));
   json operators = json::array();
-  for (const train::OpShare& op : s.operators)
+  for (const bench::OpShare& op : s.operators)
     operators.push_back({{"name", op.name}, {"calls", op.calls}, {"ms", op.ms}, {"gflop", op.gflops}, {"gb", op.gb}});
-  return {{"parameters", s.parameters},     {"tokens", s.tokens},
-          {"threads", s.threads},           {"compute", s.compute},
-          {"path", s.product_path},         {"step_ms", s.step_ms},
-          {"median_ms", s.median_ms},       {"tokens_per_s", s.tokens_per_s},
-          {"model_tflops", s.model_tflops}, {"peak_tflops", s.peak.flops / 1e12},
-          {"peak", train::to_json(s.peak)}, {"mfu", s.mfu},
-          {"mfu_causal", s.mfu_causal},     {"hfu", s.hfu},
-          {"memory_bytes", s.memory_bytes}, {"operators", operators}};
+  return {{"parameters", s.parameters},
+          {"tokens", s.tokens},
+          {"threads", s.threads},
+          {"compute", s.compute},
+          {"path", s.product_path},
+          {"step_ms", s.step_ms},
+          {"median_ms", s.median_ms},
+          {"tokens_per_s", s.tokens_per_s},
+          {"model_tflops", s.model_tflops},
+          {"peak_tflops", s.peak.flops / 1e12},
+          {"peak", report::to_json(s.peak)},
+          {"mfu", s.mfu},
+          {"mfu_causal", s.mfu_causal},
+          {"hfu", s.hfu},
+          {"memory_bytes", s.memory_bytes},
+          {"operators", operators}};
 }
 
 // Predicted memory against what the process really takes for a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
-  const train::RunPlan plan = train::plan_run(b.config, b.config.data.vocab_size, b.machine, true);
-  train::MemoryProbe probe;
-  const int64_t measured = train::memory_of_steps(b.config, b.machine, 3, probe);
+  const plan::RunPlan plan = plan::plan_run(b.config, b.config.data.vocab_size, b.machine, true);
+  measure::MemoryProbe probe;
+  const int64_t measured = bench::memory_of_steps(b.config, b.machine, 3, probe);
   const double ratio = static_cast<double>(measured) / static_cast<double>(plan.total);
-  b.say(train::to_text(plan, b.config, b.machine));
+  b.say(plan::to_text(plan, b.config, b.machine));
   b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
-               train::format_bytes(static_cast<double>(measured)), ratio));
+               measure::format_bytes(static_cast<double>(measured)), ratio));
   return {
       {"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
 }

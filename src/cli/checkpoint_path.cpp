@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "config/load.h"
-#include "train/run_folder.h"
+#include "run/run_folder.h"
 
 namespace trainer::cli {
 
@@ -13,7 +13,7 @@ std::string checkpoint_path(const std::string& verb, const std::string& checkpoi
                        "--config FILE (then the newest checkpoint of its run)",
                        verb));
   if (!checkpoint.empty()) return checkpoint;
-  return train::checkpoint_folder(config::load(config.file, config.sets, {.files = false})).string();
+  return run::checkpoint_folder(config::load(config.file, config.sets, {.files = false})).string();
 }
 
 }  // namespace trainer::cli

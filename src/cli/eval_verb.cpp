@@ -10,11 +10,11 @@
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "data/source.h"
-#include "train/evaluate.h"
-#include "train/loaded_model.h"
-#include "train/run_folder.h"
-#include "train/signals.h"
-#include "train/status_line.h"
+#include "report/status_line.h"
+#include "run/evaluate.h"
+#include "run/loaded_model.h"
+#include "run/run_folder.h"
+#include "run/signals.h"
 
 namespace trainer::cli {
 
@@ -28,37 +28,36 @@ constexpr const char* kNotFinite = "the loss is not finite: training had diverge
 /// All ranks stop when one of them was told to.
 int stopped(comm::World& world) {
   if (world.first()) {
-    const int signal = train::stop_signal();
-    log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : train::signal_name(signal));
+    const int signal = run::stop_signal();
+    log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : run::signal_name(signal));
   }
   return kStopped;
 }
 
 /// Those that the run made of its texts: in the run folder that the checkpoint lies in, else where it was made.
-fs::path tokens_of_run(const train::LoadedModel& model) {
+fs::path tokens_of_run(const run::LoadedModel& model) {
   const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
   return fs::is_directory(beside, none) ? beside : data::token_cache(model.config);
 }
 
-void require_same_data(const train::LoadedModel& model, const data::EvalData& source, bool allow) {
+void require_same_data(const run::LoadedModel& model, const data::EvalData& source, bool allow) {
   if (source.hash.empty() || model.val_hash.empty() || source.hash == model.val_hash) return;
   const std::string text = format("{}: the validation data is not that of the checkpoint {} (hash {}, now {})",
                                   source.name, model.folder.string(), model.val_hash, source.hash);
   if (!allow)
-    throw Error(Code::checkpoint,
-                text +
-                    "; bring it back as it was, name files to evaluate on with --data, or take it all the same: --set "
-                    "checkpoint.allow_other_data=true");
+    throw Error(Code::checkpoint, text +
+                                      "; restore it, name files to evaluate on with --data, or accept it: --set "
+                                      "checkpoint.allow_other_data=true");
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
-  const fs::path path = o.checkpoint.empty() ? train::checkpoint_folder(config) : fs::path(o.checkpoint);
-  const train::SignalGuard signals;
-  train::LoadedModel model = train::load_model(world, path, parallel::replica_layouts);
+  const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
+  const run::SignalGuard signals;
+  run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
-  data::OpenOptions options{.threads = model.machine.threads, .stop = train::stop_requested};
+  data::OpenOptions options{.threads = model.machine.threads, .stop = run::stop_requested};
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
@@ -74,16 +73,16 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   double missing = source.dataset ? 0 : 1;
   world.control().sum({&missing, 1});
   if (missing > 0) return stopped(world);
-  std::optional<train::StatusLine> status;
+  std::optional<report::StatusLine> status;
   if (world.first()) status.emplace();
-  const train::Evaluation result =
-      train::evaluate(*model.trainer, *source.dataset, o.batches, tokenizer, [&](int64_t done, int64_t windows) {
+  const run::Evaluation result =
+      run::evaluate(*model.trainer, *source.dataset, o.batches, tokenizer, [&](int64_t done, int64_t windows) {
         if (status) status->show(format("evaluating: {} of {} windows", done, windows), done, windows);
-        return !train::stop_requested();
+        return !run::stop_requested();
       });
   status.reset();
   if (result.interrupted) return stopped(world);
-  const train::EvalReport& report = result.report;
+  const report::EvalReport& report = result.report;
   const bool finite = std::isfinite(report.loss);
   if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
   if (o.json) {

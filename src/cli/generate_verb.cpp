@@ -8,10 +8,10 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/stop_text.h"
+#include "report/printable.h"
+#include "run/loaded_model.h"
+#include "run/signals.h"
 #include "train/generate.h"
-#include "train/loaded_model.h"
-#include "train/printable.h"
-#include "train/signals.h"
 
 namespace trainer::cli {
 namespace {
@@ -36,16 +36,16 @@ int generate(comm::World& world, const GenerateOptions& o) {
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
-  train::LoadedModel model = train::load_model(world, path, parallel::generation_layouts);
+  run::LoadedModel model = run::load_model(world, path, parallel::generation_layouts);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
   if (model.trainer->replica() > 0) return 0;  // one token at a time leaves nothing for the others to do
   train::Generator generator(*model.trainer);
-  const train::SignalGuard signals;
+  const run::SignalGuard signals;
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
-  const auto readable = [=](const std::string& text) { return terminal ? train::printable(text) : text; };
+  const auto readable = [=](const std::string& text) { return terminal ? report::printable(text) : text; };
   nlohmann::json samples = nlohmann::json::array();
   int64_t tokens = 0;
   bool stopped = false;
@@ -62,13 +62,13 @@ int generate(comm::World& world, const GenerateOptions& o) {
     const int64_t written =
         generator.write(*model.tokenizer, prompt, o.tokens, sampling, [&](const std::string& piece) {
           show(stop.pass(piece));
-          return !stop.met() && !train::stop_requested();
+          return !stop.met() && !run::stop_requested();
         });
     show(stop.rest());
     if (shown) print("\n");
     tokens += written;
     samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
-    stopped = model.trainer->of_first_rank(train::stop_requested()) != 0;
+    stopped = model.trainer->of_first_rank(run::stop_requested()) != 0;
   }
   const double seconds = now_seconds() - start;
   if (world.first() && o.json) {
@@ -85,7 +85,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
   }
   if (!stopped) return 0;
-  log::info("stopped by {} before its end", train::signal_name(train::stop_signal()));
+  log::info("stopped by {} before its end", run::signal_name(run::stop_signal()));
   return kStopped;
 }
 

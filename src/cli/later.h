@@ -12,7 +12,8 @@ namespace trainer::cli {
 inline Error not_built_yet(const std::string& what) {
   return {Code::usage,
           format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
-                 "peak|gemm|attention|step|memory|all, checkpoint inspect|verify|strip, config check|show|reference",
+                 "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
+                 "inspect|verify|strip, config check|show|reference",
                  what)};
 }
 /// For a word after a verb that is none of `known`.

@@ -70,7 +70,7 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
   app.add_option(
          "--resume", o.config.resume,
-         "the checkpoint to go on from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
+         "the checkpoint to resume from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
       ->type_name("auto|must|never|PATH")
       ->check(not_empty("auto, must, never or a path"));
   app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
@@ -234,7 +234,7 @@ int main(int argc, char** argv) {
                   std::string("step folder, or checkpoints or run folder: the newest in it") + kOrConfig)
       ->type_name("PATH")
       ->transform(home_path());
-  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, not there yet")
+  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, which must not exist")
       ->type_name("DIR")
       ->transform(home_path());
   add_json(checkpoint_verb, checkpoint.json);

@@ -11,7 +11,7 @@
 #include "cli/tokenizing.h"
 #include "data/file_list.h"
 #include "device/thread_pool.h"
-#include "train/signals.h"
+#include "run/signals.h"
 
 namespace trainer::cli {
 namespace {
@@ -23,13 +23,13 @@ config::Document document_named(const std::string& name) {
 }
 
 int tokenize(const TokenizeOptions& o) {
-  const train::SignalGuard signals;
+  const run::SignalGuard signals;
   const config::DataFormat stated = format_named(o.format);
   const std::vector<std::string> files = data::expand_files(o.input, stated, "--format");
   data::TokenizeOptions options;
   options.text = {o.text_key, document_named(o.document), o.strict, stated};
   options.threads = device::default_threads();
-  options.stop = train::stop_requested;
+  options.stop = run::stop_requested;
   options.progress = show_tokenizing();
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
@@ -38,7 +38,7 @@ int tokenize(const TokenizeOptions& o) {
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
-    log::info("stopped; the same command goes on from here");
+    log::info("stopped; the same command resumes here");
     return 75;
   }
   if (result.replaced > 0)

@@ -3,17 +3,17 @@
 #include <memory>
 
 #include "data/tokenize.h"
-#include "train/status_line.h"
-#include "train/units.h"
+#include "measure/units.h"
+#include "report/status_line.h"
 
 namespace trainer::cli {
 
 /// Shows on stderr how far tokenization is.
 inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
-  return [line = std::make_shared<train::StatusLine>()](const data::TokenizeProgress& done) {
-    line->show(format("tokenizing: {} of {}, {} tokens", train::format_bytes(static_cast<double>(done.bytes)),
-                      train::format_bytes(static_cast<double>(done.total_bytes)),
-                      train::format_count(static_cast<double>(done.tokens))),
+  return [line = std::make_shared<report::StatusLine>()](const data::TokenizeProgress& done) {
+    line->show(format("tokenizing: {} of {}, {} tokens", measure::format_bytes(static_cast<double>(done.bytes)),
+                      measure::format_bytes(static_cast<double>(done.total_bytes)),
+                      measure::format_count(static_cast<double>(done.tokens))),
                done.bytes, done.total_bytes);
   };
 }

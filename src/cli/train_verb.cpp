@@ -4,8 +4,8 @@
 #include "cli/ranks.h"
 #include "config/load.h"
 #include "config/resolve.h"
-#include "train/deadline.h"
-#include "train/session.h"
+#include "run/deadline.h"
+#include "run/session.h"
 
 namespace trainer::cli {
 
@@ -14,15 +14,15 @@ int train_command(const TrainOptions& o) {
   if (options.file.empty())
     throw Error(Code::usage,
                 "no configuration: `trainer --config FILE` (configs/ has examples; `trainer --help` lists the verbs)");
-  train::SessionOptions session;
+  run::SessionOptions session;
   session.max_steps = o.max_steps;
-  if (!o.max_time.empty()) session.max_seconds = train::parse_duration(o.max_time);
+  if (!o.max_time.empty()) session.max_seconds = run::parse_duration(o.max_time);
   session.dry_run = o.dry_run;
   session.version = version();
   session.commit = commit();
   const auto run = [&](comm::World& world, const config::Config& config) {
     std::string plan;
-    const int status = train::run_session(world, config, session, plan);
+    const int status = run::run_session(world, config, session, plan);
     if (world.first()) print(plan);
     return status;
   };

@@ -2,8 +2,8 @@
 #include "cli/cli.h"
 #include "comm/gpu_transport.h"
 #include "device/cuda/cuda_device.h"
+#include "measure/units.h"
 #include "ops/gemm.h"
-#include "train/units.h"
 
 namespace trainer::cli {
 
@@ -20,7 +20,7 @@ std::string gpus() {
   std::string text;
   for (const device::cuda::Facts& gpu : devices)
     text += format("\n         cuda {}: {}, sm_{}, {} multiprocessors, {}", gpu.ordinal, gpu.name, gpu.capability,
-                   gpu.multiprocessors, train::format_bytes(static_cast<double>(gpu.memory_bytes)));
+                   gpu.multiprocessors, measure::format_bytes(static_cast<double>(gpu.memory_bytes)));
   return text;
 }
 

@@ -255,11 +255,11 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "The checkpoint with the lowest validation loss stays too.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
-      "auto: go on from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "
+      "auto: resume from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "
       "are any; must: from the newest, or fail; never: start anew; or a checkpoint's path.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume although the tokenizer or the data changed since the checkpoint was written.");
-  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training goes on.");
+  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training continues.");
 }
 
 void declare_log(std::vector<Key>& keys) {

@@ -156,7 +156,7 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
-  checker.require_as(Code::data, lost.empty(), {key}, "no such file: {} (relative paths start at {})",
+  checker.require_as(Code::data, lost.empty(), {key}, "{} not found (relative paths start at {})",
                      fmt::join(lost, ", "), here);
 }
 
@@ -197,7 +197,7 @@ void check_data(const Config& config, bool files, Checker& checker) {
         "\"train\" finds no text: data.train lists token files only; give the .model they were made with, or \"\"");
   } else {
     checker.require_as(Code::data, std::filesystem::is_regular_file(data.tokenizer), {"data.tokenizer"},
-                       "no such file: \"{}\"; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
+                       "\"{}\" not found; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
                        did_you_mean(data.tokenizer, {"train"}));
   }
 }
@@ -209,24 +209,23 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   if (!files) return;
   const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
   checker.require_as(Code::checkpoint, word || std::filesystem::exists(resume), {"checkpoint.resume"},
-                     "no such checkpoint: \"{}\"; expected auto, must, never or a path{}", resume,
+                     "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
                      did_you_mean(resume, {"auto", "must", "never"}));
   checker.require_as(Code::checkpoint,
                      config.model.init_from.empty() || std::filesystem::exists(config.model.init_from),
-                     {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
+                     {"model.init_from"}, "checkpoint \"{}\" not found", config.model.init_from);
 }
 
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   std::error_code ignored;
   checker.require(
       !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
-      {"hardware.gemm_tuning"}, "no such file: \"{}\"; `trainer bench gemm --write-tuning` makes it",
-      hardware.gemm_tuning);
+      {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` makes it", hardware.gemm_tuning);
 }
 
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
-                  "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
+                  "the report is made from metrics.jsonl, which jsonl = false turns off; set report = false too");
 }
 
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {

@@ -78,8 +78,8 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
                  manifest.string());
   }
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{}: no such file, and there is no tokenizer of it in {}; bring the text back",
-                                        gone.front(), cache.string()));
+    throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer of it; restore the text", gone.front(),
+                                        cache.string()));
   const double start = now_seconds();
   Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
   log::info("tokenizer: {} pieces trained in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
@@ -124,9 +124,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   if (!found && fs::exists(output))
     for (const std::string& file : files)
       if (!fs::exists(file))
-        throw Error(Code::data,
-                    fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back", file,
-                                output.string()));
+        throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
+                                            file, output.string()));
   how.anew = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
@@ -291,7 +290,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   for (const std::string& file : list)
     if (files.empty() && file_kind(file, data.format) == FileKind::tokens && !fs::exists(file))
       throw Error(Code::data,
-                  fmt::format("{}: no such file, where the data of the checkpoint were; name them where they "
+                  fmt::format("{} not found: the data of the checkpoint were there; name the files where they "
                               "are now with --data, or give --config with their paths",
                               file));
   const auto stream = open_stream(list, data, tokenizer, output, place, options);

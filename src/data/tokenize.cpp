@@ -193,7 +193,7 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
     const TokenStream stream({output.string()});
     if (stream.tokens() != done.tokens) return std::nullopt;
     if (!wanted.gone.empty())
-      log::warning("{}: no such file any more; its tokens in {} are whole and are used instead", wanted.gone.front(),
+      log::warning("{} not found; its tokens in {} are complete and are used instead", wanted.gone.front(),
                    output.string());
     return TokenizeResult{
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
@@ -225,7 +225,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   if (auto result = options.anew ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back",
+    throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
                                         gone.front(), output.string()));
 
   const int64_t total = std::accumulate(inputs.begin(), inputs.end(), int64_t{0}, [](int64_t sum, const json& input) {

@@ -38,7 +38,7 @@ void MicroGraphs::run(const Exec& ex, const Kind& kind, const std::function<void
     try {
       slot.graph = device_.record([&] { work(true); });
     } catch (Error& error) {
-      error.add_context("while a micro-step was recorded; train.cuda_graph = false does without");
+      error.add_context("while a micro-step was recorded; train.cuda_graph = false runs without records");
       throw;
     }
   } else {

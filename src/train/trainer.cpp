@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "base/clock.h"
 #include "config/layout_rules.h"
 #include "parallel/loss.h"
 
@@ -237,16 +238,16 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   graphs_ = std::make_unique<MicroGraphs>(device_, config_, !first.comm().empty(), last_communicates);
 }
 
-CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
-  CommBytes bytes;
+measure::CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
+  measure::CommBytes bytes;
   for (const auto& [key, count] : counts)
     if (key.axes != mesh::kControlAxes)
       bytes[mesh_.shape().name_of(key.axes)][std::string(name_of(key.op))] += count.wire_bytes;
   return bytes;
 }
 
-BytesByCategory Trainer::memory() const {
-  BytesByCategory bytes;
+measure::BytesByCategory Trainer::memory() const {
+  measure::BytesByCategory bytes;
   for (const auto& [category, use] : device_.memory()) bytes[category] = use.peak;
   return bytes;
 }

@@ -9,12 +9,12 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
+#include "measure/costs.h"
 #include "mesh/mesh.h"
 #include "model/transformer.h"
 #include "optim/adamw.h"
 #include "params/grad_sink.h"
 #include "train/micro_graphs.h"
-#include "train/step_report.h"
 
 namespace trainer::train {
 
@@ -58,7 +58,7 @@ class Trainer {
     params::GradNorm norm;
     bool skipped = false;  // loss or gradient not finite: no update was made
     bool interrupted = false;
-    PhaseMs phase_ms;
+    measure::PhaseMs phase_ms;
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
@@ -92,15 +92,15 @@ class Trainer {
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// What one step communicates, counted by plan(): the prediction that the meter of real steps is compared with.
-  const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
+  const measure::CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
   /// Wire bytes of what a meter counted, by the names of axes and operations; control messages left out.
-  CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
+  measure::CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Micro-steps as graphs; after plan(), of training.
   const MicroGraphs& graphs() const { return *graphs_; }
 
   /// Memory the run will hold, by category, in bytes; activations are the largest program.
-  BytesByCategory memory() const;
+  measure::BytesByCategory memory() const;
 
  private:
   void plan_training(const parallel::Batch& batch);
@@ -126,7 +126,7 @@ class Trainer {
   std::unique_ptr<MicroGraphs> graphs_;
   Buffer ids_, targets_, weights_, losses_, scalars_;
   data::TokenBatch host_;
-  CommBytes comm_bytes_per_step_;
+  measure::CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };
 

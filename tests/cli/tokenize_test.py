@@ -73,7 +73,7 @@ class Tokenize(rig.Runs):
             self.wait_until(lambda: written()[0] > reached[-1] and written() != before, process, "tokens", pause=0)
             stderr = self.stop(process, which, status)
             if which == signal.SIGTERM:
-                self.assertIn("stopped; the same command goes on from here", stderr)
+                self.assertIn("stopped; the same command resumes here", stderr)
                 reached.append(written()[0])
                 self.assertGreaterEqual(reached[-1], reached[-2], "work that was saved is lost")
             self.assertEqual(list(self.folder.glob("parts/tokens.bin")), [], "published too early")

@@ -2,7 +2,7 @@
 #include "comm/nccl/nccl_world.h"
 #include "device/cuda/cuda_device.h"
 #include "nccl.h"
-#include "unit/train/layouts.h"
+#include "rigs/layouts.h"
 
 namespace trainer::tests {
 namespace {
@@ -25,7 +25,7 @@ class TrainingByNccl : public testing::TestWithParam<config::Arch> {
     EXPECT_TRUE(result.start == one.start);
     expect_same_gradients(result.gradients, one.gradients, 1e-5);
     for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
-    train::CommBytes predicted = result.predicted;
+    measure::CommBytes predicted = result.predicted;
     for (auto& [axis, operations] : predicted)
       for (auto& [operation, count] : operations) count *= 2;
     EXPECT_EQ(result.measured, predicted);

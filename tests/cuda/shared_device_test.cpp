@@ -4,8 +4,8 @@
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime.h"
 #include "emulator.h"
+#include "rigs/layouts.h"
 #include "unit/comm/rig.h"
-#include "unit/train/layouts.h"
 
 namespace trainer::tests {
 namespace {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "checkpoint/param_slices.h"
-#include "unit/train/tiny.h"
+#include "rigs/tiny.h"
 
 namespace trainer::goldens {
 namespace {

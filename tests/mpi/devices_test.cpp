@@ -4,7 +4,7 @@
 
 #include "device/cuda/cuda_device.h"
 #include "mpi/mpi_main.h"
-#include "unit/train/layouts.h"
+#include "rigs/layouts.h"
 
 namespace trainer::tests {
 namespace {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "ops/bench_attention.h"
-
 namespace trainer::ops::attention_test {
 namespace {
 
@@ -244,17 +242,6 @@ TEST_F(Attention, CountsWhatCausalityLeaves) {
   const AttentionForward tail{
       cached.q.view(), cached.k.view(), cached.v.view(), cached.out.view(), {}, cached.c.shape, 1, {}};
   EXPECT_EQ(cost(tail).flops, 4.0 * 8 * (4 + 5));
-}
-
-TEST_F(Attention, BenchReportsRatesOfBothPasses) {
-  SKIP_ON_CUDA("measures a CPU");
-  Machine cpu(2);
-  const AttentionRate training = bench_attention(cpu.ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
-  EXPECT_GT(training.forward_gflops, 0);
-  EXPECT_GT(training.backward_gflops, 0);
-  const AttentionRate decoding = bench_attention(cpu.ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
-  EXPECT_GT(decoding.forward_gflops, 0);
-  EXPECT_EQ(decoding.backward_seconds, 0);
 }
 
 TEST_F(Attention, NamesTheOperandThatDoesNotFit) {

@@ -1,6 +1,6 @@
 // What AxoNN-4D sends and holds: closed forms against dry runs (and these against real ones, in axonn_test.cpp).
 #include "comm/bytes.h"
-#include "unit/train/axonn.h"
+#include "rigs/axonn.h"
 
 namespace trainer::tests {
 namespace {
@@ -185,7 +185,7 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
       megatron.parallel.tensor = t;
       megatron.parallel.data = data;
       megatron.parallel.sequence_parallel = false;
-      train::CommBytes a = counted(axonn), m = counted(megatron);
+      measure::CommBytes a = counted(axonn), m = counted(megatron);
       EXPECT_EQ(a.size(), (t > 1 ? 1u : 0u) + (data > 1 ? 1u : 0u)) << "a group of one sends nothing";
       if (t > 1) {
         EXPECT_EQ(a.at("x"), m.at("tensor"));
@@ -197,7 +197,7 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
     }
   // Fully sharded: every matrix gathered for forward and for backward, its gradient scattered.
   const config::Config c = configure(Grid{1, 1, 4, 1});
-  const train::CommBytes bytes = counted(c);
+  const measure::CommBytes bytes = counted(c);
   const int64_t h = c.model.d_model, f = c.model.d_ff, rounds = c.train.global_batch / c.train.micro_batch;
   const int64_t matrices = c.model.n_layer * (4 * h * h + 2 * h * f), table = 48 * h;
   EXPECT_EQ(bytes.size(), 1u);

@@ -1,8 +1,8 @@
 // AxoNN-4D on ranks that are threads: against one rank, against itself under other schedules, and in other layouts.
-#include "unit/train/axonn.h"
+#include "rigs/axonn.h"
 
+#include "rigs/layout_checks.h"
 #include "train/replica_check.h"
-#include "unit/train/layout_checks.h"
 
 namespace trainer::tests {
 namespace {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <set>
 
+#include "rigs/tiny.h"
 #include "unit/data/fixtures.h"
-#include "unit/train/tiny.h"
 
 namespace trainer::tests {
 namespace {

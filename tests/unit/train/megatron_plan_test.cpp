@@ -1,6 +1,6 @@
 // What Megatron-1D sends and holds: closed forms and lists, against dry runs and these against real ones.
 #include "comm/bytes.h"
-#include "unit/train/megatron.h"
+#include "rigs/megatron.h"
 
 namespace trainer::tests {
 namespace {

@@ -1,7 +1,7 @@
 // Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
-#include "unit/train/megatron.h"
+#include "rigs/megatron.h"
+#include "rigs/layout_checks.h"
 #include "train/replica_check.h"
-#include "unit/train/layout_checks.h"
 
 namespace trainer::tests {
 namespace {

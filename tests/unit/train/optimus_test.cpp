@@ -1,9 +1,9 @@
 // Optimus-2D on ranks that are threads: against one rank, against itself under other schedules, and in other layouts.
-#include "unit/train/optimus.h"
+#include "rigs/optimus.h"
 
 #include "parallel/tagged.h"
+#include "rigs/layout_checks.h"
 #include "train/replica_check.h"
-#include "unit/train/layout_checks.h"
 
 namespace trainer::tests {
 namespace {

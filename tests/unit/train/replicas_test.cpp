@@ -1,5 +1,5 @@
 // Data parallelism and ZeRO-1 on ranks that are threads: against one rank, against each other bit for bit, and bytes.
-#include "unit/train/layouts.h"
+#include "rigs/layouts.h"
 
 namespace trainer::tests {
 namespace {

@@ -1,6 +1,6 @@
 // Strategies beside each other, on the same ranks.
-#include "unit/train/axonn.h"
-#include "unit/train/optimus.h"
+#include "rigs/axonn.h"
+#include "rigs/optimus.h"
 
 namespace trainer::tests {
 namespace {

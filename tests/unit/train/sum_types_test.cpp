@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #include "parallel/tagged.h"
-#include "unit/train/layouts.h"
+#include "rigs/layouts.h"
 
 namespace trainer::tests {
 namespace {

@@ -1,7 +1,7 @@
 // Whole models under tables of tags: beside one rank, beside Megatron-1D, beside themselves, and bytes.
 #include "parallel/tagged.h"
 #include "parallel/megatron1d.h"
-#include "unit/train/megatron.h"
+#include "rigs/megatron.h"
 
 namespace trainer::tests {
 namespace {

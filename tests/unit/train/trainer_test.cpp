@@ -8,8 +8,7 @@
 #include <new>
 
 #include "parallel/tagged.h"
-#include "train/machine.h"
-#include "unit/train/tiny.h"
+#include "rigs/tiny.h"
 
 namespace {
 std::atomic<int64_t> allocations{0};
@@ -135,17 +134,6 @@ TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
   EXPECT_EQ(allocations, 0);
 }
 
-TEST_P(EveryRun, PlannedMemoryIsWhatTheDeviceHolds) {
-  const config::Config c = tiny_config(arch());
-  Tiny run(c, compute(), 2);
-  run.step(1);
-  const train::Machine machine{
-      .threads = 2, .isa = run.device.isa(), .compute = compute(), .compute_reason = {}, .memory_limit = 0};
-  const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
-  EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
-  EXPECT_GT(plan.executed_flops, 0);
-}
-
 INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,
                          testing::Combine(testing::Values(config::Arch::gpt2, config::Arch::llama),
                                           testing::Values(DType::f64, DType::f32, DType::bf16)),
@@ -211,52 +199,6 @@ TEST(Trainer, AStopBetweenMicroStepsLeavesTheStateAlone) {
       });
   EXPECT_TRUE(outcome.interrupted);
   EXPECT_TRUE(run.state() == before);
-}
-
-TEST(Trainer, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
-  config::Config c = tiny_config();
-  c.train.micro_batch = 4;
-  train::Machine machine{
-      .threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
-  config::Config small = c;
-  small.train.micro_batch = 1;
-  small.train.recompute = config::Recompute::full;
-  machine.memory_limit = train::plan_run(small, kTinyVocab, machine, true).total;
-  try {
-    train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::plan);
-    EXPECT_NE(std::string(e.what()).find("train.micro_batch = 1 with train.recompute = \"full\" fits"),
-              std::string::npos)
-        << e.what();
-  }
-  machine.memory_limit = 1000;
-  EXPECT_THROW(train::require_memory(train::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine), Error);
-}
-
-TEST(Trainer, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
-  config::Config c = tiny_config();
-  c.parallel.data = 3;
-  c.train.global_batch *= 3;
-  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
-    train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
-    machine.ranks = 3;
-    machine.rank = world.rank();
-    const train::RunPlan plan = train::plan_run(c, kTinyVocab, machine, true);
-    machine.memory_limit = world.rank() == 1 ? plan.total - 1 : 4 * plan.total;
-    try {
-      world.control().together([&] { train::require_memory(plan, c, kTinyVocab, machine); });
-      ADD_FAILURE() << "rank " << world.rank() << " goes on";
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::plan);
-      EXPECT_EQ(e.scope(), Scope::all_ranks);
-      EXPECT_NE(std::string(e.what()).find("the run needs"), std::string::npos) << e.what();
-    }
-    double together = 1;  // the ranks still understand each other
-    world.control().sum({&together, 1});
-    EXPECT_EQ(together, 3);
-  });
 }
 
 }  // namespace

@@ -143,7 +143,7 @@ std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
     const std::string name = format("libcudnn.so.{}", CUDNN_MAJOR);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (fe::cudnn_dlhandle == nullptr)
-      throw Error(Code::usage, format("{} is not here (is its folder in LD_LIBRARY_PATH?)", name));
+      throw Error(Code::usage, format("{} not found; LD_LIBRARY_PATH must name its folder", name));
   }
   try {
     return std::make_unique<Cudnn>(ordinal);

@@ -1,0 +1,56 @@
+#include "bench/attention.h"
+
+#include <cmath>
+
+#include "measure/op_timing.h"
+#include "tensor/buffer.h"
+
+namespace trainer::bench {
+
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, int repeats) {
+  const int64_t query_cols = shape.heads * shape.head_dim, key_cols = shape.kv_heads * shape.head_dim;
+  const int64_t queries = shape.batch * shape.q_len;
+  const int64_t keys = shape.batch * (shape.k_capacity == 0 ? shape.k_len : shape.k_capacity);
+  const std::string category = "bench";
+  const Buffer q(ex.device, category, {queries, query_cols}, dtype),
+      kv(ex.device, category, {keys, 2 * key_cols}, dtype);
+  const Buffer out(ex.device, category, {queries, query_cols}, dtype),
+      dout(ex.device, category, {queries, query_cols}, dtype);
+  const Buffer dq(ex.device, category, {queries, query_cols}, dtype),
+      dkv(ex.device, category, {keys, 2 * key_cols}, dtype);
+  const Buffer lse(ex.device, category, {shape.batch * shape.heads, shape.q_len}, accumulator_of(dtype));
+  measure::fill_uniform(ex.device, q, "q");
+  measure::fill_uniform(ex.device, kv, "kv");
+  measure::fill_uniform(ex.device, dout, "dout");
+
+  const double scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
+  const Tensor k = kv.tensor().col_range(0, key_cols), v = kv.tensor().col_range(key_cols, key_cols);
+  const ops::AttentionForward forward{q, k, v, out, lse, shape, scale, {}};
+  const bool both = shape.q_len == shape.k_len;
+  ops::AttentionBackward backward;
+  if (both) {
+    backward = {q,
+                k,
+                v,
+                out,
+                lse,
+                dout,
+                dq,
+                dkv.tensor().col_range(0, key_cols),
+                dkv.tensor().col_range(key_cols, key_cols),
+                shape,
+                scale,
+                {}};
+  }
+
+  AttentionRate rate;
+  rate.forward_seconds = measure::median_seconds(ex, forward, repeats);
+  rate.forward_gflops = cost(forward).flops / rate.forward_seconds * 1e-9;
+  if (both) {
+    rate.backward_seconds = measure::median_seconds(ex, backward, repeats);
+    rate.backward_gflops = cost(backward).flops / rate.backward_seconds * 1e-9;
+  }
+  return rate;
+}
+
+}  // namespace trainer::bench

@@ -1,0 +1,25 @@
+#pragma once
+// Rates of the operators that move memory and compute little, beside a copy of as many bytes.
+#include <string>
+#include <vector>
+
+#include "tensor/exec.h"
+
+namespace trainer::bench {
+
+struct ElementwiseRate {
+  std::string name;
+  double seconds = 0;   // median
+  double gb_per_s = 0;  // of the bytes the operator must move: every operand once
+  double share = 0;     // of the rate of a copy
+};
+struct ElementwiseRates {
+  double copy_gb_per_s = 0;  // bytes read and bytes written
+  std::vector<ElementwiseRate> operators;
+};
+
+/// Norms, activations, rotation, dropout, sums over rows, casts, loss and AdamW in the compute type, on operands of
+/// `bytes` each; medians over `repeats`.
+ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
+
+}  // namespace trainer::bench

@@ -1,0 +1,17 @@
+#pragma once
+// Rate of AdamW beside that of its memory traffic alone.
+#include "tensor/exec.h"
+
+namespace trainer::bench {
+
+struct OptimizerRate {
+  double parameters_per_s = 0;          // of AdamW on fp32 state
+  double gb_per_s = 0;                  // its 28 bytes a parameter
+  double traffic_parameters_per_s = 0;  // of a loop that reads and writes the same bytes and computes nothing
+  double share() const { return parameters_per_s / traffic_parameters_per_s; }
+};
+
+/// Medians over `repeats` passes of each, in turns, over `parameters` elements (16 bytes of memory each).
+OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats);
+
+}  // namespace trainer::bench

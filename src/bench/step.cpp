@@ -1,0 +1,176 @@
+#include "bench/step.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+#include "base/median.h"
+#include "base/philox.h"
+#include "config/layout_rules.h"
+#include "measure/flops.h"
+#include "measure/units.h"
+#include "ops/gemm.h"
+#include "plan/gemm_tuning.h"
+#include "plan/run_plan.h"
+#include "train/trainer.h"
+
+namespace trainer::bench {
+namespace {
+
+/// Tokens drawn by position, each predicting the next.
+train::BatchSource random_batches(const config::Config& config) {
+  const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
+  const int64_t length = config.model.seq_len, vocab = config.data.vocab_size;
+  return [key, length, vocab](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    out.resize(sequences, length);
+    for (size_t r = 0; r < out.ids.size(); ++r) {
+      const auto index = static_cast<uint64_t>(sample * length) + r;
+      out.ids[r] = static_cast<int32_t>(philox_at(key, index) % static_cast<uint64_t>(vocab));
+      out.targets[r] = static_cast<int32_t>(philox_at(key, index + 1) % static_cast<uint64_t>(vocab));
+    }
+  };
+}
+
+train::StepWork work_of(const config::Config& config, int64_t step) {
+  train::StepWork work;
+  work.step = work.adam_step = step;
+  work.first_sample = (step - 1) * config.train.global_batch;
+  work.micro_batches = config.train.global_batch / config.train.micro_batch;
+  work.lr = 1e-4;
+  return work;
+}
+
+}  // namespace
+
+StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps) {
+  const int64_t vocab = config.data.vocab_size;
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  plan::use_gemm_tuning(config, *world, *plan::make_dry_device(machine));
+  plan::require_memory(plan::plan_run(config, vocab, machine, true), config, vocab, machine);
+  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  const train::BatchSource random = random_batches(config);
+  measure::PeakTracker peak = measure::make_peak(*device, machine.compute, config, *world);
+  peak.measure();
+
+  StepBench bench;
+  const auto timed_step = [&](int i) {
+    const double start = now_seconds();
+    trainer.step(work_of(config, i + 1), random);
+    device->synchronize();
+    return (now_seconds() - start) * 1e3;
+  };
+  for (int i = 0; i < warmup + steps; ++i) {
+    if (i == warmup) trainer.meter().reset();
+    const double ms = timed_step(i);
+    if (i >= warmup) bench.step_ms.push_back(ms);
+    peak.measure(measure::PeakTracker::kBetweenSteps);
+  }
+  bench.median_ms = median(bench.step_ms);
+  bench.parameters = trainer.store().parameter_count();
+  bench.tokens = config.train.global_batch * config.model.seq_len;
+  bench.threads = machine.threads;
+  bench.compute = name_of(machine.compute);
+  bench.product_path = ops::product_path(*device, machine.compute);
+  bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
+  const measure::FlopsPerToken flops = measure::flops_per_token(config.model, vocab, config.train.recompute);
+  bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
+  const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
+  std::vector<std::pair<double, const char*>> rates = {
+      {flops.hardware() * static_cast<double>(bench.tokens) / fastest_ms * 1e3, "the fastest step"}};
+  if (!machine.gpu) {  // there operators are timed by their launch
+    for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the products"}, {OpKind::attention, "attention"}}) {
+      const Meter::Entry& entry = trainer.meter().of(kind);
+      if (entry.seconds > 0) rates.emplace_back(entry.flops / entry.seconds, what);
+    }
+  }
+  for (const auto& [rate, what] : rates)
+    if (const std::string told = peak.saw(rate, what); !told.empty()) log::warning("{}", told);
+  bench.peak = peak.report();
+  const measure::Utilisation use = measure::utilisation(flops, bench.tokens_per_s, peak.flops());
+  bench.mfu = use.mfu;
+  bench.mfu_causal = use.mfu_causal;
+  bench.hfu = use.hfu;
+  for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
+  double accounted = 0, total = 0;
+  for (const double ms : bench.step_ms) total += ms;
+  if (machine.gpu) {  // once more, with the time of each operator: they do not overlap then, and the steps take longer
+    trainer.meter().reset();
+    trainer.meter().timed = device.get();
+    total = 0;
+    for (int i = 0; i < steps; ++i) total += timed_step(warmup + steps + i);
+  }
+  for (int kind = 0; kind < kOpKinds; ++kind) {
+    const Meter::Entry& entry = trainer.meter().of(static_cast<OpKind>(kind));
+    if (entry.calls == 0) continue;
+    const double per_step = 1.0 / steps;
+    bench.operators.push_back({std::string(name_of(static_cast<OpKind>(kind))), entry.calls / steps,
+                               entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step,
+                               entry.bytes * 1e-9 * per_step});
+    accounted += entry.seconds * 1e3;
+  }
+  std::sort(bench.operators.begin(), bench.operators.end(),
+            [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
+  bench.operators.push_back({"other", 0, (total - accounted) / steps, 0, 0});
+  return bench;
+}
+
+ops::MeasuredGemms tune_products(const config::Config& whole, const plan::Machine& machine, int most, int repeats) {
+  const int64_t vocab = whole.data.vocab_size;
+  config::Config config = whole;
+  config.parallel.data = 1;     // replicas compute alike
+  plan::Machine one = machine;  // of the ranks that share a replica, with nobody to talk to
+  one.ranks = static_cast<int>(config::ranks_of_replica(config));
+  const auto planned = [&] { return plan::plan_run(config, vocab, one, true); };
+  plan::require_memory(planned(), config, vocab, one);
+  const std::unique_ptr<device::Device> device = plan::make_device(one);
+  const std::unique_ptr<comm::World> world = comm::dry_world(one.ranks, one.rank);
+  ops::measure_gemms(*device, most, repeats, /*forms=*/true);
+  if (const int64_t needed = planned().total; needed > one.memory_limit) {
+    log::warning("products are measured as they are: with copies of operands the step would take {} of {}",
+                 measure::format_bytes(static_cast<double>(needed)),
+                 measure::format_bytes(static_cast<double>(one.memory_limit)));
+    ops::measure_gemms(*device, most, repeats, /*forms=*/false);
+  }
+  train::Trainer trainer(*device, *world, config, vocab, one.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  train::StepWork work = work_of(config, 1);
+  work.micro_batches = std::min<int64_t>(work.micro_batches, 2);  // the second adds to the gradients of the first
+  trainer.step(work, random_batches(config));
+  device->synchronize();
+  return ops::measured_gemms(*device);
+}
+
+int64_t memory_of_steps(const config::Config& config, const plan::Machine& machine, int steps,
+                        measure::MemoryProbe& probe) {
+  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  train::Trainer trainer(*device, *world, config, config.data.vocab_size, machine.compute, true);
+  trainer.plan();
+  trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+  const train::BatchSource random = random_batches(config);
+  for (int i = 0; i < steps; ++i) trainer.step(work_of(config, i + 1), random);
+  return probe.sample();
+}
+
+std::string to_text(const StepBench& b) {
+  std::string text =
+      format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
+             measure::format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
+  text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
+                 b.median_ms, b.tokens_per_s, b.model_tflops, measure::format_percent(b.mfu), to_string(b.peak));
+  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
+                 "of peak");
+  for (const OpShare& op : b.operators) {
+    const double rate = op.gflops / op.ms * 1e3;
+    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms,
+                   measure::format_percent(op.ms / b.median_ms), op.gflops > 0 ? format("{:.1f}", rate) : "-",
+                   op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
+                   op.gflops > 0 ? measure::format_percent(rate * 1e9 / b.peak.flops) : "-");
+  }
+  return text;
+}
+
+}  // namespace trainer::bench

@@ -1,0 +1,43 @@
+#pragma once
+// `trainer bench step`: whole optimizer steps on random tokens, timed, with the time of each kind of operator.
+#include <vector>
+
+#include "measure/memory_probe.h"
+#include "measure/peak.h"
+#include "ops/gemm_tuning.h"
+#include "plan/machine.h"
+
+namespace trainer::bench {
+
+struct OpShare {
+  std::string name;
+  int64_t calls = 0;                  // per step
+  double ms = 0, gflops = 0, gb = 0;  // per step: wall time, work, memory traffic as the operators state it
+};
+struct StepBench {
+  int64_t parameters = 0, tokens = 0;  // tokens of a step
+  int threads = 0;
+  std::string compute, product_path;
+  std::vector<double> step_ms;  // every timed step
+  measure::PeakReport
+      peak;  // the best of windows before, between and after the steps, or what a step or its operators reached
+  double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
+  double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
+  std::vector<OpShare> operators;           // slowest first; "other" is what no operator accounts for
+  int64_t memory_bytes = 0;
+};
+/// `steps` timed steps after `warmup`, seeds fixed. The configuration's data and tokenizer are not used; its vocabulary
+/// must be given (data.vocab_size).
+StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps);
+std::string to_text(const StepBench& bench);
+
+/// The fastest of up to `most` algorithms for every product of a step of this configuration on a GPU, with the
+/// operands, epilogues and workspace it has there, as one rank of the configuration's layout has them (the others are
+/// not needed); in all forms, or as they are where memory does not suffice for the copies.
+ops::MeasuredGemms tune_products(const config::Config& config, const plan::Machine& machine, int most, int repeats);
+
+/// Growth of the process's anonymous memory since `probe` was made, after `steps` steps on random tokens; bytes.
+int64_t memory_of_steps(const config::Config& config, const plan::Machine& machine, int steps,
+                        measure::MemoryProbe& probe);
+
+}  // namespace trainer::bench

@@ -1,0 +1,48 @@
+#pragma once
+// How single operators are timed, and the operands they are timed on.
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/median.h"
+#include "tensor/exec.h"
+#include "tensor/tensor.h"
+
+namespace trainer::measure {
+
+/// Seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is planned by a dry
+/// run, as in training. On a GPU a measurement is of several calls in a row, so that what it takes to start the first
+/// and to wait for the last does not count.
+template <typename Op>
+double median_seconds(Exec& ex, const Op& op, int repeats) {
+  const int calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;
+  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
+  Arena arena(ex.device);
+  Meter unused;
+  arena.record("operator", [&] {
+    Exec plan{*dry, arena, unused};
+    run(plan, op);
+  });
+  arena.seal();
+  Exec planned{ex.device, arena, ex.meter};
+  std::vector<double> seconds;
+  for (int i = 0; i <= repeats; ++i) {
+    ex.device.synchronize();
+    const double start = now_seconds();
+    for (int call = 0; call < calls; ++call) {
+      arena.begin("operator");
+      run(planned, op);
+      arena.end();
+    }
+    ex.device.synchronize();
+    if (i > 0) seconds.push_back((now_seconds() - start) / calls);
+  }
+  return median(seconds);
+}
+
+/// Random operands, the same for the same name: normal draws; uniform in [-1, 1).
+void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name);
+void fill_uniform(device::Device& device, const Tensor& tensor, std::string_view name);
+
+}  // namespace trainer::measure

@@ -1,0 +1,80 @@
+#pragma once
+// The peak that utilisation is a share of: the user's, a data sheet's, or measured. A measured one is the best of many
+// short windows, at start-up and between the first steps, since whatever else the machine does can only make a window
+// slower; and what an operator or a step reaches, the machine can do: a rate above the peak raises it.
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "measure/costs.h"
+
+namespace trainer::measure {
+
+/// What utilisation is a share of: dense FLOP/s of one device.
+struct PeakReport {
+  double flops = kUnknown;
+  std::string origin = {};                                  // "measured", "data sheet", "user"
+  std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
+  int64_t windows = 0;                                      // of its loop that were measured
+  double median_flops = kUnknown, lowest_flops = kUnknown;  // of them; the best is `flops`, unless raised
+  std::string raised_by = {};  // what ran faster than every window, "the products of step 3"; empty: nothing
+};
+/// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
+std::string to_string(const PeakReport& peak);
+
+class PeakTracker {
+ public:
+  /// Fills `rates` with the FLOP/s of one device in so many windows.
+  using Windows = std::function<void(std::span<double> rates)>;
+  using Clock = std::function<double()>;
+
+  /// Windows of one moment of start-up, and of a visit between steps.
+  static constexpr int kAtStart = 12, kBetweenSteps = 4;
+  static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
+  /// Visits between steps take at most this share of the run, and so many seconds in all.
+  static constexpr double kShare = 0.002, kMostSeconds = 1;
+
+  /// A peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
+  PeakTracker(double flops, std::string origin, std::string unit = {});
+  /// Not known before the first measure().
+  PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
+
+  /// The best known so far, with the spread of the windows.
+  PeakReport report() const;
+  double flops() const { return flops_; }
+  bool measured() const { return origin_ == "measured"; }
+
+  /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
+  void measure(int count = kAtStart);
+  /// Seconds that all measure() took: on a machine that is busy with other things they are long.
+  double seconds() const { return seconds_; }
+  /// The run has gone on for long enough to pay for another visit.
+  bool due() const;
+  void visit();
+
+  /// `what` ("its products") ran at `flops`, FLOP/s of one device: a measured peak below is raised to it. Returns what
+  /// there is to say about that, the first time; else empty.
+  std::string saw(double flops, std::string_view what);
+
+ private:
+  double flops_ = kUnknown;
+  std::string origin_, unit_, raised_by_;
+  Windows windows_;
+  Clock clock_;
+  double started_ = 0, seconds_ = 0;
+  double visits_seconds_ = 0;   // of seconds_
+  double visit_seconds_ = 1e9;  // of a visit that nothing disturbs
+  std::vector<double> rates_;   // of all windows
+  bool told_ = false;
+};
+
+/// Where the peak of this device in this compute type comes from. One that is measured by windows has none yet: all
+/// ranks call measure() and visit() together, measure at the same moment and hear the same rates, means over the ranks.
+/// Collective. Device and world outlive what is returned.
+PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
+
+}  // namespace trainer::measure

@@ -1,0 +1,58 @@
+#include "plan/gemm_tuning.h"
+
+#include <algorithm>
+#include <fstream>
+#include <optional>
+
+#include "base/log.h"
+#include "checkpoint/checksum.h"
+#include "ops/gemm_tuning.h"
+
+namespace trainer::plan {
+namespace {
+
+constexpr std::string_view kOnCpu = "the products of a CPU are our own";
+
+}  // namespace
+
+std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
+  const std::string& path = config.hardware.gemm_tuning;
+  if (path.empty()) return {};
+  std::string text;
+  world.control().together([&] {
+    if (!world.first()) return;
+    std::ifstream file(path, std::ios::binary);
+    text.assign(std::istreambuf_iterator<char>(file), {});
+    if (!file) throw Error(Code::config, format("hardware.gemm_tuning: {} cannot be read", path));
+  });
+  world.control().broadcast(text);
+  std::optional<ops::GemmTuning> tuning;
+  std::string misfit;
+  world.control().together([&] {
+    try {
+      tuning = ops::parse_gemm_tuning(text);
+    } catch (const Error& error) {
+      throw Error(error.code(),
+                  format("hardware.gemm_tuning = \"{}\": {}; `trainer bench gemm --write-tuning` makes one", path,
+                         error.what()));
+    }
+    misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
+  });
+  // On all ranks or on none: what the run computes by is one table.
+  const std::vector<std::string> misfits = world.control().gather(misfit);
+  const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
+  if (first == misfits.end()) {
+    ops::use_gemm_tuning(device, *tuning);
+    return to_string(checkpoint::checksum_of(text));
+  }
+  const bool nowhere = std::all_of(misfits.begin(), misfits.end(), [](const auto& why) { return why == kOnCpu; });
+  if (world.first() && nowhere) {
+    log::info("hardware.gemm_tuning is of no use here: {}", kOnCpu);
+  } else if (world.first()) {
+    log::warning("{} is ignored: {}{}", path,
+                 first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);
+  }
+  return {};
+}
+
+}  // namespace trainer::plan

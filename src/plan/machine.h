@@ -1,0 +1,34 @@
+#pragma once
+// What a run computes on and in which type, decided once and said aloud.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "comm/world.h"
+#include "config/config.h"
+#include "device/device.h"
+
+namespace trainer::plan {
+
+struct Machine {
+  int threads = 1;
+  device::Isa isa = device::Isa::plain;
+  DType compute = DType::f32;
+  std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
+  int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
+  int ranks = 1, rank = 0;     // of the run, and which of them this is
+  std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
+};
+/// What this rank computes on: the GPU of its place on the host, where one is wanted and there, else the CPU. Throws
+/// Code::config for a device that is not there, and for fp64 on a GPU.
+Machine choose_machine(const config::Config& config, const comm::World& world);
+/// Throws Code::plan where ranks would compute in different types, by default each on its own CPU. Collective.
+void require_one_compute(comm::World& world, const Machine& machine);
+/// The device, or a dry one that stands for it.
+std::unique_ptr<device::Device> make_device(const Machine& machine);
+std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
+/// "avx2" or "H200, sm_90", for people.
+std::string device_text(const Machine& machine);
+
+}  // namespace trainer::plan

@@ -1,0 +1,136 @@
+#include "plan/run_plan.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "checkpoint/manifest.h"
+#include "config/layout_rules.h"
+#include "measure/units.h"
+#include "train/generate.h"
+
+namespace trainer::plan {
+namespace {
+
+/// What a run holds beside its tensors, in bytes: tables of runs and of recorded programs, touched stacks, what a save
+/// takes (copies of the runs of weights and both moments, one chunk), and a fixed share for logs and the rest.
+int64_t host_bytes(train::Trainer& trainer, bool training) {
+  constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
+  int64_t runs = 0, largest = 0, recorded = 0;
+  for (const params::Param& param : trainer.store().params()) {
+    runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));
+    largest = std::max(largest, param.count() * size_of(trainer.store().state_dtype()));
+  }
+  for (const auto& [key, program] : trainer.arena().programs())
+    recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
+  const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
+  return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
+}
+
+std::string change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
+  const auto fits = [&](const config::Config& changed) {
+    return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
+  };
+  config::Config changed = config;
+  for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
+    if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
+    changed.train.micro_batch = micro;
+    if (!config::layout_fits(changed)) continue;
+    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
+                                     {config::Recompute::selective, "selective"},
+                                     {config::Recompute::full, "full"}}) {
+      if (mode < config.train.recompute) continue;
+      changed.train.recompute = mode;
+      if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+    }
+  }
+  return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
+         "over more ranks";
+}
+
+}  // namespace
+
+bool writes_samples(const config::Config& config) {
+  const config::Train& train = config.train;
+  return !config.data.tokenizer.empty() &&
+         (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
+}
+
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
+  const std::unique_ptr<device::Device> device = make_dry_device(machine);
+  const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
+  train::Trainer trainer(*device, *world, config, vocab, machine.compute, training);
+  trainer.plan();
+  std::optional<train::Generator> generator;
+  if (writes_samples(config)) generator.emplace(trainer);
+  RunPlan plan;
+  plan.memory = trainer.memory();
+  plan.memory["host"] = host_bytes(trainer, training);
+  for (const auto& [category, bytes] : plan.memory)
+    if (!machine.gpu || category != "host") plan.total += bytes;
+  int64_t largest = -1;
+  for (const auto& [key, program] : trainer.arena().programs()) {
+    if (program.peak <= largest) continue;
+    largest = program.peak;
+    plan.arena_bound = program.live_bound;
+    plan.activations = trainer.arena().peak_by_tag(key);
+  }
+  plan.parameters = trainer.store().parameter_count();
+  plan.flops = measure::flops_per_token(config.model, vocab, config.train.recompute);
+  plan.executed_flops = trainer.meter().matmul_flops();
+  plan.recomputed_flops = trainer.meter().recomputed_flops();
+  // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
+  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // of one replica
+  plan.flops.recomputed =
+      plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
+  plan.comm_bytes = trainer.comm_bytes_per_step();
+  return plan;
+}
+
+std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
+  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters,
+                            measure::format_count(static_cast<double>(plan.parameters)));
+  text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
+                 machine.compute_reason, machine.threads, device_text(machine));
+  text += format("model FLOPs per token {:>12}  ({})\n", measure::format_count(plan.flops.full()),
+                 measure::kFlopsDefinition);
+  text +=
+      format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
+             measure::format_count(plan.executed_flops), rows, measure::format_count(plan.recomputed_flops));
+  text += "memory\n";
+  for (const auto& [category, bytes] : plan.memory)
+    text += format("  {:<20}{:>12}\n", category, measure::format_bytes(static_cast<double>(bytes)));
+  text += format("  {:<20}{:>12}  of {} available\n", "total", measure::format_bytes(static_cast<double>(plan.total)),
+                 measure::format_bytes(static_cast<double>(machine.memory_limit)));
+  text += format("activations at their peak (block {}, live bytes {})\n",
+                 measure::format_bytes(
+                     static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
+                 measure::format_bytes(static_cast<double>(plan.arena_bound)));
+  std::vector<std::pair<int64_t, std::string>> tags;
+  for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
+  std::sort(tags.rbegin(), tags.rend());
+  for (const auto& [bytes, tag] : tags)
+    text += format("  {:<20}{:>12}\n", tag, measure::format_bytes(static_cast<double>(bytes)));
+  text += format("communication of a step over {} rank{} (bytes on the wire, all ranks of a group)\n", machine.ranks,
+                 machine.ranks == 1 ? "" : "s");
+  for (const auto& [axis, operations] : plan.comm_bytes)
+    for (const auto& [operation, bytes] : operations)
+      text += format("  {:<20}{:>12}\n", axis + " " + operation, measure::format_bytes(static_cast<double>(bytes)));
+  if (plan.comm_bytes.empty()) text += "  none\n";
+  return text;
+}
+
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  if (plan.total <= machine.memory_limit) return;
+  const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
+                                        [](const auto& a, const auto& b) { return a.second < b.second; });
+  throw Error(Code::plan,
+              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
+                     measure::format_bytes(static_cast<double>(plan.total)),
+                     measure::format_bytes(static_cast<double>(machine.memory_limit)),
+                     config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+                     largest->first, measure::format_bytes(static_cast<double>(largest->second)),
+                     change_that_fits(config, vocab, machine)));
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,34 @@
+#pragma once
+// What a run will take: memory, FLOPs and communication, from its own code on a dry device.
+#include <cstdint>
+#include <string>
+
+#include "measure/costs.h"
+#include "measure/flops.h"
+#include "plan/machine.h"
+
+namespace trainer::plan {
+
+/// The run lets the model write: it then holds a key-value cache beside what training needs.
+bool writes_samples(const config::Config& config);
+
+/// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of
+/// a step, from the run's own code.
+struct RunPlan {
+  measure::BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
+  measure::BytesByCategory activations;
+  int64_t total = 0;  // of the device: on a GPU without "host"
+  int64_t parameters = 0;
+  measure::FlopsPerToken flops;
+  double executed_flops = 0;      // products and attention of one micro-step, as executed
+  double recomputed_flops = 0;    // of them, repeated by recomputation
+  int64_t arena_bound = 0;        // largest sum of live bytes: the floor of the arena
+  measure::CommBytes comm_bytes;  // of a step, by axis and operation
+};
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
+/// Table for `train --dry-run`.
+std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
+/// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
+
+}  // namespace trainer::plan

@@ -1,0 +1,112 @@
+#pragma once
+// What a run reports: one struct per event of metrics.jsonl. Times are milliseconds where the name says ms, else
+// seconds; losses are nats per token; NaN stands for "not known" and becomes null.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/power.h"
+#include "measure/costs.h"
+#include "measure/flops.h"
+#include "measure/peak.h"
+
+namespace trainer::report {
+
+using measure::kUnknown;
+
+struct StepReport {
+  int64_t step = 0;        // 1-based
+  int64_t tokens = 0;      // seen so far by the whole run, this step included
+  double loss = kUnknown;  // mean over the step's tokens, before its update
+  double lr = kUnknown, grad_norm = kUnknown;
+  bool skipped = false;    // not finite: no update
+  std::string bad_tensor;  // of a skipped step: the first tensor that was not finite
+  double step_ms = kUnknown, tokens_per_s = kUnknown;
+  double tflops_per_device = kUnknown;  // model FLOPs, full attention count
+  double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
+  double peak_tflops = kUnknown;  // what they are shares of: the best known at that time
+  measure::PhaseMs phase_ms;
+  measure::CommBytes comm_bytes;                        // of this step
+  measure::WaitMs comm_wait_ms;                         // of this rank, by axis and operation: comm_exposed in parts
+  measure::BytesByCategory memory_bytes;                // peaks so far
+  int64_t data_position = 0;                            // samples seen
+  double epoch = kUnknown;                              // samples seen over the windows of the training data
+  std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known
+};
+
+struct EvalReport {
+  int64_t step = 0;  // after this step's update
+  double loss = kUnknown, perplexity = kUnknown;
+  std::optional<double> bits_per_byte = {};  // none without a tokenizer
+  int64_t tokens = 0;                        // predicted
+};
+
+struct CheckpointReport {
+  int64_t step = 0;
+  std::string path;
+  int64_t bytes = 0;
+  double seconds = kUnknown;
+  bool best = false;  // lowest validation loss so far
+};
+
+struct WarningReport {
+  int64_t step = 0;
+  std::string message;
+};
+
+/// Predicted or measured: one step's time, memory of the process (of all its ranks where they are threads), bytes over
+/// all steps of the run.
+struct Estimate {
+  double step_ms = kUnknown;
+  int64_t memory_bytes = 0;  // 0: not known
+  measure::CommBytes comm_bytes = {};
+};
+
+struct Environment {
+  std::string version, commit;
+  std::string device;        // "cpu"
+  std::string isa;           // instruction set of the kernels in use
+  std::string product_path;  // who computes matrix products, and in which type
+  int ranks = 1, threads = 0;
+};
+
+/// Everything known before the first step.
+struct StartReport {
+  int64_t step = 0;        // completed steps: above 0 after a resume
+  std::string name, time;  // time: UTC, ISO 8601 (utc_now())
+  // The model with the values in force.
+  std::string arch, compute;
+  int64_t n_layer = 0, n_head = 0, n_kv_head = 0, d_model = 0, d_ff = 0, seq_len = 0, vocab_size = 0;
+  int64_t parameters = 0;
+  // The work.
+  int64_t total_steps = 0;
+  int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
+  int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
+  int64_t windows = 0;                                                             // of training: those of one epoch
+  double unigram_entropy = kUnknown;  // nats per token of the validation text under the training text's frequencies
+  measure::FlopsPerToken flops;
+  measure::PeakReport peak;  // so far
+  Estimate predicted;
+  Environment environment;
+  std::string config_toml;  // values in force
+};
+
+struct EndReport {
+  int64_t step = 0, tokens = 0;
+  std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
+  double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
+  Estimate predicted, measured;
+  measure::PeakReport peak;  // the best that this process came to know
+};
+
+/// A generated text.
+struct Sample {
+  int64_t step = 0;
+  std::string prompt, text;  // text: without the prompt
+};
+
+/// "2030-01-31T12:34:56Z"
+std::string utc_now();
+
+}  // namespace trainer::report

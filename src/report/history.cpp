@@ -1,0 +1,84 @@
+#include "report/history.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <span>
+
+#include "report/events_json.h"
+
+namespace trainer::report {
+namespace {
+
+void add_step(History& history, StepReport step) {
+  for (const auto& [category, bytes] : step.memory_bytes) {
+    int64_t& largest = history.memory_bytes[category];
+    largest = std::max(largest, bytes);
+  }
+  step.memory_bytes.clear();
+  step.comm_bytes.clear();
+  history.steps.push_back(std::move(step));
+}
+
+/// The steps of one process, from `first` on, and the peaks that its start and end tell.
+struct Process {
+  size_t first = 0;
+  measure::PeakReport peak;
+};
+
+/// Makes the utilisation of its steps shares of the best peak of the process.
+void settle(History& history, Process& process) {
+  measure::PeakReport& peak = process.peak;
+  const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
+  for (StepReport& step : steps) {
+    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // written before steps told it
+    const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
+    peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
+  }
+  if (!(peak.flops > 0)) return;  // no start in the log: as they were written
+  for (StepReport& step : steps) {
+    // Multiplied first, then divided: the share of the step that raised the peak is 1, without rounding.
+    for (double* share : {&step.mfu, &step.mfu_causal, &step.hfu})
+      *share = *share * (step.peak_tflops * 1e12) / peak.flops;
+    step.peak_tflops = peak.flops / 1e12;
+  }
+}
+
+/// Throws Json::exception when the line is not an event.
+void add_event(History& history, Process& process, const std::string& line) {
+  const Json json = Json::parse(line);
+  const auto event = json.at("event").get<std::string>();
+  if (event == "step") add_step(history, step_from(json));
+  if (event == "start") {
+    history.start = start_from(json);
+    settle(history, process);
+    process = {history.steps.size(), history.start->peak};
+  }
+  if (event == "eval") history.evals.push_back(eval_from(json));
+  if (event == "checkpoint") history.checkpoints.push_back(checkpoint_from(json));
+  if (event == "warning") history.warnings.push_back(warning_from(json));
+  if (event == "end") {
+    history.ends.push_back(end_from(json));
+    if (history.ends.back().peak.flops > 0) process.peak = history.ends.back().peak;
+  }
+}
+
+}  // namespace
+
+History read_history(const std::filesystem::path& file) {
+  History history;
+  Process process;
+  std::ifstream in(file, std::ios::binary);
+  for (std::string line; std::getline(in, line);) {
+    try {
+      add_event(history, process, line);
+    } catch (const Json::exception&) {
+      ++history.unreadable_lines;
+    }
+  }
+  settle(history, process);
+  history.peak = process.peak;
+  return history;
+}
+
+}  // namespace trainer::report

@@ -1,0 +1,28 @@
+#pragma once
+// The run so far, read back from metrics.jsonl for the summary and the report.
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "report/events.h"
+
+namespace trainer::report {
+
+struct History {
+  std::optional<StartReport> start;  // of the last process; config_toml is empty: the file holds it as JSON
+  std::vector<StepReport> steps;     // without comm_bytes and memory_bytes; utilisation as said below
+  std::vector<EvalReport> evals;
+  std::vector<CheckpointReport> checkpoints;
+  std::vector<WarningReport> warnings;
+  std::vector<EndReport> ends;            // one per process that ended in order
+  measure::PeakReport peak;               // the best that the last process came to know
+  measure::BytesByCategory memory_bytes;  // largest value of each category
+  int64_t unreadable_lines = 0;
+};
+
+/// A step was written with its share of the best peak known at that time. Here it is the share of the best that its
+/// process came to know, and of a measured peak never above 1 (mfu of the full count of attention aside).
+/// Lines that are no events (a torn last line) are counted and skipped; a missing file gives an empty history.
+History read_history(const std::filesystem::path& file);
+
+}  // namespace trainer::report

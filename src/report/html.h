@@ -1,0 +1,27 @@
+#pragma once
+// The report of a run: report.json for programs, report.html for people. The page is one file without scripts or links
+// to outside, well-formed as HTML and as XML, and follows the reader's light or dark theme.
+#include <filesystem>
+#include <string>
+
+#include "report/history.h"
+#include "report/summary.h"
+
+namespace trainer::report {
+
+/// The page's text. `config_toml`: the values in force.
+std::string report_html(const Summary& summary, const History& history, const std::string& config_toml);
+std::string report_json(const Summary& summary, const History& history);
+
+/// Writes RUN_DIR/report.json and report.html, each replaced whole; the config is RUN_DIR/config.toml where it exists.
+/// Throws Code::io naming the file; a training run turns that into a warning.
+void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
+
+/// Texts kept in RUN_DIR/report.json; empty when there is none. A resumed run starts from them, cut at `last_step`.
+std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
+
+/// Makes the report anew from RUN_DIR/metrics.jsonl and the samples of an earlier report. Throws Code::io when there is
+/// no metrics.jsonl.
+Summary report_from(const std::filesystem::path& run_dir);
+
+}  // namespace trainer::report

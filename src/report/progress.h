@@ -1,0 +1,58 @@
+#pragma once
+// What a person sees while training, on stderr: one line redrawn in place on a terminal, plain lines elsewhere.
+#include <functional>
+#include <mutex>
+#include <string>
+
+#include "base/log.h"
+#include "config/config.h"
+#include "report/events.h"
+
+namespace trainer::report {
+
+/// Where progress goes; replaced in tests.
+struct Terminal {
+  std::function<void(const std::string&)> write;
+  std::function<int()> width;     // columns now
+  std::function<double()> clock;  // seconds
+  bool is_tty = false, utf8 = false;
+};
+Terminal stderr_terminal();
+
+/// mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = by what stderr is.
+/// With the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Log from any thread;
+/// call the members from one.
+class Progress {
+ public:
+  /// `completed` steps of `total` are done already; plain lines come every `interval` steps (0: never), and for the
+  /// first and last step.
+  Progress(config::ProgressMode mode, int64_t completed, int64_t total, int64_t interval,
+           Terminal terminal = stderr_terminal());
+  /// Leaves the last state on the screen and gives the log sink back.
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  void step(const StepReport& report);
+  /// Something that takes a while between steps, "evaluating 3/20"; stands in the redrawn line until the next step.
+  void status(const std::string& activity);
+  bool redrawing() const { return redrawing_; }
+
+ private:
+  std::string plain_line(const StepReport& report) const;
+  std::string bar_line() const;
+  void draw(bool now);
+  double seconds_left() const;
+
+  Terminal terminal_;
+  bool redrawing_;
+  int64_t completed_, total_, interval_;
+  double started_, last_draw_ = -1e9;
+  StepReport last_;
+  std::string activity_;
+  std::mutex mutex_;  // of the screen: log lines come from any thread
+  bool drawn_ = false;
+  log::Sink previous_sink_;
+};
+
+}  // namespace trainer::report

@@ -1,0 +1,31 @@
+#pragma once
+// How far one long job outside of training is: evaluation of a checkpoint, tokenization.
+#include <string>
+
+#include "report/progress.h"
+
+namespace trainer::report {
+
+/// "evaluating: 120 of 400 windows, 8 s left". On a terminal one line, redrawn in place and gone at the end of the
+/// object's life; elsewhere a log line at most every ten seconds, the first after ten. Log lines appear above the line.
+class StatusLine {
+ public:
+  explicit StatusLine(Terminal terminal = stderr_terminal());
+  ~StatusLine();
+  StatusLine(const StatusLine&) = delete;
+  StatusLine& operator=(const StatusLine&) = delete;
+
+  /// `done` of `total`, both in the unit that time goes by.
+  void show(const std::string& text, int64_t done, int64_t total);
+
+ private:
+  void clear();
+
+  Terminal terminal_;
+  double started_, last_;
+  std::mutex mutex_;  // of the screen: log lines come from any thread
+  bool drawn_ = false;
+  log::Sink previous_sink_;
+};
+
+}  // namespace trainer::report

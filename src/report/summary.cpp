@@ -1,0 +1,172 @@
+#include "report/summary.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "base/format.h"
+#include "measure/peak.h"
+#include "measure/units.h"
+
+namespace trainer::report {
+namespace {
+
+constexpr size_t kWarmUpSteps = 2;
+
+/// The median of the finite values of a member; NaN when there are none.
+double median(std::span<const StepReport> steps, double StepReport::*member) {
+  std::vector<double> values;
+  for (const StepReport& step : steps) {
+    if (std::isfinite(step.*member)) values.push_back(step.*member);
+  }
+  if (values.empty()) return kUnknown;
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+double mean_of_last_losses(std::span<const StepReport> steps) {
+  const size_t wanted = std::clamp<size_t>(steps.size() / 10, 1, 10);
+  double sum = 0;
+  size_t count = 0;
+  for (auto step = steps.rbegin(); step != steps.rend() && count < wanted; ++step) {
+    if (std::isfinite(step->loss)) sum += step->loss, ++count;
+  }
+  return count == 0 ? kUnknown : sum / static_cast<double>(count);
+}
+
+void average_phases(std::span<const StepReport> steps, Summary& summary) {
+  double count = 0;
+  for (const StepReport& step : steps) {
+    if (!std::isfinite(step.step_ms)) continue;
+    count += 1;
+    summary.mean_step_ms += step.step_ms;
+    for (double measure::PhaseMs::*phase :
+         {&measure::PhaseMs::data, &measure::PhaseMs::forward, &measure::PhaseMs::backward,
+          &measure::PhaseMs::optimizer, &measure::PhaseMs::comm_exposed}) {
+      if (std::isfinite(step.phase_ms.*phase)) summary.phase_ms.*phase += step.phase_ms.*phase;
+    }
+  }
+  if (count == 0) return;
+  summary.mean_step_ms /= count;
+  measure::PhaseMs& phases = summary.phase_ms;
+  for (double* sum : {&phases.data, &phases.forward, &phases.backward, &phases.optimizer, &phases.comm_exposed}) {
+    *sum /= count;
+  }
+}
+
+}  // namespace
+
+Summary summarize(const History& history, std::vector<Sample> samples) {
+  Summary summary;
+  if (history.start) summary.start = *history.start;
+  summary.peak = history.peak.flops > 0 ? history.peak : summary.start.peak;
+  summary.samples = std::move(samples);
+  summary.memory_by_category = history.memory_bytes;
+  summary.predicted_memory = summary.start.predicted.memory_bytes;
+  summary.step = summary.start.step;
+
+  const std::span<const StepReport> steps = history.steps;
+  if (!steps.empty()) {
+    summary.step = steps.back().step;
+    summary.tokens = steps.back().tokens;
+    summary.epoch = steps.back().epoch;
+    summary.first_loss = steps.front().loss;
+    summary.last_loss = mean_of_last_losses(steps);
+    summary.skipped_steps =
+        std::count_if(steps.begin(), steps.end(), [](const StepReport& step) { return step.skipped; });
+    const auto warm = steps.subspan(steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0);
+    summary.step_ms = median(warm, &StepReport::step_ms);
+    summary.tokens_per_s = median(warm, &StepReport::tokens_per_s);
+    summary.tflops_per_device = median(warm, &StepReport::tflops_per_device);
+    summary.mfu = median(warm, &StepReport::mfu);
+    summary.mfu_causal = median(warm, &StepReport::mfu_causal);
+    summary.hfu = median(warm, &StepReport::hfu);
+    average_phases(warm, summary);
+  }
+
+  for (const EvalReport& eval : history.evals) {
+    if (std::isfinite(eval.loss) && (!summary.best_eval || eval.loss < summary.best_eval->loss))
+      summary.best_eval = eval;
+  }
+  if (!history.evals.empty()) summary.last_eval = history.evals.back();
+
+  summary.outcome = "not ended in order";
+  if (!history.ends.empty()) {
+    const EndReport& last = history.ends.back();
+    if (last.step >= summary.step) summary.outcome = last.outcome;
+    summary.measured_memory = last.measured.memory_bytes;
+    if (last.predicted.memory_bytes > 0) summary.predicted_memory = last.predicted.memory_bytes;
+    summary.wall_s = 0;
+    for (const EndReport& end : history.ends) {
+      if (std::isfinite(end.wall_s)) summary.wall_s += end.wall_s;
+    }
+  }
+  return summary;
+}
+
+std::string utilisation_text(const Summary& summary) {
+  std::string text = format("mfu {}, causal {}, hardware {} of {}", measure::format_percent(summary.mfu),
+                            measure::format_percent(summary.mfu_causal), measure::format_percent(summary.hfu),
+                            to_string(summary.peak));
+  if (std::fmax(summary.mfu_causal, summary.hfu) > 1) {
+    text += "; above 100 %: that peak is too low";
+  } else if (summary.mfu > 1) {
+    text += "; mfu counts attention in full, of which a causal model computes half";
+  }
+  return text;
+}
+
+std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir) {
+  std::vector<std::string> lines;
+  const auto add = [&lines](const char* label, const std::string& text) {
+    lines.push_back(format("{:<11} {}", label, text));
+  };
+  std::string run = format("{} at step {}", summary.outcome, summary.step);
+  if (summary.start.total_steps > 0) run += format(" of {}", summary.start.total_steps);
+  run += format(", {} tokens", measure::format_count(static_cast<double>(summary.tokens)));
+  if (std::isfinite(summary.epoch)) run += format(", {:.2f} epochs", summary.epoch);
+  if (std::isfinite(summary.wall_s)) run += " in " + measure::format_duration(summary.wall_s);
+  add("run", run);
+
+  if (std::isfinite(summary.last_loss))
+    add("train loss", format("{:.4f} -> {:.4f}", summary.first_loss, summary.last_loss));
+  if (summary.skipped_steps > 0) add("skipped", format("{} steps that were not finite", summary.skipped_steps));
+  if (summary.last_eval) {
+    const EvalReport& eval = *summary.last_eval;
+    std::string text = format("{:.4f}, perplexity {}", eval.loss, measure::format_number(eval.perplexity));
+    if (eval.bits_per_byte) text += format(", {:.3f} bits per byte", *eval.bits_per_byte);
+    if (std::isfinite(summary.start.unigram_entropy)) {
+      text += format(" (unigram entropy of the text: {:.4f})", summary.start.unigram_entropy);
+    }
+    add("val loss", text);
+    if (summary.best_eval && summary.best_eval->step != eval.step) {
+      add("best", format("{:.4f} at step {}", summary.best_eval->loss, summary.best_eval->step));
+    }
+  }
+  if (std::isfinite(summary.tokens_per_s)) {
+    std::string text =
+        format("{} tokens/s, {:.1f} ms a step (medians)", measure::format_count(summary.tokens_per_s), summary.step_ms);
+    if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
+    add("speed", text);
+  }
+  if (std::isfinite(summary.mfu)) {
+    add("utilisation", utilisation_text(summary));
+  }
+  if (summary.measured_memory > 0) {
+    const auto measured = static_cast<double>(summary.measured_memory);
+    std::string text = measure::format_bytes(measured) + " measured";
+    if (summary.predicted_memory > 0) {
+      const auto predicted = static_cast<double>(summary.predicted_memory);
+      text += format(", {} predicted ({:.2f} times)", measure::format_bytes(predicted), measured / predicted);
+    }
+    add("memory", text);
+  }
+  for (const char* file : {"report.html", "metrics.jsonl", "checkpoints"}) {
+    if (std::filesystem::exists(run_dir / file)) add("see", (run_dir / file).string());
+  }
+  return lines;
+}
+
+}  // namespace trainer::report

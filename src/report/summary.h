@@ -1,0 +1,42 @@
+#pragma once
+// The end of a run in numbers, for the last lines on stderr and for the report. Computed from the run's history, so
+// that it can be had again from a run folder.
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "report/history.h"
+
+namespace trainer::report {
+
+struct Summary {
+  StartReport start;
+  measure::PeakReport peak;  // what utilisation is a share of: the best that the last process came to know
+  std::string outcome;       // of the last process; "not ended in order" when the log just stops
+  int64_t step = 0, tokens = 0, skipped_steps = 0;
+  double epoch = kUnknown;  // at its end
+  double first_loss = kUnknown;
+  double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
+  std::optional<EvalReport> last_eval, best_eval;
+  // Medians over the steps, the first two left out (they warm up).
+  double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
+  double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
+  measure::PhaseMs phase_ms;                          // means over the same steps
+  double mean_step_ms = 0;                            // what the phases add up to, but for the rest of a step
+  double wall_s = kUnknown;                           // over all processes that ended in order
+  int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
+  measure::BytesByCategory memory_by_category;
+  std::vector<Sample> samples;
+};
+
+/// `samples` in the order they were drawn. An empty history gives an empty summary.
+Summary summarize(const History& history, std::vector<Sample> samples);
+
+/// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with a word on more than 100 %.
+std::string utilisation_text(const Summary& summary);
+
+/// What happened and where the files are, aligned for a terminal; what is not known is left out.
+std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);
+
+}  // namespace trainer::report

@@ -1,0 +1,63 @@
+#pragma once
+// Charts as inline SVG, made here so that a report opens offline without a script. Colours come from the page's style
+// (classes s0, s1, …), so that they follow its light or dark theme. All text is escaped.
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trainer::report::svg {
+
+struct Point {
+  double x, y;  // y not finite: a gap
+};
+
+/// At most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in their order,
+/// so that no peak is lost. A stretch without a finite value stays a gap.
+std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
+/// Moving average over up to `window` points centred on each (fewer towards the ends), so that it does not lag; gaps
+/// are skipped.
+std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
+
+/// Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
+std::vector<double> nice_ticks(double low, double high, int wanted);
+
+/// Text for HTML and XML: &, <, >, quotes; bytes that are no UTF-8 and control characters become U+FFFD.
+std::string escape(std::string_view text);
+
+struct Series {
+  enum class Style { line, faint, dotted };  // dotted: a line with a mark at each point (up to 100)
+  std::string name;
+  std::vector<Point> points;
+  int colour = 0;
+  Style style = Style::line;
+};
+/// A horizontal line with its name, such as a baseline.
+struct Level {
+  double y;
+  std::string name;
+};
+struct LineChart {
+  std::string id;  // unique in the page
+  std::string title, x_name, y_name = {};
+  std::vector<Series> series = {};
+  std::vector<Level> levels = {};
+  int width = 720, height = 300;
+  bool from_zero = false;    // the y axis starts at 0
+  bool logarithmic = false;  // y; values <= 0 are gaps
+};
+/// Says "no data" when no series has a finite point.
+std::string line_chart(const LineChart& chart);
+
+struct Part {
+  std::string name;
+  double value;
+  std::string text;  // the value for people
+  int colour = 0;
+};
+/// One bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's width.
+std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
+/// A bar for each part. For the page's width.
+std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
+
+}  // namespace trainer::report::svg

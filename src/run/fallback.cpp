@@ -1,0 +1,49 @@
+#include "run/fallback.h"
+
+#include <sstream>
+
+#include "base/log.h"
+#include "checkpoint/checksum.h"
+
+namespace trainer::run {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> found_by_first(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
+  std::string lines;
+  world.control().together([&] {
+    if (!world.first()) return;
+    for (const fs::path& path : list()) lines += path.string() + '\n';
+  });
+  world.control().broadcast(lines);
+  std::vector<fs::path> paths;
+  std::istringstream in(lines);
+  for (std::string line; std::getline(in, line);) paths.emplace_back(line);
+  return paths;
+}
+
+std::string damage_met(comm::World& world, const std::function<void()>& read) {
+  std::string damage;
+  world.control().together([&] {
+    try {
+      read();
+    } catch (const checkpoint::Damage& met) {
+      damage = met.what();
+    }
+  });
+  for (std::string& each : world.control().gather(damage))
+    if (!each.empty()) return std::move(each);
+  return {};
+}
+
+void load_first_whole(comm::World& world, const std::vector<fs::path>& folders, const std::string& none_whole,
+                      const std::function<std::string(const fs::path&)>& load) {
+  for (const fs::path& folder : folders) {
+    const std::string damage = load(folder);
+    if (damage.empty()) return;
+    if (folder == folders.back()) throw checkpoint::Damage(none_whole + damage).on(Scope::all_ranks);
+    if (world.first()) log::warning("checkpoint skipped, trying the one before: {}", damage);
+  }
+}
+
+}  // namespace trainer::run

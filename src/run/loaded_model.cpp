@@ -1,0 +1,93 @@
+#include "run/loaded_model.h"
+
+#include "checkpoint/folder.h"
+#include "comm/gpu_transport.h"
+#include "config/load.h"
+#include "plan/run_plan.h"
+#include "run/fallback.h"
+#include "run/planning.h"
+#include "run/run_state.h"
+
+namespace trainer::run {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+config::Compute compute_named(const std::string& name, const fs::path& folder) {
+  if (name == name_of(DType::bf16)) return config::Compute::bf16;
+  if (name == name_of(DType::f32)) return config::Compute::fp32;
+  if (name == name_of(DType::f64)) return config::Compute::fp64;
+  throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
+}
+
+int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
+  const auto it = header.model_keys.find("vocab_size");
+  if (it == header.model_keys.end())
+    throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder.string()));
+  return std::stoll(it->second);
+}
+
+/// Takes the first of the layouts that fits on every rank. When none does, all refuse with what the last one, which is
+/// the smallest on each rank, needs.
+void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
+  for (const config::Parallel& layout : layouts) {
+    loaded.config.parallel = layout;
+    const plan::RunPlan plan = plan::plan_run(loaded.config, vocab, loaded.machine, false);
+    double too_large = plan.total > loaded.machine.memory_limit ? 1 : 0;
+    world.control().sum({&too_large, 1});
+    if (too_large == 0) return;
+    if (&layout != &layouts.back()) continue;
+    world.control().together([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
+  }
+}
+
+/// What is damaged in the checkpoint; empty: `out` holds it.
+std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
+                        std::optional<LoadedModel>& out) {
+  std::optional<checkpoint::Reader> reader;
+  if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
+  const checkpoint::Snapshot& header = reader->header();
+  LoadedModel loaded;
+  loaded.folder = folder;
+  loaded.step = header.state.step;
+  loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), {}, {.files = false});
+  loaded.config.precision.compute = compute_named(header.compute, folder);
+  if (threads > 0) loaded.config.run.threads = threads;
+  const config::Config trained = loaded.config;
+  loaded.config.parallel = layouts(trained, world.size()).front();
+  loaded.tokenizer_hash = header.tokenizer_hash;
+  // The tail of the training data has the hash of these, which older versions saved alone.
+  loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
+  if (!header.tokenizer.empty())
+    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
+  loaded.machine = plan::choose_machine(loaded.config, world);
+  const int64_t vocab = vocabulary(header, folder);
+  std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
+  lay_out(world, layouts(trained, world.size()), vocab, loaded);
+  loaded.device = plan::make_device(loaded.machine);
+  // By what there is now: the machine it was trained on may have been another one.
+  loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
+  loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
+                                                    loaded.config, vocab, loaded.machine.compute, false);
+  loaded.trainer->plan();
+  watch.reset();
+  if (std::string damage = load_weights(*loaded.trainer, *reader); !damage.empty()) return damage;
+  out = std::move(loaded);
+  return {};
+}
+
+}  // namespace
+
+LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads) {
+  const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
+  const std::string none_whole =
+      candidates.size() < 2 ? ""
+                            : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
+  std::optional<LoadedModel> loaded;
+  load_first_whole(world, candidates, none_whole,
+                   [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, loaded); });
+  return std::move(*loaded);
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,37 @@
+#pragma once
+// A trained model from a checkpoint alone (its step folder holds config and tokenizer), for evaluation and generation.
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "checkpoint/reader.h"
+#include "data/tokenizer.h"
+#include "plan/machine.h"
+#include "train/trainer.h"
+
+namespace trainer::run {
+
+struct LoadedModel {
+  config::Config config;
+  std::filesystem::path folder;  // the step folder
+  int64_t step = 0;
+  std::optional<data::Tokenizer> tokenizer;
+  std::string tokenizer_hash, val_hash;
+  plan::Machine machine;
+  std::unique_ptr<device::Device> device;
+  std::unique_ptr<comm::World> gpu_world;   // for tensors between GPUs; null: the world of the ranks
+  std::unique_ptr<train::Trainer> trainer;  // weights only
+};
+
+/// The layouts for so many ranks, of which the first that fits into the memory of all is taken:
+/// parallel::replica_layouts, parallel::generation_layouts.
+using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
+
+/// PATH: a step folder, or a `checkpoints` or run folder: its newest
+/// checkpoint that is whole, with a warning for each that was skipped. `threads` 0: as many as the machine gives.
+/// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
+/// does not fit.
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0);
+
+}  // namespace trainer::run

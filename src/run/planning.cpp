@@ -1,0 +1,47 @@
+#include "run/planning.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+
+#include "base/log.h"
+
+namespace trainer::run {
+namespace {
+
+constexpr std::chrono::seconds kSilent{2};
+std::atomic<bool> watched{false};  // a run plans more than once, the first time as long as later
+
+void tell_later(const std::stop_token& over, int64_t layers) {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable_any().wait_for(lock, over, kSilent, [] { return false; });
+  if (!over.stop_requested()) log::info("planning memory and communication of {} layers", layers);
+}
+
+}  // namespace
+
+PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
+  if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was made");
+  if (!world.first() || watched.exchange(true)) return;
+  try {
+    teller_ = std::jthread(tell_later, layers);
+  } catch (const std::system_error&) {  // no thread to be had: nothing is told
+  }
+}
+
+std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+                                           const plan::Machine& machine) {
+  const PlanningWatch watch(world, config.model.n_layer);
+  plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
+  world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
+  if (!stopped_on_any(world)) return plan;
+  const int signal = stop_signal();
+  log::info("stopped by {} while planning; no step was made",
+            signal == 0 ? "a signal to another rank" : signal_name(signal));
+  return std::nullopt;
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,190 @@
+#include "run/reporter.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/log.h"
+#include "report/printable.h"
+#include "report/summary.h"
+#include "run/run_folder.h"
+#include "run/start_report.h"
+
+namespace trainer::run {
+namespace {
+
+std::filesystem::path metrics_file(const config::Config& config) {
+  return std::filesystem::path(config.run.dir) / "metrics.jsonl";
+}
+
+}  // namespace
+
+Reporter::Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
+                   const measure::MemoryProbe& memory, measure::PeakTracker& peak, bool first)
+    : config_(config), plan_(plan), machine_(machine), peak_(peak), first_(first), memory_(memory) {}
+
+void Reporter::open(int64_t step) {
+  if (!first_) return;
+  started_ = now_seconds();
+  report::truncate_after_step(metrics_file(config_), step);
+  samples_ = report::read_samples(config_.run.dir, step);
+  if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));
+  if (machine_.gpu) power_.emplace(machine_.gpu->pci_bus_id);
+}
+
+void Reporter::start(const report::StartReport& start, std::string_view transport,
+                     const std::vector<std::string>& notes) {
+  if (!first_) return;
+  start_ = start;
+  start_.peak = peak_.report();
+  log_start(start_, machine_.compute_reason, transport);
+  for (const std::string& note : notes)
+    if (!note.empty()) log::info("{}", note);
+  if (metrics_) metrics_->write(start_);
+}
+
+void Reporter::show_progress(int64_t step) {
+  if (first_) progress_.emplace(config_.log.progress, step, start_.total_steps, config_.log.interval);
+}
+
+void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
+                    const checkpoint::TrainState& state, train::Trainer& trainer) {
+  if (!first_) return;
+  if (steps_ % 100 == 0) memory_.sample();
+  step_seconds_ += seconds;
+  ++steps_;
+
+  report::StepReport r;
+  r.step = work.step;
+  r.tokens = state.tokens_seen;
+  r.loss = outcome.loss;
+  r.lr = work.lr;
+  r.grad_norm = outcome.norm.norm;
+  r.skipped = outcome.skipped;
+  r.bad_tensor = outcome.norm.bad_tensor;
+  r.step_ms = seconds * 1e3;
+  r.tokens_per_s = static_cast<double>(start_.global_batch * start_.seq_len) / seconds;
+  const double tokens_per_device = r.tokens_per_s / machine_.ranks;
+  r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
+  judge_peak(r.step, plan_.flops.hardware() * tokens_per_device, trainer.meter());
+  const measure::Utilisation use = measure::utilisation(plan_.flops, tokens_per_device, peak_.flops());
+  r.mfu = use.mfu;
+  r.mfu_causal = use.mfu_causal;
+  r.hfu = use.hfu;
+  r.peak_tflops = peak_.flops() / 1e12;
+  r.phase_ms = outcome.phase_ms;
+  for (const auto& [key, count] : trainer.meter().comm()) {
+    const double ms = count.wait_seconds * 1e3;
+    r.phase_ms.comm_exposed += ms;
+    if (count.calls > 0) r.comm_wait_ms[trainer.mesh().shape().name_of(key.axes)][std::string(name_of(key.op))] += ms;
+  }
+  r.comm_bytes = trainer.comm_bytes(trainer.meter().comm());
+  for (const auto& [axis, operations] : r.comm_bytes)
+    for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
+  r.memory_bytes = trainer.memory();
+  r.data_position = state.samples_seen;
+  r.epoch = start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows)
+                               : measure::kUnknown;
+  if (power_) r.gpu = power_->recent();
+  if (metrics_) metrics_->write(r);
+  skipped_ += r.skipped;
+  if (!first_step_) first_step_ = r;
+  last_step_ = r;
+  if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
+    bytes_differ_ = true;
+    warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, measure::to_string(r.comm_bytes),
+                        measure::to_string(plan_.comm_bytes)));
+  }
+  if (progress_) progress_->step(r);
+}
+
+void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) {
+  const auto saw = [&](double rate, const char* what) {
+    if (!(rate > peak_.flops())) return;
+    if (const std::string told = peak_.saw(rate, format("{} step {}", what, step)); !told.empty()) warn(step, told);
+  };
+  // What operators of a GPU took is not known: they are launched and waited for together.
+  for (const auto& [kind, what] :
+       {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
+    const Meter::Entry& entry = meter.of(kind);
+    if (!machine_.gpu && peak_.measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
+  }
+  saw(flops_per_s, "the whole of");
+}
+
+void Reporter::evaluation(const report::EvalReport& eval) {
+  if (!first_) return;
+  last_eval_ = eval;
+  if (metrics_) metrics_->write(eval);
+  if (!std::isfinite(eval.loss))
+    return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
+  log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
+            eval.bits_per_byte ? format(", {:.4f} bits per byte", *eval.bits_per_byte) : "");
+}
+
+void Reporter::status(const std::string& activity) {
+  if (progress_) progress_->status(activity);
+}
+
+void Reporter::checkpoint(const report::CheckpointReport& checkpoint) {
+  if (metrics_) metrics_->write(checkpoint);
+}
+
+void Reporter::sample(report::Sample sample) {
+  if (!first_) return;
+  log::info("--- sample at step {} ---\n{}{}\n---", sample.step, report::printable(sample.prompt),
+            report::printable(sample.text));
+  samples_.push_back(std::move(sample));
+}
+
+void Reporter::warn(int64_t step, const std::string& message) {
+  if (!first_) return;
+  log::warning("{}", message);
+  if (metrics_) metrics_->write(report::WarningReport{step, message});
+}
+
+int64_t Reporter::measured_memory(const train::Trainer& trainer) const {
+  if (!machine_.gpu) return memory_.peak();
+  int64_t bytes = 0;
+  for (const auto& [category, peak] : trainer.memory()) bytes += peak;
+  return bytes;
+}
+
+void Reporter::complete(report::History& history, const report::EndReport& end) const {
+  history.start = start_;
+  if (first_step_ && history.steps.empty()) history.steps.push_back(*first_step_);
+  if (last_step_ && history.steps.back().step != last_step_->step) history.steps.push_back(*last_step_);
+  if (last_eval_ && (history.evals.empty() || history.evals.back().step != last_eval_->step))
+    history.evals.push_back(*last_eval_);
+  if (history.ends.empty() || history.ends.back().step != end.step) history.ends.push_back(end);
+  if (end.peak.flops > 0) history.peak = end.peak;
+}
+
+void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {
+  progress_.reset();  // the summary comes after its last line
+  if (!metrics_) return;
+  memory_.sample();
+  report::EndReport end;
+  end.step = state.step;
+  end.tokens = state.tokens_seen;
+  end.outcome = outcome;
+  end.wall_s = now_seconds() - started_;
+  end.predicted = {.memory_bytes = start_.predicted.memory_bytes, .comm_bytes = plan_.comm_bytes};
+  for (auto& [axis, operations] : end.predicted.comm_bytes)
+    for (auto& [operation, bytes] : operations) bytes *= steps_;
+  end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : measure::kUnknown,
+                  .memory_bytes = measured_memory(trainer),
+                  .comm_bytes = comm_bytes_};
+  end.peak = peak_.report();
+  metrics_->write(end);
+  report::History history = report::read_history(metrics_file(config_));
+  if (metrics_->lost() > 0) {
+    log::warning("{} lacks {} lines, as they could not be written", metrics_file(config_).string(), metrics_->lost());
+    complete(history, end);
+  }
+  report::Summary summary = report::summarize(history, samples_);
+  summary.skipped_steps = std::max(summary.skipped_steps, skipped_);
+  if (config_.log.report) write_report_or_warn(config_.run.dir, summary, history);
+  for (const std::string& line : report::summary_lines(summary, config_.run.dir)) log::info("{}", line);
+}
+
+}  // namespace trainer::run

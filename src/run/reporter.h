@@ -1,0 +1,77 @@
+#pragma once
+// What a run tells while it goes on: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "checkpoint/snapshot.h"
+#include "config/config.h"
+#include "measure/memory_probe.h"
+#include "measure/peak.h"
+#include "plan/run_plan.h"
+#include "report/html.h"
+#include "report/metrics.h"
+#include "report/progress.h"
+#include "train/trainer.h"
+
+namespace trainer::run {
+
+/// The first rank speaks for all: on the others every call does nothing. No call waits for another rank.
+class Reporter {
+ public:
+  /// config, plan, machine and peak outlive it. `memory` was started before the run took any; `first`: this rank
+  /// speaks.
+  Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
+           const measure::MemoryProbe& memory, measure::PeakTracker& peak, bool first);
+
+  /// Cuts what the run folder tells back to `step` and goes on from there. Throws Code::io.
+  void open(int64_t step);
+  /// Before the first step. `notes`: lines of log that follow what the event says; empty ones are left out.
+  void start(const report::StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
+  /// From now on steps have a progress line.
+  void show_progress(int64_t step);
+
+  /// The step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted this step alone.
+  void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
+            const checkpoint::TrainState& state, train::Trainer& trainer);
+  void evaluation(const report::EvalReport& eval);
+  /// Something that takes a while between steps.
+  void status(const std::string& activity);
+  void checkpoint(const report::CheckpointReport& checkpoint);
+  void sample(report::Sample sample);
+  void warn(int64_t step, const std::string& message);
+  /// The run is over: the event, the report and the lines of the summary.
+  void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
+
+ private:
+  /// Raises the peak to what the step and its operators reached.
+  void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
+  /// Puts what this process knows by itself where the log lacks it, after a full disk.
+  void complete(report::History& history, const report::EndReport& end) const;
+  /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
+  int64_t measured_memory(const train::Trainer& trainer) const;
+
+  const config::Config& config_;
+  const plan::RunPlan& plan_;
+  const plan::Machine& machine_;
+  measure::PeakTracker& peak_;
+  const bool first_;
+  double started_ = 0;
+  measure::MemoryProbe memory_;
+  std::optional<report::MetricsLog> metrics_;
+  std::optional<report::Progress> progress_;
+  std::optional<device::PowerMeter> power_;
+  std::vector<report::Sample> samples_;
+  report::StartReport start_;
+  // Of this process, whatever became of metrics.jsonl.
+  std::optional<report::StepReport> first_step_, last_step_;
+  std::optional<report::EvalReport> last_eval_;
+  int64_t skipped_ = 0;
+  measure::CommBytes comm_bytes_;  // of all steps of this process
+  double step_seconds_ = 0;
+  int64_t steps_ = 0;
+  bool bytes_differ_ = false;
+};
+
+}  // namespace trainer::run

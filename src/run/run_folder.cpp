@@ -1,0 +1,56 @@
+#include "run/run_folder.h"
+
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+
+namespace trainer::run {
+
+namespace fs = std::filesystem;
+
+fs::path checkpoint_folder(const config::Config& config) {
+  return config.checkpoint.dir.empty() ? fs::path(config.run.dir) / "checkpoints" : fs::path(config.checkpoint.dir);
+}
+
+namespace {
+
+/// Leaves a file that holds these bytes as it is: a start on a full disk needs no room then.
+void put(const fs::path& file, const std::string& bytes) {
+  std::ifstream in(file, std::ios::binary);
+  if (in && std::string(std::istreambuf_iterator<char>(in), {}) == bytes) return;
+  replace_file(file, bytes);
+}
+
+void link_checkpoints(const config::Config& config) {
+  if (config.checkpoint.dir.empty()) return;
+  const fs::path link = fs::path(config.run.dir) / "checkpoints", temporary = fs::path(config.run.dir) / ".checkpoints";
+  std::error_code ignored;
+  const fs::path target = fs::absolute(config.checkpoint.dir, ignored);
+  if (fs::equivalent(link, target, ignored)) return;
+  if (fs::exists(fs::symlink_status(link, ignored)) && !fs::is_symlink(link, ignored)) return;
+  fs::remove(temporary, ignored);
+  std::error_code failed;
+  fs::create_directory_symlink(target, temporary, failed);
+  if (!failed) fs::rename(temporary, link, failed);
+}
+
+}  // namespace
+
+void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
+  put(fs::path(config.run.dir) / "config.toml", config_toml);
+  if (!tokenizer.empty()) put(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  link_checkpoints(config);
+}
+
+void write_report_or_warn(const fs::path& run_dir, const report::Summary& summary, const report::History& history) {
+  try {
+    report::write_report(run_dir, summary, history);
+  } catch (const Error& error) {
+    log::warning("the report was not written: {}", error.what());
+  }
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,185 @@
+#include "run/run_state.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/log.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/param_slices.h"
+#include "config/text.h"
+#include "run/fallback.h"
+
+namespace trainer::run {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+/// The step folders to try, the best first.
+std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder) {
+  if (checkpoint.resume == "never") return {};
+  if (checkpoint.resume == "auto") return checkpoint::complete_checkpoints(folder);
+  if (checkpoint.resume != "must") return {checkpoint::resolve(checkpoint.resume)};
+  const std::optional<fs::path> newest = checkpoint::newest_checkpoint(folder);
+  if (!newest)
+    throw Error(Code::checkpoint, format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to "
+                                         "start a fresh run",
+                                         folder.string()));
+  return {*newest};
+}
+
+/// What is damaged in the checkpoint, as some rank found; empty: every rank has filled its tensors.
+std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
+                     Resumed& resumed) {
+  comm::World& world = trainer.mesh().world();
+  std::string damage = damage_met(world, [&] {
+    const checkpoint::Reader reader(folder);
+    if (world.first())
+      checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
+                {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
+    const checkpoint::Snapshot& stored = reader.header();
+    resumed = {folder, stored.state, stored.config_toml, stored.gemm_tuning_hash, stored.val_hash};
+  });
+  if (damage.empty()) trainer.store().refresh_compute();
+  return damage;
+}
+
+std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
+  return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
+          {"n_layer", format("{}", m.n_layer)},
+          {"n_head", format("{}", m.n_head)},
+          {"n_kv_head", format("{}", m.n_kv_head)},
+          {"d_model", format("{}", m.d_model)},
+          {"d_ff", format("{}", m.d_ff)},
+          {"seq_len", format("{}", m.seq_len)},
+          {"tie_embeddings", format("{}", m.tie_embeddings.value())},
+          {"bias", format("{}", m.bias.value())},
+          {"norm_eps", format("{}", m.norm_eps)},
+          {"rope_theta", format("{}", m.rope_theta)},
+          {"vocab_size", format("{}", vocab)}};
+}
+
+}  // namespace
+
+checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
+  checkpoint::Snapshot snapshot;
+  snapshot.model_keys = model_keys(config.model, vocab);
+  return snapshot;
+}
+
+namespace {
+
+/// With the files of data by whole paths, so that the checkpoint's own configuration finds them from any folder.
+std::string config_for_anywhere(config::Config config) {
+  const auto whole = [](std::string& path) {
+    std::error_code failed;
+    const fs::path absolute = fs::absolute(path, failed);
+    if (!failed) path = absolute.lexically_normal().string();
+  };
+  for (std::string& path : config.data.train) whole(path);
+  for (std::string& path : config.data.val) whole(path);
+  if (!config.data.tokenizer.empty() && config.data.tokenizer != "train") whole(config.data.tokenizer);
+  return config::to_toml(config);
+}
+
+}  // namespace
+
+checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
+                                     const std::string& gemm_tuning_hash) {
+  checkpoint::Snapshot snapshot;
+  snapshot.config_toml = config_for_anywhere(config);
+  if (datasets.tokenizer) {
+    snapshot.tokenizer = datasets.tokenizer->bytes();
+    snapshot.tokenizer_hash = datasets.tokenizer->hash();
+  }
+  snapshot.data_hash = datasets.data_hash;
+  snapshot.val_hash = datasets.val_hash;
+  snapshot.model_keys = model_keys(config.model, datasets.vocab);
+  snapshot.tied = config.model.tie_embeddings.value();
+  snapshot.compute = name_of(compute);
+  snapshot.gemm_tuning_hash = gemm_tuning_hash;
+  return snapshot;
+}
+
+std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const fs::path& folder) {
+  if (config.resume == "never") return std::nullopt;
+  const bool newest = config.resume == "auto" || config.resume == "must";
+  std::vector<fs::path> candidates;
+  if (newest) {
+    for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(folder).complete)
+      candidates.push_back(entry.folder);
+  } else {
+    candidates = checkpoint::candidates(config.resume, checkpoint::system_calls(), /*aloud=*/false);
+  }
+  for (const fs::path& candidate : candidates) try {
+      return StoredHeader{candidate, checkpoint::Reader(candidate).header()};
+    } catch (const checkpoint::Damage&) {
+      continue;  // said when it is to be loaded
+    }
+  return std::nullopt;
+}
+
+std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
+  const config::Checkpoint& config = trainer.config().checkpoint;
+  comm::World& world = trainer.mesh().world();
+  const std::vector<fs::path> candidates = found_by_first(world, [&] { return resume_candidates(config, folder); });
+  if (candidates.empty()) return std::nullopt;
+  const std::string none_whole =
+      config.resume != "auto"
+          ? ""
+          : format("{}: none of its {} checkpoints is whole; remove the folder to start anew: ", folder.string(),
+                   candidates.size());
+  Resumed resumed;
+  load_first_whole(world, candidates, none_whole,
+                   [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
+  return resumed;
+}
+
+std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
+  std::string damage = damage_met(trainer.mesh().world(), [&] {
+    reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
+                {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
+  });
+  if (damage.empty()) trainer.store().refresh_compute();
+  return damage;
+}
+
+std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml) {
+  const auto values = [](const std::string& toml) {
+    std::map<std::string, std::string> keys;
+    std::istringstream lines(toml);
+    std::string line, section;
+    while (std::getline(lines, line)) {
+      if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
+      const size_t equals = line.find(" = ");
+      if (equals == std::string::npos || line.starts_with('#')) continue;
+      std::string key = line.substr(0, equals);
+      key.erase(std::remove(key.begin(), key.end(), ' '), key.end());
+      keys[section + "." + key] = line.substr(line.find_first_not_of(' ', equals + 3));
+    }
+    return keys;
+  };
+  const auto before = values(stored_toml), after = values(present_toml);
+  std::vector<std::string> changes;
+  for (const auto& [key, value] : after) {
+    const auto it = before.find(key);
+    if (it == before.end()) {
+      changes.push_back(format("{}: {} (new)", key, value));
+    } else if (it->second != value) {
+      changes.push_back(format("{}: {} -> {}", key, it->second, value));
+    }
+  }
+  return changes;
+}
+
+void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
+  for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml))
+    log::info("changed since: {}", change);
+  if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
+    log::info("changed since: the validation data; earlier validation losses do not compare");
+  if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
+    log::info("changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,49 @@
+#pragma once
+// Requests that reach a run as signals. SIGTERM, SIGUSR1, SIGINT: stop at the next micro-step and save; a second one
+// ends the process at once with 128 + signal. SIGHUP (a terminal that closed): the same, but it never counts as first
+// or second; where it is ignored (nohup) it stays so. SIGUSR2: save after this step and go on.
+#include <csignal>
+
+#include "comm/world.h"
+
+namespace trainer::run {
+
+inline constexpr int kStoppedBySignal = 75;  // exit status
+
+/// Installs the handlers; the destructor restores what was there before. One at a time in a process (checked).
+/// Construction clears earlier requests.
+class SignalGuard {
+ public:
+  SignalGuard();
+  ~SignalGuard();
+  SignalGuard(const SignalGuard&) = delete;
+  SignalGuard& operator=(const SignalGuard&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGTERM, SIGUSR1, SIGINT, SIGHUP, SIGUSR2};
+  struct sigaction previous_[5];
+};
+
+/// While it lives, the first stop ends the process, with the status of one that was stopped and the line "stopped by
+/// SIGTERM while " + `doing`: for long computing with nothing to save. Not where another process would wait for this
+/// one. One at a time in a process; without a SignalGuard nothing.
+class StopsAtOnce {
+ public:
+  explicit StopsAtOnce(const char* doing);
+  ~StopsAtOnce();
+  StopsAtOnce(const StopsAtOnce&) = delete;
+  StopsAtOnce& operator=(const StopsAtOnce&) = delete;
+};
+
+/// A stop was asked for; stays true. Cheap: polled at every micro-step.
+bool stop_requested();
+/// On any rank. Collective.
+bool stopped_on_any(comm::World& world);
+/// The signal that asked for it, 0 when none did.
+int stop_signal();
+/// A save was asked for since the last call.
+bool take_save_request();
+/// "SIGTERM"
+const char* signal_name(int signal);
+
+}  // namespace trainer::run

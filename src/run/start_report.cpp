@@ -1,0 +1,54 @@
+#include "run/start_report.h"
+
+#include "base/log.h"
+#include "measure/units.h"
+
+namespace trainer::run {
+
+report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
+                                 const plan::RunPlan& plan, const plan::Machine& machine, int ranks_of_process) {
+  const config::Model& model = config.model;
+  report::StartReport start;
+  start.name = config.run.name;
+  start.time = report::utc_now();
+  start.arch = model.arch == config::Arch::llama ? "llama" : "gpt2";
+  start.compute = name_of(machine.compute);
+  start.n_layer = model.n_layer;
+  start.n_head = model.n_head;
+  start.n_kv_head = model.n_kv_head;
+  start.d_model = model.d_model;
+  start.d_ff = model.d_ff;
+  start.seq_len = model.seq_len;
+  start.vocab_size = datasets.vocab;
+  start.parameters = plan.parameters;
+  start.total_steps = config::total_steps(config);
+  start.global_batch = config.train.global_batch;
+  start.micro_batch = config.train.micro_batch;
+  start.train_tokens = datasets.train->tokens();
+  start.windows = datasets.train->windows();
+  start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
+  start.unigram_entropy = datasets.unigram_entropy;
+  start.flops = plan.flops;
+  start.predicted = {.memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
+  return start;
+}
+
+void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
+  const report::Environment& environment = start.environment;
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
+            measure::format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
+            compute_reason, environment.product_path);
+  log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
+            start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
+            start.global_batch * start.seq_len);
+  log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
+            environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
+            environment.isa, to_string(start.peak));
+  log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
+            measure::format_bytes(static_cast<double>(start.predicted.memory_bytes)),
+            measure::format_count(static_cast<double>(start.train_tokens)),
+            measure::format_count(static_cast<double>(start.val_tokens)),
+            static_cast<double>(start.total_steps * start.global_batch) / static_cast<double>(start.windows));
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,41 @@
+#pragma once
+// Tiny models for tests of AxoNN-4D.
+#include <ostream>
+
+#include "rigs/layouts.h"
+
+namespace trainer::tests {
+
+struct Grid {
+  int64_t x = 1, y = 1, z = 1, data = 1;
+  config::Arch arch = config::Arch::gpt2;
+  const char* order = "yxzd";
+  int64_t ranks() const { return x * y * z * data; }
+};
+inline std::string to_string(const Grid& g) {
+  return format("X{}Y{}Z{}Data{}{}{}", g.x, g.y, g.z, g.data, g.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
+                std::string_view(g.order) == "yxzd" ? "" : g.order);
+}
+inline std::ostream& operator<<(std::ostream& out, const Grid& g) { return out << to_string(g); }
+
+/// Divides by 2, 3, 4, 8 and 16 along x and y; a vocabulary of 37, padded to 48. Llama has two key/value heads, or
+/// three: beyond that ranks share them.
+inline config::Config configure(const Grid& g) {
+  config::Config c = tiny_config(g.arch);
+  c.model.n_head = 48;
+  c.model.n_kv_head = g.arch == config::Arch::gpt2 ? 48 : g.x == 3 ? 3 : 2;
+  c.model.d_model = 96;
+  c.model.d_ff = 48;
+  c.model.seq_len = 10;
+  c.model.vocab_multiple = 48;
+  c.train.micro_batch = g.z;
+  c.train.global_batch = g.z * g.data * (g.z * g.data < 4 ? 2 : 1);
+  c.optim.grad_clip = 0.1;
+  c.parallel.strategy = "axonn-4d";
+  c.parallel.grid = {g.x, g.y, g.z};
+  c.parallel.order = g.order;
+  c.parallel.data = g.data;
+  return c;
+}
+
+}  // namespace trainer::tests

@@ -1,0 +1,188 @@
+#pragma once
+// Training a tiny model on many ranks that are threads, and comparing layouts with each other.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+
+#include "checkpoint/param_slices.h"
+#include "config/layout_rules.h"
+#include "rigs/tiny.h"
+
+namespace trainer::tests {
+
+/// Global tensors by name, gathered from the slices of all ranks.
+using Tensors = std::map<std::string, std::vector<double>>;
+
+inline void collect(Tensors& all, const checkpoint::TensorSlice& slice) {
+  HostCopy copy;
+  const Tensor local = slice.device == nullptr ? slice.local : copy.get(*slice.device, slice.local);
+  std::vector<double>& out = all[slice.name];
+  out.resize(static_cast<size_t>(slice.shape.count()), NAN);
+  for (const mesh::Run& run : slice.runs)
+    for (int64_t i = 0; i < run.length; ++i) {
+      double& element = out[static_cast<size_t>(run.global + i)];
+      EXPECT_TRUE(std::isnan(element)) << slice.name << " " << run.global + i << " is owned twice";
+      const int64_t at = run.local + i * run.stride;
+      element = local.dtype == DType::f64 ? local.as<double>()[at] : local.as<float>()[at];
+    }
+}
+
+/// The same model and batches, alone.
+inline config::Config on_one_rank(config::Config c) {
+  c.parallel = {};
+  c.parallel.strategy = "megatron-1d";
+  c.parallel.data = 1;
+  return c;
+}
+
+struct Result {
+  std::vector<double> losses, norms;
+  Tensors start;      // weights before the first step
+  Tensors state;      // weights and moments after the last step, of owned pieces
+  Tensors gradients;  // after the first step, of owned pieces
+  measure::CommBytes measured, predicted;
+  std::map<CommKey, CommCount> counted;
+  int64_t optimizer_bytes = 0;  // of the first rank
+};
+
+struct HowToRun {
+  int threads = 1;   // of each rank
+  double delay = 0;  // of messages, seconds at most
+  /// What each rank computes on, instead of a CPU.
+  std::function<std::unique_ptr<device::Device>(int rank)> device = {};
+  /// What carries its tensors, instead of the world of threads.
+  Carrier carrier = {};
+  /// What makes mesh and layers, instead of the configuration; the ranks are as many as it says.
+  parallel::StrategyFactory factory = {};
+};
+
+/// `steps` steps of tensor × data ranks.
+inline Result train(const config::Config& c, DType compute, int64_t steps, const HowToRun& how = {}) {
+  Result result;
+  std::mutex mutex;
+  comm::WorldOptions options{.timeout_s = 60};
+  if (how.delay > 0)
+    options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
+      return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
+    };
+  const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
+  comm::run_on_threads(ranks, options, [&](comm::World& world) {
+    Tiny run(&world, c, compute,
+             how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier,
+             how.factory);
+    {
+      const std::lock_guard lock(mutex);
+      for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))
+        collect(result.start, slice);
+    }
+    run.trainer.meter().reset();
+    for (int64_t n = 1; n <= steps; ++n) {
+      const auto outcome = run.step(n);
+      const std::lock_guard lock(mutex);
+      if (n == 1)
+        for (const params::Param& param : run.trainer.store().params()) {
+          if (!param.primary) continue;
+          const params::Group& group = run.trainer.store().groups()[static_cast<size_t>(param.group)];
+          collect(result.gradients,
+                  {param.name, param.shape, group.grad.tensor().range(group.owned.begin, group.owned.count),
+                   mesh::clip_runs(param.runs, group.owned.begin, group.owned.count), &run.device});
+        }
+      if (static_cast<int64_t>(result.losses.size()) < n) {
+        result.losses.push_back(outcome.loss);
+        result.norms.push_back(outcome.norm.norm);
+      }
+      // Every rank knows the same loss and norm.
+      EXPECT_EQ(result.losses[static_cast<size_t>(n - 1)], outcome.loss) << "rank " << world.rank();
+      EXPECT_EQ(result.norms[static_cast<size_t>(n - 1)], outcome.norm.norm) << "rank " << world.rank();
+    }
+    const std::lock_guard lock(mutex);
+    for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
+      collect(result.state, slice);
+    if (!world.first()) return;
+    result.counted = run.trainer.meter().comm();
+    result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
+    result.predicted = run.trainer.comm_bytes_per_step();
+    result.optimizer_bytes = run.device.memory().at("optimizer").current;
+  });
+  return result;
+}
+
+/// Largest |a − b| over the tensor, relative to the norm of b.
+inline double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0, largest = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    squares += b[i] * b[i];
+    const double difference = std::abs(a[i] - b[i]);
+    if (!(difference <= largest)) largest = difference;  // a NaN stays
+  }
+  return largest / (std::sqrt(squares) + 1e-300);
+}
+
+/// ‖a − b‖ / ‖b‖
+inline double relative_error(const std::vector<double>& a, const std::vector<double>& b) {
+  double squares = 0, errors = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    squares += b[i] * b[i];
+    errors += (a[i] - b[i]) * (a[i] - b[i]);
+  }
+  return std::sqrt(errors / (squares + 1e-300));
+}
+
+/// The key bias has a gradient of zero in theory: softmax does not see it.
+inline bool is_key_bias(const std::string& name) { return name.find("attn.k.bias") != std::string::npos; }
+
+/// Every gradient of the first step within `tolerance` of its norm; that of the key bias, of the largest gradient.
+inline void expect_same_gradients(const Tensors& many, const Tensors& one, double tolerance) {
+  double largest = 0;
+  for (const auto& [name, values] : one)
+    for (const double x : values) largest = std::max(largest, std::abs(x));
+  ASSERT_EQ(many.size(), one.size());
+  for (const auto& [name, values] : one) {
+    ASSERT_EQ(many.at(name).size(), values.size()) << name;
+    for (const double x : many.at(name)) ASSERT_FALSE(std::isnan(x)) << name << ": an element that no rank owns";
+    if (!is_key_bias(name)) {
+      EXPECT_LE(distance(many.at(name), values), tolerance) << name;
+      continue;
+    }
+    for (size_t i = 0; i < values.size(); ++i) EXPECT_LE(std::abs(many.at(name)[i] - values[i]), tolerance * largest);
+  }
+}
+
+/// A run in double precision beside one on one rank, with clipping active.
+inline void expect_same_run(const Result& many, const Result& one) {
+  expect_same_gradients(many.gradients, one.gradients, 1e-12);
+  ASSERT_EQ(many.losses.size(), one.losses.size());
+  for (size_t n = 0; n < one.losses.size(); ++n) {
+    EXPECT_NEAR(many.losses[n], one.losses[n], 1e-10 * one.losses[n]) << "step " << n + 1;
+    EXPECT_NEAR(many.norms[n], one.norms[n], 1e-9 * one.norms[n]) << "step " << n + 1;
+  }
+  for (const double norm : one.norms) EXPECT_GT(norm, 0.1) << "clipping is meant to be active";
+  for (const auto& [name, values] : one.state) {
+    if (name.find('#') != std::string::npos || is_key_bias(name)) continue;
+    EXPECT_LE(distance(many.state.at(name), values), 1e-9) << name;
+  }
+}
+
+/// Every bit of what a run computes.
+inline void expect_same_bits(const Result& a, const Result& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  EXPECT_EQ(a.norms, b.norms);
+  EXPECT_TRUE(a.state == b.state);
+}
+/// Calls, elements and bytes of every operation along every set of axes, in every type.
+inline void expect_same_counts(const Result& a, const Result& b) {
+  ASSERT_EQ(a.counted.size(), b.counted.size());
+  for (const auto& [key, count] : b.counted) {
+    ASSERT_TRUE(a.counted.contains(key)) << name_of(key.op) << " along " << key.axes;
+    const CommCount& other = a.counted.at(key);
+    EXPECT_EQ(other.calls, count.calls) << name_of(key.op) << " along " << key.axes;
+    EXPECT_EQ(other.elements, count.elements) << name_of(key.op) << " along " << key.axes;
+    EXPECT_EQ(other.wire_bytes, count.wire_bytes) << name_of(key.op) << " along " << key.axes;
+  }
+}
+
+}  // namespace trainer::tests

@@ -1,0 +1,47 @@
+#pragma once
+// Tiny models for tests of Optimus-2D.
+#include <ostream>
+
+#include "rigs/layouts.h"
+
+namespace trainer::tests {
+
+struct Square {
+  int64_t q = 1, depth = 1, data = 1;
+  config::Arch arch = config::Arch::gpt2;
+  const char* stationary = "auto";
+  std::vector<int64_t> tile = {1, 1};
+  const char* panels = "ring";
+  int64_t ranks() const { return q * q * depth * data; }
+};
+inline std::string to_string(const Square& s) {
+  return format("Q{}Depth{}Data{}{}{}{}Tile{}x{}", s.q, s.depth, s.data,
+                s.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",
+                s.stationary == std::string_view("auto") ? "Auto" : "Paper",
+                s.panels == std::string_view("ring") ? "Ring" : "Gather", s.tile[0], s.tile[1]);
+}
+inline std::ostream& operator<<(std::ostream& out, const Square& s) { return out << to_string(s); }
+
+/// Divides by 2, 3 and 4; a vocabulary of 37, padded to 48. Llama has two key/value heads, or one with q = 3: beyond
+/// that ranks share them. Two sequences of each rank in the smaller ones.
+inline config::Config configure(const Square& s) {
+  config::Config c = tiny_config(s.arch);
+  c.model.n_head = 48;
+  c.model.n_kv_head = s.arch == config::Arch::gpt2 ? 48 : s.q == 3 ? 1 : 2;
+  c.model.d_model = 96;
+  c.model.d_ff = 48;
+  c.model.seq_len = 10;
+  c.model.vocab_multiple = 48;
+  c.train.micro_batch = s.q * s.depth;
+  c.train.global_batch = s.q * s.depth * s.data * (s.ranks() < 12 ? 2 : 1);
+  c.optim.grad_clip = 0.1;
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = s.depth == 1 ? std::vector<int64_t>{s.q, s.q} : std::vector<int64_t>{s.q, s.q, s.depth};
+  c.parallel.stationary = s.stationary;
+  c.parallel.panels = s.panels;
+  c.parallel.node_tile = s.tile;
+  c.parallel.data = s.data;
+  return c;
+}
+
+}  // namespace trainer::tests

@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "bench/attention.h"
+#include "bench/elementwise.h"
+#include "bench/gemm.h"
+#include "bench/optimizer.h"
+#include "measure/peak_windows.h"
+
+namespace trainer::bench {
+namespace {
+
+TEST(BenchGemm, MeasuresEveryProductAndAPeakOfTheSameOrder) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  const GemmShape shapes[] = {{192, 128, 160}};
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    const auto rates = bench_gemm(ex, dtype, shapes, 3);
+    ASSERT_EQ(rates.size(), 1u);
+    measure::PeakWindows windows(cpu, dtype);
+    std::vector<double> seen(20);
+    windows.run(seen);
+    const double peak = *std::max_element(seen.begin(), seen.end()) / 1e9;
+    EXPECT_GT(peak, 1) << name_of(dtype);
+    for (const double rate : {rates[0].forward, rates[0].dx, rates[0].dw}) {
+      EXPECT_GT(rate, 0);
+      EXPECT_LT(rate, 4 * peak) << "a rate above any clock change: one of the two counts FLOPs wrongly";
+    }
+  }
+}
+
+TEST(BenchAttention, ReportsRatesOfBothPasses) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  const AttentionRate training = bench_attention(ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
+  EXPECT_GT(training.forward_gflops, 0);
+  EXPECT_GT(training.backward_gflops, 0);
+  const AttentionRate decoding = bench_attention(ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
+  EXPECT_GT(decoding.forward_gflops, 0);
+  EXPECT_EQ(decoding.backward_seconds, 0);
+}
+
+TEST(BenchOptimizer, MeasuresAdamWBesideItsTraffic) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  const OptimizerRate rate = bench_optimizer(ex, 100003, 3);
+  EXPECT_GT(rate.parameters_per_s, 0);
+  EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
+  EXPECT_GT(rate.share(), 0);
+  EXPECT_EQ(meter.of(OpKind::optimizer).calls, 4);  // one to warm up
+}
+
+TEST(BenchElementwise, MeasuresEachOperatorBesideACopy) {
+  device::CpuDevice cpu(2);
+  Arena arena(cpu, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{cpu, arena, meter};
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const ElementwiseRates rates = bench_elementwise(ex, compute, 1 << 20, 3);
+    EXPECT_GT(rates.copy_gb_per_s, 0);
+    EXPECT_EQ(rates.operators.size(), compute == DType::bf16 ? 12u : 10u);
+    for (const ElementwiseRate& rate : rates.operators) {
+      EXPECT_GT(rate.seconds, 0) << rate.name;
+      EXPECT_NEAR(rate.share * rates.copy_gb_per_s, rate.gb_per_s, 1e-9 * rate.gb_per_s) << rate.name;
+      EXPECT_LT(rate.share, 20) << rate.name << " counts more bytes than it moves";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trainer::bench

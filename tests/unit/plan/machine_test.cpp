@@ -1,0 +1,96 @@
+#include "plan/machine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "device/cuda/cuda_device.h"
+#include "measure/peak.h"
+#include "rigs/tiny.h"
+
+namespace trainer::tests {
+namespace {
+
+config::Config config_on(config::DeviceChoice device, config::Compute compute = config::Compute::automatic) {
+  config::Config c = tiny_config();
+  c.run.device = device;
+  c.precision.compute = compute;
+  return c;
+}
+plan::Machine choose(const config::Config& c) { return plan::choose_machine(c, *comm::solo_world()); }
+
+TEST(Machine, TakesAGpuWhereThereIsOneAndTheCpuWhenAsked) {
+  const bool gpu = !device::cuda::devices().empty();
+  const plan::Machine machine = choose(config_on(config::DeviceChoice::automatic));
+  EXPECT_EQ(machine.gpu.has_value(), gpu);
+  EXPECT_TRUE(!gpu || machine.compute == DType::bf16);
+  EXPECT_GT(machine.memory_limit, 0);
+  EXPECT_FALSE(choose(config_on(config::DeviceChoice::cpu)).gpu.has_value());
+  EXPECT_FALSE(choose(config_on(config::DeviceChoice::automatic, config::Compute::fp64)).gpu.has_value());
+  EXPECT_EQ(plan::make_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
+  EXPECT_EQ(plan::make_dry_device(machine)->kind(), gpu ? device::Kind::cuda : device::Kind::cpu);
+}
+
+TEST(Machine, SaysWhyThereIsNoGpu) {
+  if (!device::cuda::devices().empty()) GTEST_SKIP() << "there is one";
+  try {
+    choose(config_on(config::DeviceChoice::cuda));
+    FAIL() << "a GPU that is not there was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::config);
+    EXPECT_NE(std::string(error.what()).find("run.device = \"cuda\": " + device::cuda::no_device_reason()),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Machine, ComputesDoublePrecisionOnCpusOnly) {
+  EXPECT_THROW(choose(config_on(config::DeviceChoice::cuda, config::Compute::fp64)), Error);
+}
+
+TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {
+  config::Config c = config_on(config::DeviceChoice::automatic);
+  const plan::Machine machine = choose(c);
+  const auto device = plan::make_device(machine);
+  const auto world = comm::solo_world();
+  measure::PeakTracker peak = measure::make_peak(*device, machine.compute, c, *world);
+  peak.measure();
+  const measure::PeakReport found = peak.report();
+  EXPECT_GT(found.flops, 0);
+  if (found.origin != "data sheet") {
+    EXPECT_EQ(found.origin, "measured");
+    EXPECT_NE(found.unit, "");
+    EXPECT_EQ(found.windows, machine.gpu ? 0 : measure::PeakTracker::kAtStart);
+  }
+  c.hardware.peak_tflops = 2;
+  measure::PeakTracker given = measure::make_peak(*device, machine.compute, c, *world);
+  given.measure();
+  EXPECT_EQ(given.flops(), 2e12);
+  EXPECT_EQ(given.report().origin, "user");
+  EXPECT_EQ(given.report().windows, 0);
+}
+
+TEST(Machine, RanksThatWouldComputeInDifferentTypesAreNamed) {
+  for (const int odd : {-1, 0, 2}) {
+    std::atomic<int> refused{0};
+    comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+      plan::Machine machine;
+      machine.compute = world.rank() == odd ? DType::bf16 : DType::f32;
+      try {
+        plan::require_one_compute(world, machine);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), Code::plan);
+        EXPECT_NE(std::string(error.what())
+                      .find(odd == 0 ? "rank 1 would compute in fp32, rank 0 in bf16"
+                                     : "rank 2 would compute in bf16, rank 0 in fp32"),
+                  std::string::npos)
+            << error.what();
+        ++refused;
+      }
+    });
+    EXPECT_EQ(refused, odd < 0 ? 0 : 3);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::tests

@@ -1,0 +1,110 @@
+#include "report/summary.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "unit/report/run_history.h"
+
+namespace trainer::report {
+namespace {
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+History finished_run() {
+  History history = example_history(40);
+  history.evals = {{.step = 10, .loss = 7.25, .perplexity = 1408, .bits_per_byte = 3, .tokens = 4096},
+                   {.step = 30, .loss = 5.0, .perplexity = 148.4, .bits_per_byte = 2, .tokens = 4096},
+                   {.step = 40, .loss = 5.125, .perplexity = 168.2, .bits_per_byte = 2.125, .tokens = 4096}};
+  EndReport first;
+  first.step = 20;
+  first.outcome = "stopped by SIGTERM";
+  first.wall_s = 30;
+  EndReport last = first;
+  last.step = 40;
+  last.outcome = "finished";
+  last.wall_s = 60;
+  last.predicted.memory_bytes = 400 << 20;
+  last.measured.memory_bytes = 410 << 20;
+  history.ends = {first, last};
+  return history;
+}
+
+TEST(Summary, HasMediansWithoutTheWarmUp) {
+  const Summary summary = summarize(finished_run(), {});
+  EXPECT_EQ(summary.step, 40);
+  EXPECT_EQ(summary.tokens, 40 * 6144);
+  EXPECT_DOUBLE_EQ(summary.step_ms, 121.5);  // of 103 … 140
+  EXPECT_DOUBLE_EQ(summary.tokens_per_s, 1021.5);
+  EXPECT_DOUBLE_EQ(summary.mean_step_ms, 121.5);
+  EXPECT_DOUBLE_EQ(summary.phase_ms.backward, 60);
+  EXPECT_DOUBLE_EQ(summary.mfu, 0.5);
+  EXPECT_DOUBLE_EQ(summary.first_loss, 7.9);
+  EXPECT_DOUBLE_EQ(summary.last_loss, (4.0 + 4.1 + 4.2 + 4.3) / 4);
+}
+
+TEST(Summary, KnowsTheLastAndTheBestEvaluationAndAllWallTime) {
+  const Summary summary = summarize(finished_run(), {{40, "a", "b"}});
+  EXPECT_EQ(summary.last_eval->step, 40);
+  EXPECT_EQ(summary.best_eval->step, 30);
+  EXPECT_EQ(summary.wall_s, 90);
+  EXPECT_EQ(summary.outcome, "finished");
+  EXPECT_EQ(summary.measured_memory, 410 << 20);
+  EXPECT_EQ(summary.samples.at(0).text, "b");
+}
+
+TEST(Summary, OfARunThatJustStoppedSaysSo) {
+  History history = finished_run();
+  history.ends.pop_back();
+  EXPECT_EQ(summarize(history, {}).outcome, "not ended in order");
+  EXPECT_EQ(summarize(history, {}).predicted_memory, 400 << 20);
+}
+
+TEST(Summary, PassesOverStepsThatWereNotFinite) {
+  History history = finished_run();
+  for (const size_t at : {5u, 39u}) {
+    history.steps[at].loss = std::nan("");
+    history.steps[at].skipped = true;
+  }
+  const Summary summary = summarize(history, {});
+  EXPECT_EQ(summary.skipped_steps, 2);
+  EXPECT_DOUBLE_EQ(summary.last_loss, (4.1 + 4.2 + 4.3 + 4.4) / 4);
+}
+
+TEST(Summary, ServesNoStepsAndOne) {
+  const Summary none = summarize(History(), {});
+  EXPECT_TRUE(std::isnan(none.last_loss) && std::isnan(none.tokens_per_s));
+  EXPECT_EQ(summary_lines(none, "/nowhere").size(), 1);
+  const Summary one = summarize(example_history(1), {});
+  EXPECT_DOUBLE_EQ(one.step_ms, 101);
+  EXPECT_DOUBLE_EQ(one.last_loss, 7.9);
+}
+
+TEST(Summary, LinesHaveTheNumbersAndTheFilesThatExist) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / ("summary_test_" + std::to_string(getpid()));
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "metrics.jsonl") << "{}\n";
+  const std::string text = joined(summary_lines(summarize(finished_run(), {}), folder));
+  EXPECT_EQ(text,
+            "run         finished at step 40 of 40, 246k tokens in 1m30s\n"
+            "train loss  7.9000 -> 4.1500\n"
+            "val loss    5.1250, perplexity 168.2, 2.125 bits per byte (unigram entropy of the text: 6.3125)\n"
+            "best        5.0000 at step 30\n"
+            "speed       1.02k tokens/s, 121.5 ms a step (medians), 0.1 TFLOP/s\n"
+            "utilisation mfu 50.0 %, causal 45.0 %, hardware 48.0 % of 0.19 TFLOP/s (measured: AVX2 fma, best of "
+            "60 windows)\n"
+            "memory      410 MiB measured, 400 MiB predicted (1.02 times)\n"
+            "see         " +
+                (folder / "metrics.jsonl").string() + "\n");
+  std::filesystem::remove_all(folder);
+}
+
+}  // namespace
+}  // namespace trainer::report

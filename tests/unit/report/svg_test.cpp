@@ -1,0 +1,184 @@
+#include "report/svg.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace trainer::report::svg {
+namespace {
+
+const double kNaN = std::nan("");
+
+std::vector<Point> points_of(const std::vector<double>& values) {
+  std::vector<Point> points;
+  for (const double value : values) points.push_back({static_cast<double>(points.size() + 1), value});
+  return points;
+}
+size_t count(const std::string& text, const std::string& what) {
+  size_t found = 0;
+  for (size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += what.size()) ++found;
+  return found;
+}
+
+TEST(Downsample, KeepsShortCurvesAsTheyAre) {
+  const auto points = points_of({3, 1, kNaN, 2});
+  EXPECT_EQ(downsample(points, 4).size(), 4);
+  EXPECT_TRUE(downsample({}, 1000).empty());
+}
+
+TEST(Downsample, KeepsEndsOrderAndEveryPeak) {
+  std::vector<Point> points;
+  for (int i = 0; i < 100'000; ++i) points.push_back({static_cast<double>(i), std::sin(i * 0.001)});
+  points[43'210].y = 50;
+  points[70'001].y = -50;
+  const std::vector<Point> kept = downsample(points, 1000);
+  EXPECT_LE(kept.size(), 1000);
+  EXPECT_GE(kept.size(), 900);
+  EXPECT_EQ(kept.front().x, 0);
+  EXPECT_EQ(kept.back().x, 99'999);
+  double low = 0, high = 0;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    if (i > 0) {
+      EXPECT_GT(kept[i].x, kept[i - 1].x);
+    }
+    EXPECT_EQ(kept[i].y, points[static_cast<size_t>(kept[i].x)].y) << "points are kept, not made up";
+    low = std::min(low, kept[i].y);
+    high = std::max(high, kept[i].y);
+  }
+  EXPECT_EQ(high, 50);
+  EXPECT_EQ(low, -50);
+}
+
+TEST(Downsample, HasTheExtremesOfEveryStretch) {
+  std::vector<Point> points;  // alternating ±1: every stretch must show both
+  for (int i = 0; i < 1001; ++i) points.push_back({static_cast<double>(i), i % 2 == 0 ? 1.0 : -1.0});
+  const std::vector<Point> kept = downsample(points, 100);
+  EXPECT_EQ(kept.size(), 100);
+  EXPECT_EQ(std::count_if(kept.begin() + 1, kept.end() - 1, [](const Point& p) { return p.y > 0; }), 49);
+}
+
+TEST(Downsample, PassesOverSingleGapsAndKeepsLongOnes) {
+  std::vector<Point> points;
+  for (int i = 0; i < 10'000; ++i)
+    points.push_back({static_cast<double>(i), i % 2 == 0 || (i > 4000 && i < 5000) ? kNaN : 1.0});
+  const std::vector<Point> kept = downsample(points, 100);
+  const auto gaps = std::count_if(kept.begin() + 1, kept.end() - 1, [](const Point& p) { return std::isnan(p.y); });
+  EXPECT_GE(gaps, 3);  // 1000 of 10 000 points, 204 a stretch
+  EXPECT_LE(gaps, 5);
+}
+
+TEST(Smooth, IsACentredMeanThatDoesNotLag) {
+  const auto line = points_of({1, 2, 3, 4, 5, 6, 7});
+  for (size_t i = 0; i < line.size(); ++i) EXPECT_DOUBLE_EQ(smooth(line, 5)[i].y, line[i].y);
+  const auto out = smooth(points_of({0, 0, 9, kNaN, 0, 0}), 3);
+  ASSERT_EQ(out.size(), 5);
+  EXPECT_DOUBLE_EQ(out[0].y, 0);
+  EXPECT_DOUBLE_EQ(out[1].y, 3);
+  EXPECT_DOUBLE_EQ(out[2].y, 3);
+  EXPECT_DOUBLE_EQ(out[3].x, 5);
+  EXPECT_DOUBLE_EQ(out[3].y, 3);
+  EXPECT_DOUBLE_EQ(out[4].y, 0);
+  EXPECT_TRUE(smooth({}, 3).empty());
+}
+
+TEST(NiceTicks, AreRoundAndCoverTheRange) {
+  EXPECT_EQ(nice_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+  EXPECT_EQ(nice_ticks(2.7, 9.1, 4), (std::vector<double>{2, 4, 6, 8, 10}));
+  EXPECT_EQ(nice_ticks(-1, 1, 4), (std::vector<double>{-1, -0.5, 0, 0.5, 1}));
+  EXPECT_EQ(nice_ticks(5, 5, 4), (std::vector<double>{5}));
+  for (const double scale : {1e-30, 1e-5, 1.0, 1e30}) {
+    const auto ticks = nice_ticks(0.13 * scale, std::numbers::pi * scale, 6);
+    EXPECT_LE(ticks.front(), 0.13 * scale);
+    EXPECT_GE(ticks.back(), std::numbers::pi * scale * (1 - 1e-12));
+    EXPECT_GE(ticks.size(), 4);
+    EXPECT_LE(ticks.size(), 12);
+  }
+}
+
+TEST(Escape, MakesTextHarmless) {
+  EXPECT_EQ(escape("<b a='1' c=\"2\">&amp;</b>"), "&lt;b a=&#39;1&#39; c=&quot;2&quot;&gt;&amp;amp;&lt;/b&gt;");
+  EXPECT_EQ(escape("a\tb\nc"), "a\tb\nc");
+  EXPECT_EQ(escape("Zür 東京 🙂"), "Zür 東京 🙂");
+}
+
+TEST(Escape, ReplacesWhatXmlDoesNotAllow) {
+  const std::string mark = "\xEF\xBF\xBD";
+  EXPECT_EQ(escape(std::string("\0\x1b[K\x0c", 5)), mark + mark + "[K" + mark);
+  EXPECT_EQ(escape("a\xff"
+                   "b"),
+            "a" + mark + "b");
+  EXPECT_EQ(escape("\xe6\x9d"), mark + mark) << "a character cut short";
+  EXPECT_EQ(escape("\xc0\xaf"), mark + mark) << "overlong";
+  EXPECT_EQ(escape("\xe0\x80\xaf"), mark + mark + mark) << "overlong";
+  EXPECT_EQ(escape("\xed\xa0\x80"), mark + mark + mark) << "surrogate";
+  EXPECT_EQ(escape("\xef\xbf\xbf"), mark + mark + mark) << "noncharacter";
+  EXPECT_EQ(escape("\xf4\x90\x80\x80"), mark + mark + mark + mark) << "beyond U+10FFFF";
+  EXPECT_EQ(escape("\xc2\x85"), mark + mark) << "C1 control";
+}
+
+TEST(LineChart, DrawsGapsAsSeparatePieces) {
+  LineChart chart{.id = "c", .title = "T", .x_name = "step"};
+  chart.series.push_back({"a", points_of({1, 2, kNaN, 3, INFINITY, 4}), 0, Series::Style::line});
+  const std::string out = line_chart(chart);
+  EXPECT_EQ(count(out, "<path class=\"s0\" d=\"M"), 2) << "the curve and its key";
+  const size_t start = out.find("<path class=\"s0\" d=\"");
+  const std::string curve = out.substr(start, out.find("/>", start) - start);
+  EXPECT_EQ(count(curve, "M"), 3);
+  EXPECT_EQ(count(curve, "L"), 1);
+  EXPECT_NE(out.find("a: from 1 to 4, at the end 4."), std::string::npos) << "described for screen readers";
+  EXPECT_EQ(out.find("nan"), std::string::npos);
+  EXPECT_EQ(out.find("inf"), std::string::npos);
+}
+
+TEST(LineChart, SaysWhenThereIsNothingToDraw) {
+  LineChart chart{.id = "c", .title = "T", .x_name = "step"};
+  EXPECT_NE(line_chart(chart).find("no data"), std::string::npos);
+  chart.series.push_back({"a", points_of({kNaN, kNaN}), 0, Series::Style::line});
+  EXPECT_NE(line_chart(chart).find("no data"), std::string::npos);
+  chart.logarithmic = true;
+  chart.series.push_back({"b", points_of({0, -1}), 0, Series::Style::line});
+  EXPECT_NE(line_chart(chart).find("no data"), std::string::npos);
+}
+
+TEST(LineChart, SurvivesOnePointConstantsAndExtremes) {
+  for (const auto& values :
+       std::vector<std::vector<double>>{{5}, {0}, {0, 0, 0}, {7, 7}, {-3, -3}, {1e-300, 2e-300}, {-1e300, 1e300}}) {
+    for (const bool from_zero : {false, true}) {
+      LineChart chart{.id = "c", .title = "T", .x_name = "step", .from_zero = from_zero};
+      chart.series.push_back({"a", points_of(values), 0, Series::Style::dotted});
+      const std::string out = line_chart(chart);
+      EXPECT_EQ(out.find("nan"), std::string::npos) << out;
+      EXPECT_EQ(out.find("inf"), std::string::npos) << out;
+      EXPECT_NE(out.find("<circle"), std::string::npos);
+    }
+  }
+}
+
+TEST(LineChart, LogarithmicTicksArePowersAndTheirParts) {
+  LineChart chart{.id = "c", .title = "T", .x_name = "step", .logarithmic = true};
+  chart.series.push_back({"a", points_of({0.3, 1, 40}), 0, Series::Style::line});
+  const std::string out = line_chart(chart);
+  for (const char* label : {">0.5<", ">1<", ">2<", ">5<", ">10<", ">20<"})
+    EXPECT_NE(out.find(label), std::string::npos) << label;
+}
+
+TEST(StackedBar, SharesAddUp) {
+  const std::string out = stacked_bar("t", "Time", {{"a", 30, "30 ms", 0}, {"b", 10, "10 ms", 1}, {"c", 0, "0 ms", 2}});
+  EXPECT_NE(out.find("75.0 %"), std::string::npos);
+  EXPECT_NE(out.find("25.0 %"), std::string::npos);
+  EXPECT_NE(out.find("0.0 %"), std::string::npos);
+  EXPECT_EQ(count(out, "<rect"), 2);
+  EXPECT_EQ(stacked_bar("t", "Time", {{"a", 0, "0", 0}}), "");
+}
+
+TEST(Bars, HasOneForEachPart) {
+  const std::string out = bars("m", "Memory", {{"x<y", 3, "3 B", 0}, {"z", 0, "0 B", 1}});
+  EXPECT_EQ(count(out, "<rect"), 2);
+  EXPECT_NE(out.find("x&lt;y"), std::string::npos);
+  EXPECT_EQ(bars("m", "Memory", {}), "");
+}
+
+}  // namespace
+}  // namespace trainer::report::svg

@@ -1,0 +1,165 @@
+// A trained model on any number of ranks: whole where it fits, shared where one rank cannot hold it.
+#include "run/loaded_model.h"
+
+#include "checkpoint/store.h"
+#include "config/load.h"
+#include "config/text.h"
+#include "plan/run_plan.h"
+#include "rigs/megatron.h"
+#include "run/run_state.h"
+#include "unit/checkpoint/fixture.h"
+
+namespace trainer::tests {
+namespace {
+
+constexpr double kGiB = 1 << 30;
+
+/// A checkpoint of the layout's model, whose configuration allows each rank so much memory.
+void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path) {
+  config::Config told = config::load_text("", "defaults.toml", {}, {.files = false});
+  told.model = trained.model;
+  told.train.global_batch = trained.train.global_batch;
+  told.train.micro_batch = trained.train.micro_batch;
+  told.parallel.strategy = trained.parallel.strategy;
+  told.parallel.tensor = trained.parallel.tensor;
+  told.parallel.mesh = trained.parallel.mesh;
+  told.parallel.data = trained.parallel.data;
+  told.hardware.memory_limit = memory_gib;
+  const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
+  comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, trained, DType::f32, 1);
+    checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
+    checkpoint::Snapshot snapshot;
+    snapshot.config_toml = config::to_toml(told);
+    snapshot.compute = "fp32";
+    snapshot.model_keys = {{"vocab_size", format("{}", kTinyVocab)}};
+    snapshot.tied = trained.model.tie_embeddings.value();
+    snapshot.tensors = checkpoint::slices_to_save(run.trainer.store(), /*moments=*/false);
+    files.save(snapshot);
+  });
+}
+
+config::Config large() {
+  config::Config c = configure({2, 1, true});
+  c.model.dropout = 0;
+  c.model.d_ff = 24 * 3600;  // most of the memory is in weights that ranks share, not in what they need to communicate
+  return c;
+}
+
+/// GiB that each of four ranks needs of the model shared by `tensor` of them, to evaluate it.
+double needed(config::Config c, int tensor) {
+  c.parallel.tensor = tensor;
+  c.parallel.data = 4 / tensor;
+  plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = 4;
+  return static_cast<double>(plan::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+}
+
+struct Loaded {
+  int64_t tensor = 0, data = 0;
+  double nats = 0;
+  std::string strategy;
+};
+Loaded load(const std::filesystem::path& path, int ranks) {
+  Loaded found;
+  comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+    const run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts, 1);
+    data::TokenBatch batch;
+    tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
+    double nats = model.trainer->loss_sum(batch);
+    model.trainer->sum_of_rows({&nats, 1});  // of replicas too, which all have the same batch
+    nats /= static_cast<double>(model.config.parallel.data);
+    if (world.first())
+      found = {model.config.parallel.tensor, model.config.parallel.data, nats, model.config.parallel.strategy};
+  });
+  return found;
+}
+
+TEST(LoadedModel, IsSharedByAsFewRanksAsCanHoldIt) {
+  const config::Config c = large();
+  checkpoint::TempFolder folder;
+  const double whole = needed(c, 1), half = needed(c, 2), quarter = needed(c, 4);
+  ASSERT_LT(half, 0.8 * whole);
+  ASSERT_LT(quarter, 0.8 * half);
+  save(c, 1.1 * whole, folder.path() / "roomy");
+  save(c, 0.5 * (half + whole), folder.path() / "tight");
+  save(c, 0.5 * (quarter + half), folder.path() / "tighter");
+
+  const Loaded one = load(folder.path() / "roomy", 1);
+  EXPECT_EQ(one.tensor, 1);
+  const Loaded replicas = load(folder.path() / "roomy", 4);
+  EXPECT_EQ(std::pair(replicas.tensor, replicas.data), std::pair(int64_t{1}, int64_t{4}));
+  EXPECT_EQ(replicas.nats, one.nats);
+  const Loaded pairs = load(folder.path() / "tight", 4);
+  EXPECT_EQ(std::pair(pairs.tensor, pairs.data), std::pair(int64_t{2}, int64_t{2}));
+  EXPECT_NEAR(pairs.nats, one.nats, 1e-5 * one.nats);
+  const Loaded all = load(folder.path() / "tighter", 4);
+  EXPECT_EQ(std::pair(all.tensor, all.data), std::pair(int64_t{4}, int64_t{1}));
+  EXPECT_NEAR(all.nats, one.nats, 1e-5 * one.nats);
+  for (const int ranks : {1, 2}) {
+    try {
+      load(folder.path() / "tighter", ranks);
+      ADD_FAILURE() << "loaded by " << ranks;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::plan) << error.what();
+    }
+  }
+}
+
+TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
+  config::Config c = large();
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = {2, 2};
+  c.parallel.tensor = 1;
+  c.train.micro_batch = c.train.global_batch = 4;
+  checkpoint::TempFolder folder;
+  train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = 4;
+  const double square = static_cast<double>(train::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  const double whole = needed(on_one_rank(c), 1), half = needed(on_one_rank(c), 2);
+  ASSERT_LT(square, 0.8 * half);
+  save(c, 1.1 * whole, folder.path() / "roomy");
+  save(c, 0.5 * (square + half), folder.path() / "tight");
+  const Loaded one = load(folder.path() / "roomy", 1), four = load(folder.path() / "tight", 4);
+  EXPECT_EQ(one.strategy, "megatron-1d");
+  EXPECT_EQ(four.strategy, "optimus-2d");
+  EXPECT_NEAR(four.nats, one.nats, 1e-5 * one.nats);
+}
+
+TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
+  config::Config c = configure({2, 1, true, config::Arch::llama, 1, 6});
+  std::vector<int64_t> offered;
+  for (const config::Parallel& layout : parallel::replica_layouts(c, 12)) {
+    offered.push_back(layout.tensor);
+    EXPECT_EQ(layout.tensor * layout.data, 12);
+  }
+  EXPECT_EQ(offered, (std::vector<int64_t>{1, 2, 3, 6, 12}));  // 4 ranks cannot share 6 key/value heads
+  c.parallel.tensor = 3;  // the checkpoint's own first, then only what shares a model over more ranks
+  offered.clear();
+  for (const config::Parallel& layout : parallel::replica_layouts(c, 12)) offered.push_back(layout.tensor);
+  EXPECT_EQ(offered, (std::vector<int64_t>{1, 3, 6, 12}));
+  const std::vector<config::Parallel> one_by_one = parallel::generation_layouts(c, 12);
+  ASSERT_EQ(one_by_one.size(), 1u);
+  EXPECT_EQ(one_by_one[0].tensor, 12);
+  EXPECT_FALSE(one_by_one[0].sequence_parallel);
+}
+
+TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
+  config::Config c = configure({1, 1, true, config::Arch::gpt2, 4});
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = {2, 2, 2};
+  std::vector<std::string> offered;
+  for (const config::Parallel& layout : parallel::replica_layouts(c, 16)) {
+    config::Config of = c;
+    of.parallel = layout;
+    offered.push_back(format("{} x {}", config::replica_text(of), layout.data));
+  }
+  ASSERT_GE(offered.size(), 3u);
+  EXPECT_EQ(offered[0], "tensor = 1 x 16");
+  EXPECT_EQ(offered[1], "mesh = [2, 2, 2] x 2");
+  EXPECT_EQ(offered[2], "tensor = 2 x 8");
+  for (const config::Parallel& layout : parallel::generation_layouts(c, 16)) EXPECT_EQ(layout.strategy, "megatron-1d");
+}
+
+}  // namespace
+}  // namespace trainer::tests
