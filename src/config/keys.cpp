@@ -187,8 +187,8 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.choice(
       "panels", &Parallel::panels, {"ring", "gather"}, {},
       "optimus-2d: how blocks of a product's operands reach the ranks. ring: one after the other, each under "
-      "the product of the one before; gather: all at once, for one large product: fewer messages, whole "
-      "lines of blocks in memory.",
+      "the product of the one before, in the least memory; gather: all at once, for one large product: the "
+      "faster way over slow links, with whole lines of blocks in memory.",
       {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [r, c], which must divide q: each r * c neighbouring ranks, those of a host, are so "
