@@ -116,7 +116,7 @@ class Bench {
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats) {
   if (world.size() < 2)
-    throw Error(Code::usage, "collectives need ranks to talk to: mpirun -np 2 trainer bench collectives");
+    throw Error(Code::usage, "`bench collectives` needs two ranks or more: mpirun -np 2 trainer bench collectives");
   TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "{} repeats of {} payloads", repeats, payloads.size());
   const auto elements = [&](int64_t bytes) {
     const int64_t g = world.size();

@@ -60,9 +60,9 @@ CLI::Validator not_empty(const char* expected) {
       [=](const std::string& text) { return text.empty() ? format("expected {}, found nothing", expected) : ""; }, "");
 }
 
-constexpr const char* kWholeCheckpoint = "step folder, or checkpoints or run folder: the newest in it that is whole";
+constexpr const char* kWholeCheckpoint = "a step folder, or the newest whole one of a checkpoints or run folder";
 
-constexpr const char* kOrConfig = "; instead of it --config: the newest of that run";
+constexpr const char* kOrConfig = "; or --config: the newest of that run";
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
@@ -73,11 +73,9 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
          "the checkpoint to resume from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
       ->type_name("auto|must|never|PATH")
       ->check(not_empty("auto, must, never or a path"));
-  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
-      ->type_name("N")
-      ->check(at_least(1));
+  app.add_option("--max-steps", o.max_steps, "save and stop after N further steps")->type_name("N")->check(at_least(1));
   app.add_option("--max-time", o.max_time,
-                 "stop so long after the start, tokenizing included, when the step at hand is done; saved, with exit "
+                 "save and stop this long after the start, tokenizing included, once the current step is done; exit "
                  "status 0: 23h50m, 90s, 3600")
       ->type_name("TIME")
       ->check(not_empty("a time such as 23h50m"));
@@ -146,7 +144,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(at_least(1))
       ->capture_default_str();
-  generate_verb.add_option("--stop", generate.stop, "end before this text, should it come")
+  generate_verb.add_option("--stop", generate.stop, "end before this text")
       ->type_name("TEXT")
       ->check(not_empty("a text"));
   generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
@@ -203,7 +201,9 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
       ->check(at_least(0, 4096));  // as run.threads: taking all that the system has would starve other programs
-  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
+  bench_verb.add_option("--warmup", bench.warmup, "repetitions that are not timed")
+      ->check(at_least(0))
+      ->capture_default_str();
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb
       .add_option(
@@ -231,7 +231,7 @@ int main(int argc, char** argv) {
   add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
       .add_option("--checkpoint", checkpoint.checkpoint,
-                  std::string("step folder, or checkpoints or run folder: the newest in it") + kOrConfig)
+                  std::string("a step folder, or the newest of a checkpoints or run folder") + kOrConfig)
       ->type_name("PATH")
       ->transform(home_path());
   checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, which must not exist")

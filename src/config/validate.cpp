@@ -63,7 +63,7 @@ std::string place_holder(const std::string& path) {
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
-    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} stands for nothing; there is {{name}} for run.name{}",
+    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} is no placeholder; there is {{name}} for run.name{}",
                     path, found, did_you_mean(found, {"{name}"}));
   };
   check("run.dir", config.run.dir);

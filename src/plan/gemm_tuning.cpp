@@ -47,7 +47,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   }
   const bool nowhere = std::all_of(misfits.begin(), misfits.end(), [](const auto& why) { return why == kOnCpu; });
   if (world.first() && nowhere) {
-    log::info("hardware.gemm_tuning is of no use here: {}", kOnCpu);
+    log::info("hardware.gemm_tuning is ignored: {}", kOnCpu);
   } else if (world.first()) {
     log::warning("{} is ignored: {}{}", path,
                  first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);

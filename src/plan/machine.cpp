@@ -60,7 +60,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
       throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"own\"", error.what()));
     }
   } else if (cudnn && world.first()) {
-    log::info("hardware.attention = \"cudnn\" is of no use here: the attention of a CPU is our own");
+    log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
   }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;

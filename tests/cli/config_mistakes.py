@@ -25,9 +25,9 @@ def line_of(part):
 CASES = [
     config("mistyped key", changed("n_layer", "n_layers"),
            f'x.toml:{line_of("n_layer")}:1: model.n_layers: unknown key; did you mean "n_layer"?'),
-    config("unknown name in braces", changed("n_head = 2", "n_head = 2"), 'runs/{nmae}": {nmae} stands for nothing; there is {name} for run.name',
+    config("unknown name in braces", changed("n_head = 2", "n_head = 2"), 'runs/{nmae}": {nmae} is no placeholder; there is {name} for run.name',
            sets=["run.dir=runs/{nmae}"]),
-    config("unknown braces of the checkpoints", changed("n_head = 2", "n_head = 2"), "--set checkpoint.dir=", "{step} stands for nothing",
+    config("unknown braces of the checkpoints", changed("n_head = 2", "n_head = 2"), "--set checkpoint.dir=", "{step} is no placeholder",
            sets=["checkpoint.dir=saved/{name}/{step}"]),
     config("mistyped section", changed("[train]", "[trian]"), 'trian: unknown section; did you mean "train"?'),
     config("all mistakes at once", changed("n_head = 2", 'n_head = "two"').replace("steps = 4", "steps = -4"),
