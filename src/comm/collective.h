@@ -3,8 +3,8 @@
 // of them at a time, so that while one segment is reduced others are on the wire and memory for staging is constant.
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
 //   chain           broadcast from the root on, reduce from the root's right on, towards the root
-//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: everything is gathered and added in rank
-//   order exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
+//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all is gathered, and added in rank order
+//   exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
 #include <cstddef>
 #include <cstdint>
 

@@ -14,9 +14,8 @@ namespace trainer::mesh {
 ///   replicate  every coordinate holds the same elements
 ///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
 ///   partial    every coordinate holds a partial sum; the tensor is their total along the axis
-///   flat       the box that the splits leave is flattened and cut into contiguous pieces (comm::chunk_of); several
-///   flat
-///              axes cut it once, over all their ranks
+///   flat       the box that the splits leave is cut into contiguous pieces (comm::chunk_of); several flat axes cut it
+///              once, over all their ranks
 struct Placement {
   enum class Kind : uint8_t { replicate, split, partial, flat };
   Kind kind = Kind::replicate;
