@@ -3,8 +3,8 @@
 configurations have no mistakes, and what computes nothing (`config check`, --dry-run) is run.
 
 Code blocks of READMEs are read line by line: ```sh has one command a line, ```toml a configuration, ```bash a script whose
-commands count, ```text a sample, with commands after "$ ". In text, `code` counts as a command, an option, a key or a path by how it looks. Words in
-capitals (FILE, N, NEW_INPUTS) stand for what a reader puts there.
+commands count, ```text a sample, with commands after "$ ". In text, `code` counts as a command, an option, a key or a path by
+how it looks. Words in capitals (FILE, N, NEW_INPUTS) stand for what a reader puts there.
 """
 import json
 import os
@@ -45,7 +45,8 @@ class Code:
         self.spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
         self.links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose) if "://" not in link]
         # Paths in plain words as well: (tests/README.md).
-        self.named = re.findall(r"(?<!\]\()(?<![\w/`\[])((?:\w+/)+[\w.-]+\.(?:" + "|".join(ENDINGS) + r"))\b", re.sub("`[^`]*`", "", prose))
+        path = r"(?<!\]\()(?<![\w/`\[])((?:\w+/)+[\w.-]+\.(?:" + "|".join(ENDINGS) + r"))\b"
+        self.named = re.findall(path, re.sub("`[^`]*`", "", prose))
 
     def commands(self):
         """Every command as words."""
