@@ -15,7 +15,7 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, double lr, int64_t t
           .gradient_scale = gradient_scale};
 }
 
-AdamW::AdamW(const params::ParamStore& store) : gathers_(store.groups().size()) {
+AdamW::AdamW(const params::ParamStore& store) : gathers_(store.slot_groups().size()) {
   for (params::SlotId slot = 0; slot < store.slots(); ++slot) {
     const int group = store.group_of(slot);
     const auto [offset, count] = store.range_of(slot);

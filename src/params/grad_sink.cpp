@@ -25,10 +25,10 @@ GradSink::GradSink(ParamStore& store, const Options& options)
     : store_(store),
       written_(static_cast<size_t>(store.slots())),
       outgoing_(static_cast<size_t>(store.slots())),
-      sums_(store.groups().size()),
-      replica_sums_(store.groups().size()),
-      reduced_(store.groups().size()),
-      pieces_(store.groups().size()),
+      sums_(store.slot_groups().size()),
+      replica_sums_(store.slot_groups().size()),
+      reduced_(store.slot_groups().size()),
+      pieces_(store.slot_groups().size()),
       options_(options) {
   flights_.reserve(kMostFlights);
 }

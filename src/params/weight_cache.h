@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "params/param_table.h"
 #include "tensor/buffer.h"
 
 namespace trainer::params {
 
 class ParamStore;
-using SlotId = int;
 
 class WeightCache {
  public:

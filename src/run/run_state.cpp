@@ -22,9 +22,9 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   if (checkpoint.resume != "must") return {checkpoint::resolve(checkpoint.resume)};
   const std::optional<fs::path> newest = checkpoint::newest_checkpoint(folder);
   if (!newest)
-    throw Error(Code::checkpoint, format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to "
-                                         "start a fresh run",
-                                         folder.string()));
+    throw Error(Code::checkpoint,
+                format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to start a fresh run",
+                       folder.string()));
   return {*newest};
 }
 
@@ -180,6 +180,26 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
     log::info("changed since: the validation data; earlier validation losses do not compare");
   if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
     log::info("changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
+}
+
+std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const fs::path& folder,
+                                                 const checkpoint::Snapshot& expected) {
+  const config::Config& config = trainer.config();
+  if (const auto resumed = resume(trainer, folder, expected)) {
+    log::info("resumed step {} from {}", resumed->state.step, resumed->folder.string());
+    log_changes(*resumed, expected);
+    return resumed->state;
+  }
+  if (config.model.init_from.empty()) {
+    trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
+    return std::nullopt;
+  }
+  const checkpoint::Reader reader(config.model.init_from);  // each rank reads what it holds
+  checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
+  load_first_whole(trainer.mesh().world(), {reader.folder()}, "",
+                   [&](const fs::path&) { return load_weights(trainer, reader); });
+  log::info("weights of {}, fresh optimizer", reader.folder().string());
+  return std::nullopt;
 }
 
 }  // namespace trainer::run

@@ -48,6 +48,11 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 /// nothing. Every rank calls it.
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
+/// Fills a model before its first step: resume(), where a checkpoint is there; else the weights of model.init_from;
+/// else initial values. Says which of the first two. Returns the state of the run that is resumed. Every rank calls it.
+std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
+                                                 const checkpoint::Snapshot& expected);
+
 /// Changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
 /// Tells what is no longer as it was when the resumed run was saved.

@@ -1,12 +1,15 @@
 #include "run/start_report.h"
 
 #include "base/log.h"
+#include "config/layout_rules.h"
 #include "measure/units.h"
+#include "ops/gemm.h"
 
 namespace trainer::run {
 
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
-                                 const plan::RunPlan& plan, const plan::Machine& machine, int ranks_of_process) {
+                                 const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
+                                 train::Trainer& trainer) {
   const config::Model& model = config.model;
   report::StartReport start;
   start.name = config.run.name;
@@ -24,13 +27,28 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.total_steps = config::total_steps(config);
   start.global_batch = config.train.global_batch;
   start.micro_batch = config.train.micro_batch;
+  start.accumulation = trainer.accumulation();
+  start.data_replicas = trainer.replicas() / config::depth_of_replica(config);
   start.train_tokens = datasets.train->tokens();
   start.windows = datasets.train->windows();
   start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
+  // Ranks that are threads share a process, and what the system says of its memory. A GPU's is each rank's own.
+  const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
   start.predicted = {.memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
+  start.environment.device = machine.gpu ? "cuda" : "cpu";
+  start.environment.isa = device_text(machine);
+  start.environment.product_path = ops::product_path(trainer.device(), machine.compute);
+  start.environment.ranks = world.size();
+  start.environment.threads = machine.threads;
   return start;
+}
+
+std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer) {
+  const std::string& graphs = trainer.graphs().text();
+  return {between_gpus.reason.empty() ? "" : "tensors between GPUs: " + between_gpus.reason,
+          graphs.empty() ? "" : "CUDA graphs: " + graphs};
 }
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {

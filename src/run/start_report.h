@@ -1,17 +1,25 @@
 #pragma once
 // What a run says of itself before its first step: the start event, and a few lines of log.
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include "comm/gpu_transport.h"
 #include "data/source.h"
 #include "plan/run_plan.h"
 #include "report/events.h"
+#include "train/trainer.h"
 
 namespace trainer::run {
 
-/// What follows from configuration, data and plan. Step, accumulation, replicas, peak, environment and config_toml are
-/// the caller's.
+/// What follows from configuration, data, plan and a trainer that is planned. Step, peak, version, commit and
+/// config_toml are the caller's.
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
-                                 const plan::RunPlan& plan, const plan::Machine& machine, int ranks_of_process);
+                                 const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
+                                 train::Trainer& trainer);
+
+/// For the log: how tensors go between GPUs, and what runs as graphs; empty where there is nothing to say.
+std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer);
 
 /// `compute_reason`: why that compute type.
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport);

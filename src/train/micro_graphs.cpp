@@ -21,31 +21,26 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
   }
 }
 
-void MicroGraphs::run(const Exec& ex, const Kind& kind, const std::function<void(bool recorded)>& work,
-                      const std::function<void()>& catch_up) {
-  if (!some_ || (kind.last && !last_) || ex.meter.timed != nullptr) {
-    work(false);
-    return;
-  }
-  Slot& slot = slots_[{kind.first, kind.last}];
+MicroGraphs::Next MicroGraphs::next(const Exec& ex, const Kind& kind) {
+  if (!some_ || (kind.last && !last_) || ex.meter.timed != nullptr) return Next::launch;
+  Slot& slot = slot_of(kind);
   if (slot.loss_scale != kind.loss_scale || slot.memory != ex.arena.memory())
     slot = {.loss_scale = kind.loss_scale, .memory = ex.arena.memory()};
-  if (slot.runs++ == 0) {
-    work(false);
-    return;
-  }
-  if (slot.graph == nullptr) {
-    try {
-      slot.graph = device_.record([&] { work(true); });
-    } catch (Error& error) {
-      error.add_context("while a micro-step was recorded; train.cuda_graph = false runs without records");
-      throw;
-    }
-  } else {
-    catch_up();
-    ++replays_;
-  }
-  slot.graph->run();
+  if (slot.runs++ == 0) return Next::launch;
+  if (slot.graph == nullptr) return Next::record;
+  ++replays_;
+  return Next::repeat;
 }
+
+void MicroGraphs::record(const Kind& kind, const std::function<void()>& work) {
+  try {
+    slot_of(kind).graph = device_.record(work);
+  } catch (Error& error) {
+    error.add_context("while a micro-step was recorded; train.cuda_graph = false runs without records");
+    throw;
+  }
+}
+
+void MicroGraphs::run(const Kind& kind) { slot_of(kind).graph->run(); }
 
 }  // namespace trainer::train

@@ -26,11 +26,17 @@ class MicroGraphs {
   /// For the log: why there are none, or what runs as graphs. Empty when they were not asked for.
   const std::string& text() const { return text_; }
 
-  /// Runs `work` (recorded or not), the host's and the device's part of a micro-step, unless a record of its kind does
-  /// the latter; `catch_up` then does what the host has to know of it. Operators that are timed, and kinds whose loss
-  /// scale changes, run as always.
-  void run(const Exec& ex, const Kind& kind, const std::function<void(bool recorded)>& work,
-           const std::function<void()>& catch_up);
+  /// How the next micro-step of this kind runs on the device.
+  enum class Next {
+    launch,  // as always: where operators are timed, and in the first of a kind or after its loss scale has changed
+    record,  // record() its kernels, then run()
+    repeat,  // run()
+  };
+  Next next(const Exec& ex, const Kind& kind);
+  /// Records the kernels that `work` launches. An error of it says that a record was being made.
+  void record(const Kind& kind, const std::function<void()>& work);
+  /// Runs what was recorded of this kind.
+  void run(const Kind& kind);
   /// Times that a record took the place of the host's part.
   int64_t replays() const { return replays_; }
 
@@ -41,6 +47,8 @@ class MicroGraphs {
     const std::byte* memory = nullptr;
     std::unique_ptr<device::Graph> graph;
   };
+  Slot& slot_of(const Kind& kind) { return slots_[{kind.first, kind.last}]; }
+
   device::Device& device_;
   std::string text_;
   bool some_ = false, last_ = false;

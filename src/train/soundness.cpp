@@ -20,7 +20,7 @@ bool weights_are_finite(Trainer& trainer) {
     trainer.device().copy_to_host(squares.data(), sums.tensor().data, sums.tensor().bytes());
     for (const double square : squares) finite &= std::isfinite(square);
   }
-  return !trainer.on_any_rank(!finite);
+  return !trainer.scalars().on_any_rank(!finite);
 }
 
 std::string way_back(const std::filesystem::path& checkpoints) {

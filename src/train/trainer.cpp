@@ -9,25 +9,24 @@
 #include "parallel/loss.h"
 
 namespace trainer::train {
-namespace {
 
-/// Adds the time since the last call to a phase. A GPU's work belongs to the phase that launched it: it is waited for.
-class PhaseClock {
+/// Charges the time since the last call to a phase. A GPU's work belongs to the phase that launched it, and is waited
+/// for.
+class Trainer::PhaseClock {
  public:
-  explicit PhaseClock(device::Device& device) : device_(device) {}
-  void charge(double& phase_ms) {
+  PhaseClock(device::Device& device, measure::PhaseMs& phases) : device_(device), phases_(phases) {}
+  void charge(double measure::PhaseMs::*phase) {
     device_.synchronize();
     const double now = now_seconds();
-    phase_ms += (now - last_) * 1e3;
+    phases_.*phase += (now - last_) * 1e3;
     last_ = now;
   }
 
  private:
   device::Device& device_;
+  measure::PhaseMs& phases_;
   double last_ = now_seconds();
 };
-
-}  // namespace
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
                  bool training, const parallel::StrategyFactory& factory)
@@ -46,7 +45,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
-  scalars_ = Buffer(device, "data", {kMostScalars}, DType::f64);
+  scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
   losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
@@ -59,49 +58,72 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
   Outcome outcome;
   Exec ex = exec();
-  PhaseClock clock(device_);
+  PhaseClock clock(device_, outcome.phase_ms);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop != nullptr && on_any_rank(stop())) {
+    if (stop != nullptr && scalars_->on_any_rank(stop())) {
       outcome.interrupted = true;
       return outcome;
     }
-    const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
-    batches(work.first_sample + first, micro_batch(), host_);
-    parallel::Batch batch = upload(host_);
-    batch.first_sample = first;
-    batch.step = static_cast<uint32_t>(work.step);
-    batch.loss_scale = 1.0 / static_cast<double>(tokens);
-    batch.dropout = true;
-    batch.losses = losses_;
-    clock.charge(outcome.phase_ms.data);
+    const parallel::Batch batch = load(work, micro, tokens, batches);
+    clock.charge(&measure::PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
-    const auto micro_step = [&](bool recorded) {
-      begin(ex, train_key_);
-      model_->forward(ex, batch, *saved_);
-      if (!recorded) clock.charge(outcome.phase_ms.forward);
-      grads_->begin_micro(last);
-      model_->backward(ex, batch, *saved_, *grads_);
-      end();
-    };
-    const auto catch_up = [&] { grads_->micro_step_repeated(); };
-    graphs_->run(ex, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, std::cref(micro_step),
-                 std::cref(catch_up));  // by reference: nothing is allocated
+    micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
     loss += parallel::sum_of_losses(ex, losses_);
-    clock.charge(outcome.phase_ms.backward);
+    clock.charge(&measure::PhaseMs::backward);
   }
-  sum_of_rows({&loss, 1});
+  scalars_->sum_of_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
   if (!outcome.skipped)
     optimizer_->step(ex, store_, config_.optim, work.lr, work.adam_step, outcome.norm.clip(config_.optim.grad_clip));
-  clock.charge(outcome.phase_ms.optimizer);
+  clock.charge(&measure::PhaseMs::optimizer);
   return outcome;
+}
+
+parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
+  const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
+  batches(work.first_sample + first, micro_batch(), host_);
+  parallel::Batch batch = upload(host_);
+  batch.first_sample = first;
+  batch.step = static_cast<uint32_t>(work.step);
+  batch.loss_scale = 1.0 / static_cast<double>(tokens);
+  batch.dropout = true;
+  batch.losses = losses_;
+  return batch;
+}
+
+void Trainer::micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock) {
+  switch (graphs_->next(ex, kind)) {
+    case MicroGraphs::Next::launch:
+      launch(ex, batch, kind.last, &clock);
+      return;
+    case MicroGraphs::Next::record:
+      graphs_->record(kind, [&] { launch(ex, batch, kind.last, nullptr); });
+      break;
+    case MicroGraphs::Next::repeat:
+      grads_->micro_step_repeated();
+      break;
+  }
+  graphs_->run(kind);
+}
+
+void Trainer::launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
+  begin(ex, train_key_);
+  forward_backward(ex, batch, last, clock);
+  end();
+}
+
+void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
+  model_->forward(ex, batch, *saved_);
+  if (clock != nullptr) clock->charge(&measure::PhaseMs::forward);
+  grads_->begin_micro(last);
+  model_->backward(ex, batch, *saved_, *grads_);
 }
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
@@ -146,49 +168,8 @@ void Trainer::end() {
   arena_.end();
 }
 
-void Trainer::reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how) {
-  if (group.size() == 1) return;
-  const Tensor scalars = scalars_.tensor().range(0, static_cast<int64_t>(values.size()));
-  device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
-  Exec ex = exec();
-  group.all_reduce(ex, scalars, how).join(ex);
-  device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
-}
-
-mesh::AxisSet Trainer::row_axes() const { return mesh_.shape().set("data") | model_->loss_axes(); }
-
-void Trainer::sum_of_rows(std::span<double> values) {
-  reduce_scalars(mesh_.along(row_axes(), comm::Lane::control), values, comm::Reduce::sum);
-}
-
-bool Trainer::first_of_replica() const { return mesh_.shape().index(mesh_.rank(), model_->loss_axes()) == 0; }
-
-void Trainer::max_over_ranks(std::span<double> values) {
-  reduce_scalars(mesh_.along(mesh_.shape().all(), comm::Lane::control), values, comm::Reduce::max);
-}
-
-bool Trainer::on_any_rank(bool flag) {
-  double value = flag;
-  max_over_ranks({&value, 1});
-  return value > 0;
-}
-
-int64_t Trainer::of_first_rank(int64_t value) {
-  comm::Communicator& ranks = mesh_.along(mesh_.shape().all() & ~mesh_.shape().set("data"), comm::Lane::control);
-  if (ranks.size() == 1) return value;
-  const Tensor scalar = scalars_.tensor().range(0, 1);
-  auto number = static_cast<double>(value);  // exact below 2^53
-  device_.copy_to_device(scalar.data, &number, sizeof(number));
-  Exec ex = exec();
-  ranks.broadcast(ex, scalar, 0).join(ex);
-  device_.copy_to_host(&number, scalar.data, sizeof(number));
-  return static_cast<int64_t>(number);
-}
-
 void Trainer::plan() {
-  // Scalars are exchanged at any time: the memory of their communicators is there from the start.
-  const mesh::AxisSet all = mesh_.shape().all(), data = mesh_.shape().set("data");
-  for (const mesh::AxisSet axes : {row_axes(), all, all & ~data}) mesh_.along(axes, comm::Lane::control);
+  scalars_->make_communicators();
   parallel::Batch batch = views();
   if (saved_ != nullptr) {
     grads_->prepare(device_);
@@ -208,25 +189,21 @@ void Trainer::plan() {
 
 void Trainer::plan_training(const parallel::Batch& batch) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
-  const auto micro_step = [&](Exec& ex, bool last) {
-    model_->forward(ex, batch, *saved_);
-    grads_->begin_micro(last);
-    model_->backward(ex, batch, *saved_, *grads_);
-  };
-  record_gathers(train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/false); });  // the same order in every micro-step
+  // The order of gathers is the same in every micro-step.
+  record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
   // What the micro-steps before the last one communicate: the first of them gathers what is kept.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   const auto earlier = [&](Meter& meter) {
     Exec apart{*dry, heap, meter};
     store_.weights().begin(apart, train_key_);
-    micro_step(apart, /*last=*/false);
+    forward_backward(apart, batch, /*last=*/false);
     store_.weights().end();
   };
   if (accumulation() > 1) earlier(first);
   if (accumulation() > 2) earlier(middle);
   record_memory(
-      train_key_, [&](Exec& ex) { micro_step(ex, /*last=*/true); }, meter_);
+      train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);

@@ -4,7 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 
 #include "config/config.h"
@@ -15,6 +15,7 @@
 #include "optim/adamw.h"
 #include "params/grad_sink.h"
 #include "train/micro_graphs.h"
+#include "train/rank_scalars.h"
 
 namespace trainer::train {
 
@@ -65,20 +66,11 @@ class Trainer {
   /// Σ loss over the rows of this replica's micro-batch whose losses this rank has (masked rows count 0), dropout off.
   double loss_sum(const data::TokenBatch& batch);
 
-  /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order. At most kMostScalars.
-  static constexpr int64_t kMostScalars = 4;
-  void sum_of_rows(std::span<double> values);
-  /// Of those ranks, whether this is its replica's first, which counts what is to be counted once for all rows.
-  bool first_of_replica() const;
-  /// values ← the largest on any rank; and whether `flag` holds on any. At most kMostScalars.
-  void max_over_ranks(std::span<double> values);
-  bool on_any_rank(bool flag);
-  /// The value of the first rank of this replica: what ranks must agree on and may round differently.
-  int64_t of_first_rank(int64_t value);
-
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }
   Exec exec() { return {device_, arena_, meter_}; }
+  /// What ranks tell each other between micro-steps.
+  RankScalars& scalars() { return *scalars_; }
   Meter& meter() { return meter_; }
   Arena& arena() { return arena_; }
   device::Device& device() { return device_; }
@@ -106,8 +98,15 @@ class Trainer {
   void plan_training(const parallel::Batch& batch);
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
-  mesh::AxisSet row_axes() const;
-  void reduce_scalars(comm::Communicator& group, std::span<double> values, comm::Reduce how);
+  class PhaseClock;
+  /// The micro-batch of this rank, on the device. `tokens` of the step count in its loss.
+  parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
+  /// Computes the micro-batch and its gradients, with a graph where there is one.
+  void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
+  /// Launches its operators. `clock`: charged with the forward pass; null: they are only recorded.
+  void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
+  /// The same outside of a program.
+  void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;
 
@@ -124,7 +123,8 @@ class Trainer {
   std::unique_ptr<params::GradSink> grads_;
   std::unique_ptr<optim::AdamW> optimizer_;
   std::unique_ptr<MicroGraphs> graphs_;
-  Buffer ids_, targets_, weights_, losses_, scalars_;
+  std::optional<RankScalars> scalars_;
+  Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
   measure::CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";

@@ -1,0 +1,152 @@
+#include "params/param_table.h"
+
+#include <algorithm>
+
+namespace trainer::params {
+namespace {
+
+// Slots begin on 64-byte lines in every element type.
+constexpr int64_t kSlotAlign = 32;
+
+}  // namespace
+
+std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
+  const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
+  const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
+  // Rows [first, last) lie inside whole.
+  const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
+  const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
+  std::vector<Region> inside;
+  const auto part_of_row = [&](int64_t row) {
+    const int64_t from = std::max(row * pitch, begin), to = std::min(row * pitch + cols, end);
+    if (row >= 0 && row < rows && from < to) inside.push_back({region.offset + from, 1, to - from, to - from});
+  };
+  part_of_row(first - 1);
+  if (last > first) inside.push_back({region.offset + first * pitch, last - first, cols, pitch});
+  part_of_row(last);
+  return inside;
+}
+
+int ParamTable::add_group(std::string name) {
+  slot_groups_.push_back({.name = std::move(name)});
+  return static_cast<int>(slot_groups_.size()) - 1;
+}
+
+SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
+  SlotGroup& owner = slot_groups_.at(static_cast<size_t>(group));
+  TRAINER_CHECK(!closed_, "group {} is allocated", owner.name);
+  const mesh::Layout& first = parts.front().layout;
+  const bool matrix = first.box().dims() == 2;
+  int64_t cols = 0;
+  for (const Part& part : parts) cols += part.layout.box()[-1];
+  Slot slot;
+  slot.group = group;
+  slot.offset = owner.elements;
+  slot.box = matrix ? Shape{first.box()[0], cols} : Shape{cols};
+  slot.flat = first.axes(mesh::kFlat);
+  slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
+  slot.decay = matrix;
+  // Room for the largest piece everywhere: equal places make equal chunks, and so equal bits, of what ranks share.
+  owner.elements =
+      round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
+  const int here = rank_of_first_replica();
+  int64_t first_col = 0;
+  for (const Part& part : parts) {
+    const Shape box = part.layout.box();
+    TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]), "{}: {} beside {}", part.name,
+                  to_string(box), to_string(slot.box));
+    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} is spread in another way than {}", part.name,
+                  parts.front().name);
+    std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
+    for (mesh::Run& run : runs) run.local += slot.offset;
+    slot.params.push_back(static_cast<int>(params_.size()));
+    owner.params.push_back(static_cast<int>(params_.size()));
+    params_.push_back(
+        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.owner(here), std::move(runs)});
+    first_col += box[-1];
+  }
+  slot.parts = std::move(parts);
+  slots_.push_back(std::move(slot));
+  owner.slots.push_back(static_cast<SlotId>(slots_.size()) - 1);
+  return owner.slots.back();
+}
+
+comm::Chunk ParamTable::piece_of(const Slot& slot) const {
+  return comm::chunk_of(slot.box.count(), mesh_shape_.group_size(slot.flat), mesh_shape_.index(rank_, slot.flat));
+}
+
+int ParamTable::rank_of_first_replica() const {
+  return mesh_shape_.has("data") ? mesh_shape_.members(rank_, mesh_shape_.set("data")).front() : rank_;
+}
+
+std::vector<Region> ParamTable::columns_of(const Slot& slot, int64_t first, int64_t width) const {
+  const comm::Chunk piece = piece_of(slot);
+  const int64_t cols = slot.box[-1];
+  std::vector<Region> regions = width == cols ? std::vector<Region>{{piece.begin, 1, piece.count, piece.count}}
+                                              : clip({first, slot.box.count() / cols, width, cols}, piece);
+  for (Region& region : regions) region.offset += slot.offset - piece.begin;
+  std::erase_if(regions, [](const Region& region) { return region.count() == 0; });
+  return regions;
+}
+
+std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
+  std::vector<Sum> sums;
+  for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
+    const Slot& slot = at(id);
+    int64_t first = 0;
+    for (const Part& part : slot.parts) {
+      const int64_t width = part.layout.box()[-1];
+      const std::vector<Region> regions = columns_of(slot, first, width);
+      first += width;
+      if (mesh_shape_.group_size(part.sum_over) == 1 || regions.empty()) continue;
+      auto sum = std::ranges::find_if(
+          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == (slot.flat != 0); });
+      if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.flat != 0, {}});
+      for (const Region& region : regions) {
+        Region* const before = sum->regions.empty() ? nullptr : &sum->regions.back();
+        const bool adjoins = before != nullptr && before->rows == 1 && region.rows == 1 &&
+                             before->offset + before->cols == region.offset;
+        if (adjoins) {
+          before->cols = before->pitch = before->cols + region.cols;
+        } else {
+          sum->regions.push_back(region);
+        }
+      }
+    }
+  }
+  return sums;
+}
+
+std::vector<Region> ParamTable::counted(int group) const {
+  std::vector<Region> all;
+  const int here = rank_of_first_replica();
+  bool whole_before = false;  // the slot before is counted whole: one region for both, with the padding between them
+  for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
+    const Slot& slot = at(id);
+    const auto owned = [&](const Part& part) { return part.layout.owner(here); };
+    const bool whole = std::ranges::all_of(slot.parts, owned);
+    int64_t first = 0;
+    for (const Part& part : slot.parts) {
+      const int64_t width = whole ? slot.box[-1] : part.layout.box()[-1];
+      for (const Region& region : owned(part) ? columns_of(slot, first, width) : std::vector<Region>()) {
+        if (whole && whole_before) {
+          all.back().cols = region.offset + region.cols - all.back().offset;
+        } else {
+          all.push_back(region);
+        }
+      }
+      if (whole) break;
+      first += width;
+    }
+    whole_before = whole && !all.empty();
+  }
+  return all;
+}
+
+int64_t ParamTable::parameter_count() const {
+  int64_t count = 0;
+  for (const Param& param : params_) count += param.count();
+  return count;
+}
+
+}  // namespace trainer::params

@@ -1,0 +1,136 @@
+#pragma once
+// ParamTable: what parameters a model has and where they are stored, before there is memory for them. A parameter is
+// logical (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat
+// space; a slot is a local tensor in it that one operator uses; a slot may hold several parameters side by side (q, k,
+// v; gate, up), so that one product serves them.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+#include "mesh/mesh.h"
+
+namespace trainer::params {
+
+using SlotId = int;
+
+struct Init {
+  enum class Kind { zeros, ones, normal } kind = Kind::zeros;
+  double std = 0;
+};
+
+struct Param {
+  std::string name;
+  Shape shape;  // global
+  Init init;
+  bool decay = false;  // weight decay applies (two or more dimensions)
+  int group = 0;
+  bool primary = true;  // among the ranks of one replica that hold the same elements, the one that counts and saves
+  std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat space
+  int64_t count() const { return shape.count(); }
+};
+
+/// One parameter of a slot.
+struct Part {
+  std::string name;
+  mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
+  Init init;
+  /// Axes besides data and those of flat placements along which a backward pass leaves partial sums of the gradient
+  /// (Layout::gradient). They are added once a step.
+  mesh::AxisSet sum_over = 0;
+};
+
+/// Part of a flat space: rows of `cols` elements, `pitch` apart.
+struct Region {
+  int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
+  int64_t count() const { return rows * cols; }
+};
+/// What of `region` lies in `chunk`: of a matrix perhaps the end of a row, whole rows, and the beginning of another.
+std::vector<Region> clip(const Region& region, comm::Chunk chunk);
+
+/// A flat space.
+struct SlotGroup {
+  std::string name;
+  int64_t elements = 0;  // padding included; the same on every rank, as are the places of slots
+  std::vector<int> params;
+  std::vector<SlotId> slots;
+};
+
+class ParamTable {
+ public:
+  /// What `rank` of a mesh of this shape holds.
+  ParamTable(mesh::MeshShape shape, int rank) : mesh_shape_(std::move(shape)), rank_(rank) {}
+
+  int add_group(std::string name);
+  /// Parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i], vectors a local
+  /// [Σ out_i]. Flat placements, the same for all parts, apply to that matrix. Weight decay applies to matrices.
+  SlotId add_slot(int group, std::vector<Part> parts);
+  /// A layout with every element on every rank.
+  mesh::Layout whole(Shape shape) const { return {mesh_shape_, shape}; }
+
+  const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
+  const std::vector<Param>& params() const { return params_; }
+  int64_t parameter_count() const;  // global elements, padding not counted
+
+  int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
+  int group_of(SlotId slot) const { return at(slot).group; }
+  const std::vector<int>& params_of(SlotId slot) const { return at(slot).params; }
+  /// Elements of the slot's range in its group's flat space.
+  struct Range {
+    int64_t offset, count;
+  };
+  Range range_of(SlotId slot) const { return {at(slot).offset, at(slot).stored.count()}; }
+  /// Local shape of the slot's matrix when it is all here; of what is stored of it.
+  Shape box(SlotId slot) const { return at(slot).box; }
+  Shape stored(SlotId slot) const { return at(slot).stored; }
+  /// Whether the slot's matrix is stored in pieces; over which axes.
+  bool spread(SlotId slot) const { return flat_axes(slot) != 0; }
+  mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
+  bool decays(SlotId slot) const { return at(slot).decay; }
+
+  /// Elements of a group whose gradients are to be added up over some axes; `spread`: those of spread slots, which have
+  /// to come home first.
+  struct Sum {
+    mesh::AxisSet axes;
+    bool spread;
+    std::vector<Region> regions;
+  };
+  std::vector<Sum> sums_of(int group) const;
+  /// The elements of a group that this rank counts in the gradient norm: what several ranks of a replica hold counts
+  /// once. By slots; padding, which is zero, may be among them.
+  std::vector<Region> counted(int group) const;
+
+  const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }
+  int rank() const { return rank_; }
+
+ protected:
+  /// Nothing is added any more.
+  void close() { closed_ = true; }
+
+ private:
+  struct Slot {
+    int group = 0;
+    int64_t offset = 0;  // in the group's flat space
+    Shape box, stored;   // local: in use, in the flat space
+    bool decay = false;
+    std::vector<int> params;
+    std::vector<Part> parts;
+    mesh::AxisSet flat = 0;
+  };
+  const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
+  /// The piece of the slot's matrix that is stored here.
+  comm::Chunk piece_of(const Slot& slot) const;
+  /// Where columns [first, first + width) of the slot's matrix are in the group's flat space.
+  std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
+  /// A rank of the first replica at this place of the mesh, which stands for all of them.
+  int rank_of_first_replica() const;
+
+  mesh::MeshShape mesh_shape_;
+  int rank_;
+  std::vector<SlotGroup> slot_groups_;
+  std::vector<Param> params_;
+  std::vector<Slot> slots_;
+  bool closed_ = false;
+};
+
+}  // namespace trainer::params

@@ -1,0 +1,283 @@
+#include "run/training_loop.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+
+#include "base/log.h"
+#include "checkpoint/param_slices.h"
+#include "data/mapping_guard.h"
+#include "optim/schedule.h"
+#include "report/history.h"
+#include "run/evaluate.h"
+#include "run/planning.h"
+#include "run/run_folder.h"
+#include "run/run_state.h"
+#include "run/signals.h"
+#include "run/start_report.h"
+#include "train/replica_check.h"
+#include "train/soundness.h"
+
+namespace trainer::run {
+namespace {
+
+constexpr double kNotFinite = std::numeric_limits<double>::infinity();
+
+/// Polled between micro-steps.
+bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole(); }
+
+std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
+
+}  // namespace
+
+TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
+                           const Deadline& deadline, OpenRun open)
+    : world_(world),
+      config_(config),
+      options_(options),
+      deadline_(deadline),
+      open_(std::move(open)),
+      header_(snapshot_header(config, open_.datasets, open_.machine.compute, open_.tuning_hash)),
+      total_steps_(config::total_steps(config)),
+      device_(plan::make_device(open_.machine)),
+      between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
+      gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
+      trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, open_.datasets.vocab, open_.machine.compute, true),
+      store_(checkpoint_folder(config),
+             {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best},
+             checkpoint::system_calls(), &world),
+      peak_(measure::make_peak(*device_, open_.machine.compute, config_, world)),
+      reporter_(config_, open_.plan, open_.machine, memory_, peak_, world.first()),
+      batches_([&data = *open_.datasets.train](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+        data.train_batch(sample, sequences, out);
+        data.prefetch(sample + sequences, sequences);
+      }) {}
+
+int TrainingLoop::run() {
+  begin();
+  if (trainer_.scalars().on_any_rank(evaluation_missing())) evaluate_now();
+  if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
+  if (state_.step >= total_steps_) {
+    log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
+    require_convergence();
+    return finish("finished");
+  }
+  reporter_.show_progress(state_.step);
+  const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
+  std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
+  try {
+    outcome = steps_until(last, outcome);
+  } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
+    if (error.code() == Code::data && world_.size() == 1) save_last_step();
+    throw;
+  }
+  require_whole_data();
+  if (stopped()) outcome = stop_text();
+  if (state_.step == total_steps_) require_convergence();
+  save_last_step();
+  if (state_.step == total_steps_) sample_now();
+  return finish(outcome);
+}
+
+std::string TrainingLoop::steps_until(int64_t last, const std::string& outcome) {
+  while (state_.step < last) {
+    if (!step()) break;
+    if (evaluation_due()) evaluate_now();
+    if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
+    const Requests requests = agreed_requests();
+    if (requests.stop) break;
+    if (requests.peak) peak_.visit();
+    if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
+    if (due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
+    if (requests.time_is_up) return "stopped at --max-time";
+  }
+  return outcome;
+}
+
+void TrainingLoop::begin() {
+  measure_peak();
+  {
+    const PlanningWatch watch(world_, config_.model.n_layer);
+    trainer_.plan();
+  }
+  measure_peak();
+  if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
+    state_ = *resumed;
+    saved_step_ = state_.step;
+  }
+  measure_peak();
+  if (plan::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
+  reporter_.open(state_.step);
+  if (world_.first()) write_run_files(config_, header_.config_toml, header_.tokenizer);
+  measure_peak();
+  report::StartReport start = start_report(config_, open_.datasets, open_.plan, open_.machine, world_, trainer_);
+  start.step = state_.step;
+  start.environment.version = options_.version;
+  start.environment.commit = options_.commit;
+  start.config_toml = header_.config_toml;
+  reporter_.start(start, world_.transport(), start_notes(between_gpus_, trainer_));
+}
+
+// One moment of several, since what disturbs comes and goes.
+void TrainingLoop::measure_peak() {
+  double late[] = {peak_.seconds() > measure::PeakTracker::kStartSeconds ? 1.0 : 0.0};
+  world_.control().sum(late);
+  if (late[0] == 0) peak_.measure();
+}
+
+bool TrainingLoop::step() {
+  train::StepWork work;
+  work.step = state_.step + 1;
+  work.first_sample = state_.samples_seen;
+  work.adam_step = state_.adam_step + 1;
+  work.micro_batches = trainer_.accumulation();
+  work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
+  trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
+  const double start = now_seconds();
+  const train::Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
+  if (outcome.interrupted) return false;
+  const double seconds = now_seconds() - start;
+
+  state_.step = work.step;
+  state_.samples_seen += config_.train.global_batch;
+  state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
+  if (!outcome.skipped) state_.adam_step = work.adam_step;
+  state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
+  loss_of_last_ = measure::kUnknown;
+  reporter_.step(work, outcome, seconds, state_, trainer_);
+  if (outcome.skipped) warn_of_skip(outcome);
+  return true;
+}
+
+TrainingLoop::Requests TrainingLoop::agreed_requests() {
+  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0,
+                    world_.first() && peak_.due() ? 1.0 : 0.0};
+  trainer_.scalars().max_over_ranks(flags);
+  return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
+}
+
+bool TrainingLoop::stopped() { return trainer_.scalars().on_any_rank(stop_requested()); }
+
+bool TrainingLoop::evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
+
+bool TrainingLoop::evaluation_missing() {
+  if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
+  const std::vector<report::EvalReport> evals =
+      report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
+  if (evals.empty() || evals.back().step != state_.step) return true;
+  loss_of_last_ = std::isfinite(evals.back().loss) ? evals.back().loss : kNotFinite;
+  return false;
+}
+
+void TrainingLoop::evaluate_now() {
+  if (!open_.datasets.val) return;
+  Evaluation result =
+      evaluate(trainer_, *open_.datasets.val, config_.train.eval_batches,
+               open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
+                 reporter_.status(format("evaluating {}/{}", done, windows));
+                 return !stop_requested() && !deadline_.passed();
+               });
+  if (result.interrupted && !stopped()) {
+    reporter_.warn(
+        state_.step,
+        format("step {}: --max-time cut the evaluation short; it is made up for when the run goes on", state_.step));
+  }
+  evaluation_cut_ = result.interrupted;
+  if (result.interrupted) return;
+  result.report.step = state_.step;
+  loss_of_last_ = std::isfinite(result.report.loss) ? result.report.loss : kNotFinite;
+  if (loss_of_last_ != kNotFinite && !(state_.best_val_loss <= result.report.loss) &&
+      train::weights_are_finite(trainer_)) {
+    state_.best_val_loss = result.report.loss;
+    state_.best_step = state_.step;
+  }
+  reporter_.evaluation(result.report);
+}
+
+void TrainingLoop::sample_now() {
+  if (!generator_) return;
+  const train::Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
+  report::Sample sample{state_.step, config_.train.sample_prompt, {}};
+  sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+  reporter_.sample(std::move(sample));
+}
+
+// After a step that was skipped the model is not worth a place among those that are kept.
+bool TrainingLoop::periodic_save_due() {
+  if (!due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
+  if (train::weights_are_finite(trainer_)) return true;
+  reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
+  return false;
+}
+
+void TrainingLoop::save() {
+  const double start = now_seconds();
+  state_.finite_weights = train::weights_are_finite(trainer_);
+  checkpoint::Snapshot snapshot = header_;
+  snapshot.state = state_;
+  snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
+  report::CheckpointReport report;
+  report.step = state_.step;
+  report.path = store_.save(snapshot).string();
+  for (const checkpoint::TensorSlice& slice : snapshot.tensors)
+    report.bytes += slice.shape.count() * size_of(slice.local.dtype);
+  report.seconds = now_seconds() - start;
+  report.best = state_.best_step == state_.step;
+  saved_step_ = state_.step;
+  reporter_.checkpoint(report);
+}
+
+void TrainingLoop::save_or_warn() {
+  try {
+    save();
+  } catch (const Error& error) {
+    if (error.code() != Code::io) throw;
+    reporter_.warn(state_.step, format("step {}: no checkpoint was saved: {}", state_.step, error.what()));
+  }
+}
+
+void TrainingLoop::save_last_step() {
+  if (saved_step_ != state_.step && state_.step > 0) save();
+}
+
+void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
+  const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
+  const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
+                                     state_.step, what, state_.skipped_in_row, config_.train.max_skipped_steps);
+  reporter_.warn(state_.step, message);
+  if (state_.skipped_in_row > config_.train.max_skipped_steps) give_up(message);
+}
+
+void TrainingLoop::give_up(const std::string& reason) {
+  reporter_.end(state_, "ended as it diverged", trainer_);
+  throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
+                                      reason, world_.first() ? train::way_back(store_.folder()) : ""))
+      .on(Scope::all_ranks);
+}
+
+void TrainingLoop::require_convergence() {
+  const bool evaluated = !std::isnan(loss_of_last_);
+  const bool bad_loss = evaluated ? !std::isfinite(loss_of_last_) : state_.skipped_in_row > 0;
+  if (state_.step > 0 && state_.adam_step == 0)
+    give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
+  if (trainer_.scalars().on_any_rank(bad_loss))
+    give_up(format("step {}: the {} loss is not finite", state_.step, open_.datasets.val ? "validation" : "training"));
+  if (!train::weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
+}
+
+void TrainingLoop::require_whole_data() {
+  if (!trainer_.scalars().on_any_rank(!data::mappings_whole())) return;
+  save_last_step();
+  world_.control().together([&] {
+    open_.datasets.train->stream().require_whole();
+    if (open_.datasets.val) open_.datasets.val->stream().require_whole();
+  });
+}
+
+int TrainingLoop::finish(const std::string& outcome) {
+  reporter_.end(state_, outcome, trainer_);
+  return stopped() ? kStoppedBySignal : 0;
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,97 @@
+#pragma once
+// The loop of a training run: its steps, and between them evaluation, samples, checkpoints and what somebody asked for.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/store.h"
+#include "comm/gpu_transport.h"
+#include "data/source.h"
+#include "plan/run_plan.h"
+#include "run/deadline.h"
+#include "run/reporter.h"
+#include "run/session.h"
+#include "train/generate.h"
+
+namespace trainer::run {
+
+/// What is known and open before a run takes memory for its model.
+struct OpenRun {
+  plan::Machine machine;
+  std::string tuning_hash;  // of the table that products go by; empty: none
+  data::Datasets datasets;
+  plan::RunPlan plan;
+};
+
+class TrainingLoop {
+ public:
+  /// Takes the memory of the run. The world outlives it. Every rank makes one.
+  TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
+               const Deadline& deadline, OpenRun open);
+
+  /// The whole run. Returns its exit status; see run_session().
+  int run();
+
+ private:
+  /// Everything before the first step: where the weights come from, the measured peak, the start event.
+  void begin();
+  void measure_peak();
+  /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
+  std::string steps_until(int64_t last, const std::string& outcome);
+  /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
+  bool step();
+  int finish(const std::string& outcome);
+
+  /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
+  struct Requests {
+    bool stop, save, time_is_up;
+    bool peak;  // the first rank has time to measure it
+  };
+  Requests agreed_requests();
+  bool stopped();
+  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+
+  bool evaluation_due() const;
+  /// A signal cut the evaluation of the resumed step short; the step itself was saved.
+  bool evaluation_missing();
+  void evaluate_now();
+  void sample_now();
+
+  bool periodic_save_due();
+  void save();
+  /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
+  void save_or_warn();
+  void save_last_step();
+
+  void warn_of_skip(const train::Trainer::Outcome& outcome);
+  /// The run ends, on all ranks; what was saved stays as it is.
+  [[noreturn]] void give_up(const std::string& reason);
+  /// A model whose losses or weights are not finite is no result.
+  void require_convergence();
+  /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
+  void require_whole_data();
+
+  comm::World& world_;
+  config::Config config_;
+  SessionOptions options_;
+  Deadline deadline_;
+  OpenRun open_;
+  measure::MemoryProbe memory_;
+  const checkpoint::Snapshot header_;  // what its checkpoints have in common
+  const int64_t total_steps_;
+  std::unique_ptr<device::Device> device_;
+  comm::GpuTransport between_gpus_;
+  std::unique_ptr<comm::World> gpu_world_;  // null: world_
+  train::Trainer trainer_;
+  checkpoint::CheckpointStore store_;
+  measure::PeakTracker peak_;
+  Reporter reporter_;
+  const train::BatchSource batches_;
+  std::optional<train::Generator> generator_;
+  checkpoint::TrainState state_;
+  int64_t saved_step_ = -1;
+  double loss_of_last_ = measure::kUnknown;  // validation loss of the last step; infinite when it is not finite
+  bool evaluation_cut_ = false;              // the last one was
+};
+
+}  // namespace trainer::run

@@ -1,0 +1,55 @@
+#include "train/rank_scalars.h"
+
+namespace trainer::train {
+
+RankScalars::RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes)
+    : device_(device),
+      arena_(arena),
+      meter_(meter),
+      mesh_(mesh),
+      loss_axes_(loss_axes),
+      values_(device, "data", {kMost}, DType::f64) {}
+
+mesh::AxisSet RankScalars::row_axes() const { return mesh_.shape().set("data") | loss_axes_; }
+mesh::AxisSet RankScalars::replica_axes() const { return mesh_.shape().all() & ~mesh_.shape().set("data"); }
+
+void RankScalars::make_communicators() {
+  for (const mesh::AxisSet axes : {row_axes(), mesh_.shape().all(), replica_axes()})
+    mesh_.along(axes, comm::Lane::control);
+}
+
+void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how) {
+  comm::Communicator& ranks = mesh_.along(axes, comm::Lane::control);
+  if (ranks.size() == 1) return;
+  const Tensor scalars = values_.tensor().range(0, static_cast<int64_t>(values.size()));
+  device_.copy_to_device(scalars.data, values.data(), scalars.bytes());
+  Exec ex{device_, arena_, meter_};
+  ranks.all_reduce(ex, scalars, how).join(ex);
+  device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
+}
+
+void RankScalars::sum_of_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }
+
+void RankScalars::max_over_ranks(std::span<double> values) { reduce(mesh_.shape().all(), values, comm::Reduce::max); }
+
+bool RankScalars::on_any_rank(bool flag) {
+  double value = flag;
+  max_over_ranks({&value, 1});
+  return value > 0;
+}
+
+int64_t RankScalars::of_first_rank(int64_t value) {
+  comm::Communicator& ranks = mesh_.along(replica_axes(), comm::Lane::control);
+  if (ranks.size() == 1) return value;
+  const Tensor scalar = values_.tensor().range(0, 1);
+  auto number = static_cast<double>(value);  // exact below 2^53
+  device_.copy_to_device(scalar.data, &number, sizeof(number));
+  Exec ex{device_, arena_, meter_};
+  ranks.broadcast(ex, scalar, 0).join(ex);
+  device_.copy_to_host(&number, scalar.data, sizeof(number));
+  return static_cast<int64_t>(number);
+}
+
+bool RankScalars::first_of_replica() const { return mesh_.shape().index(mesh_.rank(), loss_axes_) == 0; }
+
+}  // namespace trainer::train

@@ -1,0 +1,49 @@
+#pragma once
+// RankScalars: the few numbers that ranks tell each other between micro-steps: sums of losses, requests to stop,
+// choices that all must make alike.
+#include <cstdint>
+#include <span>
+
+#include "mesh/mesh.h"
+#include "tensor/buffer.h"
+
+namespace trainer::train {
+
+class RankScalars {
+ public:
+  /// Along `loss_axes` the ranks of a replica have the losses of different rows. Device, arena, meter and mesh outlive
+  /// this.
+  RankScalars(device::Device& device, Arena& arena, Meter& meter, mesh::Mesh& mesh, mesh::AxisSet loss_axes);
+
+  /// Makes the communicators: scalars are exchanged at any time, so their memory is there from the start.
+  void make_communicators();
+
+  // Collective, all of them; on a GPU the host waits for the result. At most kMost values.
+  static constexpr int64_t kMost = 4;
+  /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
+  void sum_of_rows(std::span<double> values);
+  /// values ← the largest on any rank.
+  void max_over_ranks(std::span<double> values);
+  /// Whether `flag` holds on any rank.
+  bool on_any_rank(bool flag);
+  /// The value of the first rank of this replica: what ranks must agree on and may round differently.
+  int64_t of_first_rank(int64_t value);
+
+  /// Of the ranks with losses of different rows, whether this is its replica's first, which counts what is to be
+  /// counted once for all rows. Not collective.
+  bool first_of_replica() const;
+
+ private:
+  mesh::AxisSet row_axes() const;
+  mesh::AxisSet replica_axes() const;
+  void reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how);
+
+  device::Device& device_;
+  Arena& arena_;
+  Meter& meter_;
+  mesh::Mesh& mesh_;
+  mesh::AxisSet loss_axes_;
+  Buffer values_;  // [kMost] f64
+};
+
+}  // namespace trainer::train
