@@ -50,7 +50,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   const Locks locks(world, config);
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
-    log::info("stopped while tokenizing; the same command goes on from here");
+    log::info("stopped while tokenizing; the same command resumes here");
     return stopped_on_any(world) ? kStoppedBySignal : 0;
   }
   std::optional<plan::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);

@@ -181,7 +181,7 @@ void TrainingLoop::evaluate_now() {
   if (result.interrupted && !stopped()) {
     reporter_.warn(
         state_.step,
-        format("step {}: --max-time cut the evaluation short; it is made up for when the run goes on", state_.step));
+        format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
   }
   evaluation_cut_ = result.interrupted;
   if (result.interrupted) return;
