@@ -164,13 +164,13 @@ void CheckpointStore::apply_retention() {
     const int64_t best_step = entries.front().state.best_step;
     for (const Entry& entry : entries) {
       const int64_t step = entry.state.step;
-      if (entry.state.sound() && best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
+      if (entry.state.is_sound() && best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
     }
   }
   int64_t newer = 0;  // sound ones
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
-    const bool sound = entries[i].state.sound();
+    const bool sound = entries[i].state.is_sound();
     const bool kept = i == 0 || (sound && newer < retention_.keep) || step == best ||
                       (sound && retention_.keep_every > 0 && step % retention_.keep_every == 0);
     newer += sound;

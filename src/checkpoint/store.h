@@ -19,7 +19,7 @@
 namespace trainer::checkpoint {
 
 /// Which checkpoints stay after a save. The newest always does; of those saved while steps were skipped
-/// (!TrainState::sound()) it alone, and it takes nobody's place.
+/// (!TrainState::is_sound()) it alone, and it takes nobody's place.
 struct Retention {
   int64_t keep = 0;        // the newest so many sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none

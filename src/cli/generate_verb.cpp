@@ -68,7 +68,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     if (shown) print("\n");
     tokens += written;
     samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
-    stopped = model.trainer->scalars().of_first_rank(run::stop_requested()) != 0;
+    stopped = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
   }
   const double seconds = now_seconds() - start;
   if (world.first() && o.json) {

@@ -53,12 +53,12 @@ class PeakTracker {
   /// Seconds that all measure() took: on a machine that is busy with other things they are long.
   double seconds() const { return seconds_; }
   /// The run has gone on for long enough to pay for another visit.
-  bool due() const;
+  bool is_due() const;
   void visit();
 
   /// `what` ("its products") ran at `flops`, FLOP/s of one device: a measured peak below is raised to it. Returns what
   /// there is to say about that, the first time; else empty.
-  std::string saw(double flops, std::string_view what);
+  std::string raise_to_rate(double flops, std::string_view what);
 
  private:
   double flops_ = kUnknown;

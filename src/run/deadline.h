@@ -19,7 +19,7 @@ class Deadline {
   explicit Deadline(double seconds) : at_(now_seconds() + seconds) {}
 
   double seconds_left() const { return at_ - now_seconds(); }
-  bool passed() const { return seconds_left() <= 0; }
+  bool has_passed() const { return seconds_left() <= 0; }
 
  private:
   double at_ = std::numeric_limits<double>::infinity();

@@ -9,7 +9,7 @@ namespace trainer::run {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> found_by_first(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
+std::vector<fs::path> list_on_first_rank(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
   std::string lines;
   world.control().together([&] {
     if (!world.first()) return;
@@ -22,7 +22,7 @@ std::vector<fs::path> found_by_first(comm::World& world, const std::function<std
   return paths;
 }
 
-std::string damage_met(comm::World& world, const std::function<void()>& read) {
+std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read) {
   std::string damage;
   world.control().together([&] {
     try {

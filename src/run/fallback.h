@@ -10,12 +10,12 @@
 namespace trainer::run {
 
 /// The step folders that `list` finds on the first rank, on every rank.
-std::vector<std::filesystem::path> found_by_first(comm::World& world,
-                                                  const std::function<std::vector<std::filesystem::path>()>& list);
+std::vector<std::filesystem::path> list_on_first_rank(comm::World& world,
+                                                      const std::function<std::vector<std::filesystem::path>()>& list);
 
 /// Runs `read` on every rank. Returns the checkpoint::Damage that one of them met, the same text on all; empty when
 /// none did. Any other error is thrown on all.
-std::string damage_met(comm::World& world, const std::function<void()>& read);
+std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read);
 
 /// Loads the first of `folders` that is whole: `load` returns what is damaged in a folder, on all ranks alike. Says
 /// which ones were skipped. When the last is damaged too, throws what is wrong with it behind `none_whole`.

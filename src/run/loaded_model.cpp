@@ -46,7 +46,8 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
-  if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
+  if (std::string damage = find_damage_on_any_rank(world, [&] { reader.emplace(folder); }); !damage.empty())
+    return damage;
   const checkpoint::Snapshot& header = reader->header();
   LoadedModel loaded;
   loaded.folder = folder;
@@ -80,7 +81,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
 }  // namespace
 
 LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads) {
-  const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
+  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
                             : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());

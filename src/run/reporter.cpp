@@ -100,7 +100,8 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
 void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) {
   const auto saw = [&](double rate, const char* what) {
     if (!(rate > peak_.flops())) return;
-    if (const std::string told = peak_.saw(rate, format("{} step {}", what, step)); !told.empty()) warn(step, told);
+    if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
+      warn(step, told);
   };
   // What operators of a GPU took is not known: they are launched and waited for together.
   for (const auto& [kind, what] :

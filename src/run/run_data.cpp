@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 data::OpenOptions open_options(const plan::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options;
   options.threads = machine.threads;
-  options.stop = [deadline] { return stop_requested() || deadline.passed(); };
+  options.stop = [deadline] { return stop_requested() || deadline.has_passed(); };
   options.progress = [last = now_seconds()](const data::TokenizeProgress& done) mutable {
     if (now_seconds() - last < 2) return;
     last = now_seconds();

@@ -51,7 +51,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
     log::info("stopped while tokenizing; the same command resumes here");
-    return stopped_on_any(world) ? kStoppedBySignal : 0;
+    return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
   std::optional<plan::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
   if (!plan) return kStoppedBySignal;

@@ -38,7 +38,7 @@ class StopsAtOnce {
 /// A stop was asked for; stays true. Cheap: polled at every micro-step.
 bool stop_requested();
 /// On any rank. Collective.
-bool stopped_on_any(comm::World& world);
+bool stop_requested_on_any_rank(comm::World& world);
 /// The signal that asked for it, 0 when none did.
 int stop_signal();
 /// A save was asked for since the last call.

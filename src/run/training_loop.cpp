@@ -56,7 +56,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
 
 int TrainingLoop::run() {
   begin();
-  if (trainer_.scalars().on_any_rank(evaluation_missing())) evaluate_now();
+  if (trainer_.scalars().is_true_on_any_rank(is_evaluation_missing())) evaluate_now();
   if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
   if (state_.step >= total_steps_) {
     log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
@@ -83,13 +83,13 @@ int TrainingLoop::run() {
 std::string TrainingLoop::steps_until(int64_t last, const std::string& outcome) {
   while (state_.step < last) {
     if (!step()) break;
-    if (evaluation_due()) evaluate_now();
-    if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
+    if (is_evaluation_due()) evaluate_now();
+    if (is_due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
     const Requests requests = agreed_requests();
     if (requests.stop) break;
     if (requests.peak) peak_.visit();
     if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
-    if (due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
+    if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return "stopped at --max-time";
   }
   return outcome;
@@ -151,18 +151,20 @@ bool TrainingLoop::step() {
 }
 
 TrainingLoop::Requests TrainingLoop::agreed_requests() {
-  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0,
-                    world_.first() && peak_.due() ? 1.0 : 0.0};
+  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.has_passed() ? 1.0 : 0.0,
+                    world_.first() && peak_.is_due() ? 1.0 : 0.0};
   trainer_.scalars().max_over_ranks(flags);
   return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
 }
 
-bool TrainingLoop::stopped() { return trainer_.scalars().on_any_rank(stop_requested()); }
+bool TrainingLoop::stopped() { return trainer_.scalars().is_true_on_any_rank(stop_requested()); }
 
-bool TrainingLoop::evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
+bool TrainingLoop::is_evaluation_due() const {
+  return is_due(config_.train.eval_interval) || state_.step == total_steps_;
+}
 
-bool TrainingLoop::evaluation_missing() {
-  if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
+bool TrainingLoop::is_evaluation_missing() {
+  if (!world_.first() || state_.step == 0 || !is_evaluation_due()) return false;
   const std::vector<report::EvalReport> evals =
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
   if (evals.empty() || evals.back().step != state_.step) return true;
@@ -176,7 +178,7 @@ void TrainingLoop::evaluate_now() {
       evaluate(trainer_, *open_.datasets.val, config_.train.eval_batches,
                open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
                  reporter_.status(format("evaluating {}/{}", done, windows));
-                 return !stop_requested() && !deadline_.passed();
+                 return !stop_requested() && !deadline_.has_passed();
                });
   if (result.interrupted && !stopped()) {
     reporter_.warn(
@@ -205,7 +207,7 @@ void TrainingLoop::sample_now() {
 
 // After a step that was skipped the model is not worth a place among those that are kept.
 bool TrainingLoop::periodic_save_due() {
-  if (!due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
+  if (!is_due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
   if (train::weights_are_finite(trainer_)) return true;
   reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
   return false;
@@ -252,7 +254,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 void TrainingLoop::give_up(const std::string& reason) {
   reporter_.end(state_, "ended as it diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
-                                      reason, world_.first() ? train::way_back(store_.folder()) : ""))
+                                      reason, world_.first() ? train::suggest_resume(store_.folder()) : ""))
       .on(Scope::all_ranks);
 }
 
@@ -261,13 +263,13 @@ void TrainingLoop::require_convergence() {
   const bool bad_loss = evaluated ? !std::isfinite(loss_of_last_) : state_.skipped_in_row > 0;
   if (state_.step > 0 && state_.adam_step == 0)
     give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
-  if (trainer_.scalars().on_any_rank(bad_loss))
+  if (trainer_.scalars().is_true_on_any_rank(bad_loss))
     give_up(format("step {}: the {} loss is not finite", state_.step, open_.datasets.val ? "validation" : "training"));
   if (!train::weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
 }
 
 void TrainingLoop::require_whole_data() {
-  if (!trainer_.scalars().on_any_rank(!data::mappings_whole())) return;
+  if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_whole())) return;
   save_last_step();
   world_.control().together([&] {
     open_.datasets.train->stream().require_whole();

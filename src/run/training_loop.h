@@ -49,11 +49,11 @@ class TrainingLoop {
   };
   Requests agreed_requests();
   bool stopped();
-  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
 
-  bool evaluation_due() const;
+  bool is_evaluation_due() const;
   /// A signal cut the evaluation of the resumed step short; the step itself was saved.
-  bool evaluation_missing();
+  bool is_evaluation_missing();
   void evaluate_now();
   void sample_now();
 

@@ -10,6 +10,6 @@ namespace trainer::train {
 bool weights_are_finite(Trainer& trainer);
 
 /// What to resume from after a divergence, for its message: the newest checkpoint in the folder from before it.
-std::string way_back(const std::filesystem::path& checkpoints);
+std::string suggest_resume(const std::filesystem::path& checkpoints);
 
 }  // namespace trainer::train

@@ -65,7 +65,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   grads_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop != nullptr && scalars_->on_any_rank(stop())) {
+    if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
       outcome.interrupted = true;
       return outcome;
     }
@@ -76,7 +76,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
   }
-  scalars_->sum_of_rows({&loss, 1});
+  scalars_->sum_over_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
