@@ -38,7 +38,7 @@ void CheckpointStore::on_first(const std::function<void()>& action) {
 
 void CheckpointStore::on_all(const std::function<void()>& action) {
   if (world_ == nullptr) return action();
-  world_->control().together(action);
+  world_->control().run_on_all_ranks(action);
 }
 
 fs::path CheckpointStore::save(const Snapshot& snapshot) {

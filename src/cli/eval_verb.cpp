@@ -66,7 +66,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     model.config.data.val = config.data.val;
   }
   data::EvalData source;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
     if (source.dataset) require_same_data(model, source, config.checkpoint.allow_other_data);
   });

@@ -28,7 +28,7 @@ std::string prompt_text(const GenerateOptions& o) {
 int generate(comm::World& world, const GenerateOptions& o) {
   train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
   std::string prompt, path;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     train::validate(sampling);
     path = checkpoint_path("generate", o.checkpoint, o.config);

@@ -69,7 +69,7 @@ int tokenize_command(const TokenizeOptions& o) {
     world.configure({.timeout_s = kAsLongAsItTakes});
     if (world.first() && world.size() > 1) log::info("rank 0 of {} tokenizes alone, with threads", world.size());
     double status = 0;
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (world.first()) status = tokenize(o);
     });
     world.control().sum({&status, 1});

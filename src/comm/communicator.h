@@ -60,7 +60,7 @@ class [[nodiscard]] Ticket {
   void keep(Scratch&& scratch);
   /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept.
   void join(Exec& ex);
-  bool open() const { return open_; }
+  bool is_open() const { return open_; }
 
  private:
   Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
@@ -119,7 +119,7 @@ class Communicator {
   /// pointer lives until waited for; null: complete.
   virtual Pending* start(const Request& request) = 0;
   /// Whether start() takes operands in the memory of a GPU as they are.
-  virtual bool reaches_gpus() const { return false; }
+  virtual bool can_reach_gpus() const { return false; }
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);

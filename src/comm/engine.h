@@ -44,10 +44,10 @@ class Engine {
   Pending* start(Channel& channel, const Collective& collective);
 
   /// An operation that something else carries out: the engine only watches it. Throws as start(); it is over with
-  /// ended(), from any thread. A channel has operations of one kind only.
+  /// mark_ended(), from any thread. A channel has operations of one kind only.
   struct Operation;
   Operation* watch(Channel& channel, CommOp op);
-  void ended(Operation& operation) noexcept;
+  void mark_ended(Operation& operation) noexcept;
 
   bool failed();
   /// Throws what the world has failed with, if it has.
@@ -56,11 +56,11 @@ class Engine {
   /// This rank's own error, which main() is to print; the others are told.
   void fail(const Error& error) noexcept;
   /// Ends all operations of this rank; fail() is to say why.
-  void give_up() noexcept;
+  void end_all_operations() noexcept;
   const WorldOptions& options() const { return options_; }
-  bool meet(double seconds) noexcept;
+  bool wait_for_all_ranks(double seconds) noexcept;
   /// Runs the job between messages and waits for it; for what must share the transport's thread.
-  void on_progress_thread(const std::function<void()>& job);
+  void run_on_progress_thread(const std::function<void()>& job);
   /// Bytes of all operations sent so far by this rank.
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
@@ -83,28 +83,28 @@ class Engine {
 
   // The progress thread.
   void run();
-  bool turn(uint32_t seen);
+  bool poll_once(uint32_t seen);
   bool take_requests();
   bool advance_channels();
   bool advance_channel(Channel& channel);
-  bool arrived(const Collective& collective);
+  bool has_arrived(const Collective& collective);
   static void finish(Operation& operation, uint32_t state);
   void drop_ended();
   void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
   bool send_delayed(double now);
-  void rest(uint32_t seen);
-  bool busy() const;
+  void sleep_until_rung(uint32_t seen);
+  bool is_busy() const;
   // The watchdog, on the progress thread too.
   void watch(double now);
-  void conclude(double now);
+  void conclude_probe(double now);
   /// Whether to wait on for a control operation whose ranks are all alive: yes while one of those that are missing is
   /// busy, or waits for one that is; no when all of them wait for others in turn, or when nobody is missing.
-  bool patient(double now);
+  bool may_wait_longer(double now);
   /// What this rank answers in ControlMessage::waits.
   double waits_since(double now) const;
   std::string describe_missing();
-  bool hear();
-  void tell_everybody(const ControlMessage& message) noexcept;
+  bool receive_control_messages();
+  void send_to_all_ranks(const ControlMessage& message) noexcept;
   /// Ends all operations with this error; `tell`: those of the others, too.
   void fail_here(const Error& error, bool tell) noexcept;
   void serve_meeting();

@@ -30,7 +30,7 @@ class SoloWorld final : public World {
   }
   void configure(const WorldOptions&) override {}
   void fail(Code, const std::string&) noexcept override {}
-  bool meet(double) noexcept override { return true; }
+  bool wait_for_all_ranks(double) noexcept override { return true; }
   int64_t bytes_sent() const override { return 0; }
 
  private:
@@ -71,7 +71,7 @@ class DryWorld final : public World {
   }
   void configure(const WorldOptions&) override {}
   void fail(Code, const std::string&) noexcept override {}
-  bool meet(double) noexcept override { return true; }
+  bool wait_for_all_ranks(double) noexcept override { return true; }
   int64_t bytes_sent() const override { return 0; }
 
  private:

@@ -10,7 +10,7 @@ namespace trainer::comm {
 class Staged final : public Pending {
  public:
   explicit Staged(device::Device& device) : mirror_(device.make_mirror()) {}
-  bool busy() const { return busy_; }
+  bool is_busy() const { return busy_; }
   /// Starts copying `in` to the host, and replaces both operands by their host copies. They keep their places in each
   /// other.
   const device::Mirror* stage(Tensor& in, Tensor& out);

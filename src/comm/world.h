@@ -37,9 +37,9 @@ class Control {
   virtual const Meter& meter() const = 0;
   /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any
   /// did, all throw that of the lowest rank (Scope::all_ranks; "rank 3: …" unless it is the first).
-  void agree(const std::optional<Error>& problem);
-  /// agree() around an action.
-  void together(const std::function<void()>& action);
+  void throw_if_any_failed(const std::optional<Error>& problem);
+  /// throw_if_any_failed() around an action.
+  void run_on_all_ranks(const std::function<void()>& action);
 };
 
 class World {
@@ -72,7 +72,7 @@ class World {
   virtual void fail(Code code, const std::string& why) noexcept = 0;
   /// All ranks meet before the program ends, for at most `seconds`; false when some have not come by then. Nothing is
   /// started after it: who waits for a rank that has come here is told so.
-  virtual bool meet(double seconds) noexcept = 0;
+  virtual bool wait_for_all_ranks(double seconds) noexcept = 0;
   /// Bytes this rank has sent so far in operations of all its communicators, but for NCCL's, which does not say.
   virtual int64_t bytes_sent() const = 0;
 

@@ -32,7 +32,7 @@ class Mirror {
   /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
   /// Whether what fetch() started is there. Any thread.
-  virtual bool fetched() const = 0;
+  virtual bool is_fetched() const = 0;
   /// A copy from memory() + at, in order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
 };

@@ -87,7 +87,7 @@ class Mover {
   }
   static bool running(const Transit& t) { return static_cast<bool>(t.received_); }
   static void end_running(Exec& ex, Transit& t) {
-    if (t.ticket_.open()) t.ticket_.join(ex);
+    if (t.ticket_.is_open()) t.ticket_.join(ex);
     Mover(ex, t).end();
   }
 
@@ -234,7 +234,7 @@ class Mover {
 };
 
 void Transit::wait(Exec& ex) {
-  if (ticket_.open()) ticket_.join(ex);
+  if (ticket_.is_open()) ticket_.join(ex);
 }
 
 Scratch Transit::finish(Exec& ex) {

@@ -32,18 +32,18 @@ class ColumnLinear final : public Linear {
       weights_.transposed(ex, dy, dx);
       Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
       weights_.gradients(ex, x, dy, grads);  // hides the sum
-      if (sum.open()) sum.join(ex);
+      if (sum.is_open()) sum.join(ex);
       return dx;
     }
     Scratch all = ex.take("linear.x", {dy.rows(), weights_.in()}, dy.dtype);
     Ticket gather = axis_.started(ex, axis_.ranks.all_gather(ex, x, all));
     Scratch sums = ex.take("linear.dx_all", {dy.rows(), weights_.in()}, dy.dtype);
     weights_.transposed(ex, dy, sums);  // hides the gather
-    if (gather.open()) gather.join(ex);
+    if (gather.is_open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
     weights_.gradients(ex, all, dy, grads);  // hides the scatter
-    if (scatter.open()) scatter.join(ex);
+    if (scatter.is_open()) scatter.join(ex);
     return dx;
   }
 
@@ -96,7 +96,7 @@ class RowLinear final : public Linear {
       all = ex.take("linear.dy", {rows.count, weights_.out()}, dy.dtype);
       gather = axis_.started(ex, axis_.ranks.all_gather(ex, dy, all));
       weights_.bias_gradient(ex, dy, grads);  // of this rank's rows
-      if (gather.open()) gather.join(ex);
+      if (gather.is_open()) gather.join(ex);
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);

@@ -30,7 +30,7 @@ void Panels::go_ahead(Exec& ex) {
 
 const Tensor& Panels::next(Exec& ex) {
   Slot& slot = slots_[static_cast<size_t>(step_++ % 2)];
-  if (slot.ticket.open()) slot.ticket.join(ex);
+  if (slot.ticket.is_open()) slot.ticket.join(ex);
   return slot.panel;
 }
 
@@ -39,7 +39,7 @@ Sums::Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool
 
 Tensor Sums::next(Exec& ex) {
   Slot& at = slot(step_);
-  if (at.ticket.open()) at.ticket.join(ex);
+  if (at.ticket.is_open()) at.ticket.join(ex);
   part_ = result_;
   if (!own()) {
     if (!at.memory) at.memory = ex.take(tag_, result_.shape, result_.dtype);
@@ -58,7 +58,7 @@ void Sums::send(Exec& ex) {
 void Sums::finish(Exec& ex) {
   for (int64_t step = step_; step < step_ + 2; ++step) {  // the older one first
     Slot& at = slot(step);
-    if (at.ticket.open()) at.ticket.join(ex);
+    if (at.ticket.is_open()) at.ticket.join(ex);
     at.memory.reset();
   }
 }
@@ -66,7 +66,7 @@ void Sums::finish(Exec& ex) {
 void Sums::finish_later(Exec& ex, GradSink& grads, params::SlotId id) {
   for (int64_t step = step_; step < step_ + 2; ++step) {
     Slot& at = slot(step);
-    if (!at.ticket.open()) continue;
+    if (!at.ticket.is_open()) continue;
     if (at.memory) at.ticket.keep(std::move(at.memory));
     grads.arrives(ex, id, std::move(at.ticket));
   }

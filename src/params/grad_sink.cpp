@@ -198,7 +198,7 @@ void GradSink::complete(Exec& ex) {
 void GradSink::reduced(Exec& ex, int group) {
   const auto g = static_cast<size_t>(group);
   if (std::exchange(reduced_[g], char{1}) != 0) return;
-  if (replica_sums_[g].open()) replica_sums_[g].join(ex);
+  if (replica_sums_[g].is_open()) replica_sums_[g].join(ex);
   if (on_reduced_) on_reduced_(ex, group);
 }
 

@@ -78,7 +78,7 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
     if (started_) start(ex, (*order_)[next_]);
   }
   Entry& entry = entries_[static_cast<size_t>(id)];
-  if (entry.ticket.open()) entry.ticket.join(ex);
+  if (entry.ticket.is_open()) entry.ticket.join(ex);
   return {gathered(entry), &entry.users, &entry.memory};
 }
 

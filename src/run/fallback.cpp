@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 std::vector<fs::path> list_on_first_rank(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
   std::string lines;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     for (const fs::path& path : list()) lines += path.string() + '\n';
   });
@@ -24,7 +24,7 @@ std::vector<fs::path> list_on_first_rank(comm::World& world, const std::function
 
 std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read) {
   std::string damage;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     try {
       read();
     } catch (const checkpoint::Damage& met) {

@@ -38,7 +38,7 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
     world.control().sum({&too_large, 1});
     if (too_large == 0) return;
     if (&layout != &layouts.back()) continue;
-    world.control().together([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
+    world.control().run_on_all_ranks([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
   }
 }
 

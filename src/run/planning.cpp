@@ -36,7 +36,7 @@ std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Con
                                            const plan::Machine& machine) {
   const PlanningWatch watch(world, config.model.n_layer);
   plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
-  world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
+  world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
   if (!stop_requested_on_any_rank(world)) return plan;
   const int signal = stop_signal();
   log::info("stopped by {} while planning; no step was made",

@@ -17,7 +17,7 @@ namespace {
 /// Of the first rank, for as long as this lives: nobody else writes into the run's folder or its checkpoints.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       run.emplace(config.run.dir);
       checkpoints.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
@@ -37,7 +37,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine);
-    world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
+    world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;
   }
   plan::require_one_compute(world, machine);

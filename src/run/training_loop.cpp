@@ -271,7 +271,7 @@ void TrainingLoop::require_convergence() {
 void TrainingLoop::require_whole_data() {
   if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_whole())) return;
   save_last_step();
-  world_.control().together([&] {
+  world_.control().run_on_all_ranks([&] {
     open_.datasets.train->stream().require_whole();
     if (open_.datasets.val) open_.datasets.val->stream().require_whole();
   });

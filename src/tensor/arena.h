@@ -59,7 +59,7 @@ class Arena {
 
   /// Runs `body` once and records it under `key`; `body` must use a dry device. Known keys are left alone.
   void record(const std::string& key, const std::function<void()>& body);
-  bool recorded(const std::string& key) const { return programs_.contains(key); }
+  bool is_recorded(const std::string& key) const { return programs_.contains(key); }
   /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
   void seal();
 
