@@ -70,7 +70,7 @@ class Layout {
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }
   /// Of the ranks that store the same elements, the one that writes and counts them: coordinate 0 of replicated axes.
   /// An internal error for partial layouts.
-  bool owner(int rank) const;
+  bool is_owner(int rank) const;
 
   /// How this parameter's gradient comes out of a backward pass over `tokens`: partial on the axes that split the
   /// tokens but not the parameter. Those axes are what it must be summed over.
@@ -97,8 +97,8 @@ class Layout {
 };
 
 /// Layout of the gradient of an activation: partial and replicate change places, splits stay. The backward pass of a
-/// redistribution from→to is the redistribution dual(to)→dual(from).
-Layout dual(const Layout& layout);
+/// redistribution from→to is the redistribution gradient_layout(to)→gradient_layout(from).
+Layout gradient_layout(const Layout& layout);
 
 /// "[4096, 768] S0 over data+z, S1 over y"
 std::string to_string(const Layout& layout);

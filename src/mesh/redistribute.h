@@ -44,7 +44,7 @@ class [[nodiscard]] Transit {
 /// `in` (packed, from.local(rank)) in layout `from` is moved to layout `to`, by the steps of mesh.route(); memory is
 /// taken from the arena and given back as soon as it is used, and what changes nothing in memory (B→P on coordinate 0,
 /// sums) works in place when `in` is a handle. `out` (packed, to.local(rank)), when given, receives the result. The
-/// backward pass of from→to is the move dual(to)→dual(from).
+/// backward pass of from→to is the move gradient_layout(to)→gradient_layout(from).
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out = {});
 /// The same without touching `in`, which somebody else owns.

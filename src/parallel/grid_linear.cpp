@@ -35,11 +35,13 @@ std::vector<Part> GridLinear::weights(const LinearSpec& spec) const {
   std::vector<Part> all;
   for (const LinearPart& part : spec.parts) {
     const AxisSet cols = parts_.cut(part, product(0));
-    all.push_back(
-        {part.name + ".weight",
-         store_.whole({spec.in, part.out}).with(g.contraction, split(0)).with(cols, split(1)).with(g.flat, mesh::kFlat),
-         {Init::Kind::normal, spec.init_std},
-         (g.rows & ~g.flat) | (g.cols & ~cols)});
+    all.push_back({part.name + ".weight",
+                   store_.replicated({spec.in, part.out})
+                       .with(g.contraction, split(0))
+                       .with(cols, split(1))
+                       .with(g.flat, mesh::kFlat),
+                   {Init::Kind::normal, spec.init_std},
+                   (g.rows & ~g.flat) | (g.cols & ~cols)});
   }
   return all;
 }
@@ -50,7 +52,7 @@ std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
   for (const LinearPart& part : spec.parts) {
     const AxisSet cols = parts_.cut(part, behind());
     all.push_back({part.name + ".bias",
-                   store_.whole({part.out}).with(cols, split(0)),
+                   store_.replicated({part.out}).with(cols, split(0)),
                    {Init::Kind::zeros, 0},
                    place_.to.rows | (place_.to.cols & ~cols)});
   }

@@ -51,8 +51,8 @@ class ColumnLinear final : public Linear {
   // Key/value heads that several ranks share: each adds the gradient of its own query heads.
   static Part part(const Axis& axis, const LinearPart& part, std::string name, Shape shape, Init init) {
     const bool shared = part.heads > 0 && part.heads < axis.size();
-    return {std::move(name), axis.store.whole(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)), init,
-            shared ? axis.rep : AxisSet{0}};
+    return {std::move(name), axis.store.replicated(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)),
+            init, shared ? axis.rep : AxisSet{0}};
   }
   static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
     std::vector<Part> all;
@@ -109,12 +109,12 @@ class RowLinear final : public Linear {
   static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
     TRAINER_CHECK(spec.parts.size() == 1, "a linear that leads back has one part");
     return {{spec.parts[0].name + ".weight",
-             axis.store.whole({spec.in, spec.parts[0].out}).with(axis.axes, split(0)),
+             axis.store.replicated({spec.in, spec.parts[0].out}).with(axis.axes, split(0)),
              {Init::Kind::normal, spec.init_std}}};
   }
   static std::vector<Part> biases(const Axis& axis, const LinearSpec& spec) {
     if (!spec.bias) return {};
-    return {{spec.parts[0].name + ".bias", axis.store.whole({spec.parts[0].out}), {}, axis.stream().rows}};
+    return {{spec.parts[0].name + ".bias", axis.store.replicated({spec.parts[0].out}), {}, axis.stream().rows}};
   }
 
   const Axis axis_;

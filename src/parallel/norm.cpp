@@ -10,7 +10,7 @@ using params::Init;
 
 Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream)
     : ranks_(ranks), cols_(stream.cols), width_(spec.width), store_(store), center_(spec.center), eps_(spec.eps) {
-  const mesh::Layout layout = store.whole({spec.width}).with(stream.cols, mesh::split(0));
+  const mesh::Layout layout = store.replicated({spec.width}).with(stream.cols, mesh::split(0));
   gain_ = store.add_slot(group, {{spec.name + ".gain", layout, {Init::Kind::ones, 0}, stream.rows}});
   if (spec.bias) bias_ = store.add_slot(group, {{spec.name + ".bias", layout, {Init::Kind::zeros, 0}, stream.rows}});
 }

@@ -29,14 +29,15 @@ class SerialLinear final : public Linear {
   static std::vector<Part> parts(ParamStore& store, const LinearSpec& spec) {
     std::vector<Part> all;
     for (const LinearPart& part : spec.parts)
-      all.push_back({part.name + ".weight", store.whole({spec.in, part.out}), {Init::Kind::normal, spec.init_std}});
+      all.push_back(
+          {part.name + ".weight", store.replicated({spec.in, part.out}), {Init::Kind::normal, spec.init_std}});
     return all;
   }
   static std::vector<Part> biases(ParamStore& store, const LinearSpec& spec) {
     std::vector<Part> all;
     if (spec.bias)
       for (const LinearPart& part : spec.parts)
-        all.push_back({part.name + ".bias", store.whole({part.out}), {Init::Kind::zeros, 0}});
+        all.push_back({part.name + ".bias", store.replicated({part.out}), {Init::Kind::zeros, 0}});
     return all;
   }
 

@@ -68,7 +68,7 @@ void Sums::finish_later(Exec& ex, GradSink& grads, params::SlotId id) {
     Slot& at = slot(step);
     if (!at.ticket.is_open()) continue;
     if (at.memory) at.ticket.keep(std::move(at.memory));
-    grads.arrives(ex, id, std::move(at.ticket));
+    grads.join_later(ex, id, std::move(at.ticket));
   }
 }
 
@@ -128,7 +128,7 @@ std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec
   std::vector<Part> all;
   for (const LinearPart& part : spec.parts) {
     const AxisSet cols = parts_.cut(part, columns());
-    const mesh::Layout whole = store.whole({spec.in, part.out});
+    const mesh::Layout whole = store.replicated({spec.in, part.out});
     const mesh::Layout layout =
         place_.input_stays ? whole.with(place_.col, split(0)).transposed() : whole.with(cols, split(1));
     all.push_back({part.name + ".weight",
@@ -145,7 +145,7 @@ std::vector<Part> SummaLinear::biases(const ParamStore& store, const LinearSpec&
   for (const LinearPart& part : spec.parts) {
     const AxisSet cols = parts_.cut(part, columns());
     all.push_back({part.name + ".bias",
-                   store.whole({part.out}).with(cols, split(0)),
+                   store.replicated({part.out}).with(cols, split(0)),
                    {Init::Kind::zeros, 0},
                    place_.row | (place_.col & ~cols)});
   }

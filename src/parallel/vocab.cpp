@@ -22,7 +22,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
   const AxisSet rows = near().rows;
   TRAINER_CHECK((spread.flat & cut()) == 0, "one axis cuts {} in two ways", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
-  const mesh::Layout layout = store.whole({vocab, width})
+  const mesh::Layout layout = store.replicated({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
                                   .with(spread.vocab, split(0))
                                   .with(spread.hidden, split(1))
@@ -39,7 +39,7 @@ Table Table::beside(Spread other) const {
 
 Embedding::Embedding(const Table& table, int group, const EmbeddingSpec& spec) : table_(table) {
   if (spec.positions == 0) return;
-  const mesh::Layout layout = table.store.whole({spec.positions, spec.d_model}).with(table.stream.cols, split(1));
+  const mesh::Layout layout = table.store.replicated({spec.positions, spec.d_model}).with(table.stream.cols, split(1));
   positions_ = table.store.add_slot(group, {{"wpe", layout, {Init::Kind::normal, spec.init_std}, table.stream.rows}});
 }
 

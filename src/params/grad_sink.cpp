@@ -37,7 +37,7 @@ void GradSink::prepare(device::Device& device) {
   int64_t blocks = 0, largest_strided = 0;
   for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
     // Blocks restart where another replica's chunk begins, whether or not the optimizer state is split there.
-    for (const Region& region : store_.counted(g))
+    for (const Region& region : store_.counted_regions(g))
       for (const Region& piece : clip(region, store_.groups()[static_cast<size_t>(g)].owned)) {
         pieces_[static_cast<size_t>(g)].push_back({piece, blocks});
         blocks += norm_blocks(piece);
@@ -74,7 +74,7 @@ void GradSink::begin_step() {
 }
 
 GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
-  if (!store_.spread(id)) return stored_slot(id);
+  if (!store_.is_sharded(id)) return stored_slot(id);
   GradSlot slot;
   Scratch& block = outgoing_[static_cast<size_t>(id)];
   slot.accumulate = static_cast<bool>(block);
@@ -91,7 +91,7 @@ GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
   return slot;
 }
 
-void GradSink::send_home(Exec& ex, SlotId id) {
+void GradSink::start_reduce_scatter(Exec& ex, SlotId id) {
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
   TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
@@ -121,7 +121,7 @@ GradSlot GradSink::stored_slot(SlotId id) {
   return slot;
 }
 
-void GradSink::arrives(Exec& ex, SlotId id, comm::Ticket&& ticket) {
+void GradSink::join_later(Exec& ex, SlotId id, comm::Ticket&& ticket) {
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
   flights_.push_back({id, std::move(ticket), {}});
   if (!options_.overlap) join_oldest_flight(ex);
@@ -140,11 +140,11 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flights_.erase(flights_.begin());
 }
 
-void GradSink::group_done(Exec& ex, int group) {
-  complete(ex);
+void GradSink::end_group(Exec& ex, int group) {
+  start_replica_sum(ex);
   finished_ = group;
   start_sums(ex, /*spread=*/false);
-  if (!flying(group) && sums_[static_cast<size_t>(group)].empty()) complete(ex);
+  if (!has_gradient_in_flight(group) && sums_[static_cast<size_t>(group)].empty()) start_replica_sum(ex);
 }
 
 void GradSink::start_sums(Exec& ex, bool spread) {
@@ -165,9 +165,9 @@ void GradSink::start_sums(Exec& ex, bool spread) {
   }
 }
 
-void GradSink::complete(Exec& ex) {
+void GradSink::start_replica_sum(Exec& ex) {
   if (finished_ < 0) return;
-  while (flying(finished_)) join_oldest_flight(ex);
+  while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
   start_sums(ex, /*spread=*/true);  // of pieces that have only now come home
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
@@ -191,11 +191,11 @@ void GradSink::complete(Exec& ex) {
             : replicas.grads->all_reduce(ex, grad);
   const int before = std::exchange(completed_, index);
   if (!on_reduced_) return;
-  if (before >= 0) reduced(ex, before);
-  if (replicas.count() == 1) reduced(ex, index);
+  if (before >= 0) join_replica_sum(ex, before);
+  if (replicas.count() == 1) join_replica_sum(ex, index);
 }
 
-void GradSink::reduced(Exec& ex, int group) {
+void GradSink::join_replica_sum(Exec& ex, int group) {
   const auto g = static_cast<size_t>(group);
   if (std::exchange(reduced_[g], char{1}) != 0) return;
   if (replica_sums_[g].is_open()) replica_sums_[g].join(ex);
@@ -203,7 +203,7 @@ void GradSink::reduced(Exec& ex, int group) {
 }
 
 void GradSink::end_micro(Exec& ex) {
-  complete(ex);
+  start_replica_sum(ex);
   TRAINER_CHECK(flights_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
                 "a gradient had more writes to come when the backward pass was over");
 }
@@ -211,7 +211,7 @@ void GradSink::end_micro(Exec& ex) {
 GradNorm GradSink::finish(Exec& ex) {
   // The groups' reductions end in the order they were started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
-    reduced(ex, static_cast<int>(g));
+    join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {
       Tensor x = region_of(static_cast<int>(g), piece.region);
       if (piece.region.rows > 1) {
@@ -240,7 +240,7 @@ GradNorm GradSink::finish(Exec& ex) {
     for (int64_t rank = 0; rank < all.rows(); ++rank) squares += gathered[rank * all.cols() + g];
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
-    const int64_t bad = first_bad(ex, ranks);
+    const int64_t bad = find_first_nonfinite(ex, ranks);
     result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
                             ? store_.params()[static_cast<size_t>(bad)].name
                             : "the sum of squares (overflow)";
@@ -255,7 +255,7 @@ double GradSink::sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& p
   return sum;
 }
 
-int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) {
+int64_t GradSink::find_first_nonfinite(Exec& ex, comm::Communicator* ranks) {
   const auto params = static_cast<int64_t>(store_.params().size());
   int64_t first = 0;
   for (; first < params; ++first) {

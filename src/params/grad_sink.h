@@ -73,20 +73,20 @@ class GradSink {
   void begin_micro(bool last) { last_ = last; }
   /// Instead of a micro-step: its device work was repeated by a graph, and every gradient is written. Of steps in which
   /// nothing is communicated.
-  void micro_step_repeated() { std::fill(written_.begin(), written_.end(), char{1}); }
+  void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
   /// Where to put a slot's gradient; `ex` outlives it. Of a spread slot it is memory taken from ex.arena, the same for
   /// all writes of a micro-batch.
   GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
   /// Where the gradient of what is stored of a slot goes when the caller adds it up over the flat axes himself.
   GradSlot stored_slot(SlotId id);
   /// Such a sum is under way: waited for like a gradient on its way home.
-  void arrives(Exec& ex, SlotId id, comm::Ticket&& ticket);
+  void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
   /// The backward pass of this micro-batch writes no more gradients of the group. Waits for what the group before
   /// has sent within its replica.
-  void group_done(Exec& ex, int group);
+  void end_group(Exec& ex, int group);
   /// `reduced` is called once a step for each group, in the order of the backward pass, when its gradient is complete:
   /// all micro-batches added over all ranks and replicas (with ZeRO-1, the chunk that this replica owns). That is in
-  /// group_done(), one group after its sum over the replicas has started, or later.
+  /// end_group(), one group after its sum over the replicas has started, or later.
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
   /// The backward pass is over: memory taken from ex.arena is given back.
   void end_micro(Exec& ex);
@@ -122,18 +122,18 @@ class GradSink {
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
   /// The slot's gradient of this micro-batch is written.
-  void send_home(Exec& ex, SlotId id);
+  void start_reduce_scatter(Exec& ex, SlotId id);
   void join_oldest_flight(Exec& ex);
-  bool flying(int group) const {
+  bool has_gradient_in_flight(int group) const {
     return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
   }
   void start_sums(Exec& ex, bool spread);
   /// Joins the group's sum over the replicas, once a step.
-  void reduced(Exec& ex, int group);
+  void join_replica_sum(Exec& ex, int group);
   /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
-  void complete(Exec& ex);
+  void start_replica_sum(Exec& ex);
   /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
-  int64_t first_bad(Exec& ex, comm::Communicator* ranks);
+  int64_t find_first_nonfinite(Exec& ex, comm::Communicator* ranks);
 
   ParamStore& store_;
   std::vector<char> written_;               // by slot
@@ -143,7 +143,7 @@ class GradSink {
   std::vector<comm::Ticket> replica_sums_;  // by group
   std::vector<char> reduced_;               // by group: its gradient of this step is complete
   std::function<void(Exec&, int)> on_reduced_;
-  int finished_ = -1;                       // the group that waits for complete()
+  int finished_ = -1;                       // the group that waits for start_replica_sum()
   int completed_ = -1;                      // the one before
   std::vector<std::vector<Piece>> pieces_;  // by group
   Buffer strided_;                          // a piece whose rows are apart, packed
@@ -157,7 +157,7 @@ class GradSink {
 };
 
 inline GradSlot::~GradSlot() noexcept(false) {
-  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->send_home(*ex_, id_);
+  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->start_reduce_scatter(*ex_, id_);
 }
 
 }  // namespace trainer::params

@@ -62,7 +62,7 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
     params_.push_back(
-        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.owner(here), std::move(runs)});
+        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.is_owner(here), std::move(runs)});
     first_col += box[-1];
   }
   slot.parts = std::move(parts);
@@ -117,13 +117,13 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
   return sums;
 }
 
-std::vector<Region> ParamTable::counted(int group) const {
+std::vector<Region> ParamTable::counted_regions(int group) const {
   std::vector<Region> all;
   const int here = rank_of_first_replica();
   bool whole_before = false;  // the slot before is counted whole: one region for both, with the padding between them
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
-    const auto owned = [&](const Part& part) { return part.layout.owner(here); };
+    const auto owned = [&](const Part& part) { return part.layout.is_owner(here); };
     const bool whole = std::ranges::all_of(slot.parts, owned);
     int64_t first = 0;
     for (const Part& part : slot.parts) {

@@ -66,7 +66,7 @@ class ParamTable {
   /// [Σ out_i]. Flat placements, the same for all parts, apply to that matrix. Weight decay applies to matrices.
   SlotId add_slot(int group, std::vector<Part> parts);
   /// A layout with every element on every rank.
-  mesh::Layout whole(Shape shape) const { return {mesh_shape_, shape}; }
+  mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }
 
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
   const std::vector<Param>& params() const { return params_; }
@@ -84,7 +84,7 @@ class ParamTable {
   Shape box(SlotId slot) const { return at(slot).box; }
   Shape stored(SlotId slot) const { return at(slot).stored; }
   /// Whether the slot's matrix is stored in pieces; over which axes.
-  bool spread(SlotId slot) const { return flat_axes(slot) != 0; }
+  bool is_sharded(SlotId slot) const { return flat_axes(slot) != 0; }
   mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
   bool decays(SlotId slot) const { return at(slot).decay; }
 
@@ -98,7 +98,7 @@ class ParamTable {
   std::vector<Sum> sums_of(int group) const;
   /// The elements of a group that this rank counts in the gradient norm: what several ranks of a replica hold counts
   /// once. By slots; padding, which is zero, may be among them.
-  std::vector<Region> counted(int group) const;
+  std::vector<Region> counted_regions(int group) const;
 
   const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }
   int rank() const { return rank_; }

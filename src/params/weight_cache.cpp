@@ -7,7 +7,7 @@ namespace trainer::params {
 
 void WeightCache::keep(SlotId id) {
   TRAINER_CHECK(entries_.empty(), "slot {} is to be kept after the memory was taken", id);
-  if (store_.spread(id)) keep_.push_back(id);
+  if (store_.is_sharded(id)) keep_.push_back(id);
 }
 
 void WeightCache::allocate() {
@@ -66,7 +66,7 @@ void WeightCache::start(Exec& ex, SlotId id) {
 }
 
 WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
-  if (!store_.spread(id)) return {store_.stored_weight(id), nullptr, nullptr};
+  if (!store_.is_sharded(id)) return {store_.stored_weight(id), nullptr, nullptr};
   if (recording_ != nullptr) recording_->push_back(id);
   TRAINER_CHECK(order_ == nullptr || (next_ < order_->size() && (*order_)[next_] == id),
                 "use {} of a program: slot {} is not the one that was recorded", next_, id);
@@ -85,7 +85,7 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
 Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
   Entry& entry = entries_[static_cast<size_t>(id)];
   const DType compute = store_.compute_dtype();
-  const bool stays = entry.keep || !store_.spread(id);
+  const bool stays = entry.keep || !store_.is_sharded(id);
   if (!stays || !ops::prefers_packed(store_.device(), compute)) return {};
   Packed& packed = entry.packed[transposed ? 1 : 0];
   if (!packed.buffer) {

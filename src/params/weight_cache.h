@@ -28,7 +28,7 @@ class WeightCache {
   void keep(SlotId id);
   /// Whether gathers start one use ahead (true); otherwise each is waited for at once, to see what it costs. What is
   /// gathered is the same.
-  void gather_ahead(bool ahead) { ahead_ = ahead; }
+  void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
   /// Runs `body` on a dry device, and learns in which order it uses slots. Known programs are left alone.
   void record(const std::string& program, const std::function<void()>& body);

@@ -36,7 +36,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
       arena_(device),
       mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
-  store_.weights().gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
+  store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
   strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
@@ -107,7 +107,7 @@ void Trainer::micro_step(Exec& ex, const parallel::Batch& batch, const MicroGrap
       graphs_->record(kind, [&] { launch(ex, batch, kind.last, nullptr); });
       break;
     case MicroGraphs::Next::repeat:
-      grads_->micro_step_repeated();
+      grads_->mark_all_written();
       break;
   }
   graphs_->run(kind);

@@ -17,11 +17,11 @@ namespace {
 struct Store {
   explicit Store(device::Device& device, DType compute) : store(device, compute) {
     const int group = store.add_group("block");
-    qkv = store.add_slot(group, {{"q", store.whole({5, 6}), {Init::Kind::normal, 0.02}},
-                                 {"k", store.whole({5, 3}), {Init::Kind::normal, 0.02}},
-                                 {"v", store.whole({5, 3}), {Init::Kind::normal, 0.5}}});
-    gain = store.add_slot(group, {{"gain", store.whole({7}), {Init::Kind::ones, 0}}});
-    table = store.add_slot(group, {{"wte", store.whole({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
+    qkv = store.add_slot(group, {{"q", store.replicated({5, 6}), {Init::Kind::normal, 0.02}},
+                                 {"k", store.replicated({5, 3}), {Init::Kind::normal, 0.02}},
+                                 {"v", store.replicated({5, 3}), {Init::Kind::normal, 0.5}}});
+    gain = store.add_slot(group, {{"gain", store.replicated({7}), {Init::Kind::ones, 0}}});
+    table = store.add_slot(group, {{"wte", store.replicated({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
     store.allocate(true);
   }
   ParamStore store;
