@@ -1,5 +1,5 @@
 #pragma once
-// World over an engine: threads and MPI differ in their transport alone.
+// EngineWorld: a World over an engine. Threads and MPI differ in their transport alone.
 #include "comm/engine.h"
 #include "comm/host_control.h"
 
