@@ -21,7 +21,7 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(!fusion.residual && !fusion.dropout, "a linear that leads out of the residual stream");
     Scratch all;
     if (axis_.splits(rows)) all = axis_.gather_rows(ex, x);
-    return product_and_rest(ex, weights_, all ? all.tensor() : x, fusion);
+    return multiply_and_finish(ex, weights_, all ? all.tensor() : x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
@@ -29,20 +29,20 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(fusion.act == ops::Activation::none, "dx of these columns is a sum over ranks first");
     if (!axis_.splits(rows)) {
       Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-      weights_.transposed(ex, dy, dx);
-      Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
-      weights_.gradients(ex, x, dy, grads);  // hides the sum
+      weights_.multiply_transposed(ex, dy, dx);
+      Ticket sum = axis_.wait_unless_overlapping(ex, axis_.ranks.all_reduce(ex, dx));
+      weights_.add_gradients(ex, x, dy, grads);  // hides the sum
       if (sum.is_open()) sum.join(ex);
       return dx;
     }
     Scratch all = ex.take("linear.x", {dy.rows(), weights_.in()}, dy.dtype);
-    Ticket gather = axis_.started(ex, axis_.ranks.all_gather(ex, x, all));
+    Ticket gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, x, all));
     Scratch sums = ex.take("linear.dx_all", {dy.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, dy, sums);  // hides the gather
+    weights_.multiply_transposed(ex, dy, sums);  // hides the gather
     if (gather.is_open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
-    Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
-    weights_.gradients(ex, all, dy, grads);  // hides the scatter
+    Ticket scatter = axis_.wait_unless_overlapping(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
+    weights_.add_gradients(ex, all, dy, grads);  // hides the scatter
     if (scatter.is_open()) scatter.join(ex);
     return dx;
   }
@@ -82,8 +82,8 @@ class RowLinear final : public Linear {
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
     Scratch y = ex.take("linear.partial", {x.rows(), weights_.out()}, x.dtype);
-    weights_.product(ex, x, y);
-    y = axis_.sum(ex, rows, std::move(y));
+    weights_.multiply(ex, x, y);
+    y = axis_.reduce_to_stream(ex, rows, std::move(y));
     finish(ex, y, weights_.bias(), fusion);
     return y;
   }
@@ -94,14 +94,14 @@ class RowLinear final : public Linear {
     Ticket gather;
     if (axis_.splits(rows)) {
       all = ex.take("linear.dy", {rows.count, weights_.out()}, dy.dtype);
-      gather = axis_.started(ex, axis_.ranks.all_gather(ex, dy, all));
-      weights_.bias_gradient(ex, dy, grads);  // of this rank's rows
+      gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, dy, all));
+      weights_.add_bias_gradient(ex, dy, grads);  // of this rank's rows
       if (gather.is_open()) gather.join(ex);
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, whole, dx, through(fusion));
-    all ? weights_.weight_gradient(ex, x, whole, grads) : weights_.gradients(ex, x, whole, grads);
+    weights_.multiply_transposed(ex, whole, dx, activation_backward(fusion));
+    all ? weights_.add_weight_gradient(ex, x, whole, grads) : weights_.add_gradients(ex, x, whole, grads);
     return dx;
   }
 
@@ -123,12 +123,12 @@ class RowLinear final : public Linear {
 
 }  // namespace
 
-comm::Ticket Megatron1D::Axis::started(Exec& ex, Ticket ticket) const {
+comm::Ticket Megatron1D::Axis::wait_unless_overlapping(Exec& ex, Ticket ticket) const {
   if (!overlap) ticket.join(ex);
   return ticket;
 }
 
-Scratch Megatron1D::Axis::sum(Exec& ex, Rows rows, Scratch partial) const {
+Scratch Megatron1D::Axis::reduce_to_stream(Exec& ex, Rows rows, Scratch partial) const {
   if (!splits(rows)) {
     ranks.all_reduce(ex, partial).join(ex);
     return partial;
@@ -164,7 +164,7 @@ Megatron1D::Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parall
                  Ranks(mesh, overlap)) {}
 
 std::unique_ptr<Linear> Megatron1D::linear(int, int group, const LinearSpec& spec) {
-  if (leads_out(spec.site)) return std::make_unique<ColumnLinear>(axis_, group, spec);
+  if (reads_residual(spec.site)) return std::make_unique<ColumnLinear>(axis_, group, spec);
   return std::make_unique<RowLinear>(axis_, group, spec);
 }
 

@@ -14,14 +14,14 @@ class SerialLinear final : public Linear {
       : weights_(store, group, parts(store, spec), biases(store, spec)) {}
 
   Scratch forward(Exec& ex, Rows, const Tensor& x, const ForwardFusion& fusion) override {
-    return product_and_rest(ex, weights_, x, fusion);
+    return multiply_and_finish(ex, weights_, x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, dy, dx, through(fusion));
-    weights_.gradients(ex, x, dy, grads);
+    weights_.multiply_transposed(ex, dy, dx, activation_backward(fusion));
+    weights_.add_gradients(ex, x, dy, grads);
     return dx;
   }
 

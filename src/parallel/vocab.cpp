@@ -19,7 +19,7 @@ using params::Write;
 Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
              VocabSpread spread_over, Spread activations)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
-  const AxisSet rows = near().rows;
+  const AxisSet rows = spread_at_table().rows;
   TRAINER_CHECK((spread.flat & cut()) == 0, "one axis cuts {} in two ways", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
   const mesh::Layout layout = store.replicated({vocab, width})
@@ -33,7 +33,8 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
 Table Table::beside(Spread other) const {
   Table table = *this;
   table.stream = other;
-  TRAINER_CHECK(table.near().rows == near().rows, "one table beside rows that are cut in two ways");
+  TRAINER_CHECK(table.spread_at_table().rows == spread_at_table().rows,
+                "one table beside rows that are cut in two ways");
   return table;
 }
 
@@ -46,7 +47,7 @@ Embedding::Embedding(const Table& table, int group, const EmbeddingSpec& spec) :
 Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Table& t = table_;
   const Rows rows = batch.rows();
-  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
   const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
@@ -85,7 +86,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                         .accumulate = positions.accumulate});
   }
   const Scratch moved = to_table.finish(ex);
-  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const GradSlot table = grads.slot(ex, t.slot);
   ops::run(ex, ops::EmbeddingBackward{.ids = batch.ids.range(near.first_row, near.rows),
                                       .dy = moved ? moved.tensor() : dy,
