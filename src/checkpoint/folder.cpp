@@ -111,7 +111,7 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
   std::error_code error;
   throw Error(Code::checkpoint,
               format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder", path.string(),
-                     fs::exists(path, error) ? "no checkpoint here" : "does not exist", kManifestFile));
+                     fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile));
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }

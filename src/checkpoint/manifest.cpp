@@ -147,7 +147,7 @@ Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
   const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
   if (!fs::exists(mark, error)) {
     throw Error(Code::checkpoint,
-                format("{}: no file {}: its save was not finished", step_folder.string(), kCompleteFile));
+                format("{}: {} not found: its save was not finished", step_folder.string(), kCompleteFile));
   }
   const std::string text = read_file(calls, path, kLargestManifest);
   if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {

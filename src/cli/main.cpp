@@ -193,7 +193,7 @@ int main(int argc, char** argv) {
       "bench",
       "measure this machine: its peak, products, attention, other operators, whole steps, memory, collectives");
   bench_verb
-      .add_option("what", bench.what,
+      .add_option("benchmark", bench.what,
                   "peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all")
       ->required();
   add_config(bench_verb, bench.config, false);
@@ -227,7 +227,7 @@ int main(int argc, char** argv) {
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand(
       "checkpoint", "look into a checkpoint, check every byte of it, or write one that has its weights only");
-  checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify | strip")->required();
+  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip")->required();
   add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
       .add_option("--checkpoint", checkpoint.checkpoint,
@@ -243,7 +243,7 @@ int main(int argc, char** argv) {
   cli::ConfigVerbOptions config;
   CLI::App& config_verb =
       *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
-  config_verb.add_option("what", config.what, "check | show | reference")->required();
+  config_verb.add_option("action", config.what, "check | show | reference")->required();
   add_config(config_verb, config.config, false);
   config_verb
       .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")

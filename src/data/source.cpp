@@ -146,8 +146,10 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
-    throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}",
-                                        stream.name(), info.tokenizer_hash, tokenizer->hash()));
+    throw Error(Code::data,
+                fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}; name "
+                            "theirs in data.tokenizer, or tokenize the text again",
+                            stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
   stream.limit_vocabulary(vocab);
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
@@ -188,7 +190,7 @@ void require_windows(const TokenStream& train, int64_t train_end, const config::
   if (val >= window && train_end >= window) return;
   const double share = static_cast<double>(window) / static_cast<double>(all);
   const std::string remedy =
-      share < 0.5 ? fmt::format("between {:.2g} and {:.2g} it leaves enough for both, 0 keeps nothing apart",
+      share < 0.5 ? fmt::format("a value between {:.2g} and {:.2g} leaves enough for both; 0 means no validation",
                                 1.1 * share, 1 - 1.1 * share)
                   : "add data or choose a smaller model.seq_len";
   throw Error(Code::data,

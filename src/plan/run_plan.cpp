@@ -125,7 +125,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });
   throw Error(Code::plan,
-              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
+              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}; {}",
                      measure::format_bytes(static_cast<double>(plan.total)),
                      measure::format_bytes(static_cast<double>(machine.memory_limit)),
                      config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",

@@ -364,7 +364,8 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
 Summary report_from(const std::filesystem::path& run_dir) {
   const std::filesystem::path log = run_dir / "metrics.jsonl";
   if (!std::filesystem::exists(log)) {
-    throw Error(Code::io, format("{} does not exist: no report without it (log.jsonl = true writes it)", log.string()));
+    throw Error(Code::io,
+                format("{} not found: the report is made from it (log.jsonl = true writes it)", log.string()));
   }
   const History history = read_history(log);
   Summary summary = summarize(history, read_samples(run_dir, std::numeric_limits<int64_t>::max()));

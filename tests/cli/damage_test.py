@@ -55,7 +55,7 @@ class Damage(rig.Runs):
         self.falls_back(cut, 4, "step-00000006/rank-00000.shard", "expected")
 
     def test_auto_passes_over_a_folder_without_its_mark(self):
-        self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: no file COMPLETE")
+        self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: COMPLETE not found")
 
     def test_auto_does_not_start_anew_when_nothing_is_whole(self):
         self.saved_run()

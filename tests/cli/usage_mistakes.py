@@ -70,7 +70,7 @@ CASES = [
     usage("bench of collectives alone", ["bench", "collectives"], "needs two ranks or more", "mpirun -np 2"),
     usage("bench of offload", ["bench", "offload"], "not built yet in this version"),
     usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
-    usage("bench of nothing", ["bench"], "what"),
+    usage("bench of nothing", ["bench"], "benchmark is required"),
     usage("bench repeated less than never", ["bench", "gemm", "--warmup", "-1"], "-1 is not a whole number of at least 0"),
     usage("bench repeated a bit", ["bench", "gemm", "--repeats", "1.5"], "1.5 is not a whole number of at least 1"),
     usage("forms of attention", ["bench", "attention", "--forms"], "--forms goes with `bench gemm`, not `bench attention`"),

@@ -201,7 +201,7 @@ std::unique_ptr<Device> make_device(int ordinal, int host_threads) {
   const int count = device_count(reason);
   if (count == 0) throw Error(Code::usage, reason);
   if (ordinal < 0 || ordinal >= count)
-    throw Error(Code::usage, format("CUDA device {} does not exist: the driver lists {}", ordinal, count));
+    throw Error(Code::usage, format("CUDA device {} not found: the driver lists {}", ordinal, count));
   return std::make_unique<CudaDevice>(facts_at(ordinal), host_threads);
 }
 

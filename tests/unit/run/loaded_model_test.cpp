@@ -113,9 +113,9 @@ TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
   c.parallel.tensor = 1;
   c.train.micro_batch = c.train.global_batch = 4;
   checkpoint::TempFolder folder;
-  train::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
   machine.ranks = 4;
-  const double square = static_cast<double>(train::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  const double square = static_cast<double>(plan::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
   const double whole = needed(on_one_rank(c), 1), half = needed(on_one_rank(c), 2);
   ASSERT_LT(square, 0.8 * half);
   save(c, 1.1 * whole, folder.path() / "roomy");
