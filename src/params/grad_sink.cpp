@@ -45,7 +45,7 @@ void GradSink::prepare(device::Device& device) {
       }
     for (ParamStore::Sum& sum : store_.sums_of(g)) {
       Sum& own = sums_[static_cast<size_t>(g)].emplace_back(
-          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.spread, std::move(sum.regions), {}, {}});
+          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.sharded, std::move(sum.regions), {}, {}});
       int64_t count = 0;
       for (const Region& region : own.regions) count += region.count();
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
@@ -143,14 +143,14 @@ void GradSink::join_oldest_flight(Exec& ex) {
 void GradSink::end_group(Exec& ex, int group) {
   start_replica_sum(ex);
   finished_ = group;
-  start_sums(ex, /*spread=*/false);
+  start_sums(ex, /*sharded=*/false);
   if (!has_gradient_in_flight(group) && sums_[static_cast<size_t>(group)].empty()) start_replica_sum(ex);
 }
 
-void GradSink::start_sums(Exec& ex, bool spread) {
+void GradSink::start_sums(Exec& ex, bool sharded) {
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
-    if (sum.spread != spread) continue;
+    if (sum.sharded != sharded) continue;
     if (sum.in_place()) {
       sum.ticket = sum.group->all_reduce(ex, region_of(finished_, sum.regions.front()));
       continue;
@@ -168,7 +168,7 @@ void GradSink::start_sums(Exec& ex, bool spread) {
 void GradSink::start_replica_sum(Exec& ex) {
   if (finished_ < 0) return;
   while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
-  start_sums(ex, /*spread=*/true);  // of pieces that have only now come home
+  start_sums(ex, /*sharded=*/true);  // of pieces whose reduce-scatter has just ended
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {

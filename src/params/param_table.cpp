@@ -100,7 +100,7 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
       first += width;
       if (mesh_shape_.group_size(part.sum_over) == 1 || regions.empty()) continue;
       auto sum = std::ranges::find_if(
-          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == (slot.flat != 0); });
+          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.sharded == (slot.flat != 0); });
       if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.flat != 0, {}});
       for (const Region& region : regions) {
         Region* const before = sum->regions.empty() ? nullptr : &sum->regions.back();

@@ -1,5 +1,5 @@
 #pragma once
-// Which addresses are in use while something is alive: what Arena packs its intervals by, in a time that grows little
+// Occupancy: which addresses are in use at which moments. Arena packs its intervals by it, in a time that grows little
 // faster than their number.
 #include <cstddef>
 #include <cstdint>
