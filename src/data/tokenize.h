@@ -3,7 +3,7 @@
 // the tokenizer and the options: thread count, interruptions and piece size leave no trace in it.
 //
 // NAME.bin, NAME.docs and NAME.json (the manifest, written last) appear whole or not at all. Until then NAME.work/
-// holds what is done so far; the next call goes on from there.
+// holds what is done so far; the next call resumes from it.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -33,7 +33,7 @@ struct TokenizeOptions {
 
 struct TokenizeResult {
   std::filesystem::path tokens_file;
-  bool finished = true;  // false: stopped; call again to go on
+  bool finished = true;  // false: stopped; call again to resume
   bool reused = false;   // the finished output was there already
   int64_t tokens = 0, documents = 0;
   int64_t text_bytes = 0;      // of the documents, after repair

@@ -11,7 +11,7 @@
 
 namespace trainer::model {
 
-/// Keys and values of one sequence seen so far, for generation.
+/// KvCache holds the keys and values of one sequence seen so far, for generation.
 struct KvCache {
   Tensor keys, values;  // [capacity, local K·D]
   int64_t used = 0;     // rows filled before this pass

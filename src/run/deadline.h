@@ -7,8 +7,8 @@
 
 namespace trainer::run {
 
-/// Seconds in "23h50m", "1d12h", "90s", "1.5h" or plain seconds ("5400"). Units d, h, m, s, largest first, each once.
-/// Throws Code::usage on anything else and on zero.
+/// Returns the seconds of "23h50m", "1d12h", "90s", "1.5h" or plain seconds ("5400"). Units d, h, m, s, largest first,
+/// each once. Throws Code::usage on anything else and on zero.
 double parse_duration(std::string_view text);
 
 class Deadline {

@@ -1,5 +1,5 @@
 #pragma once
-// The loop of a training run: its steps, and between them evaluation, samples, checkpoints and what somebody asked for.
+// TrainingLoop: the steps of a run, and between them evaluation, samples, checkpoints and requests.
 #include <memory>
 #include <optional>
 #include <string>
@@ -42,7 +42,7 @@ class TrainingLoop {
   bool step();
   int finish(const std::string& outcome);
 
-  /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
+  /// Requests are what reached any rank since the last step; all ranks act alike.
   struct Requests {
     bool stop, save, time_is_up;
     bool peak;  // the first rank has time to measure it
@@ -64,9 +64,9 @@ class TrainingLoop {
   void save_last_step();
 
   void warn_of_skip(const train::Trainer::Outcome& outcome);
-  /// The run ends, on all ranks; what was saved stays as it is.
+  /// Ends the run with an error on all ranks; saved checkpoints stay as they are.
   [[noreturn]] void give_up(const std::string& reason);
-  /// A model whose losses or weights are not finite is no result.
+  /// Ends the run with an error when losses or weights are not finite.
   void require_convergence();
   /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
   void require_whole_data();

@@ -1,6 +1,6 @@
 #pragma once
-// RankScalars: the few numbers that ranks tell each other between micro-steps: sums of losses, requests to stop,
-// choices that all must make alike.
+// RankScalars: the few numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that
+// all must make alike.
 #include <cstdint>
 #include <span>
 
@@ -26,11 +26,12 @@ class RankScalars {
   void max_over_ranks(std::span<double> values);
   /// Whether `flag` holds on any rank.
   bool is_true_on_any_rank(bool flag);
-  /// The value of the first rank of this replica: what ranks must agree on and may round differently.
+  /// Returns the value of the first rank of this replica, on all its ranks: for choices that ranks might round
+  /// differently.
   int64_t broadcast_from_first_rank(int64_t value);
 
-  /// Of the ranks with losses of different rows, whether this is its replica's first, which counts what is to be
-  /// counted once for all rows. Not collective.
+  /// Whether this is the first of its replica's ranks with losses of different rows. That rank counts what counts once
+  /// for all rows. Not collective.
   bool is_first_of_replica() const;
 
  private:
