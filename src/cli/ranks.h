@@ -1,6 +1,5 @@
 #pragma once
-// From a command line to the ranks that carry it out: processes that mpirun started, threads of this process, or just
-// one.
+// Ranks that run a command: processes that mpirun started, threads of this process, or just one.
 #include <functional>
 
 #include "cli/cli.h"
@@ -17,7 +16,7 @@ namespace trainer::cli {
 int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
              const comm::Facts& asked = {});
 
-/// The same for verbs that need no configuration: as many ranks as were started.
+/// Runs a verb that needs no configuration, on as many ranks as were started.
 int on_ranks(const std::function<int(comm::World&)>& verb);
 
 /// Prints an exception that reached main, by which rank it came from, and returns the exit status.

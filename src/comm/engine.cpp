@@ -18,11 +18,11 @@ namespace {
 constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
 constexpr int kStillTurns = 20;          // without news, before the progress thread lets others run
 constexpr int kSpinTurns = 50;           // without news, before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
+constexpr double kShortNap = 200e-6;     // while messages are in flight and nobody rings
 constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
 constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
 constexpr double kExpectantNap = 50e-6;  // while a device copies what is to be sent: it does not ring
-constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
+constexpr double kIdleNap = 0.25;        // nothing in flight: control messages are polled so often
 constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The part of the engine that looks after operations which do not end, and speaks with the other ranks about that and
-// other failures.
+// The watchdog of the engine: it finds operations that do not end, and exchanges control messages with the other ranks
+// about that and other failures.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@ namespace trainer::comm {
 namespace {
 
 constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
-constexpr double kMarginSeconds = 1;  // by which a rank that waits must have come to its own conclusion
+constexpr double kMarginSeconds = 1;  // by which a rank that waits must have ended its own probe
 
 }  // namespace
 
@@ -145,7 +145,7 @@ bool Engine::may_wait_longer(double now) {
     channel.finished_at = now;
     return std::exchange(channel.stalled, probe_.number) != probe_.number;
   }
-  // All of them wait. Whether for somebody who is busy each finds out when it has waited for the timeout.
+  // All missing ranks wait. Each finds out whether it waits for a busy rank when it has waited for the timeout.
   const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
   if (least >= enough) return false;
   channel.finished_at = now - options_.timeout_s + (enough - least);

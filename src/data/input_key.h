@@ -1,5 +1,5 @@
 #pragma once
-// What a derived file was made from, kept beside it as JSON: tells whether it can be reused.
+// Input key: what a derived file was made from, kept beside it as JSON. It says whether the file can be reused.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

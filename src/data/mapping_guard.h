@@ -9,8 +9,8 @@ namespace trainer::data {
 
 struct GuardedMapping;
 
-/// Guards one read-only mapping for its life. The first guard of the process takes over SIGBUS; faults elsewhere go on
-/// to end the process as before.
+/// Guards one read-only mapping for its life. The first guard of the process takes over SIGBUS; faults elsewhere end
+/// the process as before.
 class MappingGuard {
  public:
   MappingGuard(const std::byte* begin, int64_t bytes, std::filesystem::path path);

@@ -1,5 +1,5 @@
 #pragma once
-// Figures that put a loss in proportion.
+// Statistics that a loss is compared with.
 #include <cstdint>
 
 #include "data/dataset.h"

@@ -24,7 +24,7 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
   if (place.keep) weights_.keep();
 }
 
-// Heads stay whole only where the piece behind wants them cut over the same axes.
+// Heads stay whole only where the layer behind wants them cut over the same axes.
 PartSpread GridLinear::product_spread(AxisSet partial) const {
   const Grid& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};

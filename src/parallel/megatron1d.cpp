@@ -11,7 +11,7 @@ using params::Init;
 using params::Part;
 using Axis = Megatron1D::Axis;
 
-/// Leads out of the stream: columns are cut, y = act(x·W_r + b_r).
+/// The linear that reads the stream: columns are cut, y = act(x·W_r + b_r).
 class ColumnLinear final : public Linear {
  public:
   ColumnLinear(const Axis& axis, int group, const LinearSpec& spec)
@@ -72,8 +72,8 @@ class ColumnLinear final : public Linear {
   const Weights weights_;
 };
 
-/// Leads back into the stream: rows are cut, y = residual + dropout(Σ_r x_r·W_r + b). The bias is added once, after the
-/// sum.
+/// The linear that writes the stream: rows are cut, y = residual + dropout(Σ_r x_r·W_r + b). The bias is added once,
+/// after the sum.
 class RowLinear final : public Linear {
  public:
   RowLinear(const Axis& axis, int group, const LinearSpec& spec)

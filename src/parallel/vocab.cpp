@@ -137,8 +137,8 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
   return out;
 }
 
-/// Of a vector over all token rows, the elements that belong to rows [first, first + count) of each rank whose rows are
-/// in the chunk; empty when these are its rows [first, first + count).
+/// Picks from a vector over all token rows the elements of rows [first, first + count) of each rank whose rows are in
+/// the chunk. Empty when these are the vector's own rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
   const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.cut();
@@ -153,7 +153,7 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   return picked;
 }
 
-/// Rows that are at hand: what the head makes of them, and where their dx goes.
+/// A chunk is the rows that the head works on: what it makes of them, and where their dx goes.
 struct Head::Chunk {
   Rows rows;  // of all ranks that cut the rows
   Tensor features, dlogits, dx;
@@ -208,8 +208,8 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
 // df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // Nothing but this sum comes between the loss and the final norm: its rounding would be all of the error there, so it
-  // is formed in the accumulator type.
+  // Only this sum lies between the loss and the final norm. Its rounding would be the whole error there, so it is
+  // formed in the accumulator type.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;

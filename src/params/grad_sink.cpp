@@ -104,7 +104,7 @@ void GradSink::start_reduce_scatter(Exec& ex, SlotId id) {
     block = std::move(sent);
     flights_.push_back({id, group.reduce_scatter(ex, block, piece), std::move(piece), accumulate});
   } else {
-    // What earlier micro-batches left here joins this rank's partial sum of its own piece.
+    // The gradient of earlier micro-batches is added to this rank's partial sum of its own piece.
     const comm::Chunk piece = group.chunk(flat.count());
     const Tensor own = flat.range(piece.begin, piece.count);
     if (accumulate) ops::run(ex, ops::Add{.x = own, .other = home, .y = own});

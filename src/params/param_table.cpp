@@ -46,7 +46,7 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   slot.flat = first.axes(mesh::kFlat);
   slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
-  // Room for the largest piece everywhere: equal places make equal chunks, and so equal bits, of what ranks share.
+  // Every rank has room for the largest piece: equal places make equal chunks, and so equal bits, of what ranks share.
   owner.elements =
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();

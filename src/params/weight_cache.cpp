@@ -72,7 +72,7 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
                 "use {} of a program: slot {} is not the one that was recorded", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
   if (order_ != nullptr) {
-    // The next one runs under what this one is used for, and stays when it is the same.
+    // The gather of the next matrix runs under this one's use. When both are the same, the matrix stays.
     ++next_;
     started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
     if (started_) start(ex, (*order_)[next_]);

@@ -28,8 +28,8 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
   return std::stoll(it->second);
 }
 
-/// Takes the first of the layouts that fits on every rank. When none does, all refuse with what the last one, which is
-/// the smallest on each rank, needs.
+/// Takes the first of the layouts that fits on every rank. When none does, all ranks throw what the last one needs,
+/// which is the smallest on each rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
@@ -67,7 +67,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = plan::make_device(loaded.machine);
-  // By what there is now: the machine it was trained on may have been another one.
+  // The present machine counts: the model may have been trained on another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                     loaded.config, vocab, loaded.machine.compute, false);

@@ -28,7 +28,7 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   if (!world.first() || watched.exchange(true)) return;
   try {
     teller_ = std::jthread(tell_later, layers);
-  } catch (const std::system_error&) {  // no thread to be had: nothing is told
+  } catch (const std::system_error&) {  // no thread is free: the line is not logged
   }
 }
 

@@ -103,7 +103,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
     if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
       warn(step, told);
   };
-  // What operators of a GPU took is not known: they are launched and waited for together.
+  // The seconds of single operators on a GPU are not known: the host waits for all of them together.
   for (const auto& [kind, what] :
        {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);

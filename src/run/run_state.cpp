@@ -70,7 +70,8 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
 
 namespace {
 
-/// With the files of data by whole paths, so that the checkpoint's own configuration finds them from any folder.
+/// Returns the configuration with absolute paths of data files, so that the checkpoint's own configuration finds them
+/// from any folder.
 std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
     std::error_code failed;

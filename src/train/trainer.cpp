@@ -191,7 +191,7 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // What the micro-steps before the last one communicate: the first of them gathers what is kept.
+  // Counts what the micro-steps before the last one communicate: the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   const auto earlier = [&](Meter& meter) {

@@ -81,7 +81,7 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is under way any more; children end before what they were split from.
+  // Nothing is in flight any more; children end before what they were split from.
   const double until = now_seconds() + kFarewellSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);

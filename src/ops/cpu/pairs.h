@@ -35,7 +35,8 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
 [[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
 }
-/// Asks for a line that will be written. (The builtin asks for reading where the compiler is not told of the set.)
+/// Prefetches a line that will be written. (The builtin prefetches for reading when the compiler does not know of the
+/// set.)
 [[gnu::always_inline]] inline void prefetch_to_write(const void* p) {
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
 }
