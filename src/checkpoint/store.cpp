@@ -24,19 +24,19 @@ constexpr const char* kNextLatest = ".latest-";
 
 CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls, comm::World* world)
     : folder_(std::move(folder)), retention_(retention), calls_(calls), world_(world) {
-  on_first([&] {
+  run_on_first_rank([&] {
     make_folders(calls_, folder_);
     remove_left_overs();
   });
 }
 
-void CheckpointStore::on_first(const std::function<void()>& action) {
-  on_all([&] {
+void CheckpointStore::run_on_first_rank(const std::function<void()>& action) {
+  run_on_all_ranks([&] {
     if (world_ == nullptr || world_->first()) action();
   });
 }
 
-void CheckpointStore::on_all(const std::function<void()>& action) {
+void CheckpointStore::run_on_all_ranks(const std::function<void()>& action) {
   if (world_ == nullptr) return action();
   world_->control().run_on_all_ranks(action);
 }
@@ -45,13 +45,13 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
   const std::string name = step_name(snapshot.state.step);
   try {
     std::string temporary;
-    on_first([&] {
+    run_on_first_rank([&] {
       temporary = fresh(kSaving, name).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary));
     });
     if (world_ != nullptr) world_->control().broadcast(temporary);
     Manifest manifest = write_shards(snapshot, temporary);
-    on_first([&] {
+    run_on_first_rank([&] {
       write_manifest(std::move(manifest), snapshot, temporary);
       publish(temporary, name);
       point_latest_to(name);
@@ -76,7 +76,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
   const int rank = world_ == nullptr ? 0 : world_->rank();
   Manifest part;
-  on_all([&] {
+  run_on_all_ranks([&] {
     WrittenShard shard = write_shard(calls_, temporary / format("rank-{:05d}.shard", rank), 0, snapshot.tensors);
     part.shards.push_back(std::move(shard.file));
     part.tensors = std::move(shard.tensors);

@@ -44,8 +44,8 @@ class CheckpointStore {
 
  private:
   /// Runs `action` on the first rank, or on all; an error of any rank is thrown on every one.
-  void on_first(const std::function<void()>& action);
-  void on_all(const std::function<void()>& action);
+  void run_on_first_rank(const std::function<void()>& action);
+  void run_on_all_ranks(const std::function<void()>& action);
   /// Writes this rank's shard; on the first rank returns the shards and tensors of all ranks.
   Manifest write_shards(const Snapshot& snapshot, const std::filesystem::path& temporary);
   void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);

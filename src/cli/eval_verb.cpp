@@ -110,13 +110,13 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config,
-                  [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
-                  {{"the verb", "eval"},
-                   {"--checkpoint", o.checkpoint},
-                   {"--data", format("{}", fmt::join(o.data, " "))},
-                   {"--format", o.format},
-                   {"--batches", format("{}", o.batches)}});
+  return run_on_ranks(o.config,
+                      [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
+                      {{"the verb", "eval"},
+                       {"--checkpoint", o.checkpoint},
+                       {"--data", format("{}", fmt::join(o.data, " "))},
+                       {"--format", o.format},
+                       {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

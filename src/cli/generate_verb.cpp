@@ -92,7 +92,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return on_ranks([&](comm::World& world) { return generate(world, o); });
+  return run_on_ranks([&](comm::World& world) { return generate(world, o); });
 }
 
 }  // namespace trainer::cli

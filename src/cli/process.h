@@ -14,7 +14,7 @@ void prepare_process();
 /// closed.
 void print(std::string_view text);
 /// Whether everything written to stdout so far got there; says on stderr when not.
-bool printed();
+bool is_output_complete();
 /// Reads all of a file, or with "-" of standard input. Throws Code::usage, beginning with `option`, when it cannot be
 /// read.
 std::string read_input(const std::string& path, const std::string& option);

@@ -108,8 +108,8 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
 
 }  // namespace
 
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
-             const comm::Facts& asked) {
+int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+                 const comm::Facts& asked) {
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
       const config::Config config = shared_configuration(world, options, asked);
@@ -128,7 +128,7 @@ int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&,
   return status.front();
 }
 
-int on_ranks(const std::function<int(comm::World&)>& verb) {
+int run_on_ranks(const std::function<int(comm::World&)>& verb) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
     comm::require_same(world, {{"the verb", "one without a configuration"}}, Code::usage, kOneCommand);

@@ -19,15 +19,15 @@ class MappingGuard {
   MappingGuard& operator=(const MappingGuard&) = delete;
 
   /// A read met a page that was gone. Stays so. Costs next to nothing.
-  bool lost() const;
+  bool has_lost_page() const;
   /// The same, or the file of that name, where it is still the one that was mapped, is shorter now. Asks the system.
-  bool cut_short() const;
+  bool is_cut_short() const;
 
  private:
   GuardedMapping* mapping_;
 };
 
 /// Whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
-bool mappings_whole();
+bool mappings_are_whole();
 
 }  // namespace trainer::data

@@ -67,7 +67,7 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   const std::string faster =
       format("{} ran at {:.4g} TFLOP/s, above the peak of {:.4g}", what, flops * 1e-12, flops_ * 1e-12);
   const bool first = !std::exchange(told_, true);
-  if (!measured()) {
+  if (!is_measured()) {
     if (!first) return {};
     return faster + (origin_ == "user"
                          ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "

@@ -46,7 +46,7 @@ class PeakTracker {
   /// Returns the best known so far, with the median and the lowest of the windows.
   PeakReport report() const;
   double flops() const { return flops_; }
-  bool measured() const { return origin_ == "measured"; }
+  bool is_measured() const { return origin_ == "measured"; }
 
   /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
   void measure(int count = kAtStart);

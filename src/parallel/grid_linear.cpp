@@ -62,14 +62,14 @@ std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
 Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) {
   const Grid& g = place_.grid;
   const Scratch moved =
-      ranks_.start(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
+      ranks_.start_move(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
           .finish(ex);
   const Tensor& own_x = moved ? moved.tensor() : x;
   const PartSpread here = product_spread(g.contraction), there = output_spread();
   if (!parts_.needs_move(rows, here, there)) return multiply_and_finish(ex, weights_, own_x, fusion);
   Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, sums(x.dtype));
   weights_.multiply(ex, own_x, y);
-  y = cast_to(ex, parts_.start(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
+  y = cast_to(ex, parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
   finish(ex, y, weights_.bias(), fusion);
   return y;
 }
@@ -82,12 +82,12 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Layout partial = used.with(g.cols, mesh::kPartial);
   const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
-  Parts::Moving dy_coming = parts_.start_back(ex, rows, there, here, dy);
+  Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
   if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // of the rows and columns that the bias is added to
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
-  Transit x_coming = ranks_.start(ex, home, used, x);
+  Transit x_coming = ranks_.start_move(ex, home, used, x);
   Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
                        leaves ? sums(dy.dtype) : dy.dtype);
   weights_.multiply_transposed(ex, own_dy, dx,
@@ -95,7 +95,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
-  Transit dx_leaving = ranks_.start(ex, partial, home, std::move(dx));
+  Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
   if (arrives) {  // either hides dx on its way
     weights_.add_weight_gradient(ex, own_x, own_dy, grads);
   } else {

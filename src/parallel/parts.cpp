@@ -54,10 +54,10 @@ bool Parts::needs_move(Rows rows, const PartSpread& from, const PartSpread& to) 
   return !moves_as_one(from, to) || joined(rows, from) != joined(rows, to);
 }
 
-Parts::Moving Parts::start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
+Parts::Moving Parts::start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
   Moving moving;
   if (moves_as_one(from, to)) {
-    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), std::move(x));
+    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), std::move(x));
     moving.count_ = 1;
     return moving;
   }
@@ -66,11 +66,11 @@ Parts::Moving Parts::start(Exec& ex, Rows rows, const PartSpread& from, const Pa
   return moving;
 }
 
-Parts::Moving Parts::start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
-                                const Tensor& dx) const {
+Parts::Moving Parts::start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
+                                         const Tensor& dx) const {
   Moving moving;
   if (moves_as_one(from, to)) {
-    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), dx);
+    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), dx);
     moving.count_ = 1;
     return moving;
   }
@@ -90,11 +90,12 @@ void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartS
     out.first_col = col_there;
     out.cols = kind.count * there.box()[2];
     if (kinds_.size() == 1) {  // the columns of all parts: nothing is beside them
-      out.transit = ranks_.start(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
+      out.transit =
+          ranks_.start_move(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
     } else {
       Scratch apart = ex.take("part", here.box(), x.dtype);
       ops::run(ex, ops::Copy{x.col_range(col, cols), apart.tensor().reshape({x.rows(), cols})});
-      out.transit = ranks_.start(ex, here, there, std::move(apart));
+      out.transit = ranks_.start_move(ex, here, there, std::move(apart));
     }
     col += cols;
     col_there += out.cols;

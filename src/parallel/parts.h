@@ -51,9 +51,9 @@ class Parts {
     Scratch source_, result_;
   };
   /// Starts to move values: ranks along axes that do not cut x hold copies of it. `x` stays in place until finish().
-  Moving start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
+  Moving start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
   /// Starts to move gradients: ranks along axes that share heads hold partial sums. The caller keeps dx.
-  Moving start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
+  Moving start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
 
  private:
   /// Kind counts neighbouring parts of equal width and heads.

@@ -45,19 +45,19 @@ Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, 
 }
 
 // Alone every layout is the same, and only a result that is wanted elsewhere has to be moved.
-Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
+Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
   return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
 }
 
-Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
+Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
   if (from == to && !out) return {};
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
   return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
 }
 
-Transit Ranks::start_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
+Transit Ranks::start_move_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
   if (from == to) return {};
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
   return wait_unless_overlapping(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));

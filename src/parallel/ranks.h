@@ -67,11 +67,11 @@ class Ranks {
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
   /// Starts a move between any layouts, such as of partial sums; mesh::start_move says what `out` is for. The first
   /// collective runs until finish(), unless overlap is off.
-  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
-                      const Tensor& out = {}) const;
-  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,
-                      const Tensor& out = {}) const;
-  mesh::Transit start_in_place(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x) const;
+  mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
+                           const Tensor& out = {}) const;
+  mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,
+                           const Tensor& out = {}) const;
+  mesh::Transit start_move_in_place(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x) const;
 
  private:
   mesh::Transit wait_unless_overlapping(Exec& ex, mesh::Transit&& transit) const;

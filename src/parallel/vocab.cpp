@@ -30,7 +30,7 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
   slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
 }
 
-Table Table::beside(Spread other) const {
+Table Table::with_stream(Spread other) const {
   Table table = *this;
   table.stream = other;
   TRAINER_CHECK(table.spread_at_table().rows == spread_at_table().rows,
@@ -63,7 +63,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
                                        .shard = {t.first_token(), t.vocab}});
   }
   if (at_once) return y;
-  y = t.ranks.start(ex, from, to, std::move(y)).finish(ex);
+  y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);
   if (positions)
     ops::run(ex, ops::AddPositions{.positions = positions,
                                    .y = y,
@@ -76,7 +76,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
 void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads) {
   const Table& t = table_;
   const Rows rows = batch.rows();
-  Transit to_table = t.ranks.start(ex, t.stream_layout(rows), t.near_layout(rows), dy);
+  Transit to_table = t.ranks.start_move(ex, t.stream_layout(rows), t.near_layout(rows), dy);
   if (positions_ >= 0) {  // hides the move
     const GradSlot positions = grads.slot(ex, positions_);
     ops::run(ex, ops::PositionsBackward{.dy = dy,
@@ -100,17 +100,17 @@ Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
                 "flat pieces of a head over ranks that hold the same rows");
 }
 
-double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(ex, batch, x, {}, nullptr); }
+double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return run_in_chunks(ex, batch, x, {}, nullptr); }
 
 double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
   dx = ex.take("head.dx", x.shape, x.dtype);
-  return walk(ex, batch, x, dx, &grads);
+  return run_in_chunks(ex, batch, x, dx, &grads);
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
   TRAINER_CHECK(x.rows() == 1, "logits of {} rows are not gathered", x.rows());
   const Rows row{.count = 1, .cut = false};
-  const Scratch moved = table_.ranks.start(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
+  const Scratch moved = table_.ranks.start_move(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
   Scratch own;
   {
     const auto weights = table_.store.weights().hold(ex, table_.slot);
@@ -160,7 +160,7 @@ struct Head::Chunk {
   bool last = false;
 };
 
-double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
+double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
@@ -179,7 +179,7 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
     const Tensor stream = x.row_range(first, count);
     const Scratch moved =
-        ranks.start(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
+        ranks.start_move(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
     at.features = moved ? moved.tensor() : stream;
     const Scratch targets = pick(ex, all, batch.targets, first, count),
                   rows = pick(ex, all, batch.weights, first, count);
@@ -219,8 +219,8 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
                          .packed_b = table_.store.weights().packed(ex, table_.slot, false)});
-  Transit sum = in_place ? table_.ranks.start_in_place(ex, partial, home, chunk.dx)
-                         : table_.ranks.start(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
+  Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
+                         : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
   const Write write = chunk.last && !tied_ ? Write::last : Write::more;
   const GradSlot table = grads.slot(ex, table_.slot, write);
   ops::run(

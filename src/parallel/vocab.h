@@ -29,7 +29,7 @@ struct Table {
         VocabSpread spread, Spread stream);
   /// Returns the same slot beside other activations (internal error when its gradient would then be summed over other
   /// axes).
-  Table beside(Spread other) const;
+  Table with_stream(Spread other) const;
 
   /// Returns the spread of activations at the table: see above.
   Spread spread_at_table() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
@@ -84,7 +84,7 @@ class Head {
 
  private:
   struct Chunk;
-  double walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
+  double run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
   Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
   Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
   void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);

@@ -51,9 +51,9 @@ class GradSlot {
 struct GradNorm {
   double norm = 0;         // of all gradients, before clipping
   std::string bad_tensor;  // first tensor with a non-finite gradient, in declaration order
-  bool finite() const { return bad_tensor.empty(); }
+  bool is_finite() const { return bad_tensor.empty(); }
   /// min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
-  double clip(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
+  double clip_factor(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
 };
 
 class GradSink {

@@ -107,7 +107,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
   for (const auto& [kind, what] :
        {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);
-    if (!machine_.gpu && peak_.measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
+    if (!machine_.gpu && peak_.is_measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
   }
   saw(flops_per_s, "the whole of");
 }

@@ -25,7 +25,7 @@ namespace {
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
 /// Polled between micro-steps.
-bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole(); }
+bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
 std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
 
@@ -57,7 +57,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
 int TrainingLoop::run() {
   begin();
   if (trainer_.scalars().is_true_on_any_rank(is_evaluation_missing())) evaluate_now();
-  if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
+  if (evaluation_cut_) return finish(stop_requested_on_any() ? stop_text() : "stopped at --max-time");
   if (state_.step >= total_steps_) {
     log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
     require_convergence();
@@ -67,28 +67,28 @@ int TrainingLoop::run() {
   const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
   std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
   try {
-    outcome = steps_until(last, outcome);
+    outcome = train_until(last, outcome);
   } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
     if (error.code() == Code::data && world_.size() == 1) save_last_step();
     throw;
   }
   require_whole_data();
-  if (stopped()) outcome = stop_text();
+  if (stop_requested_on_any()) outcome = stop_text();
   if (state_.step == total_steps_) require_convergence();
   save_last_step();
   if (state_.step == total_steps_) sample_now();
   return finish(outcome);
 }
 
-std::string TrainingLoop::steps_until(int64_t last, const std::string& outcome) {
+std::string TrainingLoop::train_until(int64_t last, const std::string& outcome) {
   while (state_.step < last) {
     if (!step()) break;
     if (is_evaluation_due()) evaluate_now();
     if (is_due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
-    const Requests requests = agreed_requests();
+    const Requests requests = exchange_requests();
     if (requests.stop) break;
     if (requests.peak) peak_.visit();
-    if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
+    if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
     if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return "stopped at --max-time";
   }
@@ -150,14 +150,14 @@ bool TrainingLoop::step() {
   return true;
 }
 
-TrainingLoop::Requests TrainingLoop::agreed_requests() {
+TrainingLoop::Requests TrainingLoop::exchange_requests() {
   double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.has_passed() ? 1.0 : 0.0,
                     world_.first() && peak_.is_due() ? 1.0 : 0.0};
   trainer_.scalars().max_over_ranks(flags);
   return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
 }
 
-bool TrainingLoop::stopped() { return trainer_.scalars().is_true_on_any_rank(stop_requested()); }
+bool TrainingLoop::stop_requested_on_any() { return trainer_.scalars().is_true_on_any_rank(stop_requested()); }
 
 bool TrainingLoop::is_evaluation_due() const {
   return is_due(config_.train.eval_interval) || state_.step == total_steps_;
@@ -180,7 +180,7 @@ void TrainingLoop::evaluate_now() {
                  reporter_.status(format("evaluating {}/{}", done, windows));
                  return !stop_requested() && !deadline_.has_passed();
                });
-  if (result.interrupted && !stopped()) {
+  if (result.interrupted && !stop_requested_on_any()) {
     reporter_.warn(
         state_.step,
         format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
@@ -206,7 +206,7 @@ void TrainingLoop::sample_now() {
 }
 
 // After a step that was skipped the model is not worth a place among those that are kept.
-bool TrainingLoop::periodic_save_due() {
+bool TrainingLoop::is_save_due() {
   if (!is_due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
   if (train::weights_are_finite(trainer_)) return true;
   reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
@@ -244,7 +244,7 @@ void TrainingLoop::save_last_step() {
 }
 
 void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
-  const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
+  const std::string what = outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor;
   const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
                                      state_.step, what, state_.skipped_in_row, config_.train.max_skipped_steps);
   reporter_.warn(state_.step, message);
@@ -269,7 +269,7 @@ void TrainingLoop::require_convergence() {
 }
 
 void TrainingLoop::require_whole_data() {
-  if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_whole())) return;
+  if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_are_whole())) return;
   save_last_step();
   world_.control().run_on_all_ranks([&] {
     open_.datasets.train->stream().require_whole();
@@ -279,7 +279,7 @@ void TrainingLoop::require_whole_data() {
 
 int TrainingLoop::finish(const std::string& outcome) {
   reporter_.end(state_, outcome, trainer_);
-  return stopped() ? kStoppedBySignal : 0;
+  return stop_requested_on_any() ? kStoppedBySignal : 0;
 }
 
 }  // namespace trainer::run

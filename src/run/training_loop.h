@@ -37,7 +37,7 @@ class TrainingLoop {
   void begin();
   void measure_peak();
   /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
-  std::string steps_until(int64_t last, const std::string& outcome);
+  std::string train_until(int64_t last, const std::string& outcome);
   /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
   bool step();
   int finish(const std::string& outcome);
@@ -47,8 +47,8 @@ class TrainingLoop {
     bool stop, save, time_is_up;
     bool peak;  // the first rank has time to measure it
   };
-  Requests agreed_requests();
-  bool stopped();
+  Requests exchange_requests();
+  bool stop_requested_on_any();
   bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
 
   bool is_evaluation_due() const;
@@ -57,7 +57,7 @@ class TrainingLoop {
   void evaluate_now();
   void sample_now();
 
-  bool periodic_save_due();
+  bool is_save_due();
   void save();
   /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
   void save_or_warn();

@@ -79,9 +79,10 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   scalars_->sum_over_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
-  outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
+  outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
   if (!outcome.skipped)
-    optimizer_->step(ex, store_, config_.optim, work.lr, work.adam_step, outcome.norm.clip(config_.optim.grad_clip));
+    optimizer_->step(ex, store_, config_.optim, work.lr, work.adam_step,
+                     outcome.norm.clip_factor(config_.optim.grad_clip));
   clock.charge(&measure::PhaseMs::optimizer);
   return outcome;
 }
