@@ -1,7 +1,7 @@
 #pragma once
 // CheckpointStore: folders of global tensors by name, published atomically. A step folder holds data in shard files, a
 // manifest that says which runs of which tensor lie where (with XXH3-128 checksums), the run's config and tokenizer,
-// and COMPLETE, written last; it can be moved as it is.
+// and COMPLETE, which is written last. It can be moved as it is.
 //
 // A save writes ".saving-step-…" and renames it when everything in it has reached the disk. A folder that must make way
 // (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives as state machines over messages. An operation is cut into segments; each runs as a flow of its own, a few
-// of them at a time, so that while one segment is reduced others are on the wire and memory for staging is constant.
+// Collectives as state machines over messages. An operation is cut into segments. Each runs as a flow of its own, a few
+// of them at a time: while one segment is reduced, others are on the wire. Memory for staging is constant.
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
 //   chain           broadcast from the root on, reduce from the root's right on, towards the root
 //   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all is gathered, and added in rank order

@@ -73,12 +73,11 @@ class [[nodiscard]] Ticket {
 class Staged;
 
 /// A communicator starts collectives; n is a count of elements.
-///   - Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type otherwise. bf16 is
-///   rounded after each addition.
+///   - Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type otherwise.
+///   - bf16 is rounded after each addition.
 ///   - Operands in GPU memory go through the host, unless NCCL carries them.
 ///   - Memory must stay in place until the ticket is joined.
-///   - Every call of a group of two or more is counted in ex.meter under its axes. On a dry device nothing else
-///   happens.
+///   - Every call of a group of two or more is counted in ex.meter under its axes. A dry device only counts.
 ///   - A group of one copies at once and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:

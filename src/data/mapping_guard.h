@@ -1,7 +1,6 @@
 #pragma once
-// Files that are cut short while they are mapped. Reading a page that is gone raises SIGBUS, which ends a process;
-// under guard such a page reads as zeros and the loss is remembered, so that the reader can find out before it uses
-// them.
+// Files that are cut short while they are mapped. Reading a page that is gone raises SIGBUS, which ends a process.
+// Under guard such a page reads as zeros and the loss is recorded, so the reader can find out before it uses them.
 #include <cstdint>
 #include <filesystem>
 

@@ -1,8 +1,8 @@
 #pragma once
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool; a CUDA device in the order of
 // its compute stream, and only kernels and the copies below may touch its memory. A dry device computes nothing and
-// allocates nothing: it stands for a CPU of given threads and instruction set, or for a GPU, so that one pass over the
-// program yields the memory plan and the cost of a step.
+// allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives the
+// memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>

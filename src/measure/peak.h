@@ -1,7 +1,7 @@
 #pragma once
 // The peak that utilisation is a share of: the user's, a data sheet's, or measured. A measured one is the best of many
-// short windows, at start-up and between the first steps, since whatever else the machine does can only make a window
-// slower; and what an operator or a step reaches, the machine can do: a rate above the peak raises it.
+// short windows, at start-up and between the first steps: other load can only make a window slower. An operator or a
+// step that runs faster raises it.
 #include <functional>
 #include <span>
 #include <string>

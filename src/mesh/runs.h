@@ -18,8 +18,8 @@ struct Run {
 /// c. Adjacent rows merge.
 std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t pitch);
 
-/// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin: a rank's piece
-/// of a block that several ranks share, such as ZeRO's of a group's flat space.
+/// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin. That is a
+/// rank's piece of a block that several ranks share, such as ZeRO's of a group's flat space.
 std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count);
 
 /// Appends `run`, joined to the last one when it continues that in both places.

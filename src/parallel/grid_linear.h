@@ -1,6 +1,6 @@
 #pragma once
-// The linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by axes of the mesh alone: each axis cuts rows
-// (m), columns (n) or the contraction (k), or does not cut.
+// GridLinear: the linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by mesh axes alone. Each axis cuts
+// rows (m), columns (n) or the contraction (k), or does not cut.
 //
 //   axes that cut     X            W                         Y            backward: dX        dW
 //   rows              rows         copies, or flat pieces    rows         rows                partial

@@ -13,16 +13,16 @@
 //   table of embedding and head           [V/q over col], 1/q of it over row
 //
 // A linear moves two of its three matrices; the third stays. With "paper" the result always stays. With "auto" the
-// largest stays, which for down is the input. Per linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
-// KN'/q elements, or, where the input stays, KN'/q + NN'/q; backward twice that, less NN'/q where one dY serves both
-// products.
+// largest stays, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
+// KN'/q elements. Where the input stays they are KN'/q + NN'/q. Backward needs twice that, less NN'/q where one dY
+// serves both products.
 //
 // Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
 // col), innermost last, or tiles of neighbours (parallel.node_tile). "data" are replicas and depth together: gradients
 // are summed, and ZeRO-1 splits the state, over both.
 //
-// Results are those of one rank. The original code differs: it sums gradients that are each divided by the tokens of
-// one row of ranks, uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
+// Results are those of one rank. The original code differs: its gradients are each divided by the tokens of one row of
+// ranks, all ranks use one dropout mask, and clipping goes by the norm of one column's vectors.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {

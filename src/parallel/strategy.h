@@ -1,8 +1,7 @@
 #pragma once
 // Strategy: how the layers of a model are spread over ranks. A strategy says where activations are (spreads, ranks.h)
-// and supplies the linears between them; norms, the embedding, the head and the split of attention follow from the
-// spreads and are the same for all. Attention's core, the block, the optimizer, checkpoints and the loop never ask
-// which strategy it is.
+// and makes the linears between them. Norms, the embedding, the head and the split of attention follow from the spreads
+// and are the same for all. The block, the optimizer, checkpoints and the loop do not know the strategy.
 //
 // Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix.
 #include <functional>
@@ -58,8 +57,8 @@ struct BackwardFusion {
 class Linear {
  public:
   virtual ~Linear() = default;
-  /// x is this rank's part of [rows, in], y of [rows, out]: in the layer's stream spread on one side, on the other as
-  /// attention has it (qkv, out) or as up and down agree.
+  /// Takes x, this rank's part of [rows, in]; returns y, its part of [rows, out]. On the side of the residual stream it
+  /// is in the layer's stream spread, on the other as attention has it (qkv, out) or as up and down agree.
   virtual Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) = 0;
   /// Takes dy shaped as y, and x as in forward; returns dx shaped as x. Gradients of weight and bias go to the sink.
   virtual Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,

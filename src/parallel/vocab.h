@@ -1,6 +1,6 @@
 #pragma once
-// The embedding and the output head of every strategy: a table [V, H] whose rows may be cut over some axes, whose
-// columns over others, and which may be stored in flat pieces, beside activations in any spread.
+// The embedding and the output head of every strategy. The rows of their table [V, H] may be cut over some axes, its
+// columns over others, and it may be stored in flat pieces, beside activations in any spread.
 //
 //   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
 //   beside the table, a rank has activations of the rows that R and F cut without V and H, columns cut over H:

@@ -84,15 +84,16 @@ class GradSink {
   /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for what the group
   /// before has in flight within its replica.
   void end_group(Exec& ex, int group);
-  /// Sets `reduced`, which is called once a step for each group, in the order of the backward pass, when its gradient
-  /// is complete: all micro-batches added over all ranks and replicas (with ZeRO-1, the chunk that this replica owns).
-  /// That happens in end_group(), one group after its sum over the replicas has started, or later.
+  /// Sets `reduced`, which is called once a step for each group when its gradient is complete, in the order of the
+  /// backward pass. Then all micro-batches are added over all ranks and replicas (with ZeRO-1, the chunk that this
+  /// replica owns). That happens in end_group(), one group after its sum over the replicas has started, or later.
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
   /// Ends the backward pass: gives back the memory taken from ex.arena.
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
-  /// all parameters: 65 536-element block sums in f64 over what each rank owns and counts of each group's flat space,
-  /// added in order of blocks, of ranks and of groups. The same on every rank, and with or without ZeRO-1.
+  /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of what it owns and counts of each
+  /// group's flat space. Blocks, ranks and groups are added in order. The norm is the same on every rank, and with or
+  /// without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:

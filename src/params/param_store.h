@@ -1,9 +1,10 @@
 #pragma once
 // ParamStore: the memory of the model's parameters (ParamTable).
 //
-// Per group there are flat buffers: compute weights and gradients of every element; master weights (accumulator type;
-// they are the compute weights when the types agree) and both moments of every element, or with ZeRO-1 (Rajbhandari et
-// al. 2020) of the chunk that this replica of the model owns.
+// Each group has flat buffers:
+//   - compute weights and gradients of every element;
+//   - master weights in the accumulator type (the compute weights themselves when the types agree) and both moments, of
+//     every element, or with ZeRO-1 (Rajbhandari et al. 2020) of the chunk that this replica owns.
 //
 // A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
 // WeightCache gathers the matrix for a use, and GradSink reduce-scatters its gradient.

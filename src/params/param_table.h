@@ -1,8 +1,8 @@
 #pragma once
 // ParamTable: what parameters a model has and where they are stored, before there is memory for them. A parameter is
 // logical (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat
-// space; a slot is a local tensor in it that one operator uses; a slot may hold several parameters side by side (q, k,
-// v; gate, up), so that one product serves them.
+// space. A slot is a local tensor in it that one operator uses. It may hold several parameters side by side (q, k, v;
+// gate, up), so that one product serves them.
 #include <cstdint>
 #include <string>
 #include <vector>

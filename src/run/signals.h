@@ -24,9 +24,9 @@ class SignalGuard {
   struct sigaction previous_[5];
 };
 
-/// While it lives, the first stop ends the process, with the status of one that was stopped and the line "stopped by
-/// SIGTERM while " + `doing`: for long computing with nothing to save. Not where another process would wait for this
-/// one. One at a time in a process; without a SignalGuard nothing.
+/// While a StopsAtOnce lives, the first stop ends the process, with the status of a stopped run and the line "stopped
+/// by SIGTERM while " + `doing`. It is for long computing with nothing to save, where no other process waits for this
+/// one. One at a time in a process; does nothing without a SignalGuard.
 class StopsAtOnce {
  public:
   explicit StopsAtOnce(const char* doing);

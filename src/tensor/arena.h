@@ -1,7 +1,7 @@
 #pragma once
-// Arena: memory of a micro-step. The first pass of a program runs dry and is recorded (what is taken, for how long);
-// the intervals are packed into offsets of one block; every later pass replays the record. The code is its own memory
-// plan: nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
+// Arena: memory of a micro-step. The first pass of a program runs dry, and its takes are recorded as intervals. They
+// are packed into offsets of one block, and every later pass replays the record. The code is its own memory plan:
+// nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
 #include <functional>
 #include <map>
 #include <memory>

@@ -9,7 +9,7 @@
 namespace trainer {
 
 /// A segment tree over `moments`. Each node knows the addresses in use at any moment below it, and those in use at all
-/// of them by what does not fill its parent; both as ranges, joined where they touch, so that they stay few.
+/// of them by what does not fill its parent. Both are ranges, joined where they touch, so that they stay few.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);
