@@ -86,7 +86,10 @@ class Packer {
       const std::byte* source = data_ + run.local * size_ + done_ * run.stride;
       const int64_t take = std::min(bytes - filled, run.length * size_ - done_);
       done_ += take;
-      if (done_ == run.length * size_) ++run_, done_ = 0;
+      if (done_ == run.length * size_) {
+        ++run_;
+        done_ = 0;
+      }
       if (take == bytes && run.stride == 1) return {source, static_cast<size_t>(bytes)};
       copy_elements(buffer_.data() + filled, size_, source, run.stride * size_, size_, take / size_);
       filled += take;
@@ -125,7 +128,10 @@ class Intersection {
       done_ += take;
       if (done_ < group.length) continue;
       done_ = 0;
-      if (++index_ == group.count) ++group_, index_ = 0;
+      if (++index_ == group.count) {
+        ++group_;
+        index_ = 0;
+      }
     }
     return copies_;
   }

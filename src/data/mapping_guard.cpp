@@ -74,7 +74,10 @@ MappingGuard::MappingGuard(const std::byte* begin, int64_t bytes, std::filesyste
   const bool fresh = mapping_ == nullptr;
   if (fresh) mapping_ = new GuardedMapping;
   struct stat now {};
-  if (::stat(path.c_str(), &now) == 0) mapping_->device = now.st_dev, mapping_->inode = now.st_ino;
+  if (::stat(path.c_str(), &now) == 0) {
+    mapping_->device = now.st_dev;
+    mapping_->inode = now.st_ino;
+  }
   mapping_->path = std::move(path);
   mapping_->bytes = bytes;
   mapping_->lost = false;

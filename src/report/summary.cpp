@@ -31,7 +31,9 @@ double mean_of_last_losses(std::span<const StepReport> steps) {
   double sum = 0;
   size_t count = 0;
   for (auto step = steps.rbegin(); step != steps.rend() && count < wanted; ++step) {
-    if (std::isfinite(step->loss)) sum += step->loss, ++count;
+    if (!std::isfinite(step->loss)) continue;
+    sum += step->loss;
+    ++count;
   }
   return count == 0 ? kUnknown : sum / static_cast<double>(count);
 }

@@ -54,7 +54,10 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   double left = static_cast<double>(draw) * 0x1p-32 * total;
   int64_t chosen = 0;  // where rounding leaves something over, the last token that has a probability
   for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
-    if (const double share = weight(rank); share > 0) left -= share, chosen = rank;
+    const double share = weight(rank);
+    if (!(share > 0)) continue;
+    left -= share;
+    chosen = rank;
   }
   return order_[static_cast<size_t>(chosen)];
 }

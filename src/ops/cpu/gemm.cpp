@@ -83,7 +83,10 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
       const double task =
           static_cast<double>(p * (group * tile_cols + kPackCost)) + 0.5 * static_cast<double>(tile_cols);
       const double cost = task * static_cast<double>(divide_up(tasks, threads));
-      if (cost < best) best = cost, task_panels = p, group_tiles = group;
+      if (!(cost < best)) continue;
+      best = cost;
+      task_panels = p;
+      group_tiles = group;
     }
   task_rows = task_panels * kernels.rows;
   row_blocks = divide_up(m, task_rows);

@@ -42,8 +42,14 @@ int64_t transposed_bytes(const Tensor& x) { return x.cols() * transposed_in({}, 
 
 /// The same product in another form, `copy` being the memory of the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy) {
-  if (form == GemmForm::left_first) op.a = transposed_in(copy, op.a), op.trans_a = !op.trans_a;
-  if (form == GemmForm::right_first) op.b = transposed_in(copy, op.b), op.trans_b = !op.trans_b;
+  if (form == GemmForm::left_first) {
+    op.a = transposed_in(copy, op.a);
+    op.trans_a = !op.trans_a;
+  }
+  if (form == GemmForm::right_first) {
+    op.b = transposed_in(copy, op.b);
+    op.trans_b = !op.trans_b;
+  }
   return op;
 }
 /// The copy that comes before it.
