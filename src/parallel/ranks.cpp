@@ -41,7 +41,7 @@ Tile Ranks::tile(Spread spread, Rows rows, int64_t width) const {
 
 Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const {
   if (from == to) return std::move(x);
-  return start(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
+  return start_move(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
 }
 
 // Alone every layout is the same, and only a result that is wanted elsewhere has to be moved.
