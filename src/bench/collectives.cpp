@@ -42,7 +42,8 @@ class Bench {
       if (repeat >= 0) ours.push_back(mine);
       if (engine_world == nullptr) continue;
       const double theirs = timed([&] {
-        engine_world->engine().on_progress_thread([&] { comm::mpi_library_all_reduce(in_.tensor().as<float>(), n); });
+        engine_world->engine().run_on_progress_thread(
+            [&] { comm::mpi_library_all_reduce(in_.tensor().as<float>(), n); });
       });
       if (repeat >= 0) library.push_back(theirs);
     }

@@ -86,7 +86,7 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
     }
   }
   for (const auto& [rate, what] : rates)
-    if (const std::string told = peak.saw(rate, what); !told.empty()) log::warning("{}", told);
+    if (const std::string told = peak.raise_to_rate(rate, what); !told.empty()) log::warning("{}", told);
   bench.peak = peak.report();
   const measure::Utilisation use = measure::utilisation(flops, bench.tokens_per_s, peak.flops());
   bench.mfu = use.mfu;

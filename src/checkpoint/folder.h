@@ -1,5 +1,5 @@
 #pragma once
-// Finding checkpoints: what a PATH means and which step folder of several is the newest complete one.
+// Folders: what a PATH means, and which step folder of several is the newest complete one.
 #include <filesystem>
 #include <optional>
 #include <string>

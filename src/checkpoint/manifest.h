@@ -2,9 +2,8 @@
 // The manifest of a checkpoint: state, files and, for each global tensor, which of its elements lie where.
 //
 // A tensor is stored in pieces, one for each process that wrote a part. A piece is a list of runs of the row-major
-// global tensor, laid end to end in one shard file from `offset` on, and has a checksum for each chunk of its bytes, so
-// that a reader that needs a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it
-// exactly once.
+// global tensor, laid end to end in one shard file from `offset` on. It has a checksum for each chunk of its bytes: a
+// reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly once.
 #include <filesystem>
 #include <string>
 #include <string_view>

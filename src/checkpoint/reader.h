@@ -24,7 +24,7 @@ class Reader {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  /// State, config, tokenizer, hashes and model keys; without tensors.
+  /// Returns state, config, tokenizer, hashes and model keys, without tensors.
   const Snapshot& header() const { return manifest_.header; }
 
   /// Fills the runs of all slices. Names must be those of the checkpoint, none missing and none left over, with equal

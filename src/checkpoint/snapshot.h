@@ -32,7 +32,7 @@ struct TrainState {
   bool finite_weights = true;
   /// The weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
   /// Retention::keep (checkpoint/store.h).
-  bool sound() const { return skipped_in_row == 0 && finite_weights; }
+  bool is_sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
 struct Snapshot {

@@ -50,7 +50,8 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
 }  // namespace
 
 int bench_collectives_command(const BenchOptions& o) {
-  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
+  return run_on_ranks(o.config,
+                      [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
 }
 
 }  // namespace trainer::cli

@@ -177,7 +177,7 @@ json bench_gemm(const Bench& b) {
     measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
     const bench::GemmRate& rate = measured.back();
     peak.measure();
-    peak.saw(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
+    peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
   }
   b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
@@ -229,7 +229,7 @@ json bench_attention(const Bench& b) {
     measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
     const bench::AttentionRate& rate = measured.back().second;
     peak.measure();
-    peak.saw(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
+    peak.raise_to_rate(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
   }
   b.say(format("{}, {} threads; causal FLOPs, {}\n", name_of(b.machine.compute), b.machine.threads, b.peak_text(peak)));
   json rates = json::array();

@@ -66,7 +66,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
     model.config.data.val = config.data.val;
   }
   data::EvalData source;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
     if (source.dataset) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
@@ -110,13 +110,13 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config,
-                  [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
-                  {{"the verb", "eval"},
-                   {"--checkpoint", o.checkpoint},
-                   {"--data", format("{}", fmt::join(o.data, " "))},
-                   {"--format", o.format},
-                   {"--batches", format("{}", o.batches)}});
+  return run_on_ranks(o.config,
+                      [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
+                      {{"the verb", "eval"},
+                       {"--checkpoint", o.checkpoint},
+                       {"--data", format("{}", fmt::join(o.data, " "))},
+                       {"--format", o.format},
+                       {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

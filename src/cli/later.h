@@ -1,5 +1,5 @@
 #pragma once
-// What the command line will have and has not yet: an honest refusal instead of "unknown".
+// Parts of the command line that are not built yet are refused as such, not as "unknown".
 #include <string>
 #include <vector>
 

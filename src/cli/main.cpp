@@ -262,7 +262,7 @@ int main(int argc, char** argv) {
     app.parse(std::move(words));
   } catch (const CLI::Success& done) {  // --help, --version
     const int status = app.exit(done);
-    return cli::printed() ? status : exit_status(Code::io);
+    return cli::is_output_complete() ? status : exit_status(Code::io);
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     return exit_status(Code::usage);

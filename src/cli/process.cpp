@@ -37,7 +37,7 @@ void print(std::string_view text) {
     throw Error(Code::io, not_printed(errno));
 }
 
-bool printed() {
+bool is_output_complete() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
   std::fprintf(stderr, "trainer: %s\n", not_printed(errno).c_str());

@@ -64,7 +64,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   comm::require_same(world, asked, Code::usage, kOneCommand);
   std::string text, path = options.file;
   config::Config config;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (options.file.empty()) config = configuration_without_file(options);
     if (options.file.empty() || !world.first()) return;
     text = config::read_text(options.file);
@@ -74,7 +74,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   if (!options.file.empty()) {
     world.control().broadcast(text);
     world.control().broadcast(path);
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (world.first()) return;
       const std::string own = path == options.file ? text : config::read_text(options.file);
       config = config::load_text(own, config::name_of(options.file), options.sets,
@@ -102,14 +102,14 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
       world->fail(code_of(error), error.what());
     }
   }
-  world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
+  world->wait_for_all_ranks(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
   return status;
 }
 
 }  // namespace
 
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
-             const comm::Facts& asked) {
+int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+                 const comm::Facts& asked) {
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
       const config::Config config = shared_configuration(world, options, asked);
@@ -128,7 +128,7 @@ int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&,
   return status.front();
 }
 
-int on_ranks(const std::function<int(comm::World&)>& verb) {
+int run_on_ranks(const std::function<int(comm::World&)>& verb) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
     comm::require_same(world, {{"the verb", "one without a configuration"}}, Code::usage, kOneCommand);

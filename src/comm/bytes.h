@@ -6,8 +6,7 @@
 
 namespace trainer::comm {
 
-/// Reductions of at most so many elements gather everything and add in rank order, in f64; above it they go round a
-/// ring.
+/// Reductions of at most so many elements gather everything and add in rank order, in f64. Larger ones go round a ring.
 inline constexpr int64_t kDirectElements = 4096;
 
 /// Elements on the wire, summed over the g ranks of one group, of one operation with payload n:

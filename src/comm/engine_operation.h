@@ -43,9 +43,9 @@ struct Engine::Channel {
   std::array<Running, kFlows> flows;
   int64_t next_flow = 0;
   int64_t taken = 0;       // operations started
-  int64_t excused = 0;     // the one that waits for a rank that is busy, as the watchdog found
-  int64_t stalled = 0;     // the one that all ranks have started and that does not end, as it found
-  double finished_at = 0;  // when the last one ended, or the watchdog was told to be patient
+  int64_t excused = 0;     // the one that waits for a busy rank, by the watchdog's finding
+  int64_t stalled = 0;     // the one that all ranks have started and that does not end, by the same
+  double finished_at = 0;  // when the last one ended, or the watchdog last let it wait longer
 };
 
 }  // namespace trainer::comm

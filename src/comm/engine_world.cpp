@@ -59,7 +59,8 @@ EngineWorld::EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control
       farewell_(farewell) {}
 
 EngineWorld::~EngineWorld() {
-  if (farewell_ > 0) engine_->meet(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
+  if (farewell_ > 0)
+    engine_->wait_for_all_ranks(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
 }
 
 void EngineWorld::configure(const WorldOptions& options) {

@@ -30,7 +30,7 @@ Group control_group(int rank, int size) {
   return group;
 }
 
-void Control::agree(const std::optional<Error>& problem) {
+void Control::throw_if_any_failed(const std::optional<Error>& problem) {
   const std::vector<std::string> all = gather(packed(problem));
   const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
   if (first == all.end()) return;
@@ -39,7 +39,7 @@ void Control::agree(const std::optional<Error>& problem) {
   throw error.on(Scope::all_ranks);
 }
 
-void Control::together(const std::function<void()>& action) {
+void Control::run_on_all_ranks(const std::function<void()>& action) {
   std::optional<Error> problem;
   try {
     action();
@@ -50,7 +50,7 @@ void Control::together(const std::function<void()>& action) {
   } catch (const std::exception& error) {
     problem = Error(Code::internal, error.what());
   }
-  agree(problem);
+  throw_if_any_failed(problem);
 }
 
 HostControl::HostControl(const std::function<std::unique_ptr<Communicator>(device::Device&)>& make)

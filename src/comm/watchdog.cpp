@@ -1,5 +1,5 @@
-// The part of the engine that looks after operations which do not end, and speaks with the other ranks about that and
-// other failures.
+// The watchdog of the engine: it finds operations that do not end, and exchanges control messages with the other ranks
+// about that and other failures.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -14,7 +14,7 @@ namespace trainer::comm {
 namespace {
 
 constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
-constexpr double kMarginSeconds = 1;  // by which a rank that waits must have come to its own conclusion
+constexpr double kMarginSeconds = 1;  // by which a rank that waits must have ended its own probe
 
 }  // namespace
 
@@ -25,9 +25,9 @@ Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   return &operation;
 }
 
-void Engine::ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
+void Engine::mark_ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
 
-void Engine::give_up() noexcept {
+void Engine::end_all_operations() noexcept {
   {
     const std::lock_guard lock(mutex_);
     gave_up_ = true;
@@ -68,7 +68,7 @@ void Engine::watch(double now) {
     if (first == nullptr || first->number != probe_.number) {
       probe_.channel = nullptr;
     } else if (now >= probe_.until) {
-      conclude(now);
+      conclude_probe(now);
     }
     return;
   }
@@ -105,14 +105,14 @@ void Engine::drop_ended() {
     }
 }
 
-void Engine::conclude(double now) {
+void Engine::conclude_probe(double now) {
   Channel& channel = *probe_.channel;
   // Host data may wait long for a rank that prepares something, as long as that rank is alive and not at its end.
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
-  if (channel.lane == Lane::control && !lost && patient(now)) {
+  if (channel.lane == Lane::control && !lost && may_wait_longer(now)) {
     probe_.channel = nullptr;
     return;
   }
@@ -123,7 +123,7 @@ void Engine::conclude(double now) {
             true);
 }
 
-bool Engine::patient(double now) {
+bool Engine::may_wait_longer(double now) {
   Channel& channel = *probe_.channel;
   bool missing = false, busy = false;
   double least = std::numeric_limits<double>::infinity();  // that the missing ranks have waited
@@ -145,7 +145,7 @@ bool Engine::patient(double now) {
     channel.finished_at = now;
     return std::exchange(channel.stalled, probe_.number) != probe_.number;
   }
-  // All of them wait. Whether for somebody who is busy each finds out when it has waited for the timeout.
+  // All missing ranks wait. Each finds out whether it waits for a busy rank when it has waited for the timeout.
   const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
   if (least >= enough) return false;
   channel.finished_at = now - options_.timeout_s + (enough - least);
@@ -182,7 +182,7 @@ std::string Engine::describe_missing() {
   return format("{}", fmt::join(missing, "; "));
 }
 
-bool Engine::hear() {
+bool Engine::receive_control_messages() {
   bool any = false;
   for (ControlMessage message; transport_->receive_control(message); any = true) {
     switch (message.kind) {
@@ -215,7 +215,7 @@ bool Engine::hear() {
   return any;
 }
 
-void Engine::tell_everybody(const ControlMessage& message) noexcept {
+void Engine::send_to_all_ranks(const ControlMessage& message) noexcept {
   ControlMessage signed_message = message;
   signed_message.from = rank();
   for (int peer = 0; peer < size(); ++peer)
@@ -227,7 +227,7 @@ void Engine::fail_here(const Error& error, bool tell) noexcept {
     told_failure_ = true;
     ControlMessage message{.kind = ControlMessage::Kind::failed, .number = static_cast<int64_t>(error.code())};
     std::strncpy(message.text, error.what(), sizeof(message.text) - 1);
-    tell_everybody(message);
+    send_to_all_ranks(message);
   }
   if (failed_) return;
   failed_ = true;

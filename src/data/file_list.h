@@ -1,5 +1,5 @@
 #pragma once
-// Names and globs, as users list them, to files.
+// File lists: names and globs, as users write them, to files.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace trainer::data {
 
-/// Names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing, or
-/// when a file is of no kind that is known (config::file_kind); `insist` is then the option to say it with.
+/// Returns names with globs replaced by what they match, in order of names. Throws Code::data when one matches nothing,
+/// or when a file is of no kind that is known (config::file_kind); `insist` is then the option to say it with.
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
                                       config::DataFormat stated = config::DataFormat::automatic,
                                       const std::string& insist = "data.format");

@@ -55,7 +55,7 @@ class MappedFile {
   /// Throws Code::data, naming the file and its sizes, when a read met a page that is gone; `ask`: or when the system
   /// says that the file is shorter now.
   void require_whole(bool ask = false) const {
-    if (guard_ && (ask ? guard_->cut_short() : guard_->lost())) refuse_cut();
+    if (guard_ && (ask ? guard_->is_cut_short() : guard_->has_lost_page())) refuse_cut();
   }
   /// Asks the system to read [offset, offset + bytes) ahead.
   void will_need(int64_t offset, int64_t bytes) const;

@@ -92,11 +92,11 @@ MappingGuard::~MappingGuard() {
   mapping_->begin = nullptr;
 }
 
-bool MappingGuard::lost() const { return mapping_->lost.load(std::memory_order_relaxed); }
+bool MappingGuard::has_lost_page() const { return mapping_->lost.load(std::memory_order_relaxed); }
 
-bool MappingGuard::cut_short() const { return lost() || shorter_now(*mapping_); }
+bool MappingGuard::is_cut_short() const { return has_lost_page() || shorter_now(*mapping_); }
 
-bool mappings_whole() {
+bool mappings_are_whole() {
   const std::lock_guard lock(mutex);
   for (const GuardedMapping* each = all.load(); each != nullptr; each = each->next) {
     if (each->begin.load() != nullptr && (each->lost.load() || shorter_now(*each))) return false;

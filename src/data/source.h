@@ -1,6 +1,6 @@
 #pragma once
-// From the [data] section to data sets: finds the files, trains or loads the tokenizer, tokenizes text (once: the
-// result is kept), opens token files, splits off validation.
+// Data sets from the [data] section. Opening finds the files, trains or loads the tokenizer, tokenizes text (once: the
+// result is kept), opens token files and splits off validation.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -44,7 +44,7 @@ struct Datasets {
 /// no sense (text without a tokenizer, a tokenizer to train without text, an unknown vocabulary).
 Datasets open_data(const config::Config& config, const OpenOptions& options);
 
-/// Puts staged tokens in their place in a cache folder; or removes them.
+/// Moves staged tokens to their place in a cache folder; drop_staged() removes them.
 void adopt_staged(const std::filesystem::path& cache);
 void drop_staged(const std::filesystem::path& cache);
 /// Where the tokens of a run's text files are kept: RUN_DIR/tokens.

@@ -32,7 +32,7 @@ struct TextPosition {
 struct TextPiece {
   TextPosition at;
   std::string text;           // raw bytes
-  bool ends_document = true;  // false: the last document goes on in the next piece
+  bool ends_document = true;  // false: the last document continues in the next piece
 };
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;

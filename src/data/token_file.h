@@ -2,9 +2,8 @@
 // Token files, memory-mapped: several files as one stream of tokens.
 //
 // Read (told apart by what is in them):
-//   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7,
-//   uint32),
-//              then the token count;
+//   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7, uint32
+//              tokens), then the token count;
 //   Megatron   X.bin without header beside X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
 //   nanoGPT    .bin without header: uint16.
 // Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
@@ -73,12 +72,12 @@ class TokenStream {
   /// Asks the system to read [begin, end) ahead.
   void prefetch(int64_t begin, int64_t end) const;
 
-  /// The position nearest to `position` and at most `distance` away where a document ends: by the document index where
-  /// there is one, else after an end-of-text token, else at the end of a file.
+  /// Returns the position nearest to `position`, at most `distance` away, where a document ends: by the document index
+  /// where there is one, else after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
-  /// XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file, and both
-  /// ends): tells files apart in constant time; a change between the blocks goes unnoticed.
+  /// Returns XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file,
+  /// and both ends). It tells files apart in constant time; a change between the blocks goes unnoticed.
   std::string fingerprint() const;
 
  private:

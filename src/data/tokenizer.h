@@ -2,11 +2,11 @@
 // The tokenizer: a SentencePiece model. Trained models are lossless (BPE with byte fallback, identity normalisation,
 // no dummy prefix, spaces kept); "\n" is a user-defined symbol, EOS ends a document.
 //
-// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Where the model
-// cannot join symbols across a space (BPE whose pieces hold a space at the front only, as all models trained here),
-// lines are encoded word by word with a cache: the same tokens, many times faster than whole lines.
-// Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens; so with byte
-// fallback any byte string comes back from decode(encode(x)).
+// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Some models
+// cannot join symbols across a space: BPE whose pieces hold a space at the front only, as all models trained here. Then
+// lines are encoded word by word with a cache, which gives the same tokens many times faster. Bytes that are not valid
+// UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens; so with byte fallback any byte string comes
+// back from decode(encode(x)).
 #include <array>
 #include <cstdint>
 #include <memory>

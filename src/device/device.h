@@ -1,8 +1,8 @@
 #pragma once
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool; a CUDA device in the order of
 // its compute stream, and only kernels and the copies below may touch its memory. A dry device computes nothing and
-// allocates nothing: it stands for a CPU of given threads and instruction set, or for a GPU, so that one pass over the
-// program yields the memory plan and the cost of a step.
+// allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives the
+// memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,21 +23,22 @@ struct MemoryUse {
   int64_t current = 0, peak = 0;
 };
 
-/// Host memory, pinned beside a GPU, that a device copies to and from while host and compute stream go on.
+/// A mirror is pinned host memory beside a GPU. The device copies to and from it while host and compute stream
+/// continue.
 class Mirror {
  public:
   virtual ~Mirror() = default;
-  /// At least so long; what it held is lost. Waits for the copies that were started.
+  /// Returns at least `bytes` of memory; its old content is lost. Waits for the copies that were started.
   virtual std::byte* memory(int64_t bytes) = 0;
   /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// Whether what fetch() started is there. Any thread.
-  virtual bool fetched() const = 0;
-  /// A copy from memory() + at, in order with the operators of the device.
+  /// Whether the copy that fetch() started has ended. Any thread.
+  virtual bool is_fetched() const = 0;
+  /// Copies from memory() + at, in order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
 };
 
-/// What a device was given to do, to be done again on the same memory with the same arguments.
+/// A graph is recorded work of a device, which runs again on the same memory with the same arguments.
 class Graph {
  public:
   virtual ~Graph() = default;

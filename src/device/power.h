@@ -18,7 +18,7 @@ class PowerMeter {
 
   /// Takes up to a millisecond.
   std::optional<Reading> read() const;
-  /// For every step of a run: what was read last, at most a second ago.
+  /// Returns what was read last, at most a second ago: cheap enough for every step of a run.
   std::optional<Reading> recent();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// What a GPU can do at most: by its data sheet, or in products of its library.
+// The peak of a GPU: by its data sheet, or in products of its library.
 #include <optional>
 #include <string>
 

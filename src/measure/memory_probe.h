@@ -8,8 +8,8 @@ namespace trainer::measure {
 /// /proc/self/status); 0 when neither can be read. Walks the page tables: milliseconds per GiB, so not for every step.
 int64_t anonymous_bytes();
 
-/// The same after the allocator has given back what was freed: memory that it keeps for later is not in use, and what
-/// is taken from it afterwards would not show as growth.
+/// Returns the same after the allocator has given back freed memory. Memory that it keeps is not in use, and later
+/// takes from it would not show as growth.
 int64_t bytes_in_use();
 
 /// Growth of the memory in use since construction. One thread.

@@ -50,7 +50,7 @@ void PeakTracker::measure(int count) {
   }
 }
 
-bool PeakTracker::due() const {
+bool PeakTracker::is_due() const {
   if (!windows_) return false;
   const double room = std::min(kMostSeconds, kShare * (clock_() - started_)) - visits_seconds_;
   return room >= visit_seconds_;
@@ -62,12 +62,12 @@ void PeakTracker::visit() {
   visits_seconds_ += seconds_ - before;
 }
 
-std::string PeakTracker::saw(double flops, std::string_view what) {
+std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   if (!(flops > flops_)) return {};
   const std::string faster =
       format("{} ran at {:.4g} TFLOP/s, above the peak of {:.4g}", what, flops * 1e-12, flops_ * 1e-12);
   const bool first = !std::exchange(told_, true);
-  if (!measured()) {
+  if (!is_measured()) {
     if (!first) return {};
     return faster + (origin_ == "user"
                          ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "

@@ -93,7 +93,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
 }
 PeakWindows::~PeakWindows() = default;
 
-void PeakWindows::together(const std::function<void(Lane&)>& work) {
+void PeakWindows::run_on_all_lanes(const std::function<void(Lane&)>& work) {
   const auto lanes = static_cast<int>(lanes_.size());
   std::atomic<int> arrived = 0;
   device_.host_pool().parallel_for(lanes, [&](int64_t, int worker) {
@@ -104,7 +104,7 @@ void PeakWindows::together(const std::function<void(Lane&)>& work) {
 }
 
 double PeakWindows::seconds_of(int64_t rounds) {
-  together([&](Lane& lane) {
+  run_on_all_lanes([&](Lane& lane) {
     lane.start = now_seconds();
     lane.flops = unit_.loop(lane.operands, rounds, lane.sink);
     lane.end = now_seconds();
@@ -118,7 +118,7 @@ double PeakWindows::seconds_of(int64_t rounds) {
 }
 
 void PeakWindows::run(std::span<double> rates) {
-  together([&](Lane& lane) {
+  run_on_all_lanes([&](Lane& lane) {
     sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
     take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
   });
@@ -130,7 +130,7 @@ void PeakWindows::run(std::span<double> rates) {
     rate = flops / seconds;
   }
   if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);  // other ranks may be at their last
-  together([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
+  run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
 }
 
 }  // namespace trainer::measure

@@ -41,7 +41,7 @@ class PeakWindows {
 
  private:
   struct Lane;
-  void together(const std::function<void(Lane&)>& work);
+  void run_on_all_lanes(const std::function<void(Lane&)>& work);
   double seconds_of(int64_t rounds);  // of all threads
 
   device::Device& device_;

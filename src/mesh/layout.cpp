@@ -150,7 +150,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
   return clip_runs(runs, piece.begin, piece.count);
 }
 
-bool Layout::owner(int rank) const {
+bool Layout::is_owner(int rank) const {
   TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of {}", mesh::to_string(*this));
   return mesh_.index(rank, axes(kReplicate)) == 0;
 }
@@ -174,7 +174,7 @@ Layout Layout::gradient(const Layout& tokens) const {
   return with(tokens.split_axes() & ~split_axes(), kPartial);
 }
 
-Layout dual(const Layout& layout) {
+Layout gradient_layout(const Layout& layout) {
   const AxisSet replicated = layout.axes(kReplicate), partial = layout.axes(kPartial);
   return layout.with(replicated, kPartial).with(partial, kReplicate);
 }

@@ -52,7 +52,7 @@ struct Cut {
 
 }  // namespace
 
-/// One step of a route, on one rank: begin() does a local one, or starts a collective; end() is its other half.
+/// Mover runs one step of a route on one rank: begin() runs a local step, or starts a collective; end() completes it.
 class Mover {
  public:
   Mover(Exec& ex, Transit& transit)
@@ -87,7 +87,7 @@ class Mover {
   }
   static bool running(const Transit& t) { return static_cast<bool>(t.received_); }
   static void end_running(Exec& ex, Transit& t) {
-    if (t.ticket_.open()) t.ticket_.join(ex);
+    if (t.ticket_.is_open()) t.ticket_.join(ex);
     Mover(ex, t).end();
   }
 
@@ -200,13 +200,13 @@ class Mover {
     t_.place_ = std::move(place);
     t_.received_ = t_.place_;
   }
-  /// Into memory of its own, or where the caller wants the result.
+  /// Writes into memory of its own, or where the caller wants the result.
   void receive_result() {
     if (!last() || !t_.out_) return receive(take());
     t_.received_ = t_.out_;
     t_.is_out_ = true;
   }
-  /// Over the input, or over a copy of it when that is not ours.
+  /// Writes over the input, or over a copy of it when the caller keeps it.
   void receive_over_input() {
     if (t_.owned_) return receive(std::move(t_.owned_));
     if (t_.writable_) {
@@ -216,7 +216,7 @@ class Mover {
     last() && t_.out_ ? receive_result() : receive(take(t_.tensor_.shape));
     copy_whole(ex_, t_.tensor_, t_.received_);
   }
-  /// What was received is what the next step moves.
+  /// Makes the received tensor the one that the next step moves.
   void arrive() {
     const bool in_place = t_.writable_ && !t_.place_ && !t_.is_out_;
     TRAINER_CHECK(in_place || !t_.writable_, "{} moves what a rank stores, and not in place", to_string(*t_.route_));
@@ -234,7 +234,7 @@ class Mover {
 };
 
 void Transit::wait(Exec& ex) {
-  if (ticket_.open()) ticket_.join(ex);
+  if (ticket_.is_open()) ticket_.join(ex);
 }
 
 Scratch Transit::finish(Exec& ex) {

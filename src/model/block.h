@@ -11,7 +11,7 @@
 
 namespace trainer::model {
 
-/// Keys and values of one sequence seen so far, for generation.
+/// KvCache holds the keys and values of one sequence seen so far, for generation.
 struct KvCache {
   Tensor keys, values;  // [capacity, local K·D]
   int64_t used = 0;     // rows filled before this pass
@@ -59,12 +59,12 @@ class Block {
   enum class Pass { train, recompute, infer };
   Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
-  parallel::ForwardFusion onto(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
-  Scratch masked(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
+  parallel::ForwardFusion add_residual(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
+  Scratch dropout_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);
 
-  bool drops(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
+  bool has_dropout(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
   ops::DropoutSite site(const parallel::Batch& batch, PhiloxKey key) const;
   parallel::AttentionTile attention_tile(const parallel::Batch& batch) const;
   ops::AttentionShape attention_shape(const parallel::Batch& batch) const;
@@ -74,7 +74,7 @@ class Block {
   Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
   static Tensor gate(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
   static Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
-  Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
+  Tensor queries_and_keys(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
 
   int group_;
   int layer_;

@@ -44,9 +44,9 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Attention of this process on that GPU is cuDNN's from now on where it can do it (bf16, no dropout, as many keys as
-/// queries), or ours again. The log-sum-exps of both mean the same: a backward pass may follow the other's forward.
-/// Throws Code::usage with the reason when cuDNN was not there at build time, or is not here.
+/// Makes attention of this process on that GPU run by cuDNN from now on where cuDNN can do it (bf16, no dropout, as
+/// many keys as queries), or by our kernels again. The log-sum-exps of both mean the same: a backward pass may follow
+/// the other's forward. Throws Code::usage with the reason when cuDNN was not found at build time, or is not found now.
 void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
 /// What computes attention, for logs: "own kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

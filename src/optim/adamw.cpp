@@ -49,7 +49,7 @@ void AdamW::step(Exec& ex, params::ParamStore& store, const config::Optim& optim
     if (store.replicas().split_state) gathers_[g] = store.gather_weights(ex, static_cast<int>(g));
   }
   for (comm::Ticket& gather : gathers_)
-    if (gather.open()) gather.join(ex);
+    if (gather.is_open()) gather.join(ex);
   store.weights_changed();
 }
 

@@ -14,8 +14,8 @@ class AdamW {
  public:
   /// Cuts each group into ranges of equal decay, so that a pass is few calls.
   explicit AdamW(const params::ParamStore& store);
-  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and sends it to
-  /// the others while it goes on with the next group; all weights are there on return.
+  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and gathers it
+  /// to the others while it updates the next group. All gathers have ended on return.
   void step(Exec& ex, params::ParamStore& store, const config::Optim& optim, double lr, int64_t t,
             double gradient_scale);
 

@@ -8,7 +8,7 @@ namespace {
 
 using Extents = std::vector<int>;
 
-/// An axis in factors: of its tiles, and of the ranks of a tile. Those of one rank are left out.
+/// Cuts an axis in factors: of its tiles, and of the ranks of a tile. Factors of one rank are skipped.
 struct Axis {
   Axis(const std::string& name, Extents tile_factors, Extents rank_factors) {
     std::erase(tile_factors, 1);

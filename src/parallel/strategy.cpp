@@ -23,7 +23,7 @@ std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec
   const Spread features = stream(n_layer);
   if (!tied) return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, vocab(), features), false);
   TRAINER_CHECK(table_.has_value(), "a tied head before its embedding");
-  return std::make_unique<Head>(table_->beside(features), true);
+  return std::make_unique<Head>(table_->with_stream(features), true);
 }
 
 AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {

@@ -91,7 +91,7 @@ Tensor ParamStore::stored_weight(SlotId slot) const {
 }
 
 Tensor ParamStore::weight(SlotId slot) const {
-  TRAINER_CHECK(!spread(slot), "{} is stored in pieces: hold it",
+  TRAINER_CHECK(!is_sharded(slot), "{} is stored in pieces: hold it",
                 params()[static_cast<size_t>(params_of(slot).front())].name);
   return stored_weight(slot);
 }

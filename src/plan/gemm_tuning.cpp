@@ -19,7 +19,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   const std::string& path = config.hardware.gemm_tuning;
   if (path.empty()) return {};
   std::string text;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     std::ifstream file(path, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(file), {});
@@ -28,7 +28,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   world.control().broadcast(text);
   std::optional<ops::GemmTuning> tuning;
   std::string misfit;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     try {
       tuning = ops::parse_gemm_tuning(text);
     } catch (const Error& error) {

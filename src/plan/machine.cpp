@@ -112,7 +112,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
 void require_one_compute(comm::World& world, const Machine& machine) {
   const std::vector<std::string> types = world.control().gather(std::string(name_of(machine.compute)));
   const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first() || other == types.end()) return;
     throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
                                    "precision.compute to one of them",

@@ -9,7 +9,7 @@
 
 namespace trainer::plan {
 
-/// The run lets the model write: it then holds a key-value cache beside what training needs.
+/// Whether the run generates samples: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);
 
 /// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of

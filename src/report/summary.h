@@ -19,7 +19,7 @@ struct Summary {
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;
-  // Medians over the steps, the first two left out (they warm up).
+  // Medians over the steps without the first two, which warm up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   measure::PhaseMs phase_ms;                          // means over the same steps
@@ -36,7 +36,7 @@ Summary summarize(const History& history, std::vector<Sample> samples);
 /// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with a word on more than 100 %.
 std::string utilisation_text(const Summary& summary);
 
-/// What happened and where the files are, aligned for a terminal; what is not known is left out.
+/// Says what happened and where the files are, aligned for a terminal; unknown values are skipped.
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);
 
 }  // namespace trainer::report

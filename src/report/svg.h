@@ -12,11 +12,11 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// At most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in their order,
-/// so that no peak is lost. A stretch without a finite value stays a gap.
+/// Returns at most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in
+/// their order, so that no peak is lost. A stretch without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
-/// Moving average over up to `window` points centred on each (fewer towards the ends), so that it does not lag; gaps
-/// are skipped.
+/// Returns the moving average over up to `window` points centred on each (fewer towards the ends), so that it does not
+/// lag; gaps are skipped.
 std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
 
 /// Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.

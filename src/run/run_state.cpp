@@ -32,7 +32,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
 std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
   comm::World& world = trainer.mesh().world();
-  std::string damage = damage_met(world, [&] {
+  std::string damage = find_damage_on_any_rank(world, [&] {
     const checkpoint::Reader reader(folder);
     if (world.first())
       checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
@@ -70,7 +70,8 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
 
 namespace {
 
-/// With the files of data by whole paths, so that the checkpoint's own configuration finds them from any folder.
+/// Returns the configuration with absolute paths of data files, so that the checkpoint's own configuration finds them
+/// from any folder.
 std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
     std::error_code failed;
@@ -123,7 +124,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
 std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
   const config::Checkpoint& config = trainer.config().checkpoint;
   comm::World& world = trainer.mesh().world();
-  const std::vector<fs::path> candidates = found_by_first(world, [&] { return resume_candidates(config, folder); });
+  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return resume_candidates(config, folder); });
   if (candidates.empty()) return std::nullopt;
   const std::string none_whole =
       config.resume != "auto"
@@ -137,7 +138,7 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
 }
 
 std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
-  std::string damage = damage_met(trainer.mesh().world(), [&] {
+  std::string damage = find_damage_on_any_rank(trainer.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
                 {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
   });

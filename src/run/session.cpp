@@ -17,7 +17,7 @@ namespace {
 /// Of the first rank, for as long as this lives: nobody else writes into the run's folder or its checkpoints.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       run.emplace(config.run.dir);
       checkpoints.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
@@ -37,7 +37,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine);
-    world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
+    world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;
   }
   plan::require_one_compute(world, machine);
@@ -51,7 +51,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
     log::info("stopped while tokenizing; the same command resumes here");
-    return stopped_on_any(world) ? kStoppedBySignal : 0;
+    return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
   std::optional<plan::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
   if (!plan) return kStoppedBySignal;

@@ -70,7 +70,7 @@ StopsAtOnce::~StopsAtOnce() { at_once = nullptr; }
 
 bool stop_requested() { return stop_flag.load(std::memory_order_relaxed) != 0; }
 
-bool stopped_on_any(comm::World& world) {
+bool stop_requested_on_any_rank(comm::World& world) {
   double stops[] = {stop_requested() ? 1.0 : 0.0};
   world.control().sum(stops);
   return stops[0] > 0;

@@ -26,7 +26,7 @@ Arena::~Arena() = default;
 
 void Arena::record(const std::string& key, const std::function<void()>& body) {
   TRAINER_CHECK(state_ == State::idle, "recording {} inside {}", key, current_key_);
-  if (recorded(key) || mode_ == Mode::heap) return;
+  if (is_recorded(key) || mode_ == Mode::heap) return;
   Program program;
   current_ = &program;
   current_key_ = key;

@@ -1,5 +1,5 @@
 #pragma once
-// Which addresses are in use while something is alive: what Arena packs its intervals by, in a time that grows little
+// Occupancy: which addresses are in use at which moments. Arena packs its intervals by it, in a time that grows little
 // faster than their number.
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace trainer {
 
 /// A segment tree over `moments`. Each node knows the addresses in use at any moment below it, and those in use at all
-/// of them by what does not fill its parent; both as ranges, joined where they touch, so that they stay few.
+/// of them by what does not fill its parent. Both are ranges, joined where they touch, so that they stay few.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);

@@ -56,8 +56,8 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
       if (rows == left) {
         const HostCopy scores(ex.device, logits);
-        chosen =
-            static_cast<int32_t>(trainer_.scalars().of_first_rank(sampler.choose(scores.tensor(), position, allowed)));
+        chosen = static_cast<int32_t>(
+            trainer_.scalars().broadcast_from_first_rank(sampler.choose(scores.tensor(), position, allowed)));
       }
     }
     trainer_.end();
@@ -86,7 +86,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   std::vector<int32_t> next = text;
   for (int64_t i = 0; i < tokens; ++i) {
     const int32_t id = feed(next, sampler, i, i == 0 ? first : std::vector<bool>());
-    if (id == eos || trainer_.scalars().of_first_rank(emit(id)) == 0) return;
+    if (id == eos || trainer_.scalars().broadcast_from_first_rank(emit(id)) == 0) return;
     text.push_back(id);
     next.assign(1, id);
     if (cache_.used == capacity) {

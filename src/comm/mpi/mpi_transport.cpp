@@ -175,7 +175,7 @@ class MpiTransport final : public Transport {
 
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
   Bell bell_;
-  // Under way: first the control message expected next, then those of operations, described by messages_.
+  // Requests in flight: first the control message expected next, then those of operations, described by messages_.
   std::vector<MPI_Request> requests_{MPI_REQUEST_NULL};
   std::vector<Message> messages_{Message{}};
   std::vector<int> done_;

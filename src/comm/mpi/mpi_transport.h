@@ -1,6 +1,6 @@
 #pragma once
-// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone, and only
-// its non-blocking messages are used: they can be given up, and waiting for them need not burn a core.
+// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone. Only its
+// non-blocking messages are used: they can be cancelled, and waiting for them need not burn a core.
 #include <memory>
 
 #include "comm/transport.h"

@@ -50,7 +50,7 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
 
   ncclUniqueId id{};
-  control.together([&] {
+  control.run_on_all_ranks([&] {
     if (engine.rank() != 0) return;
     if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) fail("unique id", result, nullptr);
   });
@@ -81,7 +81,7 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is under way any more; children end before what they were split from.
+  // Nothing is in flight any more; children end before what they were split from.
   const double until = now_seconds() + kFarewellSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
@@ -198,7 +198,7 @@ void Fabric::abandon(Launched& launched) noexcept {
     return over();
   };
   if (!wait(kAbandonSeconds)) {
-    engine_.give_up();  // the watcher sees it and aborts
+    engine_.end_all_operations();  // the watcher sees it and aborts
     wait(kFarewellSeconds);
   }
   const std::lock_guard lock(mutex_);
@@ -211,7 +211,7 @@ void Fabric::take_ended() {
     while (!running_[lane].empty() && cudaEventQuery(running_[lane].front()->done) == cudaSuccess) {
       Launched& launched = *running_[lane].front();
       running_[lane].pop_front();
-      engine_.ended(*launched.watched);
+      engine_.mark_ended(*launched.watched);
       launched.over = true;
       if (launched.joined) free_[lane].push_back(&launched);
     }

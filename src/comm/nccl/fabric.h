@@ -24,7 +24,7 @@ class Fabric;
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
-  void wait() override;  // the compute stream's waiting; the host goes on
+  void wait() override;  // makes the compute stream wait; the host continues
   void abandon() noexcept override;
 
   Fabric& fabric;

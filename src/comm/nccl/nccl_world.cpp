@@ -60,7 +60,7 @@ class NcclCommunicator final : public Communicator {
         channel_(fabric.engine().channel(this->group(), lane)) {}
 
  private:
-  bool reaches_gpus() const override { return true; }
+  bool can_reach_gpus() const override { return true; }
 
   Pending* start(const Request& r) override {
     TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} is used before the world is connected",
@@ -151,7 +151,7 @@ class NcclWorld final : public World {
   Control& control() override { return below_.control(); }
   void configure(const WorldOptions&) override { TRAINER_CHECK(false, "a world is configured before NCCL joins it"); }
   void fail(Code code, const std::string& why) noexcept override { below_.fail(code, why); }
-  bool meet(double seconds) noexcept override { return below_.meet(seconds); }
+  bool wait_for_all_ranks(double seconds) noexcept override { return below_.wait_for_all_ranks(seconds); }
   int64_t bytes_sent() const override { return below_.bytes_sent(); }
 
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {

@@ -3,16 +3,15 @@
 // no host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
 //
 // Order and deadlocks. Every rank starts its operations in the order of the program, which is the same on all ranks of
-// each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after
-// another; the earliest operation that is not done anywhere is then the next one on all its ranks, and so some
-// operation can always go on. With several lanes, kernels of different communicators are on a GPU at once, in orders
-// that may differ between GPUs: it goes well as long as all of them fit beside each other, which NCCL does not
-// promise. One lane is the default.
+// each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after another.
+// The earliest operation that is not done is then the next one on all its ranks, so some operation can always run. With
+// several lanes, kernels of different communicators are on a GPU at once, in orders that may differ between GPUs. That
+// works while all of them fit beside each other, which NCCL does not promise. One lane is the default.
 //
-// Sums. NCCL chooses its algorithm by size, type and the machine, and adds in the order of that; it promises nothing
-// beyond, but ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the
-// environment pin them). The sums differ in rounding from those of the other transports; bf16 is rounded after each
-// addition, or added in more precision where NVLink switches add.
+// Sums. NCCL chooses its algorithm, and with it the order of additions, by size, type and machine. It promises no more.
+// Ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the environment
+// pin them). The sums differ in rounding from those of the other transports; bf16 is rounded after each addition, or
+// added in more precision where NVLink switches add.
 #include <memory>
 #include <optional>
 #include <string>

@@ -39,7 +39,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
     };
     try {
       body(world);
-      world.meet(0);  // it has ended: nobody should wait for it
+      world.wait_for_all_ranks(0);  // it has ended: no rank should wait for it
     } catch (const Error& error) {
       fail(error.code(), error.what(), error.scope());
     } catch (const std::exception& error) {

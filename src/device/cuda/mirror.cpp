@@ -42,7 +42,7 @@ class CudaMirror final : public Mirror {
           "copy to the host");
     check(cudaEventRecord(fetched_, copies_), "event");
   }
-  bool fetched() const override {
+  bool is_fetched() const override {
     const cudaError_t status = cudaEventQuery(fetched_);
     if (status != cudaErrorNotReady) check(status, "copy to the host");
     return status == cudaSuccess;

@@ -66,8 +66,8 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return as<bf16>(packed) + slot * rows * terms + row * terms;
 }
 
-/// Asks for rows of a head that are packed next: they lie a token apart, which no prefetcher of a CPU sees through.
-[[gnu::always_inline]] inline void ask_for_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
+/// Prefetches rows of a head that are packed next: they lie a token apart, which no hardware prefetcher follows.
+[[gnu::always_inline]] inline void prefetch_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }
 
@@ -86,8 +86,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   };
   const auto ask = [&](int64_t r) {
     const int64_t rows = smaller(kSide, n - r);
-    ask_for_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
-    ask_for_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
+    prefetch_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
+    prefetch_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
   };
   ask(0);
   for (int64_t r = 0; r < n; r += kSide) {
@@ -121,9 +121,9 @@ void pack_queries(const AttentionJob& job, int64_t task) {
       for (int64_t c = 0; c < ld; c += kSide)
         std::memset(static_cast<void*>(block + c * kQueryBlock + kStepElements), 0, kStepElements * sizeof(bf16));
   };
-  ask_for_rows(q, job.q.ld, m, d);
-  ask_for_rows(dout, job.dout.ld, m, d);
-  ask_for_rows(out, job.out.ld, m, d);
+  prefetch_rows(q, job.q.ld, m, d);
+  prefetch_rows(dout, job.dout.ld, m, d);
+  prefetch_rows(out, job.out.ld, m, d);
   pack(q, job.q.ld, job.queries_t, job.queries);
   pack(dout, job.dout.ld, job.douts_t, job.douts);
   const float* const lse = as<const float>(job.lse) + (sequence * job.heads + head) * job.q_len + query;

@@ -2,9 +2,9 @@
 // Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
-// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored so that the
-// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, pairs of terms or tiles for those of
-// bf16 panels. Short panels are filled up with zeros.
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored in the order in which
+// the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms or
+// tiles. Short panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"

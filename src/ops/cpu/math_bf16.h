@@ -1,7 +1,7 @@
 #pragma once
 // Elementary functions and rounding for results that end as bf16, for kernel files (*.isa.cpp; see simd.h for the
-// unnamed namespace): half the instructions of math.h and no division, at a relative error below 2^−20, where bf16
-// keeps 2^−9. The same bits on every instruction set with FMA.
+// unnamed namespace). They take half the instructions of math.h and no division. Their relative error is below 2^−20,
+// where bf16 keeps 2^−9. The same bits on every instruction set with FMA.
 #include "ops/cpu/math.h"
 
 namespace trainer::ops::TRAINER_ISA {

@@ -35,7 +35,8 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
 [[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
 }
-/// Asks for a line that will be written. (The builtin asks for reading where the compiler is not told of the set.)
+/// Prefetches a line that will be written. (The builtin prefetches for reading when the compiler does not know of the
+/// set.)
 [[gnu::always_inline]] inline void prefetch_to_write(const void* p) {
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
 }
@@ -49,8 +50,8 @@ inline float pair_half(uint32_t pair, int second) {
   std::memcpy(&value, &bits, sizeof(value));
   return without_subnormal(value);
 }
-/// a·b + c. What is below the normal numbers after rounding to 24 bits becomes zero: a sum that rounds up to the
-/// smallest of them only for want of bits is such a one, and is rounded once more further up, where there are enough.
+/// a·b + c. Results below the normal numbers after rounding to 24 bits become zero. A sum may round up to the smallest
+/// normal number only for want of bits; it is therefore rounded once more at a larger exponent, where there are enough.
 inline float fma_of_pairs(float a, float b, float c) {
   const float sum = __builtin_fmaf(a, b, c);
   if (__builtin_fabsf(sum) == 0x1p-126f &&

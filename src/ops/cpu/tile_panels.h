@@ -15,7 +15,7 @@ constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a st
 
 // --- packing ---
 
-/// Asks for `elements` of a row that will be packed soon.
+/// Prefetches `elements` of a row that will be packed soon.
 [[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
   constexpr int64_t kLineElements = 32;
   for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);

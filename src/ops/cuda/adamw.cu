@@ -44,7 +44,7 @@ struct AdamWBody {
 
 // The sixteen sums of a block (ops/adamw.h) are chains of additions, one per thread; other blocks fill the machine.
 constexpr int kSums = 16, kBlocksPerGroup = 4;
-constexpr int kAhead = 32;  // loads under way per chain
+constexpr int kAhead = 32;  // loads in flight per chain
 
 __global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(const float* x, int64_t n, double* blocks) {
   const int lane = static_cast<int>(threadIdx.x) % kSums;

@@ -15,9 +15,9 @@ struct LtProduct {
 };
 
 /// Bytes of the operand that is transposed first, in the form that the table has for the product; while forms are
-/// measured, of the larger operand; else 0. A function of shapes, dtypes and the table, so that a dry device plans what
-/// a real one takes, and the same whether the product is added to d or not, since micro-steps that differ in that alone
-/// share a plan.
+/// measured, of the larger operand; else 0. It is a function of shapes, dtypes and the table, so that a dry device
+/// plans what a real one takes. It does not depend on whether the product is added to d, since micro-steps that differ
+/// in that alone share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 
 /// Queues the product, and before it the copy that its form asks for; false, and nothing is queued, when cuBLASLt has

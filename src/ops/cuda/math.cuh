@@ -1,6 +1,6 @@
 #pragma once
-// Activation functions in f32, for kernels whose results are stored as T: to a few units in the last place for f32; for
-// bf16, whose rounding is 2^15 times larger, with the instructions that are fast.
+// Activation functions in f32, for kernels whose results are stored as T. For f32 their error is a few units in the
+// last place. For bf16, whose rounding is 2^15 times larger, they use fast instructions.
 #include <type_traits>
 
 #include "base/dtype.h"

@@ -21,11 +21,11 @@ Rig make_rig(comm::World& world, int tensor, bool sequence_parallel, DType dtype
 
 /// y, dx and all gradients of an expand or a contract linear with biases.
 Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType type) {
-  const int64_t in = leads_out(site) ? 8 : 48, out = leads_out(site) ? 48 : 8;
+  const int64_t in = reads_residual(site) ? 8 : 48, out = reads_residual(site) ? 48 : 8;
   return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
     Rig rig = make_rig(world, tensor, sequence_parallel, type);
     LinearSpec spec{.site = site, .in = in, .parts = {}, .bias = true};
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       spec.parts = {{"q", out / 2}, {"k", out / 4}, {"v", out / 4}};
     } else {
       spec.parts = {{"o", out}};
@@ -39,17 +39,17 @@ Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType
     const Shape residual{rig.tile(8).rows, 8};
     Named own;
     Scratch x, dy;
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       x = local(rig, "x", residual, rows, integers);
     } else {
       x = local(rig, "x", {kRows, in / t}, {0, r * in / t, in}, integers);
     }
     const Scratch add = local(rig, "residual", residual, rows, integers);
     parallel::ForwardFusion fusion;
-    if (!leads_out(site)) fusion.residual = add;
+    if (!reads_residual(site)) fusion.residual = add;
     const Scratch y = linear->forward(rig.ex, rig.batch.rows(), x, fusion);
     // Columns of parts lie side by side: dy is drawn by part and column.
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       dy = rig.ex.take("dy", {kRows, out / t}, type);
       int64_t col = 0;
       for (const auto& part : spec.parts)
@@ -62,7 +62,7 @@ Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType
     const Scratch dx = linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
     rig.done();
     const std::lock_guard lock(mutex);
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       int64_t col = 0;
       for (const auto& part : spec.parts) {
         const int64_t width = part.out / t;
@@ -85,7 +85,7 @@ TEST(MegatronPieces, LinearsEqualDenseOnesBitForBitOnIntegers) {
     const Named dense = linear(1, false, site, true, DType::f64);
     for (const int tensor : {2, 3, 4})
       for (const bool sequence_parallel : {false, true}) {
-        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, leads_out(site)));
+        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, reads_residual(site)));
         const Named cut = linear(tensor, sequence_parallel, site, true, DType::f64);
         ASSERT_EQ(cut.size(), dense.size());
         for (const auto& [name, values] : dense) EXPECT_EQ(cut.at(name), values) << name;

@@ -152,7 +152,7 @@ Named results(const Case& c, Kind kind, int q, bool integers, DType type, bool o
       pre.reset();
       y = linear->forward(rig.ex, {rows}, x, fusion);
       dx = linear->backward(rig.ex, {rows}, dy, x, through, sink);
-      sink.group_done(rig.ex, 0);
+      sink.end_group(rig.ex, 0);
       sink.end_micro(rig.ex);
     }
     sink.finish(rig.ex);
