@@ -27,7 +27,7 @@ std::string with_spaces(std::string text) {
 }  // namespace
 
 struct Tokenizer::State {
-  std::string serialized, hash;
+  std::string serialized, hash, origin;
   sentencepiece::SentencePieceProcessor processor;
   std::vector<std::string> pieces;  // text of each token
   std::array<int32_t, 256> byte_ids{};
@@ -56,10 +56,13 @@ struct Tokenizer::State {
     splits_words = spaces_in_front_only;
   }
 
-  /// What the library makes of valid UTF-8.
+  /// What the library makes of valid UTF-8. Throws Code::data where the model does not cover it: a control symbol that
+  /// is an ordinary character, say.
   void encode(std::string_view text, std::vector<int>& ids) const {
     const auto status = processor.Encode(absl::string_view(text.data(), text.size()), &ids);
-    TRAINER_CHECK(status.ok(), "SentencePiece: {}", status.ToString());
+    if (!status.ok())
+      throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train another one", origin,
+                                          status.ToString()));
   }
 };
 
@@ -94,6 +97,7 @@ Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origi
   const int newline = state.processor.PieceToId("\n");
   if (newline >= 0 && !state.processor.IsUnknown(newline)) state.newline = newline;
   state.hash = hash_bytes(serialized);
+  state.origin = origin;
   state.serialized = std::move(serialized);
   return tokenizer;
 }
