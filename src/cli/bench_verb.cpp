@@ -26,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
+/// Bench says where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
@@ -42,7 +42,8 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// What rates are shares of; the user's word saves the time of measuring. On a GPU the data sheet's stands beside it.
+  /// Returns the peak that rates are shares of. A peak given by the user saves the time of measuring one. On a GPU the
+  /// data sheet's stands beside it.
   measure::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {measure::best_product_flops(device, machine.compute), "measured", "products of the library"};
@@ -50,7 +51,7 @@ struct Bench {
     peak.measure();
     return peak;
   }
-  /// Of a GPU whose part is known.
+  /// Returns the data sheet's peak of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {
     return machine.gpu ? measure::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }
@@ -81,7 +82,7 @@ constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
 
 json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
 
-/// Those asked for; else of the linear layers of the configuration, or of some usual ones.
+/// Returns the shapes asked for; else those of the configuration's linear layers, or some usual ones.
 std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   std::vector<bench::GemmShape> asked;
   for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
@@ -104,7 +105,7 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
-/// Instead of rates: the fastest form and algorithm of each product of the configuration, into a file.
+/// Finds the fastest form and algorithm of each product of the configuration, and writes them to a file.
 json tune_gemm(const Bench& b) {
   constexpr int kMost = 16;  // the library proposes few more, and those are slow
   b.require_config();
@@ -129,7 +130,7 @@ json tune_gemm(const Bench& b) {
   return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
 
-/// Instead of rates: whether it would pay to transpose an operand of a product first.
+/// Measures whether transposing an operand of a product first would pay.
 json bench_forms(const Bench& b) {
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
@@ -258,7 +259,8 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
-// What this machine can do at most in a compute type, in a moment: for scripts that want to know whether it is quiet.
+// Measures within a moment what this machine reaches at most in a compute type. Scripts ask it whether the machine is
+// quiet.
 json bench_peak(const Bench& b) {
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   measure::PeakTracker peak = b.measured_peak(*device);
@@ -346,7 +348,7 @@ json bench_step(const Bench& b) {
           {"operators", operators}};
 }
 
-// Predicted memory against what the process really takes for a few steps.
+// Compares predicted memory with what the process takes in a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
   const plan::RunPlan plan = plan::plan_run(b.config, b.config.data.vocab_size, b.machine, true);

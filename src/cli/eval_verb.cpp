@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr int kStopped = 75;
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
 
-/// All ranks stop when one of them was told to.
+/// Logs which signal stopped the evaluation, and returns the exit status. All ranks stop when one of them was told to.
 int stopped(comm::World& world) {
   if (world.first()) {
     const int signal = run::stop_signal();
@@ -34,7 +34,8 @@ int stopped(comm::World& world) {
   return kStopped;
 }
 
-/// Those that the run made of its texts: in the run folder that the checkpoint lies in, else where it was made.
+/// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were
+/// made.
 fs::path tokens_of_run(const run::LoadedModel& model) {
   const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
@@ -61,7 +62,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
-  if (o.checkpoint.empty()) {  // a folder that was moved: the checkpoint has the paths of before
+  if (o.checkpoint.empty()) {  // a run folder that was moved: the checkpoint has its old paths
     model.config.data.train = config.data.train;
     model.config.data.val = config.data.val;
   }

@@ -41,7 +41,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
-  if (model.trainer->replica() > 0) return 0;  // one token at a time leaves nothing for the others to do
+  if (model.trainer->replica() > 0) return 0;  // decoding one token at a time has no work for other replicas
   train::Generator generator(*model.trainer);
   const run::SignalGuard signals;
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;

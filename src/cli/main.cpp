@@ -19,7 +19,7 @@ namespace {
 using namespace trainer;
 using cli::ConfigOptions;
 
-/// For paths: "~/x", which shells leave as it is within a word (--config=~/x).
+/// Expands "~/x" in paths, which shells leave unchanged inside a word (--config=~/x).
 CLI::Validator home_path() {
   return CLI::Validator(
       [](std::string& path) {
@@ -40,7 +40,7 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
       ->allow_extra_args(false);
 }
 
-/// A whole number, none below `least` or above `most`.
+/// Accepts whole numbers from `least` to `most`.
 CLI::Validator at_least(int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
   const auto mistake = [least, most](const std::string& text) -> std::string {
     int64_t number = 0;
@@ -200,7 +200,7 @@ int main(int argc, char** argv) {
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
-      ->check(at_least(0, 4096));  // as run.threads: taking all that the system has would starve other programs
+      ->check(at_least(0, 4096));  // as run.threads: taking all threads of the system would starve other programs
   bench_verb.add_option("--warmup", bench.warmup, "repetitions that are not timed")
       ->check(at_least(0))
       ->capture_default_str();
@@ -238,7 +238,7 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->transform(home_path());
   add_json(checkpoint_verb, checkpoint.json);
-  checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
+  checkpoint_verb.allow_extras();  // export and import have options of their own, but are not built: the verb says so
 
   cli::ConfigVerbOptions config;
   CLI::App& config_verb =
@@ -258,7 +258,7 @@ int main(int argc, char** argv) {
   try {
     std::vector<std::string> words =
         cli::arguments(argc, argv, verbs, {"--config", "-c", "--set", "-s", "--resume", "--max-steps", "--max-time"});
-    std::ranges::reverse(words);  // as the parser takes them
+    std::ranges::reverse(words);  // the parser takes words in reverse order
     app.parse(std::move(words));
   } catch (const CLI::Success& done) {  // --help, --version
     const int status = app.exit(done);
@@ -266,7 +266,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     return exit_status(Code::usage);
-  } catch (...) {  // --version looks at what the environment asks for
+  } catch (...) {  // --version also checks the environment's settings
     return cli::report(std::current_exception(), 0);
   }
   try {

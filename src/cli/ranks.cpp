@@ -19,7 +19,7 @@ namespace trainer::cli {
 namespace {
 
 constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
-constexpr double kMeetSeconds = 10;  // ranks wait so long for each other before the program ends
+constexpr double kMeetSeconds = 10;  // how long ranks wait for each other before the program ends
 
 int launched() { return comm::launched_ranks().value_or(1); }
 
@@ -37,12 +37,12 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
-/// Defaults and --set where there is no file: they need to fit no number of ranks.
+/// Returns defaults and --set where there is no file. They need to fit no number of ranks.
 config::Config configuration_without_file(const ConfigOptions& options) {
   return config::load_text("", "", options.sets, {.files = false});
 }
 
-/// Every value in force, by its key.
+/// Returns every value in force, by its key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
   std::istringstream lines(config::to_toml(config));
@@ -57,8 +57,8 @@ comm::Facts facts_of(const config::Config& config) {
   return facts;
 }
 
-/// The first rank reads and checks the file; every rank has the configuration then, or the same error. A rank that was
-/// given another file or other --set is refused.
+/// The first rank reads and checks the file. Then every rank has its configuration, or throws the same error. A rank
+/// that was given another file or other --set is refused.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options, comm::Facts asked) {
   asked.emplace_back("--config", options.file.empty() ? "absent" : "given");
   comm::require_same(world, asked, Code::usage, kOneCommand);
@@ -85,7 +85,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   return config;
 }
 
-/// This process as a rank of mpirun's.
+/// Runs the verb in this process, as one rank of mpirun.
 int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
   const std::unique_ptr<comm::World> world = comm::mpi_world({});
   log::set_rank(world->rank());

@@ -32,7 +32,7 @@ int train_command(const TrainOptions& o) {
                          {"--max-steps", format("{}", o.max_steps)},
                          {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
                          {"--dry-run", o.dry_run ? "given" : "absent"}});
-  // A plan needs none of its ranks.
+  // A plan needs no other ranks to be running.
   config::Config config = config::load(options.file, options.sets, {.resume = options.resume});
   const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);

@@ -15,15 +15,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
-constexpr int kStillTurns = 20;          // without news, before the progress thread lets others run
-constexpr int kSpinTurns = 50;           // without news, before the progress thread sleeps
+constexpr double kComputeSpin = 10e-6;   // spinning before a compute thread sleeps
+constexpr int kStillTurns = 20;          // turns without news before the progress thread yields
+constexpr int kSpinTurns = 50;           // turns without news before the progress thread sleeps
 constexpr double kShortNap = 200e-6;     // while messages are in flight and nobody rings
-constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
-constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
-constexpr double kExpectantNap = 50e-6;  // while a device copies what is to be sent: it does not ring
-constexpr double kIdleNap = 0.25;        // nothing in flight: control messages are polled so often
-constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
+constexpr double kLongNap = 1e-3;        // after 0.1 s of short naps
+constexpr double kRungNap = 50e-3;       // peers ring: only timers need the thread
+constexpr double kExpectantNap = 50e-6;  // while a device copies data to send: it does not ring
+constexpr double kIdleNap = 0.25;        // nothing in flight: how often control messages are polled
+constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -83,7 +83,7 @@ Engine::Channel& Engine::channel(const Group& group, Lane lane) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
   if (!slot) {
-    // Tag 0 is for control messages; the group of all ranks for host data comes first.
+    // Tag 0 is for control messages. The group of all ranks comes first, for host data.
     const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
     const int64_t tag = 1 + (axes * kLanes + queue) * kFlows;
     TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} need message tags above {}", group.axes,
@@ -184,7 +184,7 @@ bool Engine::wait_for_all_ranks(double seconds) noexcept try {
 
 void Engine::run() {
   prctl(PR_SET_NAME, "progress");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds: short naps stay short
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds of timer slack: short naps stay short
   try {
     transport_->open();
     came_.resize(static_cast<size_t>(transport_->size()));
@@ -322,7 +322,7 @@ bool Engine::advance_channel(Channel& channel) {
       if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
     }
-    // In order, so that the first of the queue is the one everybody waits for.
+    // Operations end in order, so that the first of the queue is the one everybody waits for.
     while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
@@ -347,7 +347,7 @@ void Engine::send(int peer, int tag, const std::byte* data, int64_t bytes, int* 
 }
 
 bool Engine::send_delayed(double now) {
-  // A slot has one message to each peer at a time, so that any order keeps the order of a tag.
+  // A slot has at most one message to each peer, so any order of sending keeps the order of a tag.
   return std::erase_if(delayed_, [&](const Delayed& d) {
            if (d.due > now) return false;
            transport_->send(d.peer, d.tag, d.data, d.bytes, d.open);

@@ -15,7 +15,7 @@ Tensor bytes_of(std::string& text, size_t begin, size_t count) {
   return {reinterpret_cast<std::byte*>(text.data() + begin), {static_cast<int64_t>(count)}, DType::u8};
 }
 
-// A problem as text: its code, then the message; empty: none.
+// Packs a problem as text: its code, then the message. Empty: none.
 std::string packed(const std::optional<Error>& problem) {
   return problem ? static_cast<char>('A' + static_cast<int>(problem->code())) + std::string(problem->what())
                  : std::string();
@@ -89,7 +89,7 @@ std::vector<std::string> HostControl::gather(const std::string& bytes) {
 }
 
 void HostControl::sum(std::span<double> values) {
-  // In pieces that all_reduce adds in rank order.
+  // Each piece is small enough that all_reduce adds it in rank order.
   for (size_t begin = 0; begin < values.size(); begin += kDirectElements)
     all_->all_reduce(ex_, tensor_of(values.subspan(begin, std::min<size_t>(kDirectElements, values.size() - begin))))
         .join(ex_);

@@ -6,7 +6,7 @@
 namespace trainer::comm {
 namespace {
 
-/// Groups of one complete at once; larger groups only count.
+/// LocalCommunicator completes operations of one rank at once, and only counts those of larger groups.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
@@ -38,7 +38,7 @@ class SoloWorld final : public World {
       [](device::Device& device) { return std::make_unique<LocalCommunicator>(device, control_group(0, 1)); }};
 };
 
-/// Returns this rank's data in the place of every rank.
+/// DryControl returns this rank's data in the place of every rank.
 class DryControl final : public Control {
  public:
   explicit DryControl(int size) : size_(size) {}

@@ -116,10 +116,10 @@ Shape Layout::local(int rank) const {
 std::vector<Run> Layout::runs(int rank, const Place& place) const {
   const Box box = box_of(rank);
   const int dims = shape_.dims();
-  // Distances in memory of neighbours along each global dim, and extents without the padding.
+  // Distances in memory between neighbours along each global dim, and extents without padding.
   std::array<int64_t, Shape::kMaxDims> pitch{}, extent{};
   const auto at = [](auto& values, int dim) -> int64_t& { return values[static_cast<size_t>(dim)]; };
-  int64_t distance = 1, lines = 1;  // in the end, `distance` is the size of the matrix
+  int64_t distance = 1, lines = 1;  // after the loop, `distance` is the size of the matrix
   for (int i = dims - 1; i >= 0; --i) {
     const int dim = transposed_ ? dims - 1 - i : i;
     at(pitch, dim) = distance;

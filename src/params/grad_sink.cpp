@@ -132,7 +132,7 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flight.ticket.join(ex);
   if (flight.piece) {
     const Tensor home = store_.gradient(flight.slot);
-    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // in every micro-step: one program is of all
+    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // taken always: all micro-steps run one program
     ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
     if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
     flight.piece.reset();
@@ -168,7 +168,7 @@ void GradSink::start_sums(Exec& ex, bool sharded) {
 void GradSink::start_replica_sum(Exec& ex) {
   if (finished_ < 0) return;
   while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
-  start_sums(ex, /*sharded=*/true);  // of pieces whose reduce-scatter has just ended
+  start_sums(ex, /*sharded=*/true);  // reduced over pieces whose reduce-scatter has just ended
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {
@@ -209,7 +209,7 @@ void GradSink::end_micro(Exec& ex) {
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  // The groups' reductions end in the order they were started: the last group first.
+  // The reductions of groups end in the order they were started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
     join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {

@@ -45,7 +45,7 @@ void ParamStore::allocate(bool training) {
 
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
-  HostCopy master;  // draws are made on the host for every device: they are the same bits
+  HostCopy master;  // values are drawn on the host for every device, so they are the same bits
   for (const Group& group : groups_) {
     master.get(device_, group.master);
     const auto [begin, count] = group.master_range();

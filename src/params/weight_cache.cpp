@@ -72,7 +72,7 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
                 "use {} of a program: slot {} is not the one that was recorded", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
   if (order_ != nullptr) {
-    // The gather of the next matrix runs under this one's use. When both are the same, the matrix stays.
+    // The gather of the next matrix runs under the use of this one. When both are the same, the matrix stays.
     ++next_;
     started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
     if (started_) start(ex, (*order_)[next_]);
@@ -97,7 +97,7 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
   }
   if (packed.version != version_) {
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});
-    // A dry pass costs the packing but leaves the real run to do it.
+    // A dry pass counts the cost of packing, but leaves the work to the real run.
     if (!ex.device.dry()) packed.version = version_;
   }
   return packed.buffer;
