@@ -31,8 +31,8 @@ struct StepBench {
 StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
-/// Measures up to `most` algorithms for every product of a step of this configuration on a GPU and returns the fastest,
-/// with the operands, epilogues and workspace that one rank of the layout has. The other ranks are not needed. All
+/// Measures up to `most` algorithms for every product of a step of this configuration on a GPU, and returns the
+/// fastest. Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. All
 /// forms are measured, or only the plain one where memory does not suffice for the copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const plan::Machine& machine, int most, int repeats);
 

@@ -1,6 +1,6 @@
 #pragma once
-// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status;
-// it throws Error for everything that main() turns into a message and a status.
+// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status.
+// It throws Error; main() turns that into a message and a status.
 #include <array>
 #include <cstdint>
 #include <string>

@@ -5,9 +5,9 @@
 
 namespace trainer::cli {
 
-/// Prepares the process. Writing to a closed pipe (SIGPIPE) or beyond the limit of a file's size (SIGXFSZ) becomes an
-/// error of that write and no longer ends the process. Closed standard descriptors are opened so that every use of them
-/// fails: else a file of ours could get their number, and with it our messages.
+/// Prepares the process. Writing to a closed pipe (SIGPIPE) or beyond a file's size limit (SIGXFSZ) no longer ends the
+/// process: that write fails. Closed standard descriptors are opened so that every use of them fails. Otherwise a file
+/// of ours could get their number, and with it our messages.
 void prepare_process();
 
 /// Writes a result to stdout. Throws Code::io when not all of it gets there: a full disk, a pipe that its reader

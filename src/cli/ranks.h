@@ -9,10 +9,10 @@
 
 namespace trainer::cli {
 
-/// Reads the configuration (on the first rank; the others get its bytes; without a file it is defaults and --set) and
-/// runs `verb` on every rank it asks for. Returns the verb's exit status. An error of one rank ends all of them with
+/// Reads the configuration and runs `verb` on every rank it asks for. The first rank reads; the others get its bytes.
+/// Without a file it is defaults and --set. Returns the verb's exit status. An error of one rank ends all of them with
 /// its status; it is printed once.
-/// `asked`: what else the command line says; like the configuration it must be that of the first rank on all.
+/// `asked`: what else the command line says. Like the configuration, it must be the same on all ranks.
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
                  const comm::Facts& asked = {});
 

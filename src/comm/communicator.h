@@ -2,7 +2,7 @@
 // Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
 //
 // An operation starts at once and runs beside compute; its Ticket is joined before the memory is used again. Operations
-// of one communicator run in the order they were started, which must be the same on all its ranks; operations of
+// of one communicator run in the order they were started, which must be the same on all its ranks. Operations of
 // different lanes overtake each other freely. Reductions have a fixed order that depends on neither the transport nor
 // timing: the same bits on every run, from threads and from processes. NCCL has an order of its own
 // (comm/nccl/nccl_world.h).
@@ -18,8 +18,11 @@ namespace trainer::comm {
 
 enum class Reduce : uint8_t { sum, max };
 
-/// What an operation is for. `critical`: activations on the path of the step; `weights`: gathers ahead of use; `grads`:
-/// gradient reductions; `control`: scalars and agreement, outside of all formulas.
+/// What an operation is for.
+///   critical  activations on the path of the step
+///   weights   gathers ahead of use
+///   grads     gradient reductions
+///   control   scalars and agreement, outside of all formulas
 enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
@@ -95,7 +98,7 @@ class Communicator {
   /// group; for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
   Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
   /// in [n] → out [chunk(n).count], the rank's chunk of the same sums as all_reduce (bit-identical). `out` may be that
-  /// chunk of `in`; the rest of `in` is only read.
+  /// chunk of `in`. The rest of `in` is only read.
   Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
   /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
   Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);

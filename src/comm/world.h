@@ -14,9 +14,9 @@
 namespace trainer::comm {
 
 struct WorldOptions {
-  /// Seconds after which an operation fails with Code::comm, counted from its start on this rank or from the end of the
-  /// one before it on the same communicator. Control operations wait longer for ranks that are busy, but not for ranks
-  /// that wait for each other.
+  /// Seconds after which an operation fails with Code::comm. They count from its start on this rank, or from the end of
+  /// the one before it on the same communicator. Control operations wait longer for ranks that are busy, but not for
+  /// ranks that wait for each other.
   double timeout_s = 600;
   int lanes = 0;  // 1: critical, weights and grads share one queue; 0: as suits the transport, 1 with NCCL, else 3
   /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.
@@ -68,7 +68,7 @@ class World {
   /// Sets time-out, lanes and delay, the same on every rank, before any communicator is made.
   virtual void configure(const WorldOptions& options) = 0;
 
-  /// Tells every rank that this one is about to stop: their pending and later operations throw this error
+  /// Tells every rank that this one is about to stop. Their pending and later operations throw this error
   /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
   virtual void fail(Code code, const std::string& why) noexcept = 0;
   /// Waits at the end of the program, for at most `seconds`, until all ranks have called it; returns false when some

@@ -12,8 +12,8 @@
 namespace trainer::measure {
 
 /// Seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is planned by a dry
-/// run, as in training. On a GPU a measurement is of several calls in a row, so that what it takes to start the first
-/// and to wait for the last does not count.
+/// run, as in training. On a GPU a measurement is of several calls in a row, so that starting the first and waiting for
+/// the last hardly count.
 template <typename Op>
 double median_seconds(Exec& ex, const Op& op, int repeats) {
   const int calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;

@@ -1,6 +1,6 @@
 #pragma once
-// The rate that no operator of a CPU can pass, seen through short windows. Other programs, neighbours on the same
-// hardware and clocks that change only ever make a window slower, so a peak is the best of many, spread over time.
+// The rate that no operator of a CPU can exceed, measured in short windows. Other programs, neighbours on the same
+// hardware and changing clocks only make a window slower. So the peak is the best of many windows, spread over time.
 #include <functional>
 #include <memory>
 #include <span>
@@ -35,8 +35,8 @@ class PeakWindows {
 
   std::string_view unit() const { return unit_.name; }
   /// rates ← FLOP/s of that many windows, one after the other: what all threads did, by the time from the first start
-  /// to the last end. Threads that fill the CPUs they may use get one each meanwhile: the system is slow to tell
-  /// threads apart that wake up for a moment. Ranks that begin together within a millisecond run beside each other.
+  /// to the last end. Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread
+  /// threads that wake up only for a moment. Ranks that begin together within a millisecond run beside each other.
   void run(std::span<double> rates);
 
  private:

@@ -7,9 +7,9 @@
 
 namespace trainer::mesh {
 
-/// A Transit is a move in flight. start_move() runs the local steps before the route's first collective and starts that
-/// one. finish() waits for it and runs the rest, each collective at once. What is computed in between hides the first
-/// collective. The tensor that is moved must stay in place until finish(). Every rank of the mesh calls both.
+/// A Transit is a move in flight. start_move() runs the local steps before the route's first collective, and starts
+/// that one. finish() waits for it and runs the rest, each collective at once. What is computed in between hides the
+/// first collective. The tensor that is moved must stay in place until finish(). Every rank of the mesh calls both.
 class [[nodiscard]] Transit {
  public:
   Transit() = default;
@@ -19,7 +19,7 @@ class [[nodiscard]] Transit {
   /// Waits for the collective that runs and starts no other.
   void wait(Exec& ex);
   /// Ends the move and returns the tensor in its new layout. Empty when the result is in the caller's memory: in `out`,
-  /// or in the tensor itself, which had nothing to move or was moved in place.
+  /// or in the tensor itself when it was not moved or moved in place.
   Scratch finish(Exec& ex);
 
  private:

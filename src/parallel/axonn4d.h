@@ -16,16 +16,16 @@
 // (to the pieces), those of biases, norms and positions once a step. Degenerate grids are [t, 1, 1]: Megatron-1D
 // without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
 //
-// Results are those of one rank. The public code differs: it does not sum biases over z, normalises over a rank's part
-// of a row, and clips by norms that differ between ranks.
+// Results are those of one rank. The public code differs in three points. It does not sum biases over z, normalises
+// over a rank's part of a row, and clips by norms that differ between ranks.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
 
 class Axonn4D final : public Strategy {
  public:
-  /// "data" outermost, then x, y and z as parallel.order has it. When x has more ranks than there are key/value heads,
-  /// it is "kv" × "rep" with "x" for both, and ranks along "rep" share a key/value head.
+  /// "data" is outermost, then x, y and z as parallel.order has it. When x has more ranks than there are key/value
+  /// heads, it is "kv" × "rep" with "x" for both. Ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
 
   Axonn4D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);

@@ -6,8 +6,8 @@
 namespace trainer::parallel {
 
 /// Softmax cross-entropy of rows whose logits are split by columns over `ranks`; null, or one rank: this rank has all.
-/// `loss` [m] f64 is the same on all of them; dlogits (may be empty) are this rank's columns. `weights`, `scale`,
-/// `vocabulary` as in ops::ShardLoss. Sends 3·m elements; waits.
+/// `loss` [m] f64 is the same on all of them. dlogits (may be empty) are this rank's columns. `weights`, `scale` and
+/// `vocabulary` are as in ops::ShardLoss. Sends 3·m elements; waits.
 struct ShardedLoss {
   ops::CrossEntropyShard shard;
   Tensor weights, loss, dlogits;

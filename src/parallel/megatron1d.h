@@ -1,8 +1,8 @@
 #pragma once
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
-// 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream, and 1/T of the rows of those
-// that write it. It has 1/T of the attention heads and of the vocabulary too. The residual stream is on all ranks, or
-// with sequence parallelism cut by token rows.
+// 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream. Of linears that write it, it
+// has 1/T of the rows. It has 1/T of the attention heads and of the vocabulary too. The residual stream is on all
+// ranks, or with sequence parallelism cut by token rows.
 //
 //   rows of a batch N, hidden H            without                with sequence parallelism
 //   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
@@ -28,7 +28,7 @@ namespace trainer::parallel {
 class Megatron1D final : public Strategy {
  public:
   /// "data" × "tensor". When the axis has more ranks than there are key/value heads, it is "kv" × "rep" with "tensor"
-  /// for both, and ranks along "rep" share a key/value head.
+  /// for both. Ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, int tensor, int64_t kv_heads);
 
   /// Axis is the tensor axis as its linears see it.
@@ -44,7 +44,7 @@ class Megatron1D final : public Strategy {
     Spread stream() const { return {.rows = sequence_parallel ? axes : AxisSet{0}}; }
     /// Returns a started collective's ticket; joins it first unless `overlap`.
     comm::Ticket wait_unless_overlapping(Exec& ex, comm::Ticket ticket) const;
-    /// Reduces a partial sum [N, C] to this rank's part of the residual stream: all rows by all_reduce, or with
+    /// Reduces a partial sum [N, C] to this rank's part of the residual stream. That is all rows by all_reduce, or with
     /// sequence parallelism its own rows by reduce_scatter.
     Scratch reduce_to_stream(Exec& ex, Rows rows, Scratch partial) const;
     /// Gathers shard [N/T, C] → [N, C].

@@ -1,7 +1,7 @@
 #pragma once
-// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021), which splits both activations and weights
-// by rows and by columns, so that only vectors are held twice. Its 2.5-dimensional form (Wang et al. 2021) has `depth`
-// such squares with the same weights, each for its own sequences.
+// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). It splits both activations and weights by
+// rows and by columns, so only vectors are held twice. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
+// squares with the same weights, each for its own sequences.
 //
 //   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
 //   residual stream, norms                rows over row, columns over col  [N/q, H/q]
@@ -18,11 +18,11 @@
 // serves both products.
 //
 // Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
-// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" are replicas and depth together: gradients
-// are summed, and ZeRO-1 splits the state, over both.
+// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" is replica and depth together: over both,
+// gradients are summed and ZeRO-1 splits the state.
 //
-// Results are those of one rank. The original code differs: its gradients are each divided by the tokens of one row of
-// ranks, all ranks use one dropout mask, and clipping goes by the norm of one column's vectors.
+// Results are those of one rank. The original code differs in three points. It divides each gradient by the tokens of
+// one row of ranks, uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
@@ -30,7 +30,7 @@ namespace trainer::parallel {
 class Optimus2D final : public Strategy {
  public:
   /// "data", or "replica" and "depth" with "data" for both, outermost; then "row" and "col". Tiles cut these two in
-  /// factors, and so do ranks along "col" when there are more of them than key/value heads: those of "rep" share one.
+  /// factors. So do ranks along "col" when there are more of them than key/value heads: those of "rep" share one.
   static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
 
   Optimus2D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);

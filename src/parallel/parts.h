@@ -24,7 +24,7 @@ class Parts {
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
   /// Returns the axes that cut a part where it is: all of spread.cols, or its outer ones that make as many groups as
-  /// there are heads (Code::config when none do). Ranks along the rest hold the same columns.
+  /// there are heads. Ranks along the rest hold the same columns. Throws Code::config when no axes make as many groups.
   AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
   /// Returns the number of a rank's columns of all parts.
   int64_t width(const PartSpread& where) const;

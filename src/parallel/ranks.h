@@ -1,7 +1,7 @@
 #pragma once
 // How activations are spread over the ranks of a replica, as sets of mesh axes, and moves between such spreads.
 //
-// Between the layers of a model, token rows and their gradients are complete: a rank that holds an element holds its
+// Between the layers of a model, token rows and their gradients are complete. A rank that holds an element holds its
 // value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
 // backward of a move between two spreads is the move back.
 #include "mesh/redistribute.h"

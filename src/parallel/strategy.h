@@ -57,8 +57,8 @@ struct BackwardFusion {
 class Linear {
  public:
   virtual ~Linear() = default;
-  /// Takes x, this rank's part of [rows, in]; returns y, its part of [rows, out]. On the side of the residual stream it
-  /// is in the layer's stream spread, on the other as attention has it (qkv, out) or as up and down agree.
+  /// Takes x, this rank's part of [rows, in]; returns y, its part of [rows, out]. The one on the residual stream's side
+  /// is in the layer's stream spread. The other is as attention has it (qkv, out), or as up and down agree.
   virtual Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) = 0;
   /// Takes dy shaped as y, and x as in forward; returns dx shaped as x. Gradients of weight and bias go to the sink.
   virtual Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,

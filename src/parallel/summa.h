@@ -1,6 +1,6 @@
 #pragma once
-// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks, block
-// (i, j) on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
+// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks. Block
+// (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
 // stays where it is:
 //
 //   product     along a row of ranks          along a column of ranks       stays    elements in messages of a rank
@@ -9,7 +9,7 @@
 //   C = Aᵀ·B    blocks of A are broadcast     blocks of C are added up      B        KM/q + MN/q
 //
 // Derivatives of each are two of the three: the set is closed. A block is broadcast one step before it is used, and
-// added up while the next is computed, so that either runs under a product.
+// added up while the next is computed. So either runs under a product.
 #include <array>
 
 #include "comm/communicator.h"

@@ -1,7 +1,7 @@
 #pragma once
-// A strategy from a table of tags: for every layer, where its activations are, and for each of its linears what every
-// axis of the mesh cuts. Neighbours may disagree: activations then move between them. The named strategies are points
-// of this space, up to how they do what they do.
+// A strategy from a table of tags. For every layer, tags say where its activations are, and what every mesh axis cuts
+// of each of its linears. Neighbours may disagree: activations then move between them. The named strategies are points
+// of this space, apart from how they schedule their work.
 //
 // Tags are written as one letter for each axis of the mesh but "data", outermost first:
 //   spreads     r rows        c columns       - copies

@@ -63,9 +63,9 @@ class Embedding {
   params::SlotId positions_ = -1;
 };
 
-/// The output head with softmax cross-entropy. Rows are walked in chunks: logits, loss and both gradients of a chunk
-/// are formed while it is at hand, so logits of the whole batch never exist. Hence the loss comes out of the backward
-/// pass. Where rows are cut over axes that share the vocabulary, a chunk holds as many rows of every rank.
+/// The output head with softmax cross-entropy. It walks rows in chunks and forms logits, loss and both gradients of a
+/// chunk together. So logits of the whole batch never exist. Hence the loss comes out of the backward pass. Where rows
+/// are cut over axes that share the vocabulary, a chunk holds as many rows of every rank.
 class Head {
  public:
   /// `tied`: the table is an embedding's, whose backward pass ends its gradient.
@@ -92,9 +92,9 @@ class Head {
   const bool tied_;
 };
 
-/// Rows of logits that a head forms at a time: enough that a product with the table amortises reading it, few enough to
-/// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind, whatever their
-/// instruction set.
+/// Returns how many of `rows` rows of logits, with `padded` columns, a head forms at a time. They are enough that a
+/// product amortises reading the table, and few enough to stay a minor part of memory. The number is the same on all
+/// devices of a kind, whatever their instruction set.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute);
 
 }  // namespace trainer::parallel

@@ -1,6 +1,6 @@
 #pragma once
-// Weight and bias of a linear: the parts (q, k, v; gate, up) lie side by side in one local matrix, and so do their
-// biases in one vector. Weights does what every strategy's linear does with them on one rank.
+// Weight and bias of a linear. The parts (q, k, v; gate, up) lie side by side in one local matrix, and their biases in
+// one vector. Weights does what every strategy's linear does with them on one rank.
 #include <vector>
 
 #include "ops/elementwise.h"

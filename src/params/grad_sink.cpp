@@ -132,7 +132,7 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flight.ticket.join(ex);
   if (flight.piece) {
     const Tensor home = store_.gradient(flight.slot);
-    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // taken always: all micro-steps run one program
+    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // taken always: one program for all
     ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
     if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
     flight.piece.reset();

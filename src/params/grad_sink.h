@@ -4,8 +4,8 @@
 //
 // Communication starts as soon as it can and runs under the backward pass of the groups before it:
 //   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the pieces in
-//     which the slot is stored. It is in flight while the next gradient is written. A third one waits for its memory,
-//     so that at most two are in memory.
+//     which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a third
+//     one waits.
 //   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
 //     One group later the group's sum over the replicas starts.
 #include <algorithm>

@@ -3,8 +3,9 @@
 //
 // Each group has flat buffers:
 //   - compute weights and gradients of every element;
-//   - master weights in the accumulator type (the compute weights themselves when the types agree) and both moments, of
-//     every element, or with ZeRO-1 (Rajbhandari et al. 2020) of the chunk that this replica owns.
+//   - master weights in the accumulator type: the compute weights themselves when the types agree;
+//   - both moments.
+// With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments are of the chunk that this replica owns.
 //
 // A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
 // WeightCache gathers the matrix for a use, and GradSink reduce-scatters its gradient.

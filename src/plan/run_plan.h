@@ -12,8 +12,8 @@ namespace trainer::plan {
 /// Whether the run generates samples: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);
 
-/// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of
-/// a step, from the run's own code.
+/// The plan of a run: memory and FLOPs of a micro-step, and the bytes of a step. The run's own code makes it, without
+/// computing, allocating or communicating.
 struct RunPlan {
   measure::BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
   measure::BytesByCategory activations;

@@ -37,8 +37,8 @@ struct Resumed {
   std::string val_hash;
 };
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
-/// starts fresh. "auto" skips checkpoints of `folder` whose bytes are damaged, with a warning for each, and throws
-/// Code::checkpoint when none is whole. "must" and a path mean one checkpoint and throw when it is missing or damaged.
+/// starts fresh. "auto" skips checkpoints of `folder` whose bytes are damaged, with a warning for each. It throws
+/// Code::checkpoint when none is whole. "must" and a path mean one checkpoint, and throw when it is missing or damaged.
 /// A checkpoint of another run is always an error. `expected` holds the run's keys and hashes. Every rank calls it; all
 /// load the checkpoint that the first one finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,

@@ -1,5 +1,5 @@
 #pragma once
-// NCCL between GPUs: operations on tensors in GPU memory run on the device, in the order of a stream of their own, and
+// NCCL carries operations on tensors in GPU memory. They run on the device, in the order of a stream of their own, and
 // no host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
 //
 // Order and deadlocks. Every rank starts its operations in the order of the program, which is the same on all ranks of
@@ -10,7 +10,7 @@
 //
 // Sums. NCCL chooses its algorithm, and with it the order of additions, by size, type and machine. It promises no more.
 // Ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the environment
-// pin them). The sums differ in rounding from those of the other transports; bf16 is rounded after each addition, or
+// pin them). The sums differ in rounding from those of the other transports. bf16 is rounded after each addition, or
 // added in more precision where NVLink switches add.
 #include <memory>
 #include <optional>
