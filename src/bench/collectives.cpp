@@ -32,7 +32,7 @@ class Bench {
   }
 
   CollectiveRate measure(CommOp op, int64_t n, int repeats) {
-    // MPI's own sum runs where all of MPI runs: on the progress thread.
+    // MPI's own sum runs on the progress thread, as all MPI calls do.
     const bool comparable =
         op == CommOp::all_reduce && world_.transport() == "mpi" && ex_.device.kind() == device::Kind::cpu;
     auto* engine_world = comparable ? dynamic_cast<comm::EngineWorld*>(&world_) : nullptr;
@@ -92,7 +92,7 @@ class Bench {
     start().join(ex_);
   }
 
-  /// Of each repeat the slowest rank counts.
+  /// Returns the median over repeats of the slowest rank's time.
   double slowest_median(std::vector<double> times) {
     const std::string mine(reinterpret_cast<const char*>(times.data()), times.size() * sizeof(double));
     for (const std::string& text : world_.control().gather(mine)) {

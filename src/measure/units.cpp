@@ -9,7 +9,7 @@ namespace {
 
 const std::string kNone = "-";
 
-/// Three significant digits of a value in [0, 1024).
+/// Formats a value in [0, 1024) with three significant digits.
 std::string three_digits(double value) { return format("{:.{}f}", value, value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2); }
 
 }  // namespace

@@ -108,7 +108,7 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
-    if (norm1_->is_split()) {  // a few bytes a row, and no second exchange
+    if (norm1_->is_split()) {  // the statistics take a few bytes a row, and save a second exchange
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
@@ -127,7 +127,7 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
   return run(ex, batch, passing, Pass::infer, cache);
 }
 
-// The one forward pass. `infer` gives every tensor back as soon as it was used; `recompute` stops before the last
+// Runs the forward pass of every kind. `infer` frees each tensor right after its use. `recompute` stops before the last
 // product, whose output backward does not need.
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
@@ -210,7 +210,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     ex.meter.recomputing = false;
   }
   const bool rebuild = recompute_ == config::Recompute::selective;
-  // MLP: through down, the activation and up
+  // The MLP: through down, the activation and up.
   Scratch drop;
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
@@ -221,7 +221,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
     const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
     s.z.reset();
-    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre has served
+    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
     if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
@@ -239,7 +239,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   dy.reset();
   s.x1.reset();
   s.stats2 = {};
-  // attention: through the output projection, the core and q‖k‖v
+  // The attention: through the output projection, the core and q‖k‖v.
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
   Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();

@@ -24,7 +24,7 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
   if (place.keep) weights_.keep();
 }
 
-// Heads stay whole only where the layer behind wants them cut over the same axes.
+// Heads stay whole only where the next layer needs them cut over the same axes.
 PartSpread GridLinear::product_spread(AxisSet partial) const {
   const Grid& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
@@ -83,7 +83,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
   Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
-  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // of the rows and columns that the bias is added to
+  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns that get the bias
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
@@ -91,12 +91,12 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
                        leaves ? sums(dy.dtype) : dy.dtype);
   weights_.multiply_transposed(ex, own_dy, dx,
-                               leaves ? ops::Epilogue{} : activation_backward(fusion));  // hides x on its way
+                               leaves ? ops::Epilogue{} : activation_backward(fusion));  // hides x in flight
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
   Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
-  if (arrives) {  // either hides dx on its way
+  if (arrives) {  // either hides dx in flight
     weights_.add_weight_gradient(ex, own_x, own_dy, grads);
   } else {
     weights_.add_gradients(ex, own_x, own_dy, grads);

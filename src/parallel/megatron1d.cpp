@@ -11,7 +11,7 @@ using params::Init;
 using params::Part;
 using Axis = Megatron1D::Axis;
 
-/// The linear that reads the stream: columns are cut, y = act(x·W_r + b_r).
+/// ColumnLinear reads the residual stream. Its columns are cut: y = act(x·W_r + b_r).
 class ColumnLinear final : public Linear {
  public:
   ColumnLinear(const Axis& axis, int group, const LinearSpec& spec)
@@ -48,7 +48,7 @@ class ColumnLinear final : public Linear {
   }
 
  private:
-  // Key/value heads that several ranks share: each adds the gradient of its own query heads.
+  // Where ranks share key/value heads, each adds the gradient of its own query heads.
   static Part part(const Axis& axis, const LinearPart& part, std::string name, Shape shape, Init init) {
     const bool shared = part.heads > 0 && part.heads < axis.size();
     return {std::move(name), axis.store.replicated(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)),
@@ -72,8 +72,8 @@ class ColumnLinear final : public Linear {
   const Weights weights_;
 };
 
-/// The linear that writes the stream: rows are cut, y = residual + dropout(Σ_r x_r·W_r + b). The bias is added once,
-/// after the sum.
+/// RowLinear writes the residual stream. Its rows are cut: y = residual + dropout(Σ_r x_r·W_r + b). The bias is added
+/// once, after the sum.
 class RowLinear final : public Linear {
  public:
   RowLinear(const Axis& axis, int group, const LinearSpec& spec)
@@ -95,7 +95,7 @@ class RowLinear final : public Linear {
     if (axis_.splits(rows)) {
       all = ex.take("linear.dy", {rows.count, weights_.out()}, dy.dtype);
       gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, dy, all));
-      weights_.add_bias_gradient(ex, dy, grads);  // of this rank's rows
+      weights_.add_bias_gradient(ex, dy, grads);  // over this rank's rows
       if (gather.is_open()) gather.join(ex);
     }
     const Tensor& whole = all ? all.tensor() : dy;

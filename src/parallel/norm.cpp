@@ -18,7 +18,7 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
 Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
   if (stats != nullptr && stats->rstd) return apply(ex, x, *stats);
   Scratch y = ex.take("norm.y", x.shape, x.dtype);
-  NormStats passing;  // two passes over cut columns need them, whoever keeps them
+  NormStats passing;  // two passes over cut columns need them, even if nobody keeps them
   NormStats* const kept = stats == nullptr && is_split() ? &passing : stats;
   if (kept != nullptr) {
     const DType type = accumulator_of(x.dtype);

@@ -33,7 +33,7 @@ int64_t Parts::width(const PartSpread& where) const {
   return width;
 }
 
-// A single part is a matrix of its own, however it is cut.
+// A single part is a matrix of its own, whatever cuts it.
 bool Parts::moves_as_one(const PartSpread& from, const PartSpread& to) const {
   const bool one = kinds_.size() == 1 && kinds_[0].count == 1 && kinds_[0].part.heads == 0;
   return one || (from.spread.cols == to.spread.cols && from.by_heads == to.by_heads);
@@ -89,7 +89,7 @@ void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartS
     const int64_t cols = kind.count * here.box()[2];
     out.first_col = col_there;
     out.cols = kind.count * there.box()[2];
-    if (kinds_.size() == 1) {  // the columns of all parts: nothing is beside them
+    if (kinds_.size() == 1) {  // a single kind has all columns: no copy is needed
       out.transit =
           ranks_.start_move(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
     } else {
@@ -107,7 +107,7 @@ Scratch Parts::Moving::finish(Exec& ex) {
   const Tensor all = result_;
   for (size_t i = 0; i < count_; ++i) {
     const Scratch part = kinds_[i].transit.finish(ex);
-    if (!part) continue;  // it went to its place
+    if (!part) continue;  // already received in place
     const Tensor place = all.col_range(kinds_[i].first_col, kinds_[i].cols);
     ops::run(ex, ops::Copy{part.tensor().reshape({all.rows(), kinds_[i].cols}), place});
   }

@@ -18,7 +18,7 @@ Layout Ranks::layout(Spread spread, Rows rows, int64_t parts, int64_t width) con
   return cut(spread, rows, {rows.count * size(replicas()), parts, width});
 }
 
-// Replicas have rows of their own: for the mesh as a whole they are one more cut of them.
+// Replicas have rows of their own, so in the whole mesh they cut the rows once more.
 Layout Ranks::cut(Spread spread, Rows rows, Shape shape) const {
   return Layout(shape_, shape)
       .with(replicas() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
@@ -44,7 +44,7 @@ Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, 
   return start_move(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
 }
 
-// Alone every layout is the same, and only a result that is wanted elsewhere has to be moved.
+// On a single rank all layouts are the same: data moves only when the caller wants it elsewhere.
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");

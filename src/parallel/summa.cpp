@@ -56,7 +56,7 @@ void Sums::start_sum(Exec& ex) {
 }
 
 void Sums::finish(Exec& ex) {
-  for (int64_t step = step_; step < step_ + 2; ++step) {  // the older one first
+  for (int64_t step = step_; step < step_ + 2; ++step) {  // the earlier step first
     Slot& at = slot(step);
     if (at.ticket.is_open()) at.ticket.join(ex);
     at.memory.reset();
@@ -94,7 +94,7 @@ void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate) {
   for (int64_t step = 0; step < a.steps(); ++step) {
     a.prefetch(ex);
     const Tensor& a_l = a.next(ex);
-    const bool add = accumulate && c.is_own();  // what is there joins this rank's part
+    const bool add = accumulate && c.is_own();  // existing values are added by the rank that holds them
     ops::run(ex, ops::Gemm{.a = a_l, .b = b, .c = c.next(ex), .trans_a = true, .accumulate = add});
     c.start_sum(ex);
   }
@@ -118,7 +118,7 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
       parts_(ranks, spec.parts),
       weights_(store, group, weights(store, spec), biases(store, spec)) {}
 
-// Flat pieces of a column's matrix are its blocks: as many rows each.
+// The flat pieces of a column's matrix are its blocks: all have the same number of rows.
 std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec& spec) const {
   const int64_t q = ranks_.size(place_.row), rows = place_.input_stays ? spec.parts.front().out : spec.in;
   if (rows % q != 0)
@@ -179,7 +179,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
   Panels moving = place_.input_stays ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
-  weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks on their way
+  weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks in flight
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;

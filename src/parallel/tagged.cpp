@@ -3,7 +3,7 @@
 namespace trainer::parallel {
 namespace {
 
-/// The axes whose letter is one of these.
+/// Returns the axes whose letter is one of these.
 AxisSet axes_of(const mesh::MeshShape& shape, std::string_view tags, std::string_view letters,
                 std::string_view allowed) {
   AxisSet found = 0;

@@ -50,7 +50,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
-  const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
+  const bool at_once = from == to && near.rows == rows.count;  // then each row is looked up on the rank that keeps it
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
@@ -137,8 +137,8 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
   return out;
 }
 
-/// Picks from a vector over all token rows the elements of rows [first, first + count) of each rank whose rows are in
-/// the chunk. Empty when these are the vector's own rows [first, first + count).
+/// Picks from a vector over all token rows. For each rank whose rows are in the chunk it takes elements [first, first +
+/// count). Empty when these are the vector's own rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
   const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.cut();
@@ -153,9 +153,9 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   return picked;
 }
 
-/// A chunk is the rows that the head works on: what it makes of them, and where their dx goes.
+/// A Chunk is the rows that the head works on, with its features and gradients for them, and the place of their dx.
 struct Head::Chunk {
-  Rows rows;  // of all ranks that cut the rows
+  Rows rows;  // counts the rows of all ranks that cut them
   Tensor features, dlogits, dx;
   bool last = false;
 };
@@ -164,7 +164,7 @@ double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const 
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
-  const auto weights = table_.store.weights().hold(ex, table_.slot);  // for all chunks
+  const auto weights = table_.store.weights().hold(ex, table_.slot);  // held for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(cut & table_.cut()), here = loss_rows(all);
@@ -184,7 +184,7 @@ double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const 
     const Scratch targets = pick(ex, all, batch.targets, first, count),
                   rows = pick(ex, all, batch.weights, first, count);
     const Scratch scores = own_logits(ex, table, at.features);
-    Scratch own;  // dlogits take the place of the logits when the types agree
+    Scratch own;  // memory for dlogits when they cannot overwrite the logits
     if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
     if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
     run(ex, sharers,
@@ -205,11 +205,11 @@ double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const 
   return batch.losses ? 0 : sum_of_losses(ex, losses);
 }
 
-// df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
+// df = Σ over the vocabulary's shards of dlogits·E. This sum is in flight during dE (+)= dlogitsᵀ·f.
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // Only this sum lies between the loss and the final norm. Its rounding would be the whole error there, so it is
-  // formed in the accumulator type.
+  // Only this sum lies between the loss and the final norm. Its rounding would be the whole error there, so the
+  // accumulator type holds it.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;
@@ -233,9 +233,9 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
   constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
-  // A chunk reads the table twice, and reads and writes its gradient, once each: the faster products are, the more rows
-  // have to share that. A GPU needs thousands of them to keep all of it busy, too. Not by instruction set: ranks that
-  // share a table exchange what belongs to a chunk, and may have different ones.
+  // Each chunk reads the table twice, and reads and writes its gradient once. The faster products are, the more rows
+  // must share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
+  // instruction set: ranks that share a table exchange chunks, and may have different sets.
   const int64_t bytes = (device.kind() == device::Kind::cuda ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
 }

@@ -38,7 +38,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     }
     misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
-  // On all ranks or on none: what the run computes by is one table.
+  // All ranks use the table, or none does: one run computes by one table.
   const std::vector<std::string> misfits = world.control().gather(misfit);
   const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
   if (first == misfits.end()) {

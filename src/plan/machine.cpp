@@ -10,7 +10,7 @@
 namespace trainer::plan {
 namespace {
 
-/// MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; bytes.
+/// Returns MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; in bytes.
 int64_t available_memory() {
   int64_t bytes = INT64_MAX;
   std::ifstream meminfo("/proc/meminfo");
@@ -22,7 +22,7 @@ int64_t available_memory() {
   return bytes;
 }
 
-/// The GPU of this rank: ranks of one host take its devices in turn, and share them when there are more ranks.
+/// Returns the GPU of this rank. Ranks of one host take its devices in turn, and share them when there are more ranks.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
   const bool asked = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
@@ -38,7 +38,7 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Why the default type on a CPU is bf16, or why not.
+/// Says why the default type on a CPU is bf16, or why not.
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
   if (isa == device::Isa::amx) return "default: this CPU has AMX";

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWarmUpSteps = 2;
 
-/// The median of the finite values of a member; NaN when there are none.
+/// Returns the median of a member's finite values; NaN when there are none.
 double median(std::span<const StepReport> steps, double StepReport::*member) {
   std::vector<double> values;
   for (const StepReport& step : steps) {

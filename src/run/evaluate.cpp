@@ -17,7 +17,8 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   data::TokenBatch batch;
   double sums[3] = {};  // nats, tokens, bytes
   auto& [nats, tokens, bytes] = sums;
-  // Replicas take micro-batches in turn. Windows past the chosen set share the last round's shape but do not count.
+  // Replicas take micro-batches in turn. In the last round, windows beyond the chosen set fill the shape but do not
+  // count.
   for (int64_t first = 0; first < windows; first += round) {
     const bool go_on = !progress || progress(first, windows);
     if (trainer.scalars().is_true_on_any_rank(!go_on)) {

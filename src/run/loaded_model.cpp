@@ -28,8 +28,8 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
   return std::stoll(it->second);
 }
 
-/// Takes the first of the layouts that fits on every rank. When none does, all ranks throw what the last one needs,
-/// which is the smallest on each rank.
+/// Takes the first layout that fits on every rank. When none does, all ranks throw what the last layout needs, which is
+/// the smallest on each rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
@@ -42,7 +42,7 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
   }
 }
 
-/// What is damaged in the checkpoint; empty: `out` holds it.
+/// Returns what is damaged in the checkpoint. Empty: the tensors are loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
@@ -58,7 +58,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
   loaded.tokenizer_hash = header.tokenizer_hash;
-  // The tail of the training data has the hash of these, which older versions saved alone.
+  // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
@@ -67,7 +67,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = plan::make_device(loaded.machine);
-  // The present machine counts: the model may have been trained on another one.
+  // The present machine counts, since the model may have been trained on another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                     loaded.config, vocab, loaded.machine.compute, false);

@@ -12,7 +12,7 @@ namespace trainer::run {
 namespace {
 
 constexpr std::chrono::seconds kSilent{2};
-std::atomic<bool> watched{false};  // a run plans more than once, the first time as long as later
+std::atomic<bool> watched{false};  // a run plans more than once, but only the first time is watched
 
 void tell_later(const std::stop_token& over, int64_t layers) {
   std::mutex mutex;
@@ -28,7 +28,7 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   if (!world.first() || watched.exchange(true)) return;
   try {
     teller_ = std::jthread(tell_later, layers);
-  } catch (const std::system_error&) {  // no thread is free: the line is not logged
+  } catch (const std::system_error&) {  // no thread could be started: the line is not logged
   }
 }
 

@@ -103,7 +103,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
     if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
       warn(step, told);
   };
-  // The seconds of single operators on a GPU are not known: the host waits for all of them together.
+  // The seconds of single operators on a GPU are not known, since the host waits for all of them together.
   for (const auto& [kind, what] :
        {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);
@@ -161,7 +161,7 @@ void Reporter::complete(report::History& history, const report::EndReport& end) 
 }
 
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {
-  progress_.reset();  // the summary comes after its last line
+  progress_.reset();  // the summary comes after the last progress line
   if (!metrics_) return;
   memory_.sample();
   report::EndReport end;

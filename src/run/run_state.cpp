@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The step folders to try, the best first.
+/// Returns the step folders to try, the best first.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder) {
   if (checkpoint.resume == "never") return {};
   if (checkpoint.resume == "auto") return checkpoint::complete_checkpoints(folder);
@@ -28,7 +28,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   return {*newest};
 }
 
-/// What is damaged in the checkpoint, as some rank found; empty: every rank has filled its tensors.
+/// Returns what is damaged in the checkpoint, as some rank found. Empty: every rank has filled its tensors.
 std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
   comm::World& world = trainer.mesh().world();
@@ -116,7 +116,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
   for (const fs::path& candidate : candidates) try {
       return StoredHeader{candidate, checkpoint::Reader(candidate).header()};
     } catch (const checkpoint::Damage&) {
-      continue;  // said when it is to be loaded
+      continue;  // damage is reported when the checkpoint is loaded
     }
   return std::nullopt;
 }
@@ -195,7 +195,7 @@ std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const 
     trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
     return std::nullopt;
   }
-  const checkpoint::Reader reader(config.model.init_from);  // each rank reads what it holds
+  const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
   checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   load_first_whole(trainer.mesh().world(), {reader.folder()}, "",
                    [&](const fs::path&) { return load_weights(trainer, reader); });

@@ -14,7 +14,8 @@
 namespace trainer::run {
 namespace {
 
-/// Of the first rank, for as long as this lives: nobody else writes into the run's folder or its checkpoints.
+/// The first rank holds these locks for as long as this object lives: nobody else writes into the run's folder or its
+/// checkpoints.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
     world.control().run_on_all_ranks([&] {
@@ -42,9 +43,9 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
   }
   plan::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
-  std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
+  std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share the first one's
   if (world.first() || world.transport() != "threads") signals.emplace();
-  // Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
+  // Where the vocabulary is known before a tokenizer exists, memory is checked before the work of training one.
   if (config.data.tokenizer == "train" && !plan_together(world, config, config.data.vocab_size, machine))
     return kStoppedBySignal;
   const Locks locks(world, config);

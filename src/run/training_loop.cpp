@@ -24,7 +24,7 @@ namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
-/// Polled between micro-steps.
+/// The trainer polls it between micro-steps.
 bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
 std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
@@ -68,7 +68,7 @@ int TrainingLoop::run() {
   std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
   try {
     outcome = train_until(last, outcome);
-  } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
+  } catch (const Error& error) {  // a single rank has none to agree with, and nothing was updated
     if (error.code() == Code::data && world_.size() == 1) save_last_step();
     throw;
   }
@@ -119,7 +119,7 @@ void TrainingLoop::begin() {
   reporter_.start(start, world_.transport(), start_notes(between_gpus_, trainer_));
 }
 
-// One moment of several, since what disturbs comes and goes.
+// Measures at one moment of several, since disturbances come and go.
 void TrainingLoop::measure_peak() {
   double late[] = {peak_.seconds() > measure::PeakTracker::kStartSeconds ? 1.0 : 0.0};
   world_.control().sum(late);
@@ -133,7 +133,7 @@ bool TrainingLoop::step() {
   work.adam_step = state_.adam_step + 1;
   work.micro_batches = trainer_.accumulation();
   work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
-  trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
+  trainer_.meter().reset();  // drop what evaluations, samples and saves counted
   const double start = now_seconds();
   const train::Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
   if (outcome.interrupted) return false;
@@ -205,7 +205,7 @@ void TrainingLoop::sample_now() {
   reporter_.sample(std::move(sample));
 }
 
-// After a step that was skipped the model is not worth a place among those that are kept.
+// A checkpoint of a step that was skipped would displace a better one.
 bool TrainingLoop::is_save_due() {
   if (!is_due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
   if (train::weights_are_finite(trainer_)) return true;

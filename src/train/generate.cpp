@@ -24,7 +24,7 @@ Generator::Generator(Trainer& trainer)
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
   Meter nobodys;
-  // Scratch sizes depend on the cache's capacity, not on how much of it is filled.
+  // The size of scratch depends on the cache's capacity, not on how much of it is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
     const auto extend = [&](Exec& ex) {
       cache_.used = 0;
@@ -111,7 +111,7 @@ int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prom
       ids, tokens, sampling, tokenizer.eos(),
       [&](int32_t id) {
         std::string text = decoder.push(id);
-        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt shows it
+        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt already shows it
         return emit(text);
       },
       first);

@@ -42,7 +42,7 @@ int64_t RankScalars::broadcast_from_first_rank(int64_t value) {
   comm::Communicator& ranks = mesh_.along(replica_axes(), comm::Lane::control);
   if (ranks.size() == 1) return value;
   const Tensor scalar = values_.tensor().range(0, 1);
-  auto number = static_cast<double>(value);  // exact below 2^53
+  auto number = static_cast<double>(value);  // doubles are exact below 2^53
   device_.copy_to_device(scalar.data, &number, sizeof(number));
   Exec ex{device_, arena_, meter_};
   ranks.broadcast(ex, scalar, 0).join(ex);

@@ -10,8 +10,8 @@
 
 namespace trainer::train {
 
-/// Charges the time since the last call to a phase. A GPU's work belongs to the phase that launched it, and is waited
-/// for.
+/// Charges the time since the last call to a phase. A GPU's work counts in the phase that launched it, which waits for
+/// it.
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, measure::PhaseMs& phases) : device_(device), phases_(phases) {}
@@ -192,7 +192,7 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // Counts what the micro-steps before the last one communicate: the first of them gathers the kept matrices.
+  // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   const auto earlier = [&](Meter& meter) {
@@ -243,7 +243,7 @@ parallel::Batch Trainer::upload(const data::TokenBatch& host) {
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
   device_.copy_to_device(ids_.tensor().data, host.ids.data(), ids_.tensor().bytes());
   device_.copy_to_device(targets_.tensor().data, host.targets.data(), targets_.tensor().bytes());
-  if (weights_.tensor().dtype == DType::f64) {  // on CPUs only
+  if (weights_.tensor().dtype == DType::f64) {  // CPUs only
     std::copy(host.weights.begin(), host.weights.end(), weights_.tensor().as<double>());
   } else {
     device_.copy_to_device(weights_.tensor().data, host.weights.data(), weights_.tensor().bytes());
