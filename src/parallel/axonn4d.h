@@ -17,7 +17,7 @@
 // without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
 //
 // Results are those of one rank. The public code differs in three points. It does not sum biases over z, normalises
-// over a rank's part of a row, and clips by norms that differ between ranks.
+// over a rank's part of a row, and clips by norms that differ by rank.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {

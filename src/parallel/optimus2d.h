@@ -22,7 +22,7 @@
 // gradients are summed and ZeRO-1 splits the state.
 //
 // Results are those of one rank. The original code differs in three points. It divides each gradient by the tokens of
-// one row of ranks, uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
+// one row of ranks. It uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {

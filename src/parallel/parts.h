@@ -23,8 +23,9 @@ class Parts {
  public:
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
-  /// Returns the axes that cut a part where it is: all of spread.cols, or its outer ones that make as many groups as
-  /// there are heads. Ranks along the rest hold the same columns. Throws Code::config when no axes make as many groups.
+  /// Returns the axes that cut a part in a spread. They are all of spread.cols, or its outer ones that make as many
+  /// groups as there are heads. Ranks along the rest hold the same columns. Throws Code::config when no axes make as
+  /// many groups.
   AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
   /// Returns the number of a rank's columns of all parts.
   int64_t width(const PartSpread& where) const;

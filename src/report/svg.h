@@ -12,8 +12,8 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// Returns at most `max_points` (>= 4) of them, without losing a peak: the first, the last, and of each stretch its
-/// lowest and highest in their order. A stretch without a finite value stays a gap.
+/// Returns at most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in
+/// their order. So no peak is lost. A stretch without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
 /// Returns the moving average over up to `window` points centred on each (fewer towards the ends), so that it does not
 /// lag; gaps are skipped.
