@@ -26,20 +26,20 @@ struct Collective {
   CommOp op = CommOp::all_reduce;
   Reduce reduce = Reduce::sum;
   DType dtype = DType::f32;
-  int size = 2, rank = 0;  // of the group
+  int size = 2, rank = 0;  // within the group
   int64_t n = 0;           // elements, the payload of comm/bytes.h
   int root = 0;            // send_recv: the shift, in [1, size)
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes
   const ReduceKernels* kernels = nullptr;
-  const device::Mirror* arriving = nullptr;  // not begun before this has been fetched; null: `in` is there
+  const device::Mirror* arriving = nullptr;  // flows begin once this has arrived; null: `in` is there already
 };
 
 /// Segments says how an operation is cut: a function of operation, type, size and group, the same on all its ranks.
 struct Segments {
   int64_t count = 1;
-  int64_t elements = 0;  // of each piece (a chunk, or all that is passed on), in a segment
+  int64_t elements = 0;  // of each piece (a chunk, or all that is sent on) in a segment
 };
 Segments segments_of(const Collective& collective);
 

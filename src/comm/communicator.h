@@ -54,7 +54,7 @@ class Pending {
 /// except while an exception unwinds.
 class [[nodiscard]] Ticket {
  public:
-  Ticket() = default;  // of nothing: not open, never joined
+  Ticket() = default;  // holds no collective: not open, never joined
   Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
@@ -118,7 +118,7 @@ class Communicator {
     CommOp op;
     Reduce reduce = Reduce::sum;
     Tensor in, out;                            // in place: the same
-    int root = 0;                              // or the shift of send_recv
+    int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is there when this has been fetched
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The

@@ -75,10 +75,10 @@ class Engine {
     int* open;
   };
   struct Probe {
-    Channel* channel = nullptr;  // null: nothing is looked into
+    Channel* channel = nullptr;  // the channel that the probe asks about; null: no probe is in flight
     int64_t number = 0;
     double asked = 0, until = 0;
-    std::vector<int64_t> answers;  // by place in the group: operations started there; -1: no answer
+    std::vector<int64_t> answers;  // by place in the group: how many operations were started there; -1: no answer
     std::vector<double> waits;     // ControlMessage::waits of those
   };
 
@@ -119,15 +119,15 @@ class Engine {
   std::unique_ptr<Transport> transport_;
   WorldOptions options_;  // changed by configure() alone, on the progress thread
   std::atomic<int64_t> bytes_sent_{0};
-  std::atomic<int64_t> watched_{0};  // operations of others that have not ended
+  std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
   std::mutex mutex_;  // guards what follows, up to the mark
   std::condition_variable answered_;
   std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Operation>> pool_;
   Operation *free_ = nullptr, *submitted_ = nullptr, *last_submitted_ = nullptr;
-  std::optional<Error> stop_reason_;  // fail() asks for
-  bool gave_up_ = false;              // abandon() asks for
+  std::optional<Error> stop_reason_;  // set by fail()
+  bool gave_up_ = false;              // set by abandon()
   const std::function<void()>* job_ = nullptr;
   bool meeting_ = false, met_ = false, ending_ = false, opened_ = false;
   std::exception_ptr open_error_;
@@ -138,9 +138,9 @@ class Engine {
   // Of the progress thread alone.
   std::vector<Channel*> active_;  // critical lanes first
   std::vector<Delayed> delayed_;
-  std::vector<bool> came_;  // ranks that came to the meeting
+  std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
   bool failed_ = false, told_failure_ = false, told_met_ = false;
-  bool expecting_ = false;  // something that a device copies
+  bool expecting_ = false;  // whether a device copies something to send
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

@@ -23,7 +23,7 @@ class Staged final : public Pending {
   std::unique_ptr<device::Mirror> mirror_;
   Pending* operation_ = nullptr;
   Tensor out_;
-  int64_t result_ = 0;  // its place in the mirror
+  int64_t result_ = 0;  // the result's place in the mirror
   bool busy_ = false;
 };
 

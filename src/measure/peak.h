@@ -19,8 +19,8 @@ struct PeakReport {
   double flops = kUnknown;
   std::string origin = {};                                  // "measured", "data sheet", "user"
   std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
-  int64_t windows = 0;                                      // of its loop that were measured
-  double median_flops = kUnknown, lowest_flops = kUnknown;  // of them; the best is `flops`, unless raised
+  int64_t windows = 0;                                      // windows of that unit that were measured
+  double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
   std::string raised_by = {};  // what ran faster than every window, "the products of step 3"; empty: nothing
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
@@ -66,9 +66,9 @@ class PeakTracker {
   Windows windows_;
   Clock clock_;
   double started_ = 0, seconds_ = 0;
-  double visits_seconds_ = 0;   // of seconds_
-  double visit_seconds_ = 1e9;  // of a visit that nothing disturbs
-  std::vector<double> rates_;   // of all windows
+  double visits_seconds_ = 0;   // seconds of all visits, within seconds_
+  double visit_seconds_ = 1e9;  // seconds of an undisturbed visit
+  std::vector<double> rates_;   // rates of all windows
   bool told_ = false;
 };
 

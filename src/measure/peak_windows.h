@@ -26,7 +26,7 @@ PeakUnit peak_unit(device::Isa isa, DType compute);
 /// stay in L1.
 class PeakWindows {
  public:
-  static constexpr double kSeconds = 1e-3;  // of one window, about
+  static constexpr double kSeconds = 1e-3;  // length of a window, about
 
   /// Takes some milliseconds to find how often the loop runs in a window. This rank and how many there are on the host,
   /// each with as many threads. The device outlives this.
@@ -48,7 +48,7 @@ class PeakWindows {
   PeakUnit unit_;
   int first_lane_, lanes_of_host_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // of the threads
-  int64_t rounds_ = 0;                        // of the loop in a window
+  int64_t rounds_ = 0;                        // rounds of the loop in a window
 };
 
 }  // namespace trainer::measure

@@ -19,7 +19,7 @@ namespace trainer::mesh {
 struct Placement {
   enum class Kind : uint8_t { replicate, split, partial, flat };
   Kind kind = Kind::replicate;
-  int dim = 0;  // of split
+  int dim = 0;  // the dim of a split
   bool operator==(const Placement&) const = default;
 };
 inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat};
@@ -30,7 +30,7 @@ std::string to_string(Placement placement);
 /// A place is where a rank's box lies in a local matrix beside other boxes, so that one product or one gather serves
 /// them all. Flat axes cut the whole matrix.
 struct Place {
-  int64_t offset = 0;  // of the box's first element
+  int64_t offset = 0;  // the offset of the box's first element
   int64_t pitch = 0;   // columns of the matrix; 0: the box alone
 };
 

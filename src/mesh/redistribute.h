@@ -30,14 +30,14 @@ class [[nodiscard]] Transit {
   std::unique_ptr<const Route, Borrowed> route_;  // null: nothing to move
   Mesh* mesh_ = nullptr;
   comm::Lane lane_ = comm::Lane::critical;
-  size_t step_ = 0;               // the one that is next, or runs
-  std::optional<Layout> before_;  // of `tensor_`; made when there is something to move, for that allocates
-  Tensor tensor_, out_;           // what that step moves; where the result goes, if the caller says
-  Scratch owned_;                 // its handle, or empty when it is not ours
-  bool writable_ = false;         // it may be written over
-  bool is_out_ = false;           // it is `out_`
-  Tensor received_;               // what the collective fills that runs; empty: none does
-  Scratch packed_, place_;        // what it sends and fills when they are ours
+  size_t step_ = 0;               // the step that is next or in flight
+  std::optional<Layout> before_;  // the layout of `tensor_`; made only to move something, since it allocates
+  Tensor tensor_, out_;           // the input of that step; the caller's place for the result, if any
+  Scratch owned_;                 // the memory of `tensor_`; empty when the caller owns it
+  bool writable_ = false;         // whether `tensor_` may be overwritten
+  bool is_out_ = false;           // whether `tensor_` is `out_`
+  Tensor received_;               // the output of the collective in flight; empty: none is
+  Scratch packed_, place_;        // the memory of its input and output, where Transit owns it
   comm::Ticket ticket_;           // declared last: memory outlives what uses it
 };
 

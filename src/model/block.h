@@ -19,9 +19,9 @@ struct KvCache {
 
 struct BlockSpec {
   int layer = 0, group = 0;
-  int64_t layers = 0;   // of the model: residual projections start at init_std/√(2·layers)
+  int64_t layers = 0;   // of the whole model: residual projections start at init_std/√(2·layers)
   config::Model model;  // resolved: no derived value is left open
-  uint64_t seed = 0;    // of dropout
+  uint64_t seed = 0;    // seed of dropout
 };
 
 class Block {
@@ -79,9 +79,9 @@ class Block {
   int group_;
   int layer_;
   const parallel::Strategy& strategy_;
-  parallel::Spread stream_;  // of the residual stream here
+  parallel::Spread stream_;  // spread of the residual stream in this block
   int64_t width_, all_heads_, all_kv_heads_, head_dim_;
-  int64_t heads_, kv_heads_;  // this rank's
+  int64_t heads_, kv_heads_;  // heads on this rank
   bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;

@@ -65,7 +65,7 @@ class Transformer {
   config::Model model_;
   int64_t vocab_;
   PhiloxKey embedding_site_;
-  int embedding_group_ = 0, head_group_ = 0;  // of the store
+  int embedding_group_ = 0, head_group_ = 0;  // groups in the store
   parallel::ParamStore& store_;
   parallel::Strategy& strategy_;
   std::unique_ptr<parallel::Embedding> embedding_;

@@ -13,8 +13,8 @@ struct Batch {
   /// sum within it. Empty: it returns the sum.
   Tensor losses = {};
   int64_t sequences = 0, seq_len = 0;
-  int64_t first_sample = 0;    // of the first sequence in the whole step's batch: names dropout masks
-  int64_t first_position = 0;  // of each sequence's first row (generation with a cache)
+  int64_t first_sample = 0;    // the first sequence's index in the whole step's batch: names dropout masks
+  int64_t first_position = 0;  // the position of each sequence's first row (generation with a cache)
   uint32_t step = 0;
   double loss_scale = 1;  // 1 / (unmasked tokens of the whole step)
   bool dropout = false;

@@ -25,7 +25,7 @@ class GridLinear final : public Linear {
  public:
   struct Place {
     Grid grid;
-    Spread from, to;  // of X and dX, of Y and dY
+    Spread from, to;  // spreads of X and dX; of Y and dY
     /// The type in which partial sums are formed and added; none: the compute type.
     std::optional<DType> sums = {};
     /// Whether the gathered matrix is kept until the weights change.

@@ -42,7 +42,7 @@ class Optimus2D final : public Strategy {
 
  private:
   const AxisSet row_, col_;
-  const bool ring_, input_stays_;  // how panels come; of down
+  const bool ring_, input_stays_;  // whether panels are broadcast step by step; whether down's input stays
 };
 
 }  // namespace trainer::parallel

@@ -45,7 +45,7 @@ class Parts {
     static constexpr size_t kMostKinds = 3;
     struct Kind {
       mesh::Transit transit;
-      int64_t first_col = 0, cols = 0;  // of the result
+      int64_t first_col = 0, cols = 0;  // columns of the result
     };
     std::array<Kind, kMostKinds> kinds_;
     size_t count_ = 0;

@@ -92,7 +92,7 @@ class Strategy {
   const Ranks ranks_;
 
  private:
-  std::optional<Table> table_;  // the embedding's
+  std::optional<Table> table_;  // the embedding's table
 };
 
 /// Returns the axes of the configured strategy for a world of `world` ranks: "data", outermost, and the strategy's own.

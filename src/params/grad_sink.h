@@ -28,7 +28,7 @@ enum class Write : uint8_t { more, last };
 /// write of a micro-batch it starts the reduce-scatter of a sharded slot's gradient. Move-only.
 class GradSlot {
  public:
-  GradSlot() = default;  // nowhere
+  GradSlot() = default;  // a slot that is written nowhere
   GradSlot(GradSlot&& other) noexcept
       : tensor(other.tensor),
         accumulate(other.accumulate),
@@ -101,9 +101,9 @@ class GradSink {
   /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
-    bool sharded;  // of sharded slots: after their reduce-scatter
+    bool sharded;  // of sharded slots: starts after their reduce-scatter
     std::vector<Region> regions;
-    Buffer packed;  // of several regions; a single one is added where it is
+    Buffer packed;  // memory for several regions; a single one is reduced in place
     comm::Ticket ticket;
     bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
   };
@@ -145,9 +145,9 @@ class GradSink {
   std::vector<char> reduced_;               // by group: its gradient of this step is complete
   std::function<void(Exec&, int)> on_reduced_;
   int finished_ = -1;                       // the group that waits for start_replica_sum()
-  int completed_ = -1;                      // the one before
+  int completed_ = -1;                      // the group completed before
   std::vector<std::vector<Piece>> pieces_;  // by group
-  Buffer strided_;                          // a piece whose rows are apart, packed
+  Buffer strided_;                          // packs a piece whose rows are apart
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64

@@ -78,11 +78,11 @@ class WeightCache {
   struct Entry {
     bool keep = false;
     Buffer kept;
-    int64_t version = -1;  // of what is kept
-    Scratch memory;        // of what is not
-    comm::Ticket ticket;   // of the gather
-    int users = 0;         // the next one included
-    Packed packed[2];      // as b, as bᵀ
+    int64_t version = -1;  // of the weights that are kept
+    Scratch memory;        // of a matrix that is not kept
+    comm::Ticket ticket;   // the gather in flight
+    int users = 0;         // users of the matrix, the next one included
+    Packed packed[2];      // packed as b, and as bᵀ
   };
   /// Makes the entries of all slots, and the memory of kept ones.
   void allocate();
@@ -94,9 +94,9 @@ class WeightCache {
   std::vector<Entry> entries_;  // by slot
   std::map<std::string, std::vector<SlotId>> orders_;
   std::vector<SlotId>* recording_ = nullptr;
-  const std::vector<SlotId>* order_ = nullptr;  // of the program at hand
+  const std::vector<SlotId>* order_ = nullptr;  // the order of the recorded program in use
   size_t next_ = 0;
-  bool started_ = false;  // the gather of the next use
+  bool started_ = false;  // whether the gather of the next use is in flight
   bool ahead_ = true;
   int64_t version_ = 0;
 };

@@ -15,7 +15,7 @@ struct History {
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
   std::vector<EndReport> ends;            // one per process that ended in order
-  measure::PeakReport peak;               // the best that the last process came to know
+  measure::PeakReport peak;               // the best peak that the last process found
   measure::BytesByCategory memory_bytes;  // largest value of each category
   int64_t unreadable_lines = 0;
 };

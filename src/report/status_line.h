@@ -24,7 +24,7 @@ class StatusLine {
 
   Terminal terminal_;
   double started_, last_;
-  std::mutex mutex_;  // of the screen: log lines come from any thread
+  std::mutex mutex_;  // guards the screen: log lines come from any thread
   bool drawn_ = false;
   log::Sink previous_sink_;
 };

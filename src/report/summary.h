@@ -12,7 +12,7 @@ namespace trainer::report {
 
 struct Summary {
   StartReport start;
-  measure::PeakReport peak;  // what utilisation is a share of: the best that the last process came to know
+  measure::PeakReport peak;  // what utilisation is a share of: the best peak that the last process found
   std::string outcome;       // of the last process; "not ended in order" when the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
   double epoch = kUnknown;  // at its end
@@ -23,7 +23,7 @@ struct Summary {
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   measure::PhaseMs phase_ms;                          // means over the same steps
-  double mean_step_ms = 0;                            // what the phases add up to, but for the rest of a step
+  double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
   double wall_s = kUnknown;                           // over all processes that ended in order
   int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
   measure::BytesByCategory memory_by_category;

@@ -18,7 +18,7 @@ namespace trainer::run {
 /// What is known and open before a run takes memory for its model.
 struct OpenRun {
   plan::Machine machine;
-  std::string tuning_hash;  // of the table that products go by; empty: none
+  std::string tuning_hash;  // hash of the tuning table in use; empty: none
   data::Datasets datasets;
   plan::RunPlan plan;
 };
@@ -91,7 +91,7 @@ class TrainingLoop {
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
   double loss_of_last_ = measure::kUnknown;  // validation loss of the last step; infinite when it is not finite
-  bool evaluation_cut_ = false;              // the last one was
+  bool evaluation_cut_ = false;              // whether the last evaluation was cut short
 };
 
 }  // namespace trainer::run

@@ -29,7 +29,7 @@ class MicroGraphs {
 
   /// Next says how the next micro-step of this kind runs on the device.
   enum class Next {
-    launch,  // as always: where operators are timed, and in the first of a kind or after its loss scale has changed
+    launch,  // no graph: where operators are timed, in the first of a kind and after its loss scale has changed
     record,  // record() its kernels, then run()
     repeat,  // run()
   };

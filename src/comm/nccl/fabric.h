@@ -75,7 +75,7 @@ class Fabric {
 
   Engine& engine_;
   device::Device& device_;
-  cudaEvent_t ready_ = nullptr;  // of the compute stream
+  cudaEvent_t ready_ = nullptr;  // an event of the compute stream
   std::vector<cudaStream_t> streams_;
 
   std::mutex mutex_;  // guards what follows and the calls of NCCL, which take no time
@@ -84,7 +84,7 @@ class Fabric {
   std::vector<Made> made_;
   std::deque<ncclComm_t> splits_;
   bool aborted_ = false, ending_ = false;
-  std::vector<std::deque<Launched*>> running_;  // by lane, in order
+  std::vector<std::deque<Launched*>> running_;  // by lane, in order of start
   std::vector<std::vector<Launched*>> free_;    // by lane
   std::deque<Launched> pool_;
 
