@@ -63,7 +63,7 @@ struct BenchOptions {
   bool json = false;
 };
 int bench_command(const BenchOptions& options);
-/// `bench collectives`: among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
+/// Runs `bench collectives` among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
 int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
@@ -81,7 +81,7 @@ struct ConfigVerbOptions {
 };
 int config_command(const ConfigVerbOptions& options);
 
-/// Version, commit, what is compiled in and what this machine has.
+/// Returns version, commit, what is compiled in and what this machine has.
 std::string version_text();
 std::string version();
 std::string commit();

@@ -16,7 +16,7 @@ inline Error not_built_yet(const std::string& what) {
                  "inspect|verify|strip, config check|show|reference",
                  what)};
 }
-/// For a word after a verb that is none of `known`.
+/// Returns the error for a word after a verb that is none of `known`.
 inline Error unknown_word(const std::string& verb, const std::string& word, const std::vector<std::string>& known) {
   return {Code::usage, format("`{} {}`: expected one of {}{}", verb, word, fmt::join(known, ", "),
                               config::did_you_mean(word, known))};

@@ -13,7 +13,7 @@ void prepare_process();
 /// Writes a result to stdout. Throws Code::io when not all of it gets there: a full disk, a pipe that its reader
 /// closed.
 void print(std::string_view text);
-/// Whether everything written to stdout so far got there; says on stderr when not.
+/// Returns whether everything written to stdout so far got there; says on stderr when not.
 bool is_output_complete();
 /// Reads all of a file, or with "-" of standard input. Throws Code::usage, beginning with `option`, when it cannot be
 /// read.

@@ -29,7 +29,7 @@ class StopText {
     return out;
   }
   bool met() const { return met_; }
-  /// What was kept, when the text ended without it.
+  /// Returns what was kept back, when the text ended without the stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:

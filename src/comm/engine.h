@@ -32,7 +32,7 @@ class Engine {
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  /// Before any channel but that of control messages is made.
+  /// Call it before any channel but that of control messages is made.
   void configure(const WorldOptions& options);
   /// How messages name ranks: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
@@ -58,11 +58,11 @@ class Engine {
   /// Ends all operations of this rank; a call of fail() gives the reason.
   void end_all_operations() noexcept;
   const WorldOptions& options() const { return options_; }
-  /// World::wait_for_all_ranks.
+  /// Implements World::wait_for_all_ranks().
   bool wait_for_all_ranks(double seconds) noexcept;
   /// Runs the job on the transport's thread, between messages, and waits for it.
   void run_on_progress_thread(const std::function<void()>& job);
-  /// Bytes of all operations sent so far by this rank.
+  /// Returns the bytes of all operations that this rank has sent so far.
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:

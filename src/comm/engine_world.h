@@ -7,7 +7,7 @@ namespace trainer::comm {
 
 class EngineWorld final : public World {
  public:
-  /// Control over the engine, usable before there is a world.
+  /// Makes a Control over the engine, usable before there is a world.
   static std::unique_ptr<Control> make_control(Engine& engine);
 
   /// `farewell`: seconds for which the destructor waits to meet the others.

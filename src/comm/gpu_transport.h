@@ -11,7 +11,7 @@
 
 namespace trainer::comm {
 
-/// "NCCL 2.28.9" when it is compiled in, for --version.
+/// Returns "NCCL 2.28.9" when it is compiled in, for --version.
 std::optional<std::string> nccl_version();
 
 /// Names the GPU of a rank; none: the rank computes on a CPU.

@@ -58,8 +58,8 @@ class World {
   virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "nccl", "dry"
 
   virtual Control& control() = 0;
-  /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication",
-  /// unless that is a GPU.
+  /// Makes a communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as
+  /// "communication", unless that is a GPU.
   virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
   /// Connects the communicators made so far; before the first operation on them. Collective: every rank calls, also one
   /// without any.
@@ -86,7 +86,7 @@ class World {
   int rank_, size_, local_rank_, local_size_;
 };
 
-/// One rank.
+/// Makes a world of one rank.
 std::unique_ptr<World> solo_world();
 /// Makes a world that stands for rank `rank` of `size` without any other: communicators only count. Control calls
 /// return at once, with this rank's data in the place of every rank.
@@ -95,11 +95,11 @@ std::unique_ptr<World> dry_world(int size, int rank = 0);
 /// of a body fails the world; the one that came first is rethrown here.
 void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
 
-/// Whether mpirun (or srun with PMI) started this process, and the ranks it says there are.
+/// Returns how many ranks mpirun (or srun with PMI) started; none when it did not start this process.
 std::optional<int> launched_ranks();
-/// Whether MPI is compiled in; its version for --version.
+/// Returns the version of MPI for --version; none when MPI is not compiled in.
 std::optional<std::string> mpi_version();
-/// MPI_Init and a progress thread. Throws Code::usage when MPI is not compiled in. Once per process; the destructor
+/// Starts MPI and a progress thread. Throws Code::usage when MPI is not compiled in. Once per process; the destructor
 /// finalizes MPI, unless a peer was lost.
 std::unique_ptr<World> mpi_world(const WorldOptions& options);
 

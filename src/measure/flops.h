@@ -17,7 +17,7 @@ struct MatmulWeights {
 /// true vocabulary, since padding is not useful work.
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
-/// Of one token, forward and backward.
+/// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;      // 6 · N_matmul
   double attention = 0;   // 12 · L · d_model · seq_len: every query against every key

@@ -38,9 +38,9 @@ class PeakTracker {
   /// Visits between steps take at most this share of the run, and so many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
-  /// A peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
+  /// Holds a peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
   PeakTracker(double flops, std::string origin, std::string unit = {});
-  /// Not known before the first measure().
+  /// Holds a peak that is not known before the first measure().
   PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
 
   /// Returns the best known so far, with the median and the lowest of the windows.
@@ -50,7 +50,7 @@ class PeakTracker {
 
   /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
   void measure(int count = kAtStart);
-  /// Seconds that all measure() took: on a machine that is busy with other things they are long.
+  /// Returns the seconds that all measure() took. They are long on a machine that is busy with other things.
   double seconds() const { return seconds_; }
   /// Whether the run has lasted long enough to pay for another visit.
   bool is_due() const;

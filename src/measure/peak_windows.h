@@ -13,17 +13,17 @@
 
 namespace trainer::measure {
 
-/// What multiplies in a compute type, and the loop that shows its rate.
+/// PeakUnit is what multiplies in a compute type, and the loop that measures its rate.
 struct PeakUnit {
   std::string_view name;  // "AVX2 fma"
   ops::PeakLoop loop;
   DType operands;
 };
-/// The unit that products in this compute type can use on a CPU of this instruction set.
+/// Returns the unit that products in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// Windows of the peak loop on all threads of a CPU device at once. Holds operands and results for each of them, which
-/// stay in L1.
+/// PeakWindows runs windows of the peak loop on all threads of a CPU device at once. It holds operands and results for
+/// each thread, which stay in L1.
 class PeakWindows {
  public:
   static constexpr double kSeconds = 1e-3;  // length of a window, about

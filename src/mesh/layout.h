@@ -69,8 +69,8 @@ class Layout {
 
   /// Returns how many ranks store an element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }
-  /// Whether `rank` is the one that writes and counts its elements among the ranks that store them: it has coordinate 0
-  /// on replicated axes. An internal error for partial layouts.
+  /// Returns whether `rank` is the one that writes and counts its elements, among the ranks that store them. It has
+  /// coordinate 0 on replicated axes. An internal error for partial layouts.
   bool is_owner(int rank) const;
 
   /// Returns the layout of this parameter's gradient after a backward pass over `tokens`: partial on the axes that

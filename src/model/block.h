@@ -45,14 +45,14 @@ class Block {
 
   /// x [n, H] → [n, H]; `saved` is filled for backward.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
-  /// Without backward; `cache` (generation, one sequence) receives the new keys and values.
+  /// Runs the forward pass without a backward one. `cache` (generation, one sequence) receives the new keys and values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
   /// dy [n, H] → dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
-  /// Of the store: where all parameters of the block are.
+  /// Returns the group of the store that has all parameters of the block.
   int group() const { return group_; }
-  /// Local columns of keys (and of values), for the cache.
+  /// Returns the local columns of keys (and of values), for the cache.
   int64_t kv_width() const { return kv_heads_ * head_dim_; }
 
  private:

@@ -6,7 +6,7 @@
 
 namespace trainer::optim {
 
-/// Host scalars of update number t (1-based; skipped steps do not count), in double.
+/// Returns the host scalars of update number t (1-based; skipped steps do not count), in double.
 /// Reference: Loshchilov & Hutter 2019, algorithm 2, with bias corrections folded into step and denominator.
 ops::AdamWScalars adamw_scalars(const config::Optim& optim, double lr, int64_t t, double gradient_scale, bool decay);
 

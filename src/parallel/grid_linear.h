@@ -8,8 +8,8 @@
 //   contraction       columns      rows                      partial      columns             rows
 //
 // X arrives, and dX leaves, in the spread of the layer before (`from`). Y leaves, and dY arrives, in the spread of the
-// layer behind (`to`). mesh/route.h finds the collectives in between. Bias, activation, residual and dropout are
-// applied in `to`: after the reduction, or in the product where nothing has to move.
+// next layer (`to`). mesh/route.h finds the collectives in between. Bias, activation, residual and dropout are applied
+// in `to`: after the reduction, or in the product where nothing has to move.
 #include "parallel/finish.h"
 #include "parallel/parts.h"
 
@@ -39,7 +39,7 @@ class GridLinear final : public Linear {
                    GradSink& grads) override;
 
  private:
-  /// Where Y is after the product, with partial sums, and where the layer behind has it.
+  /// Where Y is after the product, with partial sums, and where the next layer has it.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
   std::vector<params::Part> weights(const LinearSpec& spec) const;

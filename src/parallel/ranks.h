@@ -40,7 +40,7 @@ struct VocabSpread {
   AxisSet vocab = 0, hidden = 0, flat = 0;
 };
 
-/// This rank among the others of the mesh; or alone, without one.
+/// Ranks is this rank among the others of the mesh; or alone, without a mesh.
 class Ranks {
  public:
   Ranks() = default;

@@ -79,7 +79,7 @@ class Strategy {
   // The same for all.
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
-  /// `tied`: shares the embedding's table, which must have been asked for before.
+  /// `tied`: shares the embedding's table, which must have been made before.
   std::unique_ptr<Head> head(int n_layer, int group, const EmbeddingSpec& spec, bool tied);
   /// Returns this rank's sequences of a batch and its share of the heads and key/value heads. Ranks hold the same
   /// key/value head when there are more ranks than key/value heads.
@@ -108,7 +108,7 @@ std::vector<config::Parallel> generation_layouts(const config::Config& config, i
 /// Makes the configured strategy on that mesh.
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store);
 
-/// What makes mesh and layers of a run: what the configuration names, or something else.
+/// StrategyFactory makes mesh and layers of a run: the configured ones, or others.
 struct StrategyFactory {
   std::function<mesh::MeshShape(const config::Config&, int world)> mesh_shape = make_mesh_shape;
   std::function<std::unique_ptr<Strategy>(const config::Config&, mesh::Mesh&, ParamStore&)> strategy = make_strategy;

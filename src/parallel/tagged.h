@@ -28,19 +28,19 @@ struct TagTable {
   std::optional<DType> sums = {};
 };
 
-/// What letters say. Internal error when there are not as many as axes, or others than these.
+/// Returns what letters say. Internal error when there are not as many as axes, or others than these.
 Spread spread_of(const mesh::MeshShape& shape, std::string_view tags);
 Grid grid_of(const mesh::MeshShape& shape, std::string_view tags);
 VocabSpread vocab_of(const mesh::MeshShape& shape, std::string_view tags);
 
-/// What a table asks of the model and the batch, in the order of telling.
+/// Returns what a table asks of the model and the batch, in the order in which mistakes are reported.
 std::vector<config::LayoutRule> tag_rules(const mesh::MeshShape& shape, const TagTable& table,
                                           const config::Config& config);
 
 class Tagged final : public Strategy {
  public:
-  /// The mesh has the axis "data", outermost, and others that the table's letters are of. Throws Code::config with the
-  /// first rule that does not hold.
+  /// The mesh has the axis "data", outermost, and one axis for each letter. Throws Code::config with the first rule
+  /// that does not hold.
   Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config);
 
   Spread stream(int layer) const override;

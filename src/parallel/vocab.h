@@ -38,7 +38,7 @@ struct Table {
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
   mesh::Layout near_layout(Rows rows) const { return ranks.layout(spread_at_table(), rows, width); }
-  /// Of partial sums along the axes that cut the vocabulary.
+  /// Returns the layout of partial sums along the axes that cut the vocabulary.
   mesh::Layout partial_layout(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
 
   const Ranks ranks;
@@ -72,14 +72,16 @@ class Head {
   /// Internal error when the table is in flat pieces over ranks that have the same rows.
   Head(const Table& table, bool tied);
 
-  /// The axes that cut the rows whose losses a rank has; how many those are.
+  /// Returns the axes that cut the rows whose losses a rank has; and the number of these rows.
   AxisSet loss_axes() const { return table_.spread_at_table().rows; }
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
-  /// Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
+  /// Returns Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
   double loss(Exec& ex, const Batch& batch, const Tensor& x);
-  /// The same sum; dx, as x, of loss_scale·Σ over all rows; weight gradients go to the sink.
+  /// Returns the same sum. dx, spread as x, is the gradient of loss_scale·Σ over all rows. Weight gradients go to the
+  /// sink.
   double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads);
-  /// Logits of one row, x being this rank's columns of it → [1, vocabulary padded] on every rank, accumulator type.
+  /// Returns the logits of one row, [1, vocabulary padded], on every rank in the accumulator type. x is this rank's
+  /// columns of it.
   Scratch logits(Exec& ex, const Tensor& x);
 
  private:

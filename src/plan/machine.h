@@ -25,10 +25,10 @@ struct Machine {
 Machine choose_machine(const config::Config& config, const comm::World& world);
 /// Throws Code::plan where ranks would compute in different types, by default each on its own CPU. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
-/// The device, or a dry one that stands for it.
+/// Makes the device, or a dry one that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
-/// "avx2" or "H200, sm_90", for people.
+/// Returns "avx2" or "H200, sm_90", for people.
 std::string device_text(const Machine& machine);
 
 }  // namespace trainer::plan

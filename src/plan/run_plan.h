@@ -26,7 +26,7 @@ struct RunPlan {
   measure::CommBytes comm_bytes;  // of a step, by axis and operation
 };
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
-/// Table for `train --dry-run`.
+/// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);

@@ -24,7 +24,7 @@ class MetricsLog {
   void write(const CheckpointReport& checkpoint);
   void write(const WarningReport& warning);
   void write(const EndReport& end);
-  /// Lines lost so far.
+  /// Returns the number of lines lost so far.
   int64_t lost() const { return lost_; }
 
  private:

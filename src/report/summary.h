@@ -1,6 +1,6 @@
 #pragma once
 // The end of a run in numbers, for the last lines on stderr and for the report. Computed from the run's history, so
-// that it can be had again from a run folder.
+// that a run folder is enough to compute it again.
 #include <filesystem>
 #include <optional>
 #include <string>

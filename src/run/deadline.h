@@ -13,9 +13,9 @@ double parse_duration(std::string_view text);
 
 class Deadline {
  public:
-  /// Never passes.
+  /// Makes a deadline that never passes.
   Deadline() = default;
-  /// Passes `seconds` after its construction.
+  /// Makes a deadline that passes after `seconds`.
   explicit Deadline(double seconds) : at_(now_seconds() + seconds) {}
 
   double seconds_left() const { return at_ - now_seconds(); }

@@ -7,9 +7,10 @@
 
 namespace trainer::run {
 
-/// Opens the data on every rank; no train: stopped while tokenizing. A resumed run keeps its tokenizer. Data that are
-/// not the checkpoint's are refused (Code::checkpoint, see checkpoint::require_compatible) before anything in the run
-/// folder changes. Collective; the first rank holds the locks of the folders that are written.
+/// Opens the data on every rank. The result has no train set when tokenizing was stopped. A resumed run keeps its
+/// tokenizer. Data that are not the checkpoint's are refused (Code::checkpoint, see checkpoint::require_compatible)
+/// before anything in the run folder changes. Collective; the first rank holds the locks of the folders that are
+/// written.
 data::Datasets open_run_data(comm::World& world, const config::Config& config, const plan::Machine& machine,
                              const Deadline& deadline);
 

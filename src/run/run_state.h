@@ -44,8 +44,8 @@ struct Resumed {
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Weights only: model.init_from, evaluation, generation. Returns what is damaged in them, as some rank found; empty:
-/// nothing. Every rank calls it.
+/// Loads weights only: for model.init_from, evaluation and generation. Returns what is damaged in them, as some rank
+/// found; empty: nothing. Every rank calls it.
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Fills a model before its first step: resume(), where a checkpoint is there; else the weights of model.init_from;

@@ -1,7 +1,7 @@
 #pragma once
 // Requests that reach a run as signals. SIGTERM, SIGUSR1, SIGINT: stop at the next micro-step and save; a second one
 // ends the process at once with 128 + signal. SIGHUP (a terminal that closed): the same, but it never counts as first
-// or second; where it is ignored (nohup) it stays so. SIGUSR2: save after this step and continue.
+// or second. Where it is ignored (nohup) it stays ignored. SIGUSR2: save after this step and continue.
 #include <csignal>
 
 #include "comm/world.h"
@@ -35,13 +35,13 @@ class StopsAtOnce {
   StopsAtOnce& operator=(const StopsAtOnce&) = delete;
 };
 
-/// Whether a stop was asked for; stays true. Cheap: polled at every micro-step.
+/// Returns whether a stop was requested; stays true. Cheap: polled at every micro-step.
 bool stop_requested();
-/// Whether a stop was asked for on any rank. Collective.
+/// Returns whether a stop was requested on any rank. Collective.
 bool stop_requested_on_any_rank(comm::World& world);
-/// Returns the signal that asked for a stop, 0 when none did.
+/// Returns the signal that requested a stop, 0 when none did.
 int stop_signal();
-/// Whether a save was asked for since the last call.
+/// Returns whether a save was requested since the last call.
 bool take_save_request();
 /// "SIGTERM"
 const char* signal_name(int signal);

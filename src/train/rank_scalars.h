@@ -18,7 +18,7 @@ class RankScalars {
   /// Makes the communicators: scalars are exchanged at any time, so their memory is there from the start.
   void make_communicators();
 
-  // Collective, all of them; on a GPU the host waits for the result. At most kMost values.
+  // All of these are collective. On a GPU the host waits for the result. At most kMost values.
   static constexpr int64_t kMost = 4;
   /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
   void sum_over_rows(std::span<double> values);

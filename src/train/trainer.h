@@ -51,9 +51,9 @@ class Trainer {
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// One optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips the
-  /// update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps (the partial step is
-  /// discarded).
+  /// Runs one optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips
+  /// the update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps; the partial step
+  /// is discarded.
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;
@@ -63,7 +63,8 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
-  /// Σ loss over the rows of this replica's micro-batch whose losses this rank has (masked rows count 0), dropout off.
+  /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
+  /// rows count 0.
   double loss_sum(const data::TokenBatch& batch);
 
   model::Transformer& model() { return *model_; }

@@ -7,7 +7,7 @@
 
 namespace trainer::comm {
 
-/// Once per process. open() throws Code::comm when MPI does not start.
+/// Makes the transport of MPI, once per process. open() throws Code::comm when MPI does not start.
 std::unique_ptr<Transport> mpi_transport();
 
 /// MPI's own sum over all ranks, in place, to compare with; call on the progress thread of an mpi_transport().

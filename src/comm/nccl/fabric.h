@@ -1,5 +1,5 @@
 #pragma once
-// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and the end of it all.
+// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and their end.
 #include <nccl.h>
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace trainer::comm::nccl {
 
 class Fabric;
 
-/// An operation on its stream.
+/// Launched is an operation on its stream.
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
@@ -36,7 +36,7 @@ struct Launched final : Pending {
 
 class Fabric {
  public:
-  /// Collective. Connects all ranks.
+  /// Connects all ranks. Collective.
   Fabric(Engine& engine, Control& control, device::Device& device);
   /// Ends the communicators; aborts them when the world has failed.
   ~Fabric();
@@ -46,7 +46,8 @@ class Fabric {
   int lanes() const { return static_cast<int>(streams_.size()); }
   Engine& engine() { return engine_; }
 
-  /// A communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR. Collective.
+  /// Returns a communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR.
+  /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
   /// Puts `calls`, of one communicator, on the lane's stream, after what the compute stream has done before.

@@ -20,15 +20,15 @@
 
 namespace trainer::comm::nccl {
 
-/// "NCCL 2.28.9", the library in use; none when it is not compiled in.
+/// Returns "NCCL 2.28.9", the library in use; none when it is not compiled in.
 std::optional<std::string> version();
-/// What to say where it is not.
+/// Messages say this where it is not compiled in.
 inline constexpr const char* kMissing =
     "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON where nccl.h is found)";
 
-/// `below`, with operations among the GPUs of its ranks by NCCL: `device` is this rank's, and no other rank's. Both
-/// outlive the world. World::connect() comes before the first operation. Collective; throws Code::comm when the ranks
-/// cannot reach each other, Code::usage when NCCL is not compiled in.
+/// Makes a world over `below`, with NCCL for operations among the GPUs of its ranks. `device` is this rank's, and no
+/// other rank's. Both outlive the world. World::connect() comes before the first operation. Collective; throws
+/// Code::comm when the ranks cannot reach each other, Code::usage when NCCL is not compiled in.
 std::unique_ptr<World> make_world(World& below, device::Device& device);
 
 }  // namespace trainer::comm::nccl
