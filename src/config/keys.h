@@ -1,6 +1,7 @@
 #pragma once
-// The declarations of all keys. Each key is declared once, in keys.cpp; this list drives reading of files and of
-// `--set`, type and range checks, the reference, `config show` and the TOML of the values in force.
+// The declarations of all keys. Each key is declared once, in keys.cpp. This list drives reading of files and of
+// `--set`, and type and range checks. The reference, `config show` and the TOML of the values in force are made from it
+// too.
 #include <functional>
 #include <limits>
 #include <string>

@@ -44,8 +44,8 @@ std::filesystem::path document_index_path(const std::filesystem::path& token_fil
 /// Read-only view of consecutive tokens of one or more token files as one stream; 16- or 32-bit on disk.
 class TokenStream {
  public:
-  /// Throws Code::data naming file and offset when a file is missing, empty, truncated, or does not fit its index, and
-  /// when files of different vocabularies or tokenizers are joined.
+  /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not fit its index.
+  /// The same holds when files of different vocabularies or tokenizers are joined.
   explicit TokenStream(const std::vector<std::string>& files);
   ~TokenStream();
   TokenStream(const TokenStream&) = delete;
@@ -72,8 +72,8 @@ class TokenStream {
   /// Asks the system to read [begin, end) ahead.
   void prefetch(int64_t begin, int64_t end) const;
 
-  /// Returns the position nearest to `position`, at most `distance` away, where a document ends: by the document index
-  /// where there is one, else after an end-of-text token, else at the end of a file.
+  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Documents end by the
+  /// document index, else after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
   /// Returns XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file,

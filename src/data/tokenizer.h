@@ -62,8 +62,8 @@ class Tokenizer {
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  /// Appends the tokens of `text`, a part of a document that ends after a newline or at the end of the document (or, in
-  /// a line too long to hold, before a space). `starts_document`: false for later parts.
+  /// Appends the tokens of `text`, a part of a document. It ends after a newline or at the end of the document; in a
+  /// line too long to hold, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
 
  private:

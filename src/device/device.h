@@ -1,8 +1,8 @@
 #pragma once
-// A device runs kernels and owns memory. A CPU computes synchronously on a thread pool; a CUDA device in the order of
-// its compute stream, and only kernels and the copies below may touch its memory. A dry device computes nothing and
-// allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives the
-// memory plan and the cost of a step.
+// A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
+// order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
+// and allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives
+// the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>

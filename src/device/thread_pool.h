@@ -1,6 +1,6 @@
 #pragma once
 // One pool of threads for a rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
-// sharing cores do not starve each other; libraries are called from inside with one thread.
+// sharing cores do not starve each other. Libraries are called from inside with one thread.
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -2,9 +2,9 @@
 // Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
-// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored in the order in which
-// the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms or
-// tiles. Short panels are filled up with zeros.
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum. It is stored in the order in
+// which the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms
+// or tiles. Short panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -98,8 +98,8 @@ struct GemmTable {
   const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16; those of other sets compute both in plain C++,
-// for tests: the loops around them run on any machine.
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++, so that tests
+// run the loops around them on any machine.
 namespace plain {
 extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }
