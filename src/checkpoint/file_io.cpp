@@ -112,7 +112,7 @@ void File::sync() {
 }
 
 void File::close() {
-  // The descriptor is gone whatever close() answers, even EINTR.
+  // close() frees the descriptor whatever it returns, even EINTR.
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(path_, "close", errno);
 }
 

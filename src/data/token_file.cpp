@@ -150,7 +150,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
     for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("thread {} of {}", i + 1, threads), work));
     work();
   }
-  if (first_bad < blocks) scan(first_bad);  // throws: the first bad token, whichever thread met one first
+  if (first_bad < blocks) scan(first_bad);  // throws at the first bad token, whichever thread found one
 }
 
 void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {
