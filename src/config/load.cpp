@@ -373,7 +373,7 @@ std::string read_text(const std::string& given) {
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  const int reason = errno;  // before any other key may set it
+  const int reason = errno;  // before another call changes it
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) {
     throw Error(Code::config,

@@ -38,7 +38,7 @@ double logit(const Tensor& logits, int64_t r, int64_t column) {
   return logits.dtype == DType::f64 ? logits.as<double>()[at] : static_cast<double>(logits.as<float>()[at]);
 }
 
-/// Kernels for the gradient's type. The logits have its accumulator type.
+/// Returns the kernel index of the gradient's type. Checks that the logits have its accumulator type.
 size_t shard_type(const CrossEntropyShard& shard, DType gradient) {
   TRAINER_CHECK(
       shard.logits.dtype == accumulator_of(gradient) && shard.vocab >= 0 && shard.vocab <= shard.logits.cols(),

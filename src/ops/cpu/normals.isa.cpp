@@ -1,5 +1,5 @@
-// Box-Muller on Philox draws, a pair of draws per lane: the operations of base/philox.cpp in their order, so that every
-// bit agrees.
+// Box-Muller on Philox draws, a pair of draws per lane. Operations and order are those of base/philox.cpp, so that
+// every bit agrees.
 #include "ops/cpu/normals_kernels.h"
 
 #include "ops/cpu/canonical.h"

@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t dropout_draw(const AttentionArgs& args, uint
   return index % 4 < 2 ? low : high;
 }
 
-/// Between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
+/// Exchanges between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
 __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int mask) {
   const bool upper = (lane & mask) != 0;
   const uint32_t received = shuffle_xor(upper ? x : y, mask);
@@ -28,13 +28,13 @@ __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int
 }
 
 /// The draws of the four elements a lane holds in a block of sums of mma.m16n8k16. `line_index`: index of key 0 of the
-/// block's row (or column) r is line_index + r·k_len. All lanes of the warp together.
-/// Rows are queries, columns the keys from first_key on.
+/// block's row (or column) r is line_index + r·k_len. All lanes of the warp take part. Rows are queries, columns the
+/// keys from first_key on.
 __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                     int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;
   const auto length = static_cast<uint64_t>(args.k_len);
-  if (args.k_len % 4 == 0) {  // four keys are one call: neighbours draw a row each for both
+  if (args.k_len % 4 == 0) {  // a call draws four keys: neighbours draw a row each for both
     const uint64_t index =
         line_index + static_cast<uint64_t>(g + 8 * (t & 1)) * length + static_cast<uint64_t>(first_key + 4 * (t / 2));
     const Philox4 block = philox_block(args.key, index / 4, args.step);

@@ -1,6 +1,6 @@
 #pragma once
-// Products of 64 × 64 blocks in f32 by 256 threads, for attention of any head size: thread (ty, tx) of 16 × 16 owns
-// rows 4·ty … 4·ty + 3. Sixteen lanes next to each other hold a row.
+// Products of 64 × 64 blocks in f32 by 256 threads, for attention of any head size. Thread (ty, tx) of 16 × 16 owns
+// rows 4·ty … 4·ty + 3. Sixteen neighbouring lanes hold a row.
 #include <type_traits>
 
 #include "ops/cuda/attention_args.h"
@@ -13,7 +13,7 @@ inline constexpr int kBlockRows = 64, kBlockThreads = 256;
 /// Row distance of a block in shared memory: rows at 16 bytes, eight successive ones in different banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
-/// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut in slices.
+/// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut into slices.
 inline constexpr int kMaxColumnBlocks = 4;
 
 struct alignas(16) Float4 {

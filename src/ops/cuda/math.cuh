@@ -24,7 +24,7 @@ __device__ inline float silu(float x) {
   return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
 }
 
-/// sigmoid(y) and its derivative s·(1 − s), both to full relative accuracy: from exp(−|y|).
+/// sigmoid(y) and its derivative s·(1 − s). Both have full relative accuracy, as they come from exp(−|y|).
 struct Sigmoid {
   float value, slope;
 };
