@@ -11,7 +11,7 @@ namespace trainer::checkpoint {
 
 /// What a load takes from a checkpoint, and how the tensors of head and embedding are called.
 struct LoadRules {
-  bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are left out
+  bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's head is its embedding
   std::string head = "head.weight", embedding = "wte";
 };

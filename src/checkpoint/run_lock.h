@@ -13,7 +13,7 @@ class RunLock {
   /// another one holds the lock, Code::io when the file cannot be made. On a file system without locks: a warning.
   explicit RunLock(const std::filesystem::path& folder)
       : RunLock(folder, {"run.lock", "is training in this folder", "run.dir (or run.name)", true}) {}
-  /// The same of a `checkpoints` folder, which several run folders may share: FOLDER/save.lock, gone with its holder.
+  /// The same of a `checkpoints` folder, which several run folders may share: FOLDER/save.lock, removed by its holder.
   static RunLock of_checkpoints(const std::filesystem::path& folder) {
     return RunLock(folder, {"save.lock", "keeps its checkpoints in this folder", "checkpoint.dir", false});
   }

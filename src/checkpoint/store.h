@@ -21,7 +21,7 @@ namespace trainer::checkpoint {
 /// Retention says which checkpoints stay after a save. The newest always stays. Of those saved while steps were skipped
 /// (!TrainState::is_sound()) only the newest stays, and it counts for no other.
 struct Retention {
-  int64_t keep = 0;        // the newest so many sound ones; 0: all
+  int64_t keep = 0;        // that many of the newest sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none
   bool keep_best = false;  // and the first one at or after the step of the lowest validation loss
 };

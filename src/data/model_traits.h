@@ -16,7 +16,7 @@ struct ModelTraits {
 };
 
 /// Reads ModelProto of sentencepiece_model.proto, or returns nothing when the bytes are no well-formed message. Fields:
-/// pieces = 1 with piece = 1; trainer_spec = 2 with model_type = 3; normalizer_spec = 3 with precompiled_charsmap = 2,
+/// pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with precompiled_charsmap = 2,
 /// add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 std::optional<ModelTraits> read_traits(std::string_view serialized);
 

@@ -38,7 +38,7 @@ struct TextPiece {
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` one after the other in pieces of about `piece_bytes`, from `start` on.
-/// A byte-order mark at the start of a file is left out. Throws Code::data when a file is missing, empty, begins as
+/// A byte-order mark at the start of a file is ignored. Throws Code::data when a file is missing, empty, begins as
 /// something that is no text (unless options.format insists), or shrinks meanwhile.
 class PieceReader {
  public:
@@ -68,7 +68,7 @@ struct RepairCount {
 /// A part of a document; starts/ends say whether it is the first and the last part. Views die with the call.
 using DocumentSink = std::function<void(std::string_view text, bool starts, bool ends)>;
 
-/// Calls `sink` for each document part of the piece, in order. Empty documents are left out.
+/// Calls `sink` for each document part of the piece, in order. Empty documents are skipped.
 ///   file:  the whole file is one document, kept to the byte;
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;

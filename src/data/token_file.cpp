@@ -96,7 +96,7 @@ const TokenStream::Segment& TokenStream::segment_at(int64_t position) const {
   return **std::prev(after);
 }
 
-/// Calls fn(segment, begin, end) for the parts of [begin, end) that lie in one file each.
+/// Calls fn(segment, begin, end) for the parts of [begin, end) that are in one file each.
 template <typename F>
 void TokenStream::for_each_span(int64_t begin, int64_t end, F&& fn) const {
   TRAINER_CHECK(0 <= begin && end <= tokens_, "tokens [{}, {}) of {}", begin, end, tokens_);

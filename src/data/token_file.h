@@ -8,7 +8,7 @@
 //   nanoGPT    .bin without header: uint16.
 // Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
 // (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash.
-// Beside X.bin lies the document index X.docs: "trndocs1", the number n of documents (uint64), then n + 1 token
+// The document index X.docs is beside X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1 token
 // positions (uint64), from 0 to the token count. All little-endian.
 #include <cstdint>
 #include <filesystem>

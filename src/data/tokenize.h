@@ -24,7 +24,7 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
-  bool anew = false;  // what is at the output already is not looked at
+  bool anew = false;  // what is at the output already is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to

@@ -5,8 +5,8 @@
 // Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Some models
 // cannot join symbols across a space: BPE whose pieces hold a space at the front only, as all models trained here. Then
 // lines are encoded word by word with a cache, which gives the same tokens many times faster. Bytes that are not valid
-// UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens; so with byte fallback any byte string comes
-// back from decode(encode(x)).
+// UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens. So with byte fallback decode(encode(x))
+// returns any byte string unchanged.
 #include <array>
 #include <cstdint>
 #include <memory>

@@ -68,11 +68,11 @@ class Device {
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
-  /// Every start and length handed out or planned inside one block is a multiple of this many bytes.
+  /// Every start and length returned, or planned inside one block, is a multiple of this many bytes.
   int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
 
-  /// Copies in order with the operators run before; nothing on dry. To the host: the bytes are there on return. To the
-  /// device: `from` may be reused on return.
+  /// Copies in order with the operators run before; nothing on dry. When copy_to_host returns, the bytes have arrived;
+  /// when copy_to_device returns, `from` may be reused.
   void copy_to_host(void* to, const std::byte* from, int64_t bytes);
   void copy_to_device(std::byte* to, const void* from, int64_t bytes);
   /// Inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.

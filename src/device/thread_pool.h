@@ -10,7 +10,8 @@ namespace trainer::device {
 
 class ThreadPool {
  public:
-  /// `threads` in all, the caller included; at least 1. Throws Code::plan when the system does not give so many.
+  /// `threads` in all, the caller included; at least 1. Throws Code::plan when the system does not give that many
+  /// threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

@@ -22,8 +22,8 @@ struct AttentionDropout {
   int64_t first_sample = 0, first_head = 0, heads_global = 0;
 };
 
-/// out = softmax(scale·q·kᵀ + causal)·v.  q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed),
-/// out [b·q_len, A·D], lse [b·A, q_len] accumulator dtype: log-sum-exp of the scaled scores; empty: not kept.
+/// out = softmax(scale·q·kᵀ + causal)·v. q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed), out
+/// [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not kept.
 struct AttentionForward {
   Tensor q, k, v, out, lse;
   AttentionShape shape;

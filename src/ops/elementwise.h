@@ -47,7 +47,7 @@ struct Copy {
 };
 void run(Exec& ex, const Copy& op);
 
-/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y lie apart.
+/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y do not overlap.
 struct Transpose {
   Tensor x, y;
 };

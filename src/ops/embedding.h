@@ -11,7 +11,7 @@ struct TableShard {
 };
 
 /// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
-/// is elsewhere counts as a row of zeros.
+/// another rank has counts as a row of zeros.
 /// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype. Sum in the accumulator type.
 struct EmbeddingForward {
   Tensor ids, table, positions, y;

@@ -19,8 +19,8 @@ struct NormMoments {
 };
 void run(Exec& ex, const NormMoments& op);
 
-/// all [g, planes, N]: the moments of ranks with `width` columns each, in rank order → mean [N] (empty for RMS norms)
-/// and rstd [N] over all g·width. Sums over the ranks in order.
+/// all [g, planes, N] are the moments of ranks with `width` columns each, in rank order. They give mean [N] (empty for
+/// RMS norms) and rstd [N] over all g·width. Sums over the ranks in order.
 struct NormMerge {
   Tensor all, mean, rstd;
   int64_t width = 0;

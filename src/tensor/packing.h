@@ -25,7 +25,7 @@ class Occupancy {
   class Ranges {
    public:
     void add(int64_t begin, int64_t end);
-    /// The end of the first range that meets [begin, end); `begin` when none does.
+    /// Returns the end of the first range that overlaps [begin, end), or `begin` when none does.
     int64_t pass(int64_t begin, int64_t end) const;
 
    private:

@@ -1,5 +1,5 @@
 #pragma once
-// Tensor: a view of memory that somebody else owns (a Buffer, a Scratch, a mapped file).
+// Tensor: a view of memory that another object owns (a Buffer, a Scratch, a mapped file).
 #include <cstddef>
 #include <span>
 

@@ -66,7 +66,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return as<bf16>(packed) + slot * rows * terms + row * terms;
 }
 
-/// Prefetches rows of a head that are packed next: they lie a token apart, which no hardware prefetcher follows.
+/// Prefetches rows of a head that are packed next. They are a token apart, which no hardware prefetcher follows.
 [[gnu::always_inline]] inline void prefetch_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }

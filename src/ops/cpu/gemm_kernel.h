@@ -37,8 +37,8 @@ struct GemmBlock {
   bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
 };
 
-/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A) with its
-/// m <= kSkinnyRows rows filled up with zero rows to m_pad = 1, 2, 4 or 8.
+/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A), whose m <=
+/// kSkinnyRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
   using Operand = T;
@@ -58,7 +58,7 @@ struct GemmKernels {
   bool may_stream = false;     // large results are worth writing past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
-  /// `stride`) apart in dst. along_k: the terms of a row lie side by side in src; else the rows of a term do.
+  /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
   /// The same, kept in the operands' dtype: packed weights.
@@ -86,7 +86,7 @@ constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 
 /// Kernels of panels of bf16, by tiles or by pairs: packing and block products only.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
-  GemmKernels<bf16, float, bf16> f32_out;       // for operands as they lie
+  GemmKernels<bf16, float, bf16> f32_out;       // for operands not packed
   GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
 };
 

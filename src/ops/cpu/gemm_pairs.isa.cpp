@@ -2,8 +2,8 @@
 // multiplies bf16 faster than f32.
 //
 // A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
-// lanes meets V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not depend on how
-// long blocks are. What needs no epilogue is stored from registers into C.
+// lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not
+// depend on how long blocks are. What needs no epilogue is stored from registers into C.
 #include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/pairs.h"
 
@@ -74,7 +74,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
   }
 }
 
-/// A panel whose terms lie side by side in src: turned by squares.
+/// Packs a panel whose terms are contiguous in src, by transposing squares.
 template <int R>
 void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   for (int64_t term = 0; term < k; term += 2 * kPairLanes) {

@@ -72,7 +72,7 @@ template <Ending Kind>
     finish_vector<Kind, true, true>(load(sums + j), row, col + j, kLanes<float>, s);
 }
 
-/// A block of finished sums on its way into C.
+/// A block of finished sums that is being stored into C.
 template <Ending Kind, typename C>
 struct Finished {
   const float* sums = nullptr;

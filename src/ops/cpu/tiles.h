@@ -1,7 +1,8 @@
 #pragma once
-// Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace): eight registers of 16 rows × 64
-// bytes and one operation, sums of products of bf16 pairs. AVX-512 machines that have AMX use it (device::Isa::amx).
-// Other sets compute the same in plain C++: slow, but the loops around tiles are tested on any machine.
+// Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). There are eight registers of 16
+// rows × 64 bytes and one operation, sums of products of bf16 pairs. AVX-512 machines that have AMX use it
+// (device::Isa::amx). Other sets compute the same in plain C++: slow, but the loops around tiles are tested on any
+// machine.
 //
 // A tile of the left factor holds 16 rows of 32 terms; of the right factor 16 pairs of terms, [pair][column][2]; of
 // sums 16 × 16 floats. Subnormals count as zero in operands, products and sums, whatever MXCSR says.

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
                                            args.head_dim);
   load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
                                            args.head_dim);
-  int next_row = first_row, next_head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // of the next tile
+  int next_row = first_row, next_head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // next tile
   load_passing(next_row, next_head, 0);
 
   float row_lse[2] = {}, row_delta[2] = {};  // of queries kept; in units of log2

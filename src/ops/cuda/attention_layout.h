@@ -1,6 +1,6 @@
 #pragma once
-// Where a tile of bf16 rows lies in shared memory and which rows the lanes of a warp name to ldmatrix. Plain
-// arithmetic: a test on the host counts bank conflicts with it.
+// Where a tile of bf16 rows is in shared memory, and which rows the lanes of a warp name to ldmatrix. Plain arithmetic:
+// a test on the host counts bank conflicts with it.
 
 namespace trainer::ops::cuda {
 

@@ -119,7 +119,7 @@ template <typename T>
 Rows<const T> rows_in(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
 }
-/// A vector [cols] that every row meets.
+/// A vector [cols] that all rows share.
 template <typename T>
 Rows<const T> every_row(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, 0};
