@@ -41,7 +41,8 @@ struct Snapshot {
   std::string tokenizer;    // serialized model, may be empty
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // of the validation data; empty: none, or saved by a version without it
-  // Of the table that products were chosen by; empty: none. Empty when saved by a version that did not record it.
+  // Hash of the table that products were chosen by; empty text: none. nullopt: saved by a version that did not record
+  // it.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
   bool tied = false;

@@ -55,7 +55,7 @@ struct Section {
 };
 
 const std::vector<Section>& sections();
-/// In the order of sections() and of the reference.
+/// Returns all keys, in the order of sections() and of the reference.
 const std::vector<Key>& keys();
 /// nullptr when there is none.
 const Key* find_key(std::string_view section, std::string_view name);

@@ -15,7 +15,8 @@ std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
                                       config::DataFormat stated = config::DataFormat::automatic,
                                       const std::string& insist = "data.format");
 
-/// The same; for a glob that matches nothing now, those that the tokens in the file `tokens` were made from.
+/// Returns the same. A glob that matches nothing now gives the files that the tokens in the file `tokens` were made
+/// from.
 std::vector<std::string> present_or_known(const std::vector<std::string>& patterns, const std::filesystem::path& tokens,
                                           config::DataFormat stated);
 

@@ -18,16 +18,16 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  /// A read met a page that the file has lost. Stays so. Costs next to nothing.
+  /// Says whether a read has met a page that the file has lost. It stays true, and costs next to nothing.
   bool has_lost_page() const;
-  /// The same, or the file of that name, where it is still the one that was mapped, is shorter now. Asks the system.
+  /// Also true when the file of that name, if still the one that was mapped, is shorter now. Asks the system.
   bool is_cut_short() const;
 
  private:
   GuardedMapping* mapping_;
 };
 
-/// Whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
+/// Says whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
 bool mappings_are_whole();
 
 }  // namespace trainer::data

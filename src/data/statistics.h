@@ -16,7 +16,7 @@ double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64
 /// Bits per byte = total loss in nats / (ln 2 · bytes).
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int64_t windows = 0);
 
-/// The same for the rows of one batch that are not masked.
+/// Returns the same for the rows of one batch that are not masked.
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch);
 
 }  // namespace trainer::data

@@ -52,18 +52,19 @@ class TokenStream {
   TokenStream& operator=(const TokenStream&) = delete;
 
   int64_t tokens() const { return tokens_; }
-  /// For messages: "train.bin", "a.bin and 3 more".
+  /// Returns a name for messages: "train.bin", "a.bin and 3 more".
   std::string name() const;
-  /// From the headers: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and tokenizer, where known.
+  /// Returns what headers say, where known: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and
+  /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 
-  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system; all
-  /// that reads tokens notices it too where a page is gone.
+  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system. All
+  /// that reads tokens also notices it where a page is lost.
   void require_whole() const;
   /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
   /// token outside the vocabulary limit, when one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;
-  /// From now on copy() refuses tokens >= vocab_size.
+  /// Makes copy() refuse tokens >= vocab_size from now on.
   void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
   /// Reads everything once and throws Code::data naming file and offset of the first token >= vocab_size.
   void check_vocabulary(int64_t vocab_size, int threads) const;

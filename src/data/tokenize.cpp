@@ -169,7 +169,7 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
   return error.what();
 }
 
-/// What find_tokens() and tokenize_files() ask for.
+/// The inputs and key that find_tokens() and tokenize_files() look for.
 struct Wanted {
   json inputs;
   std::vector<std::string> gone;

@@ -22,7 +22,7 @@ namespace trainer::data {
 
 class Tokenizer {
  public:
-  /// From a .model file; throws Code::data naming the file when it is missing or not a SentencePiece model.
+  /// Reads a .model file. Throws Code::data naming the file when it is missing or not a SentencePiece model.
   static Tokenizer load(const std::string& path);
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
   /// Trains on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure function of the texts
@@ -41,14 +41,14 @@ class Tokenizer {
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
 
-  /// What the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
+  /// Returns what the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
   /// vocabulary.
   std::string_view piece(int32_t id) const;
-  /// Bytes of text that `ids` stand for: the denominator of bits per byte.
+  /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
   int64_t text_bytes(std::span<const int32_t> ids) const;
-  /// Whether lines are cut into words (see above).
+  /// Says whether lines are cut into words (see above).
   bool splits_words() const;
-  /// Whether the model puts a space before each text (and decode takes it off again).
+  /// Says whether the model puts a space before each text, which decode removes.
   bool dummy_prefix() const;
 
  private:

@@ -32,7 +32,7 @@ class Mirror {
   virtual std::byte* memory(int64_t bytes) = 0;
   /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// Whether the copy that fetch() started has ended. Any thread.
+  /// Says whether the copy that fetch() started has ended. Any thread may ask.
   virtual bool is_fetched() const = 0;
   /// Copies from memory() + at, in order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
@@ -42,7 +42,7 @@ class Mirror {
 class Graph {
  public:
   virtual ~Graph() = default;
-  /// In order with the operators.
+  /// Runs the graph, in order with the operators.
   virtual void run() = 0;
 };
 
@@ -54,10 +54,10 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Of this rank on the host: what kernels of a CPU run on; beside a GPU, for initial values and checkpoints.
+  /// Host threads of this rank. Kernels of a CPU run on them; beside a GPU they make initial values and checkpoints.
   int threads() const { return threads_; }
   Isa isa() const { return isa_; }  // of the kernels of a CPU
-  /// Of the GPU that this device is or stands for; an internal error on a CPU.
+  /// Facts of the GPU that this device is or stands for; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   /// The host threads; an internal error on a dry device.
   virtual ThreadPool& host_pool();

@@ -29,7 +29,8 @@ struct NormMerge {
 };
 void run(Exec& ex, const NormMerge& op);
 
-/// With n = (x − mean)·rstd and g = dy·gain, over the columns here: sums [planes, N] = Σg (centred norms only), Σ(g·n).
+/// With n = (x − mean)·rstd and g = dy·gain, over this rank's columns: sums [planes, N] = Σg (centred norms only),
+/// Σ(g·n).
 struct SplitNormSums {
   Tensor dy, x, gain, mean, rstd, sums;
   bool center = true;

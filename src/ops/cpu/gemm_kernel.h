@@ -61,7 +61,7 @@ struct GemmKernels {
   /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
-  /// The same, kept in the operands' dtype: packed weights.
+  /// Packs weights the same way, but keeps the operands' dtype.
   void (*pack_b_kept)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, T* dst,
                       int64_t stride) = nullptr;
 
@@ -74,7 +74,7 @@ struct GemmKernels {
   /// The same for b [·, k] (trans_b); x [m_pad][k].
   void (*skinny_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                        const GemmStore<T, C>& store) = nullptr;
-  /// Epilogue alone, for sums [rows, cols] that something else has formed; element (0, 0) is (row, col) of C.
+  /// Runs the epilogue alone, on sums [rows, cols] formed elsewhere. Element (0, 0) is (row, col) of C.
   void (*finish)(const Sum* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
                  const GemmStore<T, C>& store) = nullptr;
 };

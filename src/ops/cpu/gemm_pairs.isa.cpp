@@ -158,7 +158,7 @@ template <int R>
     store_halves(c, round_halves(sums[r][0], sums[r][1]));
   }
 }
-/// The same from memory, for columns that do not fill the block.
+/// Stores sums from memory, for columns that do not fill the block.
 inline void put_part(const float* sums, int64_t cols, float* c, bool accumulate) {
   for (int64_t j = 0; j < cols; ++j) c[j] = accumulate ? c[j] + sums[j] : sums[j];
 }

@@ -80,7 +80,8 @@ inline void store_tile(void* to, int64_t stride) {
     std::memcpy(static_cast<std::byte*>(to) + row * stride, tile_file[Tile].bytes + row * 64, 64);
 }
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
-/// As the instruction: even and odd terms in sums of their own, their sum added to the tile.
+/// Computes as the instruction does: even and odd terms have their own sums, which are added and then added to the
+/// tile.
 template <int Sums, int Left, int Right>
 inline void multiply_tiles() {
   bf16 left[kTileElements], right[kTileElements];

@@ -25,7 +25,7 @@ struct DecodeShape {
   }
 };
 
-/// Up to kVector elements in f32, zeros beyond `count`.
+/// Loads up to kVector elements in f32, zeros beyond `count`.
 template <typename T, int kVector>
 __device__ __forceinline__ void load_vector(float (&values)[kVector], const T* from, int count, bool vectors) {
   if (vectors && count >= kVector) {

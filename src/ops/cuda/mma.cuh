@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16* row)
                : "r"(address)
                : "memory");
 }
-/// The same, each matrix transposed.
+/// Loads the same, each matrix transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
