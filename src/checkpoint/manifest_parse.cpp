@@ -145,7 +145,7 @@ Shape shape_of(const Value& value) {
   }
 }
 
-/// One group inside a tensor of `total` elements.
+/// Returns one group, checked to be inside a tensor of `total` elements.
 RunGroup run_group_of(const Value& value, int64_t total) {
   const std::vector<Value> list = value.list();
   if (list.size() != 2 && list.size() != 4) value.fail("expected [offset, length] or [offset, length, stride, count]");

@@ -32,7 +32,7 @@ class Loader {
   }
 
   void read(std::string_view text);
-  /// "section.key=value"; `option`: how the user gave it.
+  /// Sets a key by "section.key=value". `option` is how the user gave it.
   void set(const std::string& text, const std::string& option);
   Config finish();
 

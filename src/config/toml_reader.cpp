@@ -95,7 +95,7 @@ toml::table parse(std::string_view text) {
     std::string what(e.description());
     if (what.starts_with("Error while")) what = what.substr(what.find(": ") + 2);
     if (!what.empty()) what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
-    // A word without quotes, which the library may take for a mistyped true, false, inf or nan.
+    // These messages mean a word without quotes, which the library may take for a mistyped true, false, inf or nan.
     for (const char* sign : {"could not determine value type", "expected 'true'", "expected 'false'", "expected 'inf'",
                              "expected 'nan'"}) {
       if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";

@@ -96,7 +96,7 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
   if (begin != npos) sink(text.substr(begin), starts, false);
 }
 
-/// "offset 18 (line 2)"
+/// Returns a place such as "offset 18 (line 2)".
 std::string place(const std::string& file, int64_t offset) {
   return fmt::format("offset {} (line {})", offset, line_of(file, offset));
 }

@@ -27,7 +27,7 @@ void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   }
 }
 
-/// A plain loop over a local maximum: the compiler vectorises it.
+/// The compiler vectorises a plain loop over a local maximum.
 template <typename T>
 T largest(std::span<const T> tokens) {
   T most = 0;

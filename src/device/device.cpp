@@ -79,7 +79,7 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
     if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(memory);
   }
-  // Over-map and trim, so that the block starts on a huge page.
+  // The mapping is larger and then trimmed, so that the block starts on a huge page.
   const int64_t size = round_up(bytes, 4096), mapped = size + kHugePage;
   void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -127,7 +127,7 @@ class CudaDevice final : public Device {
     activate();
     const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
     std::array<Stage*, kStages> in_flight{};
-    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is handed over
+    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is copied out
       if (const int64_t done = i - kStages + 1; done >= 0) {
         const Stage& stage = *in_flight[static_cast<size_t>(done % kStages)];
         check(cudaEventSynchronize(stage.done), "CUDA device");

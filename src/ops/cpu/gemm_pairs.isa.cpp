@@ -17,7 +17,7 @@ constexpr int64_t kLine = 64;
 
 // --- packing ---
 
-/// The first N lanes.
+/// Returns the first N lanes.
 template <int N>
 [[gnu::always_inline]] inline void store_lanes(bf16* to, Pairs pairs) {
 #if defined(__AVX512F__)
@@ -135,7 +135,7 @@ template <int R, int V>
   }
 }
 
-/// A vector of finished sums without an epilogue, at its place in C.
+/// Stores a vector of finished sums without an epilogue, at its place in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
   store(c, s.accumulate ? load(c) + x : x);
 }

@@ -28,7 +28,7 @@ void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k
     pack_b_terms(src + column * ld, ld, extent - column, k, dst);
 }
 
-/// A row of a whole panel of finished sums: its 32 elements of C are one cache line in bf16, two in f32.
+/// Finishes a row of a whole panel of sums. Its 32 elements of C are one cache line in bf16, two in f32.
 template <Ending Kind>
 [[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
                                               const GemmStore<bf16, bf16>& s) {
@@ -50,7 +50,7 @@ template <Ending Kind>
         if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
         const Halves rounded = round_halves(x, y);
         if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as they come out of a word
+        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as a word yields them
           Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
           if (residual != nullptr) {
             const Halves added = load_halves(residual);

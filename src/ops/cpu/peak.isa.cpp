@@ -74,7 +74,7 @@ double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 
-/// A block of two by two tiles, all operands from L1.
+/// Multiplies blocks of two by two tiles, with all operands in L1.
 double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int64_t kTileBytes = 1024, kHalf = kPeakOperandBytes / 2, kSteps = kHalf / (2 * kTileBytes);
   configure_tiles();

@@ -6,9 +6,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Keys of a part: the same on every machine, so that results are too.
+/// A part has this many keys on every machine, so that results are the same.
 constexpr int kDecodeKeys = 256;
-/// Rows (query heads of a group × queries) that share a pass over the keys; one warp each for the softmax.
+/// This many rows (query heads of a group × queries) share a pass over the keys. Each has a warp for the softmax.
 constexpr int kDecodeRows = 4;
 constexpr int kDecodeThreads = 32 * kDecodeRows;
 /// Threads that read a row of keys together; of values, across a block of columns.

@@ -20,7 +20,7 @@ struct ForwardShape {
   static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kCols * static_cast<int>(sizeof(bf16));
 };
 
-/// A row's largest score so far and the sum of its probabilities relative to it; [block][upper, lower half].
+/// A row's largest score so far, and the sum of its probabilities relative to it. Both are [block][upper, lower half].
 template <int kBlocks>
 struct RowState {
   float top[kBlocks][2], sum[kBlocks][2];

@@ -10,7 +10,8 @@
 namespace trainer::ops::cuda {
 
 inline constexpr int kBlockRows = 64, kBlockThreads = 256;
-/// Row distance of a block in shared memory: rows at 16 bytes, eight successive ones in different banks.
+/// Row distance of a block in shared memory. Rows are 16-byte aligned, and eight successive ones are in different
+/// banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
 /// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut into slices.
@@ -87,7 +88,7 @@ __device__ __forceinline__ void store_block(const AttentionRows& x, int64_t firs
   }
 }
 
-/// Calls fn with the number of column blocks a thread keeps sums of, as a constant, after setting the slices.
+/// Sets the slices. Then calls fn with the number of column blocks that a thread keeps sums of, as a constant.
 template <typename F>
 void with_column_blocks(AttentionArgs& args, F&& call) {
   const int blocks = (args.head_dim + kBlockRows - 1) / kBlockRows;

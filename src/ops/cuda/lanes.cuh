@@ -17,7 +17,7 @@ constexpr int wide_of() {
   return 16 / static_cast<int>(sizeof(T));
 }
 
-/// a / b of numbers that are not negative: a division of 64 bits costs several of 32.
+/// a / b of numbers that are not negative, in 32 bits where both fit: a 64-bit division costs several times more.
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
@@ -104,7 +104,7 @@ __device__ inline void put(bf16* p, int n, const float (&x)[V]) {
     if (i < n) p[i] = bf16(x[i]);
 }
 
-/// A matrix as kernels see it. ld = 0: one row that stands for all.
+/// A matrix as kernels see it. With ld = 0 all rows are the same.
 template <typename T>
 struct Rows {
   T* data;

@@ -10,7 +10,7 @@
 
 namespace trainer::ops::cuda {
 
-/// A piece of a row: columns c … c + n − 1 of row r, n <= V.
+/// A piece is columns c … c + n − 1 of row r, n <= V.
 struct Piece {
   int64_t r, c;
   int n;

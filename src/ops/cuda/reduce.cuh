@@ -1,5 +1,5 @@
 #pragma once
-// Sums whose order is a function of shapes: over the threads of a block, and over rows by way of partial sums.
+// Sums whose order is a function of shapes: over the threads of a block, and over rows by partial sums.
 #include "ops/cuda/map.cuh"
 #include "ops/elementwise.h"
 
@@ -26,7 +26,7 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
 /// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed; sums f32.
 void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate);
 
-/// ColumnSum's body, checked. Scratch "column_sum.partials" is a function of the shape.
+/// Runs a ColumnSum whose operands are checked. Scratch "column_sum.partials" is a function of the shape.
 template <typename T>
 void sum_columns(Exec& ex, const ColumnSum& op);
 

@@ -19,7 +19,7 @@ __device__ __forceinline__ int lane_id() {
   return static_cast<int>(lane);
 }
 
-/// The dynamic shared memory of the block, 16-byte aligned at least.
+/// Returns the dynamic shared memory of the block, at least 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char trainer_dynamic_shared[];
@@ -42,7 +42,7 @@ template <typename T>
 __device__ __forceinline__ T shuffle_up(T value, int delta) {
   return __shfl_up_sync(kWarpMask, value, static_cast<unsigned>(delta));
 }
-/// Bit i: lane i's predicate.
+/// Bit i of the result is lane i's predicate.
 __device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
 
 /// 2^x to about two units in the last place; 0 for −inf.
@@ -114,7 +114,7 @@ template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];
 };
-/// As many values as 16 bytes hold.
+/// The number of values in 16 bytes.
 template <typename T>
 inline constexpr int kPack = static_cast<int>(16 / sizeof(T));
 /// `from` and `to` are aligned to the size of the pack.
