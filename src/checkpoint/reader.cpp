@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// At most ten lines, then how many more there are.
+/// Lists at most ten lines, then how many more there are.
 std::string listed(const std::vector<std::string>& problems) {
   constexpr size_t kMost = 10;
   std::string text;
@@ -27,7 +27,7 @@ std::string listed(const std::vector<std::string>& problems) {
 
 bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
 
-/// `name` or `name` with a '#' suffix.
+/// Says whether `name` is `weight`, or `weight` with a '#' suffix.
 bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
 }
@@ -107,7 +107,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
 
 namespace {
 
-/// Refuses, or warns, unless the hashes agree. `remedy`: what to do other than to insist.
+/// Refuses, or warns, unless the hashes agree. `remedy` says what to do other than to insist.
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;

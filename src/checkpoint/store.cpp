@@ -107,7 +107,7 @@ void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot
   if (!snapshot.tokenizer.empty()) add_file(kTokenizerFile, snapshot.tokenizer);
 
   const std::string json = to_json(manifest);
-  parse_manifest(json, kManifestFile);  // also says when the slices do not cover their tensors
+  parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors
   write_file(calls_, temporary / kManifestFile, json);
   write_file(calls_, temporary / kCompleteFile, completion_mark(json));
   sync_folder(calls_, temporary);
@@ -143,7 +143,7 @@ void CheckpointStore::remove_left_overs() {
       const std::string prefix = kReplacedPrefix;
       const std::string step = name.substr(prefix.size(), name.rfind('-') - prefix.size());
       std::error_code error;
-      if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // stopped between two renames
+      if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // a save was stopped between two renames
         rename(calls_, folder_ / name, folder_ / step);
         sync_folder(calls_, folder_);
         continue;

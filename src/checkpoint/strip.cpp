@@ -15,11 +15,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, which is in memory meanwhile; a larger tensor alone
+constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, held in memory; a larger tensor is a shard
 
 bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
 
-/// Reads tensors and writes them as one shard each time they have come to so many bytes.
+/// Reads tensors and writes them as one shard each time they reach kShardBytes.
 class Copier {
  public:
   Copier(SystemCalls& calls, const Reader& reader, fs::path folder)

@@ -25,7 +25,7 @@ struct LayoutRule {
 };
 /// Returns the rules of the configured strategy (config resolved), in the order in which messages name them.
 std::vector<LayoutRule> layout_rules(const Config& config);
-/// Whether all hold.
+/// Says whether all rules hold.
 bool layout_fits(const Config& config);
 /// Throws Code::config with the first that does not hold.
 void require_layout(const Config& config);

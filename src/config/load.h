@@ -26,8 +26,8 @@ std::string read_text(const std::string& path);
 std::string name_of(const std::string& path);
 
 /// Reads, resolves and validates. Throws one Error whose message has a line for every mistake,
-/// `FILE:LINE:COL: section.key: what is wrong`: Code::config, or Code::data / Code::checkpoint when nothing is wrong
-/// but missing files of that kind. Keys that have no effect here (of another strategy) get one warning together.
+/// `FILE:LINE:COL: section.key: what is wrong`. Its code is Code::config, or Code::data / Code::checkpoint when only
+/// files of that kind are missing. Keys that have no effect here (of another strategy) get one warning together.
 Config load(const std::string& path, const std::vector<std::string>& sets = {}, const LoadOptions& options = {});
 
 /// Loads from text; `origin` names it in messages and gives the run its default name.

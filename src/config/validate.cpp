@@ -23,8 +23,8 @@ class Checker {
  public:
   Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
 
-  /// A mistake unless `ok`. `keys`: all that the condition depends on, the one to blame first; the mistake is placed at
-  /// the first of them that was given, and not made at all where one of them has a mistake already.
+  /// Adds a mistake unless `ok`. `keys` are all that the condition depends on, the one to blame first. The mistake is
+  /// placed at the first of them that was given. Nothing is added where one of them has a mistake already.
   template <typename... Args>
   void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
     require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
@@ -49,7 +49,7 @@ class Checker {
   Mistakes& mistakes_;
 };
 
-/// "{word}" in a path after {name} was replaced; empty: none.
+/// Returns the "{word}" that a path has after {name} was replaced, or nothing.
 std::string place_holder(const std::string& path) {
   for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1)) {
     const size_t close =
@@ -59,7 +59,7 @@ std::string place_holder(const std::string& path) {
   return {};
 }
 
-/// Of folders that a run makes: a name that was meant to stand for something else would be taken as it is.
+/// Checks folders that a run makes. A misspelled placeholder would become part of their names.
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
@@ -70,7 +70,7 @@ void check_place_holders(const Config& config, Checker& checker) {
   check("checkpoint.dir", config.checkpoint.dir);
 }
 
-/// No name of a folder or file holds a NUL, and one with a line end or an escape sequence is a slip.
+/// Checks names of folders and files. They cannot hold a NUL, and a line end or an escape sequence is a mistake.
 void check_names(const Config& config, Checker& checker) {
   for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
                            "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning"}) {
@@ -144,7 +144,8 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-/// `tokens`: the manifest of tokens that an earlier start may have made of these texts; those can stand in for them.
+/// Checks that files exist. `tokens` is the manifest of tokens that an earlier start may have made of these texts. Such
+/// tokens replace missing texts.
 void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
                  const std::filesystem::path& tokens, Checker& checker) {
   std::vector<std::string> lost;
@@ -160,7 +161,7 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
                      fmt::join(lost, ", "), here);
 }
 
-/// Of names, not of what patterns match: the data show those.
+/// Checks names, but not the files that patterns match: opening the data checks those.
 void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
   for (const std::string& path : paths)
     checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));

@@ -43,7 +43,7 @@ fs::path cache_folder(const config::Config& config, const OpenOptions& options) 
   return options.cache.empty() ? token_cache(config) : options.cache;
 }
 
-/// A folder of its own that is gone at the end; files mapped from it stay readable.
+/// A temporary folder, removed by the destructor. Files mapped from it stay readable.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -64,7 +64,7 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-/// The tokenizer trained on these files, from the cache when files and settings are the same.
+/// Returns the tokenizer trained on these files, from the cache when files and settings are the same.
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
@@ -91,7 +91,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   return tokenizer;
 }
 
-/// Token files as one stream; those with a manifest beside them must be as it says.
+/// Opens token files as one stream. Files with a manifest beside them must match it.
 std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
   for (const std::string& file : files)
     if (const std::string damage = damage_of_tokens(file); !damage.empty())
@@ -99,8 +99,8 @@ std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) 
   return std::make_shared<TokenStream>(files);
 }
 
-/// The files as one stream. Text: its tokens from `output`, where they are whole, else they are made at `place()`.
-/// Null: stopped.
+/// Opens the files as one stream. Tokens of text are read from `output` where they are whole, else they are made at
+/// `place()`. Null when stopped.
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
@@ -141,8 +141,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Refuses tokens of another tokenizer, and tokens outside the vocabulary: at once where the stream is short, later in
-/// copy() where it is long.
+/// Refuses tokens of another tokenizer, and tokens outside the vocabulary. Short streams are checked at once, long ones
+/// later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
@@ -155,7 +155,8 @@ void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
 }
 
-/// The vocabulary that `name`, a tokenizer or token files, implies (0: none), which data.vocab_size may not contradict.
+/// Returns the vocabulary that `name`, a tokenizer or token files, implies (0: none). data.vocab_size may not
+/// contradict it.
 int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
   const int64_t asked = config.data.vocab_size;
   if (implied == 0 && asked == 0) {
@@ -184,7 +185,7 @@ std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-/// Validation and training each need a window; what val_fraction leaves them is its doing.
+/// Checks that val_fraction leaves validation and training a window each.
 void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
   const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
   if (val >= window && train_end >= window) return;
@@ -208,7 +209,7 @@ void adopt_staged(const fs::path& cache) {
   std::error_code none;
   for (const char* name : {"train", "val"}) {
     if (!fs::exists(cache / kStaged / fmt::format("{}.json", name), none)) continue;
-    for (const char* part : {"docs", "bin", "json"})  // the manifest vouches for the others: last
+    for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it says that the others are complete
       publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
   }
   drop_staged(cache);

@@ -24,7 +24,7 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
-  bool anew = false;  // what is at the output already is not looked at
+  bool anew = false;  // what is at the output already is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
@@ -49,13 +49,13 @@ struct TokenizeResult {
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 
-/// Says what is wrong with a token file, by the checksums in the manifest beside it; empty when nothing is, or when
-/// there is no such manifest.
+/// Says what is wrong with a token file, by the checksums in the manifest beside it. Empty when nothing is wrong, or
+/// when there is no such manifest.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. Throws Code::data for
-/// bad input (see text.h) or when there is no text at all, Code::io when writing fails or another process works on the
-/// same output.
+/// bad input (see text.h) or when there is no text at all. Throws Code::io when writing fails or another process works
+/// on the same output.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

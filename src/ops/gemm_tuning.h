@@ -16,8 +16,8 @@ namespace trainer::ops {
 /// The library's own description of an algorithm, valid for one version of it.
 using GemmAlgorithm = std::array<uint64_t, 8>;
 
-/// Libraries are not equally fast at all four ways in which operands may lie: a product may gain when one of them is
-/// copied into the other way first. Products of a CPU are always taken as they are (cpu/gemm.h).
+/// Libraries are not equally fast at all four combinations of transposed operands. A product may gain when one operand
+/// is transposed first. Products of a CPU are always taken as they are (cpu/gemm.h).
 enum class GemmForm : uint8_t { as_is, left_first, right_first };
 std::string_view name_of(GemmForm form);  // "as is", "left first", "right first"
 
@@ -44,19 +44,19 @@ std::string to_json(const GemmTuning& tuning);
 
 /// Makes products of this process on the device's GPU use the table from now on. For those that it does not name, or
 /// whose algorithm the library refuses, the library chooses as before. An empty table undoes it. The copies that a
-/// table asks for are scratch of the product: arena programs are recorded after this call, on a device or on a dry one
-/// that stands for it. Throws Code::config for a table of another device or library, Code::usage where products are not
-/// a library's (a CPU).
+/// table asks for are scratch of the product. So arena programs are recorded after this call, on a device or on a dry
+/// one that stands for it. Throws Code::config for a table of another device or library, and Code::usage where no
+/// library computes products (a CPU).
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 
 /// Says why the table does not fit the device's GPU and library; none when it fits.
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning);
 
-/// Measures the products of this process on the device's GPU until measured_gemms(). A product that is asked for the
-/// first time runs `repeats` times by each of the `most` algorithms that the library proposes, and later by the
-/// fastest. With `forms` it runs in each of its forms; one that copies an operand must gain 5 %, since it takes memory.
-/// That memory is scratch of the product: arena programs are recorded between the two calls. Results in between are
-/// useless, since accumulating products add several times. Forgets any table.
+/// Measures the products of this process on the device's GPU until measured_gemms(). A new product runs `repeats` times
+/// by each of the `most` algorithms that the library proposes, and later by the fastest. With `forms` it runs in each
+/// of its forms. A form that copies an operand must gain 5 %, since it takes memory. That memory is scratch of the
+/// product: arena programs are recorded between the two calls. Results in between are useless, since accumulating
+/// products add several times. Forgets any table.
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
   GemmTuning tuning;                         // the fastest of each product
@@ -65,8 +65,8 @@ struct MeasuredGemms {
 /// Returns what was measured; later products are chosen as without a table.
 MeasuredGemms measured_gemms(const device::Device& device);
 
-/// Algorithms that the library proposes for the product of op, its own choice first, with the product's name in a
-/// table; none when our own kernels run it. Operands need memory, which is not touched.
+/// Returns the algorithms that the library proposes for the product of op, its own choice first, and the product's name
+/// in a table. None when our own kernels run it. Operands need memory, which is not touched.
 struct GemmCandidates {
   std::string product;
   std::vector<TunedProduct> algorithms;

@@ -11,7 +11,7 @@ namespace trainer {
 class HostCopy {
  public:
   HostCopy() = default;
-  /// As get().
+  /// Does what get() does.
   HostCopy(device::Device& device, const Tensor& tensor) { get(device, tensor); }
 
   /// Returns the packed `tensor` as the operators before have left it; valid until the next get().

@@ -8,8 +8,9 @@
 
 namespace trainer {
 
-/// A segment tree over `moments`. Each node knows the addresses in use at any moment below it, and those in use at all
-/// of them by what does not fill its parent. Both are ranges, joined where they touch, so that they stay few.
+/// A segment tree over `moments`. Each node knows two sets of addresses: those in use at any moment below it, and those
+/// in use at all moments below it. The latter are of intervals that do not fill its parent. Both are ranges, joined
+/// where they touch, so that they stay few.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);
@@ -24,7 +25,7 @@ class Occupancy {
   class Ranges {
    public:
     void add(int64_t begin, int64_t end);
-    /// The end of the first range that meets [begin, end); `begin` when none does.
+    /// Returns the end of the first range that overlaps [begin, end), or `begin` when none does.
     int64_t pass(int64_t begin, int64_t end) const;
 
    private:

@@ -1,7 +1,7 @@
 #pragma once
-// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here lives in an unnamed
-// namespace: the same source is compiled once per instruction set, and a shared inline function could be linked from
-// the wrong one. For the same reason kernel files call no standard-library templates.
+// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here is in an unnamed namespace.
+// The same source is compiled once per instruction set, and a shared inline function could be linked from the wrong
+// one. For the same reason kernel files call no standard-library templates.
 #include <cstdint>
 #include <cstring>
 #include <utility>

@@ -1,5 +1,5 @@
-// Fused attention by cuDNN 9 through its header-only front end. The library is opened when it is asked for, so that the
-// program starts where there is none.
+// Fused attention by cuDNN 9 through its header-only front end. The library is loaded on first use, so that the program
+// also starts without it.
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
@@ -77,7 +77,7 @@ class Cudnn final : public FusedAttention {
     return plan;
   }
 
-  /// The pass as a graph: [batch, heads, length, head_dim] with the strides that our rows have.
+  /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides that our rows have.
   static std::unique_ptr<Graph> described(const FusedShape& s) {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
