@@ -42,6 +42,17 @@ class Spreads final : public Strategy {
   const Layout layout_;
 };
 
+/// A rank's rig; without axes, that of one rank alone.
+Rig rig_of(comm::World& world, const Layout& layout, DType type = DType::f64) {
+  return Rig(
+      world, layout.shape(),
+      [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+        if (layout.axes.empty()) return std::make_unique<parallel::Serial>(store);
+        return std::make_unique<Spreads>(mesh, store, layout);
+      },
+      type);
+}
+
 std::vector<Layout> layouts() {
   return {
       {{{"t", 4}}, {"t"}, {}, {"t"}, {}, {}},                                   // Megatron's
@@ -67,10 +78,7 @@ constexpr int64_t kVocab = 37, kWidth = 12;
 Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integers) {
   const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, layout.shape(), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-      if (dense) return std::make_unique<parallel::Serial>(store);
-      return std::make_unique<Spreads>(mesh, store, layout);
-    });
+    Rig rig = rig_of(world, layout);
     const int64_t sequences = dense ? kSequences * replicas : kSequences, rows = sequences * kLength;
     const int64_t first = dense ? 0 : rig.store.replicas().index() * kRows;  // of this replica's rows
     rig.batch.sequences = sequences;
@@ -147,15 +155,8 @@ TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
 
 /// Forward and backward of the embedding with positions.
 Named embedding(const Layout& layout, const std::vector<int32_t>& ids, DType type) {
-  const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(
-        world, layout.shape(),
-        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-          if (dense) return std::make_unique<parallel::Serial>(store);
-          return std::make_unique<Spreads>(mesh, store, layout);
-        },
-        type);
+    Rig rig = rig_of(world, layout, type);
     const auto embedding = rig.strategy->embedding(
         rig.store.add_group("g"), {.vocab = kVocab, .d_model = kWidth, .positions = kLength, .vocab_multiple = 48});
     rig.ready();
@@ -207,15 +208,8 @@ TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRefused) {
 /// stream of `layout`.
 Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
   constexpr int64_t kHidden = 24;
-  const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(
-        world, layout.shape(),
-        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-          if (dense) return std::make_unique<parallel::Serial>(store);
-          return std::make_unique<Spreads>(mesh, store, layout);
-        },
-        type);
+    Rig rig = rig_of(world, layout, type);
     const auto norm = rig.strategy->norm(0, rig.store.add_group("g"),
                                          {.name = "norm", .width = kHidden, .center = center, .bias = center});
     rig.ready();
