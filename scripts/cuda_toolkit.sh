@@ -23,7 +23,7 @@ python3 -m pip --version > /dev/null 2>&1 || { echo "cuda_toolkit.sh: python3 ha
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
   nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
   nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cudnn-frontend==1.32.0)
-[ ! -e "$folder" ] || { echo "cuda_toolkit.sh: $folder exists and has no toolkit; name a folder that is not there" >&2; exit 1; }
+[ ! -e "$folder" ] || { echo "cuda_toolkit.sh: $folder exists and has no toolkit; name a folder that does not exist" >&2; exit 1; }
 mkdir -p "$(dirname "$folder")"
 work=$(mktemp -d) whole=$folder.part  # in its place only when it is whole
 trap 'rm -rf "$work" "$whole"' EXIT

@@ -63,7 +63,7 @@ take() { # the libraries of the file $1
   while read -r name path; do
     if is_cuda "$name"; then left_out[$name]=1; fi
     if is_cuda "$name" || is_libc "$name"; then continue; fi
-    [ "$path" != - ] || fail "$1 needs $name, which is not here"
+    [ "$path" != - ] || fail "$1 needs $name, which was not found"
     if is_compilers "$name"; then cp -Lu "$path" "$folder/lib-if-older/$name"; else cp -Lu "$path" "$folder/lib/$name"; fi
   done < <(needs "$1")
 }

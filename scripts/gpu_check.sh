@@ -6,7 +6,7 @@
 #
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script lies in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
-#   --budget N     seconds in all (default: 460); stages that do not fit any more are left out, the last ones first
+#   --budget N     seconds in all (default: 460); stages that do not fit any more are skipped, the last ones first
 #   --stages "…"   these only, of: machine tests mpi gemm attention cudnn elementwise optimizer step-124m step-1.5b
 #                  torch-124m tuned train sanitizer torch-1.5b collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to measure it beside the trainer (default: python3)

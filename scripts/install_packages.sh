@@ -11,7 +11,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libxxhash-dev libopenmpi-dev openmpi-bin)
-# The build goes on without these: faster bf16 products on CPUs with AMX, faster rebuilds.
+# The build works without these: faster bf16 products on CPUs with AMX, faster rebuilds.
 optional=(libdnnl-dev ccache)
 
 for argument in "$@"; do
@@ -52,7 +52,7 @@ apt update || echo "Package lists could not be refreshed; the ones on this machi
 wanted=()
 for package in "${missing[@]}"; do
   if [[ " ${optional[*]} " == *" $package "* ]] && ! apt-cache show "$package" > /dev/null 2>&1; then
-    echo "Not in this system's archive, the build goes on without it: $package"
+    echo "Not in this system's archive, the build works without it: $package"
   else
     wanted+=("$package")
   fi

@@ -6,7 +6,7 @@
 #
 # Takes below 10 minutes on 2 cores and needs no GPU. Options go to `trainer train`, for example
 #   scripts/quickstart.sh --set train.steps=100
-# Run again, it goes on where it was stopped, or shows the finished run. The packages it may install are listed by
+# Run again, it resumes where it was stopped, or shows the finished run. The packages it may install are listed by
 # scripts/install_packages.sh (sudo is used only when not root).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -5,7 +5,7 @@
 #
 #   --asan, --no-asan   then run fast tests under the address and undefined-behaviour sanitizers as well: those of what
 #                       parses or touches raw memory (preset asan-fast; default: when the environment has CI set)
-#   --asan-until M      but leave the sanitizers out, and say so, when M minutes have passed by then
+#   --asan-until M      but skip the sanitizers, and say so, when M minutes have passed by then
 #   --jobs N            parallel builds and tests (default: the number of cores)
 #
 # Builds into build-dev/ and build-asan-fast/. Exit status 0: everything passed.
@@ -45,7 +45,7 @@ say "All tests"
 ctest --preset dev --parallel "$jobs" --no-tests=error
 
 if [ -n "$asan_until" ] && [ "$SECONDS" -ge $((asan_until * 60)) ]; then
-  say "$((SECONDS / 60)) minutes have passed: the sanitizers are left out (scripts/test.sh --asan runs them)"
+  say "$((SECONDS / 60)) minutes have passed: the sanitizers are skipped (scripts/test.sh --asan runs them)"
 elif [ -n "$asan" ]; then
   say "Build with sanitizers (build-asan-fast)"
   cmake --preset asan-fast > /dev/null

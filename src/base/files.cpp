@@ -50,7 +50,7 @@ auto uninterrupted(Call call) {
   }
 }
 
-/// 0, or the errno of the first call that failed.
+/// Returns 0, or the errno of the first call that failed.
 int write_and_sync(int file, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = uninterrupted([&] { return ::write(file, bytes.data(), bytes.size()); });

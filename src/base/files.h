@@ -15,9 +15,9 @@ std::string expand_home(const std::string& path);
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Writes a temporary file beside `path`, syncs it and publishes it: whoever reads `path`, even after a loss of power,
-/// finds the old content or all of the new. When something fails the old file stays and the temporary one goes. Throws
-/// Code::io with the path, the reason and the remedy.
+/// Writes a temporary file beside `path`, syncs it and publishes it. A reader of `path` finds the old content or all of
+/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed.
+/// Throws Code::io with the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
 }  // namespace trainer

@@ -11,7 +11,8 @@
 
 namespace trainer {
 
-/// Of an exception that is none of ours: Code::plan where the system gave no memory or thread, else Code::internal.
+/// Returns the code of an exception that is no Error: Code::plan where the system gave no memory or thread, else
+/// Code::internal.
 inline Code code_of(const std::exception& exception) {
   if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return Code::plan;
   const auto* refused = dynamic_cast<const std::system_error*>(&exception);

@@ -1,5 +1,5 @@
 #pragma once
-// Log lines for people, on stderr. Results go to stdout and are printed by cli/ only. Information comes from the first
+// Log lines for users, on stderr. Results go to stdout and are printed by cli/ only. Information comes from the first
 // rank alone; warnings and errors of the others name their rank.
 #include <functional>
 #include <string>

@@ -12,7 +12,7 @@ PhiloxKey philox_key(uint64_t seed, std::string_view name) {
 }
 
 double portable_log(double x) {
-  // x = m·2^e with m in [sqrt(1/2), sqrt(2));  log m = 2·atanh(s), s = (m−1)/(m+1), |s| < 0.1716.
+  // Splits x = m·2^e with m in [sqrt(1/2), sqrt(2)); log m = 2·atanh(s), s = (m−1)/(m+1), |s| < 0.1716.
   uint64_t bits = std::bit_cast<uint64_t>(x);
   int64_t e = static_cast<int64_t>((bits >> 52) & 0x7ff) - 1023;
   double m = std::bit_cast<double>((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
@@ -28,7 +28,8 @@ double portable_log(double x) {
 }
 
 SinCos portable_sincos_2pi(double x) {
-  // Quarter turns: x = (q + r)/4 with |r| <= 1/2; Taylor series of sin and cos at angle = r·π/2, |angle| <= π/4.
+  // Splits off quarter turns: x = (q + r)/4 with |r| <= 1/2. Taylor series give sin and cos of angle = r·π/2, |angle|
+  // <= π/4.
   const double turns = 4.0 * x;
   const int q = static_cast<int>(turns + 0.5);
   const double angle = (turns - q) * 1.5707963267948966, z = angle * angle;

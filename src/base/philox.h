@@ -1,7 +1,7 @@
 #pragma once
 // Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). A draw is a pure function of (seed, name, global
-// index, step), so that weights and dropout masks do not depend on the layout, the thread or the device. What is
-// constexpr here also runs inside CUDA kernels.
+// index, step). So weights and dropout masks do not depend on the layout, the thread or the device. What is constexpr
+// here also runs inside CUDA kernels.
 #include <array>
 #include <cstdint>
 #include <string_view>
@@ -37,8 +37,8 @@ constexpr uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 
-/// log(x) for x in (0, 1] and sin, cos of 2π·x for x in [0, 1), built from + − × ÷ and fma only: identical bits on
-/// every device. Absolute error below 1e-15.
+/// log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, which gives
+/// identical bits on every device. Absolute error below 1e-15.
 double portable_log(double x);
 struct SinCos {
   double sin, cos;

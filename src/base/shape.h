@@ -1,6 +1,6 @@
 #pragma once
-// Shapes: up to four int64 extents, row-major. Sizes have fixed letters everywhere: B sequences, S positions,
-// N = B·S token rows, H hidden, F feed-forward, V vocabulary, A heads, D head size, L layers.
+// Shapes: up to four int64 extents, row-major. Sizes have the same letters everywhere. B sequences, S positions, N =
+// B·S token rows, H hidden, F feed-forward, V vocabulary, A heads, D head size, L layers.
 #include <array>
 #include <cstdint>
 #include <initializer_list>

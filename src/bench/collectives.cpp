@@ -32,7 +32,7 @@ class Bench {
   }
 
   CollectiveRate measure(CommOp op, int64_t n, int repeats) {
-    // MPI's own sum runs where all of MPI runs: on the progress thread.
+    // MPI's own sum runs on the progress thread, as all MPI calls do.
     const bool comparable =
         op == CommOp::all_reduce && world_.transport() == "mpi" && ex_.device.kind() == device::Kind::cpu;
     auto* engine_world = comparable ? dynamic_cast<comm::EngineWorld*>(&world_) : nullptr;
@@ -42,7 +42,8 @@ class Bench {
       if (repeat >= 0) ours.push_back(mine);
       if (engine_world == nullptr) continue;
       const double theirs = timed([&] {
-        engine_world->engine().on_progress_thread([&] { comm::mpi_library_all_reduce(in_.tensor().as<float>(), n); });
+        engine_world->engine().run_on_progress_thread(
+            [&] { comm::mpi_library_all_reduce(in_.tensor().as<float>(), n); });
       });
       if (repeat >= 0) library.push_back(theirs);
     }
@@ -91,7 +92,7 @@ class Bench {
     start().join(ex_);
   }
 
-  /// Of each repeat the slowest rank counts.
+  /// Returns the median over repeats of the slowest rank's time.
   double slowest_median(std::vector<double> times) {
     const std::string mine(reinterpret_cast<const char*>(times.data()), times.size() * sizeof(double));
     for (const std::string& text : world_.control().gather(mine)) {
@@ -116,7 +117,7 @@ class Bench {
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats) {
   if (world.size() < 2)
-    throw Error(Code::usage, "collectives need ranks to talk to: mpirun -np 2 trainer bench collectives");
+    throw Error(Code::usage, "`bench collectives` needs two ranks or more: mpirun -np 2 trainer bench collectives");
   TRAINER_CHECK(repeats >= 1 && !payloads.empty(), "{} repeats of {} payloads", repeats, payloads.size());
   const auto elements = [&](int64_t bytes) {
     const int64_t g = world.size();

@@ -10,7 +10,7 @@
 namespace trainer::bench {
 namespace {
 
-/// GFLOP/s of one product.
+/// Returns the GFLOP/s of one product.
 double rate(Exec& ex, const ops::Gemm& op, int repeats) {
   return cost(op).flops / measure::median_seconds(ex, op, repeats) / 1e9;
 }
@@ -22,7 +22,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
-/// The products of a linear layer and what they work on.
+/// Layer holds the products of a linear layer and their operands.
 struct Layer {
   Layer(Exec& ex, DType dtype, const GemmShape& shape)
       : x(ex.device, "bench", {shape.m, shape.k}, dtype),
@@ -44,7 +44,7 @@ struct Layer {
   ops::Gemm forward, dx, dw;
 };
 
-/// A product after the copy that transposes one of its operands.
+/// AfterCopy is a product after the copy that transposes one of its operands.
 struct AfterCopy {
   ops::Transpose copy;
   ops::Gemm product;
@@ -88,7 +88,8 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {
     const Layer layer(ex, dtype, shape);
-    // dx writes over x, and y over y: the weight gradient comes first, so that its operands are normal draws.
+    // dx overwrites x, and the forward product overwrites y. The weight gradient comes first, so that its operands are
+    // still normal draws.
     GemmRate result{.shape = shape};
     result.dw = rate(ex, layer.dw, repeats);
     result.forward = rate(ex, layer.forward, repeats);

@@ -23,7 +23,8 @@ struct GemmRate {
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats);
 
 /// One of those products in its three forms: as it is, or with an operand transposed first. Gains are the time of the
-/// product as it is over that of the form: with the transposing copy, and of the product alone, which no copy can beat.
+/// plain product over that of the form: with the transposing copy, and without it. The latter is the bound that no copy
+/// can beat.
 struct GemmForms {
   GemmShape shape;
   const char* product = "";  // "forward", "dX", "dW"

@@ -18,9 +18,9 @@ struct Arrays {
   Buffer p, m, v, g;
 };
 
-/// Moves the 28 bytes of every parameter that an update moves, and computes nothing.
+/// Moves the 28 bytes per parameter that an update moves, and computes nothing.
 void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
-  if (ex.device.kind() == device::Kind::cuda) {  // as copies: 8 bytes an element
+  if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes an element
     for (int i = 0; i < 3; ++i) ops::run(ex, ops::Copy{arrays.p, arrays.m});
     ops::run(ex, ops::Copy{arrays.p.tensor().range(0, parameters / 2), arrays.m.tensor().range(0, parameters / 2)});
     return;

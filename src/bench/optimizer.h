@@ -5,9 +5,9 @@
 namespace trainer::bench {
 
 struct OptimizerRate {
-  double parameters_per_s = 0;          // of AdamW on fp32 state
-  double gb_per_s = 0;                  // its 28 bytes a parameter
-  double traffic_parameters_per_s = 0;  // of a loop that reads and writes the same bytes and computes nothing
+  double parameters_per_s = 0;          // parameters that AdamW updates, with fp32 state
+  double gb_per_s = 0;                  // at its 28 bytes a parameter
+  double traffic_parameters_per_s = 0;  // by a loop that reads and writes the same bytes and computes nothing
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
 };
 

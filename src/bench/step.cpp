@@ -16,7 +16,7 @@
 namespace trainer::bench {
 namespace {
 
-/// Tokens drawn by position, each predicting the next.
+/// Tokens are drawn by position, and each predicts the next.
 train::BatchSource random_batches(const config::Config& config) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
   const int64_t length = config.model.seq_len, vocab = config.data.vocab_size;
@@ -79,14 +79,14 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
   std::vector<std::pair<double, const char*>> rates = {
       {flops.hardware() * static_cast<double>(bench.tokens) / fastest_ms * 1e3, "the fastest step"}};
-  if (!machine.gpu) {  // there operators are timed by their launch
+  if (!machine.gpu) {  // on a GPU operators are timed by their launch only
     for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the products"}, {OpKind::attention, "attention"}}) {
       const Meter::Entry& entry = trainer.meter().of(kind);
       if (entry.seconds > 0) rates.emplace_back(entry.flops / entry.seconds, what);
     }
   }
   for (const auto& [rate, what] : rates)
-    if (const std::string told = peak.saw(rate, what); !told.empty()) log::warning("{}", told);
+    if (const std::string told = peak.raise_to_rate(rate, what); !told.empty()) log::warning("{}", told);
   bench.peak = peak.report();
   const measure::Utilisation use = measure::utilisation(flops, bench.tokens_per_s, peak.flops());
   bench.mfu = use.mfu;
@@ -95,7 +95,7 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
-  if (machine.gpu) {  // once more, with the time of each operator: they do not overlap then, and the steps take longer
+  if (machine.gpu) {  // timed operators do not overlap, which makes steps longer: they run once more
     trainer.meter().reset();
     trainer.meter().timed = device.get();
     total = 0;
@@ -119,8 +119,8 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
 ops::MeasuredGemms tune_products(const config::Config& whole, const plan::Machine& machine, int most, int repeats) {
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
-  config.parallel.data = 1;     // replicas compute alike
-  plan::Machine one = machine;  // of the ranks that share a replica, with nobody to talk to
+  config.parallel.data = 1;     // all replicas compute the same
+  plan::Machine one = machine;  // one of the ranks that share a replica, without the others
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
   const auto planned = [&] { return plan::plan_run(config, vocab, one, true); };
   plan::require_memory(planned(), config, vocab, one);

@@ -31,12 +31,13 @@ struct StepBench {
 StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
-/// The fastest of up to `most` algorithms for every product of a step of this configuration on a GPU, with the
-/// operands, epilogues and workspace it has there, as one rank of the configuration's layout has them (the others are
-/// not needed); in all forms, or as they are where memory does not suffice for the copies.
+/// Measures up to `most` algorithms for every product of a step of this configuration on a GPU, and returns the
+/// fastest. Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. All
+/// forms are measured, or only the plain one where memory does not suffice for the copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const plan::Machine& machine, int most, int repeats);
 
-/// Growth of the process's anonymous memory since `probe` was made, after `steps` steps on random tokens; bytes.
+/// Returns the growth of the process's anonymous memory in bytes since `probe` was made, after `steps` steps on random
+/// tokens.
 int64_t memory_of_steps(const config::Config& config, const plan::Machine& machine, int steps,
                         measure::MemoryProbe& probe);
 

@@ -112,7 +112,7 @@ void File::sync() {
 }
 
 void File::close() {
-  // The descriptor is gone whatever close() answers, even EINTR.
+  // close() frees the descriptor whatever it returns, even EINTR.
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(path_, "close", errno);
 }
 
@@ -140,7 +140,7 @@ void sync_folder(SystemCalls& calls, const fs::path& path) {
   const int result = uninterrupted([&] { return calls.fsync(fd); });
   const int error = errno;
   calls.close(fd);
-  // Some network file systems have no sync for folders and answer EINVAL; their renames are durable by themselves.
+  // Some network file systems have no sync for folders and return EINVAL. Their renames are durable by themselves.
   if (result != 0 && error != EINVAL && error != ENOTSUP) fail(path, "sync", error);
 }
 

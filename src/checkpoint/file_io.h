@@ -31,8 +31,8 @@ class SystemCalls {
 };
 SystemCalls& system_calls();
 
-/// An open file. All functions throw Code::io (Code::checkpoint for a missing or too short file that is read), with the
-/// path, the operation, the system's reason and the remedy.
+/// An open file. All functions throw Code::io, or Code::checkpoint for a missing or too short file that is read. The
+/// message has the path, the operation, the system's reason and the remedy.
 class File {
  public:
   /// A new file for writing; the name must be free.

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-/// "step-" and digits: a copy that somebody keeps as "step-00000100.good" is nobody's business here.
+/// The name is "step-" and digits: a copy that a user keeps as "step-00000100.good" is ignored.
 bool is_step_name(std::string_view name) {
   if (!name.starts_with(kStepPrefix) || name.size() == kStepPrefix.size()) return false;
   name.remove_prefix(kStepPrefix.size());
@@ -33,7 +33,7 @@ bool has_step_folders(const fs::path& path) {
   });
 }
 
-/// The `checkpoints` folder that a PATH other than a step folder means.
+/// Returns the `checkpoints` folder that a PATH other than a step folder means.
 std::optional<fs::path> checkpoints_of(const fs::path& path) {
   std::error_code error;
   if (path.filename() == kLatestFile && fs::is_regular_file(path, error)) return path.parent_path();
@@ -111,7 +111,7 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
   std::error_code error;
   throw Error(Code::checkpoint,
               format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder", path.string(),
-                     fs::exists(path, error) ? "no checkpoint here" : "does not exist", kManifestFile));
+                     fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile));
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }

@@ -1,5 +1,5 @@
 #pragma once
-// Finding checkpoints: what a PATH means and which step folder of several is the newest complete one.
+// Folders: what a PATH means, and which step folder of several is the newest complete one.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -31,18 +31,19 @@ struct Listing {
 /// only.
 Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& calls = system_calls());
 
-/// The complete step folders of a `checkpoints` folder, newest first, with a warning for each damaged one and when
-/// `latest` is missing or names another than the newest. Empty when there is no step folder; throws Code::checkpoint
-/// when all of them are damaged. Shards are checked for their size only: reading them may still find Damage.
-/// Not `aloud`: without the warnings.
+/// Returns the complete step folders of a `checkpoints` folder, newest first. Warns of each damaged one, and when
+/// `latest` is missing or does not name the newest. Empty when there is no step folder; throws Code::checkpoint when
+/// all of them are damaged. Shards are checked for their size only: reading them may still find Damage. Without `aloud`
+/// there are no warnings.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
                                                         SystemCalls& calls = system_calls(), bool aloud = true);
 /// The first of them.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints,
                                                        SystemCalls& calls = system_calls());
 
-/// The step folders that PATH means: a step folder itself (whatever its name), or the complete ones, newest first, of a
-/// `checkpoints` folder, its file `latest` or a run folder. Throws Code::checkpoint when there is none.
+/// Returns the step folders that PATH means. PATH is a step folder of any name, or a `checkpoints` folder, its file
+/// `latest`, or a run folder. The latter three give their complete step folders, newest first. Throws Code::checkpoint
+/// when there is none.
 std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, SystemCalls& calls = system_calls(),
                                               bool aloud = true);
 /// The first of them.

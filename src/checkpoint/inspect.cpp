@@ -34,7 +34,7 @@ std::string size_text(int64_t bytes) {
   return format("{:.2f} GiB", value / kKiB / kKiB / kKiB);
 }
 
-/// The step folder to verify, complete or not.
+/// Returns the step folder to verify, complete or not.
 fs::path folder_to_verify(const fs::path& path, SystemCalls& calls) {
   std::error_code error;
   for (const fs::path& checkpoints : {path / "checkpoints", path, path.parent_path()}) {

@@ -88,7 +88,7 @@ std::string part_to_json(const Manifest& part) {
 void merge_part(Manifest& manifest, const Manifest& part) {
   const auto first_shard = static_cast<int64_t>(manifest.shards.size());
   manifest.shards.insert(manifest.shards.end(), part.shards.begin(), part.shards.end());
-  std::map<std::string, size_t, std::less<>> places;  // own names: tensors move as more are added
+  std::map<std::string, size_t, std::less<>> places;  // copies of the names, since tensors move as more are added
   for (size_t i = 0; i < manifest.tensors.size(); ++i) places[manifest.tensors[i].name] = i;
   for (StoredTensor tensor : part.tensors) {
     for (Piece& piece : tensor.pieces) piece.shard += first_shard;
@@ -147,7 +147,7 @@ Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
   const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
   if (!fs::exists(mark, error)) {
     throw Error(Code::checkpoint,
-                format("{}: no file {}: its save was not finished", step_folder.string(), kCompleteFile));
+                format("{}: {} not found: its save was not finished", step_folder.string(), kCompleteFile));
   }
   const std::string text = read_file(calls, path, kLargestManifest);
   if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {

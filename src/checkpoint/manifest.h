@@ -1,10 +1,9 @@
 #pragma once
-// The manifest of a checkpoint: state, files and, for each global tensor, which of its elements lie where.
+// The manifest of a checkpoint: state, files and, for each global tensor, which of its elements are where.
 //
 // A tensor is stored in pieces, one for each process that wrote a part. A piece is a list of runs of the row-major
-// global tensor, laid end to end in one shard file from `offset` on, and has a checksum for each chunk of its bytes, so
-// that a reader that needs a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it
-// exactly once.
+// global tensor, laid end to end in one shard file from `offset` on. It has a checksum for each chunk of its bytes: a
+// reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly once.
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -73,7 +72,7 @@ std::string to_json(const Manifest& manifest);
 /// names the file in messages. Throws Code::checkpoint for any bytes that are not a sound manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
 
-/// What one process wrote, on its way to the one that publishes: shards and tensors, which need not cover anything.
+/// What one process wrote, sent to the one that publishes: shards and tensors, which need not cover anything.
 std::string part_to_json(const Manifest& part);
 Manifest parse_part(std::string_view json);
 /// Adds the shards and pieces of a part. Throws Code::internal when its tensors are not those of the others.

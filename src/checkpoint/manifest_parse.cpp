@@ -1,4 +1,4 @@
-// parse_manifest: the bytes may be anything, so each value is asked for by type and range before it is used.
+// parse_manifest trusts no byte: it checks the type and range of each value before use.
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -34,7 +34,7 @@ class Value {
     if (found == json_.end()) fail(format("\"{}\" is missing", key));
     return Value(*found, format("{}: {}", place_, key));
   }
-  /// Of a member that older manifests have not.
+  /// Returns a member that older manifests do not have.
   std::optional<Value> if_there(const char* key) const {
     return json_.is_object() && json_.contains(key) ? std::optional((*this)[key]) : std::nullopt;
   }
@@ -72,7 +72,7 @@ class Value {
     if (!parsed) fail("expected 32 hexadecimal digits");
     return *parsed;
   }
-  /// A name in the step folder itself.
+  /// Returns the name of a file in the step folder itself.
   std::string file_name() const {
     const std::string name = text();
     if (name.empty() || name[0] == '.' || name.find('/') != name.npos || name.find('\0') != name.npos) {
@@ -145,7 +145,7 @@ Shape shape_of(const Value& value) {
   }
 }
 
-/// One group inside a tensor of `total` elements.
+/// Returns one group, checked to be inside a tensor of `total` elements.
 RunGroup run_group_of(const Value& value, int64_t total) {
   const std::vector<Value> list = value.list();
   if (list.size() != 2 && list.size() != 4) value.fail("expected [offset, length] or [offset, length, stride, count]");
@@ -186,7 +186,7 @@ Piece piece_of(const Value& value, const StoredTensor& tensor, const Manifest& m
   return piece;
 }
 
-/// Every element in exactly one run: walks the runs of all pieces in ascending order.
+/// Checks that every element is in exactly one run: walks the runs of all pieces in ascending order.
 void check_coverage(const Value& value, const StoredTensor& tensor) {
   struct Cursor {
     int64_t global;
@@ -231,7 +231,7 @@ StoredTensor tensor_of(const Value& value, const Manifest& manifest, bool whole)
   return tensor;
 }
 
-/// No byte of a shard belongs to two pieces, and nothing but alignment lies between and behind them.
+/// Checks that no byte of a shard belongs to two pieces, and that only alignment is between and after them.
 void check_shards(const Value& root, const Manifest& manifest) {
   struct Range {
     int64_t shard, begin, end;
@@ -259,7 +259,7 @@ void check_shards(const Value& root, const Manifest& manifest) {
   }
 }
 
-/// Shards and tensors; `whole`: each tensor must be covered.
+/// Reads shards and tensors. `whole`: each tensor must be covered.
 void read_pieces(const Value& root, Manifest& manifest, std::set<std::string> names, bool whole) {
   for (const Value& shard : root["shards"].list()) {
     manifest.shards.push_back({shard["name"].file_name(), shard["bytes"].integer(0, kMostBytes), {}});

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// At most ten lines, then how many more there are.
+/// Lists at most ten lines, then how many more there are.
 std::string listed(const std::vector<std::string>& problems) {
   constexpr size_t kMost = 10;
   std::string text;
@@ -27,7 +27,7 @@ std::string listed(const std::vector<std::string>& problems) {
 
 bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
 
-/// `name` or `name` with a '#' suffix.
+/// Says whether `name` is `weight`, or `weight` with a '#' suffix.
 bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
 }
@@ -59,10 +59,11 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   }
   const auto moment = [](const auto& tensor) { return !is_weight(tensor.name); };
   if (std::ranges::any_of(slices, moment) && std::ranges::none_of(manifest_.tensors, moment)) {
-    throw Error(Code::checkpoint,
-                format("{}: it has weights only, its optimizer state was left out: no run can go on from it; start one "
-                       "from it with model.init_from",
-                       folder_.string()));
+    throw Error(
+        Code::checkpoint,
+        format("{}: it has weights only: no run can resume from it, for the optimizer state is missing; start one "
+               "from it with model.init_from",
+               folder_.string()));
   }
   std::map<std::string, const StoredTensor*> stored;
   for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
@@ -106,14 +107,13 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
 
 namespace {
 
-/// Refuses, or warns, unless the hashes agree. `remedy`: what to do other than to insist.
+/// Refuses, or warns, unless the hashes agree. `remedy` says what to do other than to insist.
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;
   const std::string text = format("{} (hash {}, now {})", what, before, now);
   if (!allow)
-    throw Error(Code::checkpoint,
-                format("{}; {}, or go on with it all the same: checkpoint.allow_other_data = true", text, remedy));
+    throw Error(Code::checkpoint, format("{}; {}, or accept it: checkpoint.allow_other_data = true", text, remedy));
   log::warning("{}", text);
 }
 
@@ -146,8 +146,7 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
   }
   require_same_tokenizer(stored, run, folder, allow_other_data);
   compare(format("the training data is not that of the checkpoint {}", folder.string()), stored.data_hash,
-          run.data_hash, "bring back the files of data.train as they were, start anew in another run.dir",
-          allow_other_data);
+          run.data_hash, "restore the files of data.train, start a new run in another run.dir", allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

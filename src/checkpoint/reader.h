@@ -11,7 +11,7 @@ namespace trainer::checkpoint {
 
 /// What a load takes from a checkpoint, and how the tensors of head and embedding are called.
 struct LoadRules {
-  bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are left out
+  bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's head is its embedding
   std::string head = "head.weight", embedding = "wte";
 };
@@ -24,13 +24,13 @@ class Reader {
 
   const std::filesystem::path& folder() const { return folder_; }
   const Manifest& manifest() const { return manifest_; }
-  /// State, config, tokenizer, hashes and model keys; without tensors.
+  /// Returns state, config, tokenizer, hashes and model keys, without tensors.
   const Snapshot& header() const { return manifest_.header; }
 
-  /// Fills the runs of all slices. Names must be those of the checkpoint, none missing and none left over, with equal
-  /// shapes and element types; all differences are listed in one Code::checkpoint. A checkpoint with a tied head fills
-  /// the head of an untied run with copies of the embedding (and of its moments); the reverse is refused. Bytes are
-  /// verified before they are copied; after a throw the contents of the slices are undefined.
+  /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint. All
+  /// differences are listed in one Code::checkpoint. A checkpoint with a tied head fills the head of an untied run with
+  /// copies of the embedding and of its moments. The reverse is refused. Bytes are verified before they are copied;
+  /// after a throw the contents of the slices are undefined.
   void load(std::span<const TensorSlice> slices, const LoadRules& rules) const;
 
  private:

@@ -35,14 +35,14 @@ std::string owner_in(int fd) {
   return text.substr(0, text.find('\n'));
 }
 
-/// 0, or the errno of taking the lock without waiting.
+/// Returns 0, or the errno of taking the lock without waiting.
 int try_lock(int fd) {
   while (::flock(fd, LOCK_EX | LOCK_NB) != 0)
     if (errno != EINTR) return errno;
   return 0;
 }
 
-/// Whether the open file is still the one of that name: its last holder may have removed it.
+/// Says whether the open file still has that name: its last holder may have removed it.
 bool is_named(int fd, const fs::path& path) {
   struct stat open {
   }, named{};
@@ -87,7 +87,7 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
 
 RunLock::~RunLock() {
   if (fd_ < 0) return;
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // while the lock is held: whoever waits for it looks again
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // before the lock is freed: waiters check the name again
   ::close(fd_);
 }
 

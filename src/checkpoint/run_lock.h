@@ -9,11 +9,13 @@ namespace trainer::checkpoint {
 /// who holds it.
 class RunLock {
  public:
-  /// Of a run folder: FOLDER/run.lock, which stays. Makes the folder. Throws Code::usage naming process and host when
-  /// another one holds the lock, Code::io when the file cannot be made. On a file system without locks: a warning.
+  /// Locks a run folder by FOLDER/run.lock, which stays. Makes the folder. Throws Code::usage, naming process and host,
+  /// when another process holds the lock. Throws Code::io when the file cannot be made. Warns on a file system without
+  /// locks.
   explicit RunLock(const std::filesystem::path& folder)
       : RunLock(folder, {"run.lock", "is training in this folder", "run.dir (or run.name)", true}) {}
-  /// The same of a `checkpoints` folder, which several run folders may share: FOLDER/save.lock, gone with its holder.
+  /// Does the same for a `checkpoints` folder, which several run folders may share. FOLDER/save.lock is removed by its
+  /// holder.
   static RunLock of_checkpoints(const std::filesystem::path& folder) {
     return RunLock(folder, {"save.lock", "keeps its checkpoints in this folder", "checkpoint.dir", false});
   }

@@ -13,7 +13,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Checks what the caller must hold to, and returns the runs in ascending global order.
+/// Checks the caller's slice, and returns its runs in ascending global order.
 std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
   const Tensor& local = slice.local;
   const int64_t extent = local.rows() == 0 ? 0 : (local.rows() - 1) * local.ld() + local.cols();
@@ -35,7 +35,7 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
   return runs;
 }
 
-/// Elements of `size` bytes from places `from_step` bytes apart to places `to_step` bytes apart.
+/// Copies elements of `size` bytes from places `from_step` bytes apart to places `to_step` bytes apart.
 void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step, int64_t size,
                    int64_t count) {
   if (to_step == size && from_step == size) {
@@ -45,7 +45,7 @@ void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_
   for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * to_step, from + i * from_step, static_cast<size_t>(size));
 }
 
-/// The elements that a slice's runs lie in, on the host. `local` may be far larger: all of a block's parameters.
+/// A host copy of the elements that a slice's runs cover. `local` may be far larger: all of a block's parameters.
 class OnHost {
  public:
   OnHost(const TensorSlice& slice, const std::vector<mesh::Run>& runs) : data_(slice.local.data) {
@@ -59,7 +59,7 @@ class OnHost {
     data_ = copy_.get(*slice.device, {slice.local.data + first * size, {end - first}, slice.local.dtype}).data -
             first * size;
   }
-  /// Where element 0 of `local` is, or would be.
+  /// Returns where element 0 of `local` is, or would be.
   std::byte* data() const { return data_; }
   void put() { copy_.put(); }
 
@@ -68,8 +68,8 @@ class OnHost {
   std::byte* data_;
 };
 
-/// Hands out the bytes of the runs, laid end to end, in chunks: a view of the tensor itself where a run fills the
-/// chunk.
+/// Returns the bytes of the runs, one after another, in chunks. A chunk that one run fills is a view of the tensor
+/// itself.
 class Packer {
  public:
   Packer(const TensorSlice& slice, std::vector<mesh::Run> runs, std::span<std::byte> buffer)
@@ -79,14 +79,17 @@ class Packer {
         runs_(std::move(runs)),
         buffer_(buffer) {}
 
-  /// The next `bytes` bytes (at most the buffer's).
+  /// Returns the next `bytes` bytes (at most the buffer's).
   std::span<const std::byte> next(int64_t bytes) {
     for (int64_t filled = 0; filled < bytes;) {
       const mesh::Run run = runs_[run_];
       const std::byte* source = data_ + run.local * size_ + done_ * run.stride;
       const int64_t take = std::min(bytes - filled, run.length * size_ - done_);
       done_ += take;
-      if (done_ == run.length * size_) ++run_, done_ = 0;
+      if (done_ == run.length * size_) {
+        ++run_;
+        done_ = 0;
+      }
       if (take == bytes && run.stride == 1) return {source, static_cast<size_t>(bytes)};
       copy_elements(buffer_.data() + filled, size_, source, run.stride * size_, size_, take / size_);
       filled += take;
@@ -113,7 +116,7 @@ class Intersection {
   Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)
       : groups_(piece.runs), wanted_(wanted), size_(size) {}
 
-  /// Copies out of the next `bytes` bytes of the piece.
+  /// Returns the copies to make out of the next `bytes` bytes of the piece.
   const std::vector<Copy>& next(int64_t bytes) {
     copies_.clear();
     const int64_t elements = bytes / size_;
@@ -125,7 +128,10 @@ class Intersection {
       done_ += take;
       if (done_ < group.length) continue;
       done_ = 0;
-      if (++index_ == group.count) ++group_, index_ = 0;
+      if (++index_ == group.count) {
+        ++group_;
+        index_ = 0;
+      }
     }
     return copies_;
   }

@@ -10,8 +10,8 @@
 
 namespace trainer::checkpoint {
 
-/// Writes the slices one after another into a new file, synced, and returns their tensors with one piece each, `shard`
-/// being the file's index in the manifest. The runs of a slice must be disjoint and inside of its tensors.
+/// Writes the slices one after another into a new file and syncs it. Returns their tensors with one piece each. `shard`
+/// is the file's index in the manifest. The runs of a slice must be disjoint and inside of its tensors.
 struct WrittenShard {
   StoredFile file;
   std::vector<StoredTensor> tensors;

@@ -28,11 +28,11 @@ struct TrainState {
   int64_t samples_seen = 0, tokens_seen = 0;
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
-  int64_t skipped_in_row = 0;  // the last so many steps had a loss or gradient that was not finite: no update
+  int64_t skipped_in_row = 0;  // that many last steps had a loss or gradient that was not finite: no update
   bool finite_weights = true;
   /// The weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
   /// Retention::keep (checkpoint/store.h).
-  bool sound() const { return skipped_in_row == 0 && finite_weights; }
+  bool is_sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
 struct Snapshot {
@@ -40,8 +40,9 @@ struct Snapshot {
   std::string config_toml;  // values in force
   std::string tokenizer;    // serialized model, may be empty
   std::string tokenizer_hash, data_hash;
-  std::string val_hash;  // of the validation data; empty: none, or saved by a version that did not say
-  // Of the table that products were chosen by; empty: none. No value: saved by a version that did not say.
+  std::string val_hash;  // of the validation data; empty: none, or saved by a version without it
+  // Hash of the table that products were chosen by; empty text: none. nullopt: saved by a version that did not record
+  // it.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
   bool tied = false;

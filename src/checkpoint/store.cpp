@@ -24,34 +24,34 @@ constexpr const char* kNextLatest = ".latest-";
 
 CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls, comm::World* world)
     : folder_(std::move(folder)), retention_(retention), calls_(calls), world_(world) {
-  on_first([&] {
+  run_on_first_rank([&] {
     make_folders(calls_, folder_);
     remove_left_overs();
   });
 }
 
-void CheckpointStore::on_first(const std::function<void()>& action) {
-  on_all([&] {
+void CheckpointStore::run_on_first_rank(const std::function<void()>& action) {
+  run_on_all_ranks([&] {
     if (world_ == nullptr || world_->first()) action();
   });
 }
 
-void CheckpointStore::on_all(const std::function<void()>& action) {
+void CheckpointStore::run_on_all_ranks(const std::function<void()>& action) {
   if (world_ == nullptr) return action();
-  world_->control().together(action);
+  world_->control().run_on_all_ranks(action);
 }
 
 fs::path CheckpointStore::save(const Snapshot& snapshot) {
   const std::string name = step_name(snapshot.state.step);
   try {
     std::string temporary;
-    on_first([&] {
+    run_on_first_rank([&] {
       temporary = fresh(kSaving, name).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary));
     });
     if (world_ != nullptr) world_->control().broadcast(temporary);
     Manifest manifest = write_shards(snapshot, temporary);
-    on_first([&] {
+    run_on_first_rank([&] {
       write_manifest(std::move(manifest), snapshot, temporary);
       publish(temporary, name);
       point_latest_to(name);
@@ -76,7 +76,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
   const int rank = world_ == nullptr ? 0 : world_->rank();
   Manifest part;
-  on_all([&] {
+  run_on_all_ranks([&] {
     WrittenShard shard = write_shard(calls_, temporary / format("rank-{:05d}.shard", rank), 0, snapshot.tensors);
     part.shards.push_back(std::move(shard.file));
     part.tensors = std::move(shard.tensors);
@@ -107,7 +107,7 @@ void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot
   if (!snapshot.tokenizer.empty()) add_file(kTokenizerFile, snapshot.tokenizer);
 
   const std::string json = to_json(manifest);
-  parse_manifest(json, kManifestFile);  // also says when the slices do not cover their tensors
+  parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors
   write_file(calls_, temporary / kManifestFile, json);
   write_file(calls_, temporary / kCompleteFile, completion_mark(json));
   sync_folder(calls_, temporary);
@@ -143,7 +143,7 @@ void CheckpointStore::remove_left_overs() {
       const std::string prefix = kReplacedPrefix;
       const std::string step = name.substr(prefix.size(), name.rfind('-') - prefix.size());
       std::error_code error;
-      if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // stopped between two renames
+      if (!fs::exists(fs::symlink_status(folder_ / step, error))) {  // a save was stopped between two renames
         rename(calls_, folder_ / name, folder_ / step);
         sync_folder(calls_, folder_);
         continue;
@@ -164,13 +164,13 @@ void CheckpointStore::apply_retention() {
     const int64_t best_step = entries.front().state.best_step;
     for (const Entry& entry : entries) {
       const int64_t step = entry.state.step;
-      if (entry.state.sound() && best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
+      if (entry.state.is_sound() && best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
     }
   }
   int64_t newer = 0;  // sound ones
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
-    const bool sound = entries[i].state.sound();
+    const bool sound = entries[i].state.is_sound();
     const bool kept = i == 0 || (sound && newer < retention_.keep) || step == best ||
                       (sound && retention_.keep_every > 0 && step % retention_.keep_every == 0);
     newer += sound;

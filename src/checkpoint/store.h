@@ -1,11 +1,11 @@
 #pragma once
-// CheckpointStore: folders of global tensors by name, published atomically. A step folder holds data in shard files, a
-// manifest that says which runs of which tensor lie where (with XXH3-128 checksums), the run's config and tokenizer,
-// and COMPLETE, written last; it can be moved as it is.
+// CheckpointStore: folders of global tensors by name, published atomically. A step folder holds shard files, a
+// manifest, the run's config and tokenizer, and COMPLETE, which is written last. The manifest says which runs of which
+// tensor are where, with XXH3-128 checksums. The folder can be moved as it is.
 //
 // A save writes ".saving-step-…" and renames it when everything in it has reached the disk. A folder that must make way
 // (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time
-// leaves whole step folders and hidden left-overs, which the next store that is opened removes.
+// leaves whole step folders and hidden left-overs. The next store that is opened removes the left-overs.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -18,10 +18,10 @@
 
 namespace trainer::checkpoint {
 
-/// Which checkpoints stay after a save. The newest always does; of those saved while steps were skipped
-/// (!TrainState::sound()) it alone, and it takes nobody's place.
+/// Retention says which checkpoints stay after a save. The newest always stays. Of those saved while steps were skipped
+/// (!TrainState::is_sound()) only the newest stays, and it counts for no other.
 struct Retention {
-  int64_t keep = 0;        // the newest so many sound ones; 0: all
+  int64_t keep = 0;        // that many of the newest sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none
   bool keep_best = false;  // and the first one at or after the step of the lowest validation loss
 };
@@ -34,26 +34,26 @@ class CheckpointStore {
   CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls(),
                   comm::World* world = nullptr);
 
-  /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, points `latest` to it, and
-  /// removes what retention lets go (a failure of that is a warning). The slices of all ranks cover each tensor exactly
-  /// once. On return the checkpoint is on the disk. Throws Code::io, on every rank, with the earlier checkpoints as
-  /// they were and the temporary folder gone.
+  /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, and points `latest` to it. Then
+  /// removes what retention no longer keeps; a failure of that is a warning. The slices of all ranks cover each tensor
+  /// exactly once. On return the checkpoint is on the disk. Throws Code::io, on every rank, with the earlier
+  /// checkpoints as they were and the temporary folder gone.
   std::filesystem::path save(const Snapshot& snapshot);
 
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  /// Does `action` on the first rank, or on all; an error of any rank is thrown on every one.
-  void on_first(const std::function<void()>& action);
-  void on_all(const std::function<void()>& action);
-  /// This rank's shard, and on the first rank the shards and tensors of all ranks.
+  /// Runs `action` on the first rank, or on all; an error of any rank is thrown on every one.
+  void run_on_first_rank(const std::function<void()>& action);
+  void run_on_all_ranks(const std::function<void()>& action);
+  /// Writes this rank's shard; on the first rank returns the shards and tensors of all ranks.
   Manifest write_shards(const Snapshot& snapshot, const std::filesystem::path& temporary);
   void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);
   void publish(const std::filesystem::path& temporary, const std::string& name);
   void point_latest_to(const std::string& name);
   void remove_left_overs();
   void apply_retention();
-  /// A hidden name that is free: ".PREFIX-NAME-…".
+  /// Returns a hidden name that is free: ".PREFIX-NAME-…".
   std::filesystem::path fresh(const std::string& prefix, const std::string& name);
 
   std::filesystem::path folder_;

@@ -15,11 +15,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, which is in memory meanwhile; a larger tensor alone
+constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, held in memory; a larger tensor is a shard
 
 bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
 
-/// Reads tensors and writes them as one shard each time they have come to so many bytes.
+/// Reads tensors and writes them as one shard each time they reach kShardBytes.
 class Copier {
  public:
   Copier(SystemCalls& calls, const Reader& reader, fs::path folder)
@@ -88,7 +88,7 @@ Stripped strip(const fs::path& path, const fs::path& output, SystemCalls& calls)
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: exists already; name a folder that is not there", target.string()));
+    throw Error(Code::io, format("{}: exists already; name a folder that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const fs::path temporary = parent / format(".stripping-{}-{:x}", target.filename().string(), ::getpid());
   Stripped done{reader.folder(), 0, 0};

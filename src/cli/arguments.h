@@ -5,9 +5,9 @@
 
 namespace trainer::cli {
 
-/// The words after the program's name with what people write and the parser does not know: `--set a=1 b=2` gives each
-/// word with "=" a --set of its own. Throws Code::usage for a first word that is none of `verbs`, and for options
-/// before a verb: those would be another command's. `valued`: options of the bare command that take a value.
+/// Returns the words after the program's name, in a form that the parser knows. `--set a=1 b=2` gives each word with
+/// "=" a --set of its own. Throws Code::usage for a first word that is none of `verbs`, and for options before a verb,
+/// which would be another command's. `valued`: options of the bare command that take a value.
 std::vector<std::string> arguments(int argc, const char* const* argv, const std::vector<std::string>& verbs,
                                    const std::vector<std::string>& valued);
 

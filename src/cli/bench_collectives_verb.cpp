@@ -15,7 +15,7 @@ using nlohmann::json;
 
 int run(comm::World& world, const config::Config& config, const BenchOptions& o) {
   plan::Machine machine = plan::choose_machine(config, world);
-  machine.threads = 1;  // the sums of collectives are their progress threads' work
+  machine.threads = 1;  // progress threads compute the sums of collectives
   const std::unique_ptr<device::Device> device = plan::make_device(machine);
   const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
@@ -50,7 +50,8 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
 }  // namespace
 
 int bench_collectives_command(const BenchOptions& o) {
-  return on_ranks(o.config, [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
+  return run_on_ranks(o.config,
+                      [&](comm::World& world, const config::Config& config) { return run(world, config, o); });
 }
 
 }  // namespace trainer::cli

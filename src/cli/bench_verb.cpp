@@ -27,7 +27,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
+/// Bench says where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
@@ -43,7 +43,8 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// What rates are shares of; the user's word saves the time of measuring. On a GPU the data sheet's stands beside it.
+  /// Returns the peak that rates are shares of. A peak given by the user saves the time of measuring one. On a GPU the
+  /// data sheet's stands beside it.
   measure::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {measure::best_product_flops(device, machine.compute), "measured", "products of the library"};
@@ -51,7 +52,7 @@ struct Bench {
     peak.measure();
     return peak;
   }
-  /// Of a GPU whose part is known.
+  /// Returns the data sheet's peak of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {
     return machine.gpu ? measure::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }
@@ -82,7 +83,7 @@ constexpr int kPeakWindows = 100;  // of `bench peak`: a tenth of a second
 
 json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
 
-/// Those asked for; else of the linear layers of the configuration, or of some usual ones.
+/// Returns the shapes asked for; else those of the configuration's linear layers, or some usual ones.
 std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   std::vector<bench::GemmShape> asked;
   for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
@@ -105,7 +106,7 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
-/// Instead of rates: the fastest form and algorithm of each product of the configuration, into a file.
+/// Finds the fastest form and algorithm of each product of the configuration, and writes them to a file.
 json tune_gemm(const Bench& b) {
   constexpr int kMost = 16;  // the library proposes few more, and those are slow
   b.require_config();
@@ -130,7 +131,7 @@ json tune_gemm(const Bench& b) {
   return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
 
-/// Instead of rates: whether it would pay to transpose an operand of a product first.
+/// Measures whether transposing an operand of a product first would pay.
 json bench_forms(const Bench& b) {
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
@@ -178,7 +179,7 @@ json bench_gemm(const Bench& b) {
     measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
     const bench::GemmRate& rate = measured.back();
     peak.measure();
-    peak.saw(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
+    peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
   }
   b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
@@ -230,7 +231,7 @@ json bench_attention(const Bench& b) {
     measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
     const bench::AttentionRate& rate = measured.back().second;
     peak.measure();
-    peak.saw(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
+    peak.raise_to_rate(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
   }
   b.say(format("{}, {} threads; causal FLOPs, {}\n", name_of(b.machine.compute), b.machine.threads, b.peak_text(peak)));
   json rates = json::array();
@@ -259,7 +260,8 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
-// What this machine can do at most in a compute type, in a moment: for scripts that want to know whether it is quiet.
+// Measures within a moment what this machine reaches at most in a compute type. Scripts ask it whether the machine is
+// quiet.
 json bench_peak(const Bench& b) {
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   measure::PeakTracker peak = b.measured_peak(*device);
@@ -351,7 +353,7 @@ json bench_step(const Bench& b) {
           {"operators", operators}};
 }
 
-// Predicted memory against what the process really takes for a few steps.
+// Compares predicted memory with what the process takes in a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
   const plan::RunPlan plan = plan::plan_run(b.config, b.config.data.vocab_size, b.machine, true);

@@ -5,7 +5,7 @@
 
 namespace trainer::cli {
 
-/// The checkpoint that a verb is to look at: `checkpoint`, or the folder of those of the run that the configuration
+/// Returns the checkpoint that a verb reads: `checkpoint`, or the checkpoint folder of the run that the configuration
 /// describes. Throws Code::usage unless exactly one of the two is given.
 std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config);
 

@@ -15,7 +15,7 @@ int checkpoint_command(const CheckpointOptions& o) {
     throw unknown_word("checkpoint", o.what, {"inspect", "verify", "strip"});
   if ((o.what == "strip") == o.output.empty())
     throw Error(Code::usage, o.output.empty()
-                                 ? "`checkpoint strip` needs --output DIR: the folder to write, not there yet"
+                                 ? "`checkpoint strip` needs --output DIR: the folder to write, which must not exist"
                                  : format("--output goes with `checkpoint strip`, not `{}`", o.what));
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);
   if (o.what == "strip") {

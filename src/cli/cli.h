@@ -1,6 +1,6 @@
 #pragma once
-// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status;
-// it throws Error for everything that main() turns into a message and a status.
+// The verbs of the command line. Each takes its parsed options, writes results to stdout and returns the exit status.
+// It throws Error; main() turns that into a message and a status.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -26,7 +26,7 @@ struct EvalOptions {
   ConfigOptions config;
   std::string checkpoint;
   std::vector<std::string> data;
-  std::string format = "auto";  // of `data`
+  std::string format = "auto";  // the format of `data`
   int64_t batches = 0;          // groups of global_batch windows; 0: all
   bool json = false;
 };
@@ -52,24 +52,24 @@ struct TokenizeOptions {
 int tokenize_command(const TokenizeOptions& options);
 
 struct BenchOptions {
-  std::string what;  // peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all
+  std::string what;  // one of peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
   std::string write_tuning;                    // gemm: measure a configuration's products and write the table there
   bool forms = false;                          // gemm: each product in its three forms
-  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; none: of the configuration, or some usual ones
-  int64_t size = 0;                            // of elementwise operands, bytes; 0: by the machine
+  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
+  int64_t size = 0;                            // bytes of elementwise operands; 0: by the machine
   bool json = false;
 };
 int bench_command(const BenchOptions& options);
-/// `bench collectives`: among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
+/// Runs `bench collectives` among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
 int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
   std::string what;  // inspect | verify | strip
   ConfigOptions config;
-  std::string checkpoint, output;  // output: of strip
+  std::string checkpoint, output;  // output: for strip
   bool json = false;
 };
 int checkpoint_command(const CheckpointOptions& options);
@@ -81,7 +81,7 @@ struct ConfigVerbOptions {
 };
 int config_command(const ConfigVerbOptions& options);
 
-/// Version, commit, what is compiled in and what this machine has.
+/// Returns version, commit, what is compiled in and what this machine has.
 std::string version_text();
 std::string version();
 std::string commit();

@@ -11,7 +11,7 @@
 namespace trainer::cli {
 namespace {
 
-/// The numbers of ranks that the configuration can run on.
+/// Returns the numbers of ranks that the configuration can run on.
 std::string ranks_of(const config::Config& config) {
   const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
   if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)

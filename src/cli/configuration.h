@@ -4,7 +4,7 @@
 
 namespace trainer::cli {
 
-/// The file with the overrides, resolved and checked for the world at hand. Throws Code::config with all mistakes.
+/// Loads the file with the overrides, and resolves and checks it for this world. Throws Code::config with all mistakes.
 config::Config load_configuration(const ConfigOptions& options);
 
 }  // namespace trainer::cli

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 constexpr int kStopped = 75;
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
 
-/// All ranks stop when one of them was told to.
+/// Logs which signal stopped the evaluation, and returns the exit status. All ranks stop when one of them was told to.
 int stopped(comm::World& world) {
   if (world.first()) {
     const int signal = run::stop_signal();
@@ -34,7 +34,8 @@ int stopped(comm::World& world) {
   return kStopped;
 }
 
-/// Those that the run made of its texts: in the run folder that the checkpoint lies in, else where it was made.
+/// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were
+/// made.
 fs::path tokens_of_run(const run::LoadedModel& model) {
   const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
@@ -46,10 +47,9 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
   const std::string text = format("{}: the validation data is not that of the checkpoint {} (hash {}, now {})",
                                   source.name, model.folder.string(), model.val_hash, source.hash);
   if (!allow)
-    throw Error(Code::checkpoint,
-                text +
-                    "; bring it back as it was, name files to evaluate on with --data, or take it all the same: --set "
-                    "checkpoint.allow_other_data=true");
+    throw Error(Code::checkpoint, text +
+                                      "; restore it, name files to evaluate on with --data, or accept it: --set "
+                                      "checkpoint.allow_other_data=true");
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
@@ -62,12 +62,12 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
   if (!o.data.empty()) model.config.data.format = format_named(o.format);
-  if (o.checkpoint.empty()) {  // a folder that was moved: the checkpoint has the paths of before
+  if (o.checkpoint.empty()) {  // a run folder that was moved: the checkpoint has its old paths
     model.config.data.train = config.data.train;
     model.config.data.val = config.data.val;
   }
   data::EvalData source;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     source = data::open_eval_data(model.config, o.data, tokenizer, model.trainer->vocab(), options);
     if (source.dataset) require_same_data(model, source, config.checkpoint.allow_other_data);
   });
@@ -111,13 +111,13 @@ int eval_command(const EvalOptions& o) {
   if (o.config.file.empty() == o.checkpoint.empty())
     throw Error(Code::usage,
                 "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
-  return on_ranks(o.config,
-                  [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
-                  {{"the verb", "eval"},
-                   {"--checkpoint", o.checkpoint},
-                   {"--data", format("{}", fmt::join(o.data, " "))},
-                   {"--format", o.format},
-                   {"--batches", format("{}", o.batches)}});
+  return run_on_ranks(o.config,
+                      [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
+                      {{"the verb", "eval"},
+                       {"--checkpoint", o.checkpoint},
+                       {"--data", format("{}", fmt::join(o.data, " "))},
+                       {"--format", o.format},
+                       {"--batches", format("{}", o.batches)}});
 }
 
 }  // namespace trainer::cli

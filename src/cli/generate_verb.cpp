@@ -28,7 +28,7 @@ std::string prompt_text(const GenerateOptions& o) {
 int generate(comm::World& world, const GenerateOptions& o) {
   train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed};
   std::string prompt, path;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     train::validate(sampling);
     path = checkpoint_path("generate", o.checkpoint, o.config);
@@ -41,7 +41,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
-  if (model.trainer->replica() > 0) return 0;  // one token at a time leaves nothing for the others to do
+  if (model.trainer->replica() > 0) return 0;  // decoding one token at a time has no work for other replicas
   train::Generator generator(*model.trainer);
   const run::SignalGuard signals;
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
@@ -68,7 +68,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     if (shown) print("\n");
     tokens += written;
     samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
-    stopped = model.trainer->scalars().of_first_rank(run::stop_requested()) != 0;
+    stopped = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
   }
   const double seconds = now_seconds() - start;
   if (world.first() && o.json) {
@@ -92,7 +92,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return on_ranks([&](comm::World& world) { return generate(world, o); });
+  return run_on_ranks([&](comm::World& world) { return generate(world, o); });
 }
 
 }  // namespace trainer::cli

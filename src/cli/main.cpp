@@ -19,7 +19,7 @@ namespace {
 using namespace trainer;
 using cli::ConfigOptions;
 
-/// For paths: "~/x", which shells leave as it is within a word (--config=~/x).
+/// Expands "~/x" in paths, which shells leave unchanged inside a word (--config=~/x).
 CLI::Validator home_path() {
   return CLI::Validator(
       [](std::string& path) {
@@ -40,7 +40,7 @@ void add_config(CLI::App& app, ConfigOptions& options, bool required) {
       ->allow_extra_args(false);
 }
 
-/// A whole number, none below `least` or above `most`.
+/// Accepts whole numbers from `least` to `most`.
 CLI::Validator at_least(int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
   const auto mistake = [least, most](const std::string& text) -> std::string {
     int64_t number = 0;
@@ -60,9 +60,9 @@ CLI::Validator not_empty(const char* expected) {
       [=](const std::string& text) { return text.empty() ? format("expected {}, found nothing", expected) : ""; }, "");
 }
 
-constexpr const char* kWholeCheckpoint = "step folder, or checkpoints or run folder: the newest in it that is whole";
+constexpr const char* kWholeCheckpoint = "a step folder, or the newest whole one of a checkpoints or run folder";
 
-constexpr const char* kOrConfig = "; instead of it --config: the newest of that run";
+constexpr const char* kOrConfig = "; or --config: the newest of that run";
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
@@ -70,14 +70,12 @@ void add_train(CLI::App& app, cli::TrainOptions& o) {
   add_config(app, o.config, false);
   app.add_option(
          "--resume", o.config.resume,
-         "the checkpoint to go on from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
+         "the checkpoint to resume from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
       ->type_name("auto|must|never|PATH")
       ->check(not_empty("auto, must, never or a path"));
-  app.add_option("--max-steps", o.max_steps, "stop after so many further steps, saved")
-      ->type_name("N")
-      ->check(at_least(1));
+  app.add_option("--max-steps", o.max_steps, "save and stop after N further steps")->type_name("N")->check(at_least(1));
   app.add_option("--max-time", o.max_time,
-                 "stop so long after the start, tokenizing included, when the step at hand is done; saved, with exit "
+                 "save and stop this long after the start, tokenizing included, once the current step is done; exit "
                  "status 0: 23h50m, 90s, 3600")
       ->type_name("TIME")
       ->check(not_empty("a time such as 23h50m"));
@@ -146,7 +144,7 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(at_least(1))
       ->capture_default_str();
-  generate_verb.add_option("--stop", generate.stop, "end before this text, should it come")
+  generate_verb.add_option("--stop", generate.stop, "end before this text")
       ->type_name("TEXT")
       ->check(not_empty("a text"));
   generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
@@ -196,15 +194,17 @@ int main(int argc, char** argv) {
       "measure this machine: its peak, products, attention, other operators, offload, whole steps, memory, "
       "collectives");
   bench_verb
-      .add_option("what", bench.what,
+      .add_option("benchmark", bench.what,
                   "peak | gemm | attention | elementwise | optimizer | offload | step | memory | collectives | all")
       ->required();
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
-      ->check(at_least(0, 4096));  // as run.threads: taking all that the system has would starve other programs
-  bench_verb.add_option("--warmup", bench.warmup, "untimed repetitions")->check(at_least(0))->capture_default_str();
+      ->check(at_least(0, 4096));  // as run.threads: taking all threads of the system would starve other programs
+  bench_verb.add_option("--warmup", bench.warmup, "repetitions that are not timed")
+      ->check(at_least(0))
+      ->capture_default_str();
   bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
   bench_verb
       .add_option(
@@ -231,23 +231,23 @@ int main(int argc, char** argv) {
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand(
       "checkpoint", "look into a checkpoint, check every byte of it, or write one that has its weights only");
-  checkpoint_verb.add_option("what", checkpoint.what, "inspect | verify | strip")->required();
+  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip")->required();
   add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
       .add_option("--checkpoint", checkpoint.checkpoint,
-                  std::string("step folder, or checkpoints or run folder: the newest in it") + kOrConfig)
+                  std::string("a step folder, or the newest of a checkpoints or run folder") + kOrConfig)
       ->type_name("PATH")
       ->transform(home_path());
-  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, not there yet")
+  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, which must not exist")
       ->type_name("DIR")
       ->transform(home_path());
   add_json(checkpoint_verb, checkpoint.json);
-  checkpoint_verb.allow_extras();  // export and import have options of their own; the verb says that they are not built
+  checkpoint_verb.allow_extras();  // export and import have options of their own, but are not built: the verb says so
 
   cli::ConfigVerbOptions config;
   CLI::App& config_verb =
       *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
-  config_verb.add_option("what", config.what, "check | show | reference")->required();
+  config_verb.add_option("action", config.what, "check | show | reference")->required();
   add_config(config_verb, config.config, false);
   config_verb
       .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
@@ -262,15 +262,15 @@ int main(int argc, char** argv) {
   try {
     std::vector<std::string> words =
         cli::arguments(argc, argv, verbs, {"--config", "-c", "--set", "-s", "--resume", "--max-steps", "--max-time"});
-    std::ranges::reverse(words);  // as the parser takes them
+    std::ranges::reverse(words);  // the parser takes words in reverse order
     app.parse(std::move(words));
   } catch (const CLI::Success& done) {  // --help, --version
     const int status = app.exit(done);
-    return cli::printed() ? status : exit_status(Code::io);
+    return cli::is_output_complete() ? status : exit_status(Code::io);
   } catch (const CLI::ParseError& error) {
     app.exit(error);
     return exit_status(Code::usage);
-  } catch (...) {  // --version looks at what the environment asks for
+  } catch (...) {  // --version also checks the environment's settings
     return cli::report(std::current_exception(), 0);
   }
   try {

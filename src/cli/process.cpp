@@ -24,7 +24,8 @@ void prepare_process() {
   std::signal(SIGXFSZ, SIG_IGN);
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
-    // The lowest free number is this one, as those below are open. Opened the wrong way round.
+    // The lowest free number is this one, as those below are open. It is opened in the wrong direction, so that using
+    // it fails.
     const int opened = ::open("/dev/null", descriptor == STDIN_FILENO ? O_WRONLY : O_RDONLY);
     if (opened >= 0 && opened != descriptor) ::close(opened);
   }
@@ -37,7 +38,7 @@ void print(std::string_view text) {
     throw Error(Code::io, not_printed(errno));
 }
 
-bool printed() {
+bool is_output_complete() {
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
   std::fprintf(stderr, "trainer: %s\n", not_printed(errno).c_str());

@@ -19,7 +19,7 @@ namespace trainer::cli {
 namespace {
 
 constexpr const char* kOneCommand = "give all ranks the same command line and the same configuration";
-constexpr double kMeetSeconds = 10;  // ranks wait so long for each other before the program ends
+constexpr double kMeetSeconds = 10;  // how long ranks wait for each other before the program ends
 
 int launched() { return comm::launched_ranks().value_or(1); }
 
@@ -37,12 +37,12 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
-/// Defaults and --set where there is no file: they need to fit no number of ranks.
+/// Returns defaults and --set where there is no file. They need to fit no number of ranks.
 config::Config configuration_without_file(const ConfigOptions& options) {
   return config::load_text("", "", options.sets, {.files = false});
 }
 
-/// Every value in force, by its key.
+/// Returns every value in force, by its key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
   std::istringstream lines(config::to_toml(config));
@@ -57,14 +57,14 @@ comm::Facts facts_of(const config::Config& config) {
   return facts;
 }
 
-/// The first rank reads and checks the file; every rank has the configuration then, or the same error. A rank that was
-/// given another file or other --set is refused.
+/// The first rank reads and checks the file. Then every rank has its configuration, or throws the same error. A rank
+/// that was given another file or other --set is refused.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options, comm::Facts asked) {
   asked.emplace_back("--config", options.file.empty() ? "absent" : "given");
   comm::require_same(world, asked, Code::usage, kOneCommand);
   std::string text, path = options.file;
   config::Config config;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (options.file.empty()) config = configuration_without_file(options);
     if (options.file.empty() || !world.first()) return;
     text = config::read_text(options.file);
@@ -74,7 +74,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   if (!options.file.empty()) {
     world.control().broadcast(text);
     world.control().broadcast(path);
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (world.first()) return;
       const std::string own = path == options.file ? text : config::read_text(options.file);
       config = config::load_text(own, config::name_of(options.file), options.sets,
@@ -85,7 +85,7 @@ config::Config shared_configuration(comm::World& world, const ConfigOptions& opt
   return config;
 }
 
-/// This process as a rank of mpirun's.
+/// Runs the verb in this process, as one rank of mpirun.
 int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
   const std::unique_ptr<comm::World> world = comm::mpi_world({});
   log::set_rank(world->rank());
@@ -102,14 +102,14 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
       world->fail(code_of(error), error.what());
     }
   }
-  world->meet(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
+  world->wait_for_all_ranks(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
   return status;
 }
 
 }  // namespace
 
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
-             const comm::Facts& asked) {
+int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+                 const comm::Facts& asked) {
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
       const config::Config config = shared_configuration(world, options, asked);
@@ -128,7 +128,7 @@ int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&,
   return status.front();
 }
 
-int on_ranks(const std::function<int(comm::World&)>& verb) {
+int run_on_ranks(const std::function<int(comm::World&)>& verb) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
     comm::require_same(world, {{"the verb", "one without a configuration"}}, Code::usage, kOneCommand);

@@ -1,6 +1,5 @@
 #pragma once
-// From a command line to the ranks that carry it out: processes that mpirun started, threads of this process, or just
-// one.
+// Ranks that run a command: processes that mpirun started, threads of this process, or just one.
 #include <functional>
 
 #include "cli/cli.h"
@@ -10,15 +9,15 @@
 
 namespace trainer::cli {
 
-/// Reads the configuration (on the first rank; the others get its bytes; without a file it is defaults and --set) and
-/// runs `verb` on every rank it asks for. Returns the verb's exit status. An error of one rank ends all of them with
+/// Reads the configuration and runs `verb` on every rank it asks for. The first rank reads; the others get its bytes.
+/// Without a file it is defaults and --set. Returns the verb's exit status. An error of one rank ends all of them with
 /// its status; it is printed once.
-/// `asked`: what else the command line says; like the configuration it must be that of the first rank on all.
-int on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
-             const comm::Facts& asked = {});
+/// `asked`: what else the command line says. Like the configuration, it must be the same on all ranks.
+int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
+                 const comm::Facts& asked = {});
 
-/// The same for verbs that need no configuration: as many ranks as were started.
-int on_ranks(const std::function<int(comm::World&)>& verb);
+/// Runs a verb that needs no configuration, on as many ranks as were started.
+int run_on_ranks(const std::function<int(comm::World&)>& verb);
 
 /// Prints an exception that reached main, by which rank it came from, and returns the exit status.
 int report(const std::exception_ptr& exception, int rank);

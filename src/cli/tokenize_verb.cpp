@@ -38,7 +38,7 @@ int tokenize(const TokenizeOptions& o) {
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
-    log::info("stopped; the same command goes on from here");
+    log::info("stopped; the same command resumes here");
     return 75;
   }
   if (result.replaced > 0)
@@ -64,12 +64,12 @@ int tokenize(const TokenizeOptions& o) {
 int tokenize_command(const TokenizeOptions& o) {
   if (o.tokenizer.empty() == (o.train_vocab == 0))
     throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
-  return on_ranks([&](comm::World& world) {
+  return run_on_ranks([&](comm::World& world) {
     constexpr double kAsLongAsItTakes = 1e9;  // seconds
     world.configure({.timeout_s = kAsLongAsItTakes});
     if (world.first() && world.size() > 1) log::info("rank 0 of {} tokenizes alone, with threads", world.size());
     double status = 0;
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (world.first()) status = tokenize(o);
     });
     world.control().sum({&status, 1});

@@ -18,7 +18,7 @@ inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   };
 }
 
-/// Of --format.
+/// Returns the format that --format names.
 inline config::DataFormat format_named(const std::string& name) {
   return name == "text"     ? config::DataFormat::text
          : name == "jsonl"  ? config::DataFormat::jsonl

@@ -27,12 +27,12 @@ int train_command(const TrainOptions& o) {
     return status;
   };
   if (!o.dry_run || comm::launched_ranks().value_or(1) > 1)
-    return on_ranks(options, run,
-                    {{"the verb", "train"},
-                     {"--max-steps", format("{}", o.max_steps)},
-                     {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
-                     {"--dry-run", o.dry_run ? "given" : "absent"}});
-  // A plan needs none of its ranks.
+    return run_on_ranks(options, run,
+                        {{"the verb", "train"},
+                         {"--max-steps", format("{}", o.max_steps)},
+                         {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
+                         {"--dry-run", o.dry_run ? "given" : "absent"}});
+  // A plan needs no other ranks to be running.
   config::Config config = config::load(options.file, options.sets, {.resume = options.resume});
   const int64_t ranks = config::fewest_ranks(config);
   config::resolve_world(config, ranks);

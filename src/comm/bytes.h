@@ -6,13 +6,13 @@
 
 namespace trainer::comm {
 
-/// Reductions of at most so many elements gather everything and add in rank order, in f64; above it they go round a
-/// ring.
+/// Reductions of at most so many elements gather everything and add in rank order, in f64. Larger ones go round a ring.
 inline constexpr int64_t kDirectElements = 4096;
 
-/// Elements on the wire, summed over the g ranks of one group, of one operation with payload n:
-///   all_reduce, broadcast, reduce: n elements of the tensor;  all_gather: n elements of the gathered tensor;
-///   reduce_scatter: n elements of each rank's input;  all_to_all, send_recv: n elements that each rank passes in.
+/// Returns the elements on the wire of one operation, summed over the g ranks of its group. The payload n counts
+///   - for all_reduce, broadcast and reduce the elements of the tensor;
+///   - for all_gather the elements of the gathered tensor;
+///   - for reduce_scatter, all_to_all and send_recv the elements that each rank passes in.
 /// all_reduce 2(g−1)·n (n ≤ kDirectElements: g(g−1)·n);  send_recv g·n;  every other (g−1)·n.  g = 1: nothing.
 constexpr int64_t wire_elements(CommOp op, int g, int64_t n) {
   if (g <= 1) return 0;

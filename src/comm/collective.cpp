@@ -29,25 +29,25 @@ Path path_of(const Collective& c) {
   return Path::exchange;
 }
 
-/// A range of elements somewhere in memory.
+/// Piece is a range of elements in memory.
 template <typename Byte>
 struct Piece {
   Byte* data;
   int64_t count;
 };
 
-/// What the steps below have in common: places in the group and the flow's share of a piece.
+/// View holds what the algorithms below share: places in the group and the flow's part of a piece.
 struct View {
   const Flow& flow;
   const Collective& c;
-  int64_t unit;  // bytes of an element
+  int64_t unit;  // bytes per element
 
   explicit View(const Flow& f) : flow(f), c(*f.collective), unit(size_of(c.dtype)) {}
   int at(int64_t place) const { return static_cast<int>(((place % c.size) + c.size) % c.size); }
   int right() const { return at(c.rank + 1); }
   int left() const { return at(c.rank - 1); }
 
-  /// The flow's segment of elements [begin, begin + count) of an array.
+  /// Returns the flow's segment of elements [begin, begin + count) of an array.
   template <typename Byte>
   Piece<Byte> cut(Byte* array, Chunk range) const {
     const int64_t step = flow.elements, skip = std::min(range.count, flow.segment * step);
@@ -70,8 +70,9 @@ struct View {
   }
 };
 
-/// size − 1 steps in which sums travel: rank r passes on chunk r − 1, r − 2, …, so that the sum of chunk i starts at
-/// rank i + 1 and ends at rank i; then size − 1 steps in which finished chunks travel: r, r − 1, …
+/// Sums travel in the first size − 1 steps: rank r sends chunks r − 1, r − 2, …
+/// So the sum of chunk i starts at rank i + 1 and ends at rank i.
+/// Finished chunks travel in size − 1 more steps: r, r − 1, …
 bool ring(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
@@ -104,7 +105,7 @@ bool ring(Flow& flow, Post& post) {
   return true;
 }
 
-/// From place to place: a broadcast starts at the root, a reduction at its right and ends at the root.
+/// Sends along the line of ranks. A broadcast starts at the root; a reduction starts at its right and ends at the root.
 bool chain(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
@@ -128,11 +129,12 @@ bool chain(Flow& flow, Post& post) {
   }
 }
 
-/// Everything to those who need it; they add in rank order. A step for each batch of senders, as many as staging holds.
+/// Every rank sends to those who need its elements, and they add in rank order. A step takes a batch of senders, as
+/// many as staging holds.
 bool direct_reduce(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
-  const auto needed = [&](int place) {  // of every rank's `in`, by the rank at that place
+  const auto needed = [&](int place) {  // what the rank at `place` needs of every rank's `in`
     if (c.op == CommOp::reduce_scatter) return v.chunk(place);
     return c.op == CommOp::reduce && place != c.root ? Chunk{0, 0} : Chunk{0, c.n};
   };
@@ -172,7 +174,7 @@ bool exchange(Flow& flow, Post& post) {
   if (flow.step++ > 0) return false;
   const View v(flow);
   const Collective& c = v.c;
-  const int64_t k = c.n / c.size;  // of all_to_all
+  const int64_t k = c.n / c.size;  // elements for each rank of an all_to_all
   const auto outgoing = [&](int to) -> Piece<const std::byte> {
     switch (c.op) {
       case CommOp::all_gather:

@@ -1,10 +1,10 @@
 #pragma once
-// Collectives as state machines over messages. An operation is cut into segments; each runs as a flow of its own, a few
-// of them at a time, so that while one segment is reduced others are on the wire and memory for staging is constant.
+// Collectives as state machines over messages. An operation is cut into segments. Each runs as a flow of its own, a few
+// of them at a time: while one segment is reduced, others are on the wire. Memory for staging is constant.
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
 //   chain           broadcast from the root on, reduce from the root's right on, towards the root
-//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: everything is gathered and added in rank
-//   order exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
+//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all is gathered, and added in rank order
+//   exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
 #include <cstddef>
 #include <cstdint>
 
@@ -18,7 +18,7 @@ inline constexpr int kFlows = 4;  // in flight on one channel
 inline constexpr int64_t kSmallestSegment = int64_t{64} << 10, kLargestSegment = int64_t{512} << 10;  // bytes
 inline constexpr int64_t kFlowStaging = 2 * kLargestSegment;
 inline constexpr int64_t kStagingBytes = kFlows * kFlowStaging;
-/// all_gather and broadcast of at most so much take the short way.
+/// all_gather and broadcast of at most so many bytes run as an exchange.
 inline constexpr int64_t kExchangeBytes = int64_t{64} << 10;
 
 /// An operation of a group of two or more, by address. The members mean what they mean in communicator.h.
@@ -26,24 +26,24 @@ struct Collective {
   CommOp op = CommOp::all_reduce;
   Reduce reduce = Reduce::sum;
   DType dtype = DType::f32;
-  int size = 2, rank = 0;  // of the group
+  int size = 2, rank = 0;  // within the group
   int64_t n = 0;           // elements, the payload of comm/bytes.h
   int root = 0;            // send_recv: the shift, in [1, size)
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes
   const ReduceKernels* kernels = nullptr;
-  const device::Mirror* arriving = nullptr;  // not begun before this has been fetched; null: `in` is there
+  const device::Mirror* arriving = nullptr;  // flows begin once this has arrived; null: `in` is there already
 };
 
-/// How it is cut: a function of operation, type, size and group, the same on all its ranks.
+/// Segments says how an operation is cut: a function of operation, type, size and group, the same on all its ranks.
 struct Segments {
   int64_t count = 1;
-  int64_t elements = 0;  // of each piece (a chunk, or all that is passed on), in a segment
+  int64_t elements = 0;  // of each piece (a chunk, or all that is sent on) in a segment
 };
 Segments segments_of(const Collective& collective);
 
-/// Where a flow puts its messages; ranks are places in the group.
+/// Post is where a flow puts its messages; ranks are places in the group.
 class Post {
  public:
   virtual void send(int to, const std::byte* data, int64_t bytes) = 0;
@@ -53,7 +53,7 @@ class Post {
   ~Post() = default;
 };
 
-/// One segment under way. Flows of one slot follow each other and share that part of the staging memory.
+/// A flow is one segment in flight. Flows of one slot follow each other and share a part of the staging memory.
 struct Flow {
   const Collective* collective = nullptr;
   int64_t segment = 0, elements = 0;

@@ -12,7 +12,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
   return a.data != nullptr && b.data != nullptr && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
 }
 
-/// `part` is elements [begin, …) of `whole`, or apart from it.
+/// Returns whether `part` is elements [begin, …) of `whole`, or apart from it.
 bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
   return part.count() == 0 || !overlap(part, whole) || part.data == whole.data + begin * size_of(whole.dtype);
 }
@@ -85,12 +85,12 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
   }
   ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
   if (ex.device.dry() || payload == 0) return Ticket(nullptr, key);
-  const bool direct = ex.device.kind() == device::Kind::cpu || reaches_gpus();
+  const bool direct = ex.device.kind() == device::Kind::cpu || can_reach_gpus();
   return Ticket(direct ? start(r) : start_staged(ex.device, r), key);
 }
 
 Pending* Communicator::start_staged(device::Device& device, Request request) {
-  auto free = std::ranges::find_if(staged_, [](const auto& staged) { return !staged->busy(); });
+  auto free = std::ranges::find_if(staged_, [](const auto& staged) { return !staged->is_busy(); });
   if (free == staged_.end()) free = staged_.insert(free, std::make_unique<Staged>(device));
   request.arriving = (*free)->stage(request.in, request.out);
   (*free)->follow(start(request));

@@ -2,7 +2,7 @@
 // Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
 //
 // An operation starts at once and runs beside compute; its Ticket is joined before the memory is used again. Operations
-// of one communicator run in the order they were started, which must be the same on all its ranks; operations of
+// of one communicator run in the order they were started, which must be the same on all its ranks. Operations of
 // different lanes overtake each other freely. Reductions have a fixed order that depends on neither the transport nor
 // timing: the same bits on every run, from threads and from processes. NCCL has an order of its own
 // (comm/nccl/nccl_world.h).
@@ -18,13 +18,16 @@ namespace trainer::comm {
 
 enum class Reduce : uint8_t { sum, max };
 
-/// What an operation is for. `critical`: activations on the path of the step; `weights`: gathers ahead of use; `grads`:
-/// gradient reductions; `control`: scalars and agreement, outside of all formulas.
+/// What an operation is for.
+///   critical  activations on the path of the step
+///   weights   gathers ahead of use
+///   grads     gradient reductions
+///   control   scalars and agreement, outside of all formulas
 enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
 
-/// In place of a set of axes: all ranks, for host data (Control). The mesh knows it as kControlAxes.
+/// Stands for all ranks in place of a set of axes, for host data (Control). The mesh calls it kControlAxes.
 inline constexpr uint32_t kControlGroup = ~uint32_t{0};
 
 /// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among
@@ -37,7 +40,7 @@ struct Group {
   bool control = false;  // scalars and agreement: counted under kControlGroup
 };
 
-/// A started operation, as whatever runs it sees it (engine.h).
+/// Pending is a started operation as its engine sees it (engine.h).
 class Pending {
  public:
   virtual ~Pending() = default;
@@ -47,10 +50,11 @@ class Pending {
   virtual void abandon() noexcept = 0;
 };
 
-/// Joined exactly once. Destroying an unjoined ticket is an internal error, except while an exception unwinds.
+/// A ticket is a collective in flight and is joined exactly once. Destroying an unjoined ticket is an internal error,
+/// except while an exception unwinds.
 class [[nodiscard]] Ticket {
  public:
-  Ticket() = default;  // of nothing: neither open nor to be joined
+  Ticket() = default;  // holds no collective: not open, never joined
   Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
@@ -60,7 +64,7 @@ class [[nodiscard]] Ticket {
   void keep(Scratch&& scratch);
   /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept.
   void join(Exec& ex);
-  bool open() const { return open_; }
+  bool is_open() const { return open_; }
 
  private:
   Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
@@ -71,11 +75,13 @@ class [[nodiscard]] Ticket {
 
 class Staged;
 
-/// n is a count of elements. Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type
-/// otherwise; bf16 is rounded after each addition. Operands in the memory of a GPU go through the host, unless NCCL
-/// carries them. Memory must stay in place until the ticket is joined. Every call of a group of two or more is counted
-/// in ex.meter under its axes; on a dry device nothing else happens. A group of one copies at once and counts nothing.
-/// Shapes are checked (internal error).
+/// A communicator starts collectives; n is a count of elements.
+///   - Tensors are packed and of one dtype: f64, f32, bf16, i32 or i64 in reductions, any type otherwise.
+///   - bf16 is rounded after each addition.
+///   - Operands in GPU memory go through the host, unless NCCL carries them.
+///   - Memory must stay in place until the ticket is joined.
+///   - Every call of a group of two or more is counted in ex.meter under its axes. A dry device only counts.
+///   - A group of one copies at once and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:
   explicit Communicator(Group group);
@@ -92,7 +98,7 @@ class Communicator {
   /// group; for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
   Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
   /// in [n] → out [chunk(n).count], the rank's chunk of the same sums as all_reduce (bit-identical). `out` may be that
-  /// chunk of `in`; the rest of `in` is only read.
+  /// chunk of `in`. The rest of `in` is only read.
   Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
   /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
   Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
@@ -112,18 +118,18 @@ class Communicator {
     CommOp op;
     Reduce reduce = Reduce::sum;
     Tensor in, out;                            // in place: the same
-    int root = 0;                              // or the shift of send_recv
+    int root = 0;                              // root, or the shift of send_recv
     const device::Mirror* arriving = nullptr;  // `in` is there when this has been fetched
   };
-  /// Starts a checked request of at least one element in a group of two or more on a device that is not dry. The
-  /// pointer lives until waited for; null: complete.
+  /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
+  /// pointer lives until wait() or abandon(); null: complete.
   virtual Pending* start(const Request& request) = 0;
   /// Whether start() takes operands in the memory of a GPU as they are.
-  virtual bool reaches_gpus() const { return false; }
+  virtual bool can_reach_gpus() const { return false; }
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);
-  /// Of operands in the memory of a GPU.
+  /// Starts a request whose operands are in GPU memory, by way of the host.
   Pending* start_staged(device::Device& device, Request request);
   Group group_;
   std::vector<std::unique_ptr<Staged>> staged_;

@@ -15,15 +15,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kComputeSpin = 10e-6;   // before a compute thread sleeps
-constexpr int kStillTurns = 20;          // without news, before the progress thread lets others run
-constexpr int kSpinTurns = 50;           // without news, before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // while messages are under way and nobody rings
-constexpr double kLongNap = 1e-3;        // when that has lasted for 0.1 s
-constexpr double kRungNap = 50e-3;       // where peers ring: only timers need the thread
-constexpr double kExpectantNap = 50e-6;  // while a device copies what is to be sent: it does not ring
-constexpr double kIdleNap = 0.25;        // nothing under way: control messages are looked for so often
-constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
+constexpr double kComputeSpin = 10e-6;   // spinning before a compute thread sleeps
+constexpr int kStillTurns = 20;          // turns without news before the progress thread yields
+constexpr int kSpinTurns = 50;           // turns without news before the progress thread sleeps
+constexpr double kShortNap = 200e-6;     // while messages are in flight and nobody rings
+constexpr double kLongNap = 1e-3;        // after 0.1 s of short naps
+constexpr double kRungNap = 50e-3;       // peers ring: only timers need the thread
+constexpr double kExpectantNap = 50e-6;  // while a device copies data to send: it does not ring
+constexpr double kIdleNap = 0.25;        // nothing in flight: how often control messages are polled
+constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
 
 }  // namespace
 
@@ -70,7 +70,7 @@ Engine::~Engine() {
 }
 
 void Engine::configure(const WorldOptions& options) {
-  on_progress_thread([&] { options_ = options; });
+  run_on_progress_thread([&] { options_ = options; });
 }
 
 void Engine::set_names(std::vector<std::string> names) {
@@ -83,7 +83,7 @@ Engine::Channel& Engine::channel(const Group& group, Lane lane) {
   const std::lock_guard lock(mutex_);
   std::unique_ptr<Channel>& slot = channels_[{group.axes, queue}];
   if (!slot) {
-    // Tag 0 is for control messages; the group of all ranks for host data comes first.
+    // Tag 0 is for control messages. The group of all ranks comes first, for host data.
     const int64_t axes = group.axes == kControlGroup ? 0 : int64_t{group.axes};
     const int64_t tag = 1 + (axes * kLanes + queue) * kFlows;
     TRAINER_CHECK(tag + kFlows <= transport_->max_tag(), "axes {:#x} need message tags above {}", group.axes,
@@ -155,7 +155,7 @@ void Engine::abandon(Operation& operation) noexcept {
   for (const double begin = now_seconds(); running() && now_seconds() - begin < kAbandonSeconds;)
     futex_wait(operation.state, Operation::kRunning, 1e-3);
   if (running()) {
-    give_up();
+    end_all_operations();
     while (running()) futex_wait(operation.state, Operation::kRunning, 1e-3);
   }
   recycle(operation);
@@ -166,14 +166,14 @@ void Engine::recycle(Operation& operation) {
   operation.next = std::exchange(free_, &operation);
 }
 
-void Engine::on_progress_thread(const std::function<void()>& job) {
+void Engine::run_on_progress_thread(const std::function<void()>& job) {
   std::unique_lock lock(mutex_);
   job_ = &job;
   transport_->bell().ring();
   answered_.wait(lock, [this] { return job_ == nullptr; });
 }
 
-bool Engine::meet(double seconds) noexcept try {
+bool Engine::wait_for_all_ranks(double seconds) noexcept try {
   std::unique_lock lock(mutex_);
   meeting_ = true;
   transport_->bell().ring();
@@ -184,7 +184,7 @@ bool Engine::meet(double seconds) noexcept try {
 
 void Engine::run() {
   prctl(PR_SET_NAME, "progress");
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds: short naps stay short
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // nanoseconds of timer slack: short naps stay short
   try {
     transport_->open();
     came_.resize(static_cast<size_t>(transport_->size()));
@@ -202,7 +202,7 @@ void Engine::run() {
     const uint32_t seen = transport_->bell().count();
     bool moved = false;
     try {
-      moved = turn(seen);
+      moved = poll_once(seen);
     } catch (const Error& error) {
       fail_here(error, true);
     } catch (const std::exception& error) {
@@ -217,16 +217,16 @@ void Engine::run() {
       const std::lock_guard lock(mutex_);
       stop = ending_;
     }
-    if (!stop) rest(seen);
+    if (!stop) sleep_until_rung(seen);
   }
   if (!open_error_) transport_->close(met_);
 }
 
-bool Engine::turn(uint32_t seen) {
+bool Engine::poll_once(uint32_t seen) {
   bool moved = (seen != heard_ || (watched_.load() > 0 && now_seconds() >= next_watch_)) && take_requests();
   heard_ = seen;
   moved |= transport_->progress();
-  moved |= hear();
+  moved |= receive_control_messages();
   if (!failed_) {
     moved |= advance_channels();
     const double now = now_seconds();
@@ -251,7 +251,7 @@ bool Engine::take_requests() {
     job = job_;
     if (meeting_ && !came_[static_cast<size_t>(rank())]) {
       came_[static_cast<size_t>(rank())] = true;
-      tell_everybody({.kind = ControlMessage::Kind::meet});
+      send_to_all_ranks({.kind = ControlMessage::Kind::meet});
     }
   }
   const bool any = taken != nullptr || reason || job != nullptr;
@@ -291,8 +291,8 @@ bool Engine::advance_channels() {
   return moved;
 }
 
-bool Engine::arrived(const Collective& collective) {
-  if (collective.arriving == nullptr || collective.arriving->fetched()) return true;
+bool Engine::has_arrived(const Collective& collective) {
+  if (collective.arriving == nullptr || collective.arriving->is_fetched()) return true;
   expecting_ = true;
   return false;
 }
@@ -312,7 +312,7 @@ bool Engine::advance_channel(Channel& channel) {
     }
     while (channel.filling != nullptr) {
       Operation& operation = *channel.filling;
-      if (operation.begun == 0 && !arrived(operation.collective)) break;
+      if (operation.begun == 0 && !has_arrived(operation.collective)) break;
       Channel::Running& flow = channel.flows[static_cast<size_t>(channel.next_flow % kFlows)];
       if (flow.operation != nullptr) break;
       static_cast<Flow&>(flow) = {&operation.collective, operation.begun, operation.segments.elements,
@@ -322,7 +322,7 @@ bool Engine::advance_channel(Channel& channel) {
       if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
     }
-    // In order, so that the first of the queue is the one everybody waits for.
+    // Operations end in order, so that the first of the queue is the one everybody waits for.
     while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
@@ -347,7 +347,7 @@ void Engine::send(int peer, int tag, const std::byte* data, int64_t bytes, int* 
 }
 
 bool Engine::send_delayed(double now) {
-  // A slot has one message to each peer at a time, so that any order keeps the order of a tag.
+  // A slot has at most one message to each peer, so any order of sending keeps the order of a tag.
   return std::erase_if(delayed_, [&](const Delayed& d) {
            if (d.due > now) return false;
            transport_->send(d.peer, d.tag, d.data, d.bytes, d.open);
@@ -355,15 +355,15 @@ bool Engine::send_delayed(double now) {
          }) > 0;
 }
 
-bool Engine::busy() const {
+bool Engine::is_busy() const {
   return !delayed_.empty() || std::any_of(active_.begin(), active_.end(),
                                           [](const Channel* c) { return c->first != nullptr && !c->first->watched; });
 }
 
-void Engine::rest(uint32_t seen) {
+void Engine::sleep_until_rung(uint32_t seen) {
   const double now = now_seconds(), waited = now - moved_at_;
   const bool meets = came_[static_cast<size_t>(rank())] && std::find(came_.begin(), came_.end(), false) != came_.end();
-  if (!busy() && !meets) {
+  if (!is_busy() && !meets) {
     const bool watches = !failed_ && watched_.load() > 0;
     transport_->bell().wait(seen, watches ? std::clamp(next_watch_ - now, 0.0, kIdleNap) : kIdleNap);
   } else if (++idle_turns_ <= (transport_->peers_ring() ? kStillTurns : kSpinTurns)) {
@@ -373,7 +373,7 @@ void Engine::rest(uint32_t seen) {
         transport_->peers_ring() ? kRungNap : std::clamp(waited / 100, std::min(waited / 8, kShortNap), kLongNap);
     if (expecting_) nap = std::min(nap, kExpectantNap);
     for (const Delayed& d : delayed_) nap = std::min(nap, std::max(0.0, d.due - now));
-    if (!failed_ && busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
+    if (!failed_ && is_busy()) nap = std::min(nap, std::max(0.0, next_watch_ - now));
     transport_->bell().wait(seen, nap);
   }
 }

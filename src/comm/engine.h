@@ -1,7 +1,7 @@
 #pragma once
-// Engine: the progress thread of a rank. It takes operations from the compute thread, runs them as flows of messages
-// (collective.h) over a transport, and watches them: an operation that is not done in time is looked into by asking its
-// group, and ends with an error that says who is missing. While it waits it sleeps.
+// Engine: the progress thread of a rank. It takes operations from the compute thread and runs them as flows of messages
+// (collective.h) over a transport. It also watches them: when an operation times out, the engine asks the group and
+// ends with an error that says who is missing. While it waits it sleeps.
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -32,7 +32,7 @@ class Engine {
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  /// Before any channel but that of control messages is made.
+  /// Call it before any channel but that of control messages is made.
   void configure(const WorldOptions& options);
   /// How messages name ranks: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
@@ -43,25 +43,26 @@ class Engine {
   /// Throws Code::comm once the world has failed. The memory of the collective stays until waited for.
   Pending* start(Channel& channel, const Collective& collective);
 
-  /// An operation that something else carries out: the engine only watches it. Throws as start(); it is over with
-  /// ended(), from any thread. A channel has operations of one kind only.
+  /// Starts to watch an operation that something else runs, such as NCCL. Throws as start(). mark_ended(), from any
+  /// thread, ends it. A channel has operations of one kind only.
   struct Operation;
   Operation* watch(Channel& channel, CommOp op);
-  void ended(Operation& operation) noexcept;
+  void mark_ended(Operation& operation) noexcept;
 
   bool failed();
   /// Throws what the world has failed with, if it has.
   void check();
   void fail(Code code, const std::string& why) noexcept;
-  /// This rank's own error, which main() is to print; the others are told.
+  /// Fails with this rank's own error, which main() prints, and tells the others.
   void fail(const Error& error) noexcept;
-  /// Ends all operations of this rank; fail() is to say why.
-  void give_up() noexcept;
+  /// Ends all operations of this rank; a call of fail() gives the reason.
+  void end_all_operations() noexcept;
   const WorldOptions& options() const { return options_; }
-  bool meet(double seconds) noexcept;
-  /// Runs the job between messages and waits for it; for what must share the transport's thread.
-  void on_progress_thread(const std::function<void()>& job);
-  /// Bytes of all operations sent so far by this rank.
+  /// Implements World::wait_for_all_ranks().
+  bool wait_for_all_ranks(double seconds) noexcept;
+  /// Runs the job on the transport's thread, between messages, and waits for it.
+  void run_on_progress_thread(const std::function<void()>& job);
+  /// Returns the bytes of all operations that this rank has sent so far.
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:
@@ -74,38 +75,38 @@ class Engine {
     int* open;
   };
   struct Probe {
-    Channel* channel = nullptr;  // null: nothing is looked into
+    Channel* channel = nullptr;  // the channel that the probe asks about; null: no probe is in flight
     int64_t number = 0;
     double asked = 0, until = 0;
-    std::vector<int64_t> answers;  // by place in the group: operations started there; -1: no answer
+    std::vector<int64_t> answers;  // by place in the group: how many operations were started there; -1: no answer
     std::vector<double> waits;     // ControlMessage::waits of those
   };
 
   // The progress thread.
   void run();
-  bool turn(uint32_t seen);
+  bool poll_once(uint32_t seen);
   bool take_requests();
   bool advance_channels();
   bool advance_channel(Channel& channel);
-  bool arrived(const Collective& collective);
+  bool has_arrived(const Collective& collective);
   static void finish(Operation& operation, uint32_t state);
   void drop_ended();
   void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open);
   bool send_delayed(double now);
-  void rest(uint32_t seen);
-  bool busy() const;
+  void sleep_until_rung(uint32_t seen);
+  bool is_busy() const;
   // The watchdog, on the progress thread too.
   void watch(double now);
-  void conclude(double now);
-  /// Whether to wait on for a control operation whose ranks are all alive: yes while one of those that are missing is
-  /// busy, or waits for one that is; no when all of them wait for others in turn, or when nobody is missing.
-  bool patient(double now);
-  /// What this rank answers in ControlMessage::waits.
+  void conclude_probe(double now);
+  /// Whether a control operation may wait longer; all its ranks are alive. Yes while a missing rank is busy, or waits
+  /// for a busy one. No when all missing ranks wait for others in turn, or when nobody is missing.
+  bool may_wait_longer(double now);
+  /// Returns what this rank answers in ControlMessage::waits.
   double waits_since(double now) const;
   std::string describe_missing();
-  bool hear();
-  void tell_everybody(const ControlMessage& message) noexcept;
-  /// Ends all operations with this error; `tell`: those of the others, too.
+  bool receive_control_messages();
+  void send_to_all_ranks(const ControlMessage& message) noexcept;
+  /// Ends all operations of this rank with the error; `tell`: those of the other ranks too.
   void fail_here(const Error& error, bool tell) noexcept;
   void serve_meeting();
 
@@ -118,15 +119,15 @@ class Engine {
   std::unique_ptr<Transport> transport_;
   WorldOptions options_;  // changed by configure() alone, on the progress thread
   std::atomic<int64_t> bytes_sent_{0};
-  std::atomic<int64_t> watched_{0};  // operations of others that have not ended
+  std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
   std::mutex mutex_;  // guards what follows, up to the mark
   std::condition_variable answered_;
   std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Operation>> pool_;
   Operation *free_ = nullptr, *submitted_ = nullptr, *last_submitted_ = nullptr;
-  std::optional<Error> stop_reason_;  // fail() asks for
-  bool gave_up_ = false;              // abandon() asks for
+  std::optional<Error> stop_reason_;  // set by fail()
+  bool gave_up_ = false;              // set by abandon()
   const std::function<void()>* job_ = nullptr;
   bool meeting_ = false, met_ = false, ending_ = false, opened_ = false;
   std::exception_ptr open_error_;
@@ -137,9 +138,9 @@ class Engine {
   // Of the progress thread alone.
   std::vector<Channel*> active_;  // critical lanes first
   std::vector<Delayed> delayed_;
-  std::vector<bool> came_;  // ranks that came to the meeting
+  std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
   bool failed_ = false, told_failure_ = false, told_met_ = false;
-  bool expecting_ = false;  // something that a device copies
+  bool expecting_ = false;  // whether a device copies something to send
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

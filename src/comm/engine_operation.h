@@ -20,10 +20,10 @@ struct Engine::Operation final : Pending {
   int64_t number = 0;  // on its channel, from 1
   double started = 0;
   Segments segments;
-  int64_t begun = 0, ended = 0;  // of them
+  int64_t begun = 0, ended = 0;  // of segments
   Operation* next = nullptr;     // in the pool, among the submitted, or on the channel
   std::atomic<uint32_t> state{kRunning};
-  bool watched = false;  // carried out by something else, which sets:
+  bool watched = false;  // something else carries it out, and sets:
   std::atomic<bool> over{false};
 };
 
@@ -35,17 +35,17 @@ struct Engine::Channel {
 
   Group group;
   Lane lane = Lane::critical;
-  int tag = 0;            // of slot 0
-  int64_t submitted = 0;  // guarded by the engine's mutex; all else is the progress thread's
+  int tag = 0;            // tag of slot 0
+  int64_t submitted = 0;  // guarded by the engine's mutex; the progress thread owns the rest
   bool active = false;
   Operation *first = nullptr, *last = nullptr;  // not done yet
   Operation* filling = nullptr;                 // has segments to begin
   std::array<Running, kFlows> flows;
   int64_t next_flow = 0;
-  int64_t taken = 0;       // operations started
-  int64_t excused = 0;     // the one that waits for a rank that is busy, as the watchdog found
-  int64_t stalled = 0;     // the one that all ranks have started and that does not end, as it found
-  double finished_at = 0;  // when the last one ended, or the watchdog was told to be patient
+  int64_t taken = 0;       // number of operations started
+  int64_t excused = 0;     // number of the operation that waits for a busy rank
+  int64_t stalled = 0;     // number of the operation that all ranks have started but that does not end
+  double finished_at = 0;  // when the last one ended, or the watchdog last extended the wait
 };
 
 }  // namespace trainer::comm

@@ -37,7 +37,7 @@ class EngineCommunicator final : public Communicator {
   const ReduceKernels& kernels_;
   Engine::Channel* channel_ = nullptr;
   Buffer staging_;
-  std::vector<std::byte> host_staging_;  // beside a GPU
+  std::vector<std::byte> host_staging_;  // only beside a GPU
   std::byte* staging_memory_ = nullptr;
 };
 
@@ -59,7 +59,8 @@ EngineWorld::EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control
       farewell_(farewell) {}
 
 EngineWorld::~EngineWorld() {
-  if (farewell_ > 0) engine_->meet(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
+  if (farewell_ > 0)
+    engine_->wait_for_all_ranks(engine_->failed() ? std::min(farewell_, kFarewellAfterFailure) : farewell_);
 }
 
 void EngineWorld::configure(const WorldOptions& options) {

@@ -1,5 +1,5 @@
 #pragma once
-// World over an engine: threads and MPI differ in their transport alone.
+// EngineWorld: a World over an engine. Threads and MPI differ in their transport alone.
 #include "comm/engine.h"
 #include "comm/host_control.h"
 
@@ -7,7 +7,7 @@ namespace trainer::comm {
 
 class EngineWorld final : public World {
  public:
-  /// Control over the engine, usable before there is a world.
+  /// Makes a Control over the engine, usable before there is a world.
   static std::unique_ptr<Control> make_control(Engine& engine);
 
   /// `farewell`: seconds for which the destructor waits to meet the others.
@@ -20,7 +20,7 @@ class EngineWorld final : public World {
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override;
   void configure(const WorldOptions& options) override;
   void fail(Code code, const std::string& why) noexcept override { engine_->fail(code, why); }
-  bool meet(double seconds) noexcept override { return engine_->meet(seconds); }
+  bool wait_for_all_ranks(double seconds) noexcept override { return engine_->wait_for_all_ranks(seconds); }
   int64_t bytes_sent() const override { return engine_->bytes_sent(); }
   Engine& engine() { return *engine_; }
 

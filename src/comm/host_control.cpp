@@ -15,7 +15,7 @@ Tensor bytes_of(std::string& text, size_t begin, size_t count) {
   return {reinterpret_cast<std::byte*>(text.data() + begin), {static_cast<int64_t>(count)}, DType::u8};
 }
 
-// A problem as text: its code, then the message; empty: none.
+// Packs a problem as text: its code, then the message. Empty: none.
 std::string packed(const std::optional<Error>& problem) {
   return problem ? static_cast<char>('A' + static_cast<int>(problem->code())) + std::string(problem->what())
                  : std::string();
@@ -30,7 +30,7 @@ Group control_group(int rank, int size) {
   return group;
 }
 
-void Control::agree(const std::optional<Error>& problem) {
+void Control::throw_if_any_failed(const std::optional<Error>& problem) {
   const std::vector<std::string> all = gather(packed(problem));
   const auto first = std::find_if(all.begin(), all.end(), [](const std::string& text) { return !text.empty(); });
   if (first == all.end()) return;
@@ -39,7 +39,7 @@ void Control::agree(const std::optional<Error>& problem) {
   throw error.on(Scope::all_ranks);
 }
 
-void Control::together(const std::function<void()>& action) {
+void Control::run_on_all_ranks(const std::function<void()>& action) {
   std::optional<Error> problem;
   try {
     action();
@@ -50,7 +50,7 @@ void Control::together(const std::function<void()>& action) {
   } catch (const std::exception& error) {
     problem = Error(Code::internal, error.what());
   }
-  agree(problem);
+  throw_if_any_failed(problem);
 }
 
 HostControl::HostControl(const std::function<std::unique_ptr<Communicator>(device::Device&)>& make)
@@ -89,7 +89,7 @@ std::vector<std::string> HostControl::gather(const std::string& bytes) {
 }
 
 void HostControl::sum(std::span<double> values) {
-  // In pieces that all_reduce adds in rank order.
+  // Each piece is small enough that all_reduce adds it in rank order.
   for (size_t begin = 0; begin < values.size(); begin += kDirectElements)
     all_->all_reduce(ex_, tensor_of(values.subspan(begin, std::min<size_t>(kDirectElements, values.size() - begin))))
         .join(ex_);

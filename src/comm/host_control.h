@@ -6,7 +6,7 @@
 
 namespace trainer::comm {
 
-/// The group of all ranks, for host data.
+/// Returns the group of all ranks, for host data.
 Group control_group(int rank, int size);
 
 class HostControl final : public Control {

@@ -1,4 +1,4 @@
-// Worlds without anybody to talk to: one rank, and the dry stand-in for many.
+// Worlds without other ranks: one rank, and the dry stand-in for many.
 #include "comm/collective.h"
 #include "comm/host_control.h"
 #include "tensor/buffer.h"
@@ -6,7 +6,7 @@
 namespace trainer::comm {
 namespace {
 
-/// Groups of one complete at once; larger groups only count.
+/// LocalCommunicator completes operations of one rank at once, and only counts those of larger groups.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
@@ -30,7 +30,7 @@ class SoloWorld final : public World {
   }
   void configure(const WorldOptions&) override {}
   void fail(Code, const std::string&) noexcept override {}
-  bool meet(double) noexcept override { return true; }
+  bool wait_for_all_ranks(double) noexcept override { return true; }
   int64_t bytes_sent() const override { return 0; }
 
  private:
@@ -38,7 +38,7 @@ class SoloWorld final : public World {
       [](device::Device& device) { return std::make_unique<LocalCommunicator>(device, control_group(0, 1)); }};
 };
 
-/// This rank's data in everybody's place.
+/// DryControl returns this rank's data in the place of every rank.
 class DryControl final : public Control {
  public:
   explicit DryControl(int size) : size_(size) {}
@@ -71,7 +71,7 @@ class DryWorld final : public World {
   }
   void configure(const WorldOptions&) override {}
   void fail(Code, const std::string&) noexcept override {}
-  bool meet(double) noexcept override { return true; }
+  bool wait_for_all_ranks(double) noexcept override { return true; }
   int64_t bytes_sent() const override { return 0; }
 
  private:

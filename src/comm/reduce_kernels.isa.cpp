@@ -4,7 +4,8 @@
 namespace trainer::comm::TRAINER_ISA {
 namespace {
 
-// What is added and how an element is read and written. Integers go through unsigned types, whose overflow is defined.
+// Each type says how an element is read, added and written. Integers go through unsigned types, whose overflow is
+// defined.
 struct F64 {
   using Stored = double;
   using Value = double;
@@ -25,7 +26,7 @@ struct BF16 {
   using Acc = double;
   static Value get(Stored x) { return __builtin_bit_cast(float, static_cast<uint32_t>(x) << 16); }
   static Stored put(Value x) { return static_cast<Stored>(rounded(x) >> 16); }
-  /// The result is in the upper half; the lower is to be dropped. NaN becomes 0x7fff, as in base/dtype.h.
+  /// Rounds into the upper half; the caller drops the lower half. NaN becomes 0x7fff, as in base/dtype.h.
   static uint32_t rounded(Value x) {
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
     return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : u + 0x7fffu + ((u >> 16) & 1u);
@@ -46,7 +47,7 @@ struct I64 {
   static Stored put(Value x) { return static_cast<Stored>(x); }
 };
 
-/// a where a > b or a is NaN, else b; signed also for integers.
+/// Returns a where a > b or a is NaN, else b. Integers compare as signed.
 template <typename A>
 [[gnu::always_inline]] inline A larger(A a, A b) {
   return a > b || a != a ? a : b;
@@ -67,7 +68,7 @@ void max(const void* va, const void* vb, void* vout, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = larger(a[i], b[i]);
 }
 
-/// Two bf16 at a time, as the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
+/// A Pair is two bf16, the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
 struct [[gnu::packed, gnu::may_alias]] Pair {  // at any address
   uint32_t word;
 };
@@ -95,7 +96,7 @@ void max_bf16(const void* a, const void* b, void* out, int64_t n) {
   each_pair(a, b, out, n, [](float x, float y) { return larger(x, y); });
 }
 
-/// Between what is stored and the accumulator: f64 for floating point, i64 for integers.
+/// Converts between the stored type and the accumulator: f64 for floating point, i64 for integers.
 template <typename T>
 [[gnu::always_inline]] inline typename T::Acc widen(typename T::Stored x) {
   if constexpr (sizeof(x) == 2) {

@@ -8,7 +8,7 @@
 
 namespace trainer::comm {
 
-/// Reaches any rank at any time, outside of all operations.
+/// A control message reaches any rank at any time, outside of all operations.
 struct ControlMessage {
   enum class Kind : int32_t { probe, answer, failed, meet };
   Kind kind = Kind::probe;
@@ -24,7 +24,7 @@ class Transport {
  public:
   virtual ~Transport() = default;
 
-  /// The first call and the last. `clean`: all ranks have met, nobody will send any more.
+  /// open() is the first call, close() the last. `clean`: all ranks have reached the end, so no message follows.
   virtual void open() {}
   virtual void close(bool /*clean*/) noexcept {}
   virtual int rank() const = 0;
@@ -35,9 +35,9 @@ class Transport {
   /// (receive). Messages of one sender, receiver and tag are matched in order; their sizes must agree (internal error).
   virtual void send(int peer, int tag, const std::byte* data, int64_t bytes, int* open) = 0;
   virtual void receive(int peer, int tag, std::byte* data, int64_t bytes, int* open) = 0;
-  /// Moves messages on; whether any was finished.
+  /// Makes progress on messages; returns whether any was finished.
   virtual bool progress() = 0;
-  /// Gives up everything that was started: on return this rank's memory is not written any more.
+  /// Cancels everything that was started. After it returns, this rank's memory is not written any more.
   virtual void cancel() noexcept = 0;
 
   virtual void send_control(int peer, const ControlMessage& message) noexcept = 0;
@@ -45,7 +45,7 @@ class Transport {
   /// Whether all control messages have left this rank.
   virtual bool control_sent() { return true; }
 
-  /// Rung by start() of an operation and, where peers_ring(), whenever progress() has something to do.
+  /// The bell rings when an operation starts and, where peers_ring(), whenever progress() has something to do.
   virtual Bell& bell() = 0;
   virtual bool peers_ring() const = 0;
 };

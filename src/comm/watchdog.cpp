@@ -1,5 +1,5 @@
-// The part of the engine that looks after operations which do not end, and speaks with the other ranks about that and
-// other failures.
+// The watchdog of the engine finds operations that do not end. It exchanges control messages with other ranks about
+// these and about other failures.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -13,21 +13,21 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kAnswerSeconds = 2;  // granted to the others, within the timeout
-constexpr double kMarginSeconds = 1;  // by which a rank that waits must have come to its own conclusion
+constexpr double kAnswerSeconds = 2;  // how long others may take to answer, within the timeout
+constexpr double kMarginSeconds = 1;  // how much earlier a waiting rank must have ended its own probe
 
 }  // namespace
 
 Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   Operation& operation = submit(channel, {.op = op}, true);
-  // While it watches, the progress thread looks for more by itself: waking it costs the compute thread time.
+  // While operations are watched, the progress thread wakes up by itself: ringing would cost the compute thread time.
   if (watched_.fetch_add(1) == 0) transport_->bell().ring();
   return &operation;
 }
 
-void Engine::ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
+void Engine::mark_ended(Operation& operation) noexcept { operation.over.store(true, std::memory_order_release); }
 
-void Engine::give_up() noexcept {
+void Engine::end_all_operations() noexcept {
   {
     const std::lock_guard lock(mutex_);
     gave_up_ = true;
@@ -47,12 +47,12 @@ void Engine::check() {
 
 void Engine::fail(Code code, const std::string& why) noexcept try {
   fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
-} catch (...) {  // out of memory, say: the others find out by the timeout
+} catch (...) {  // such as out of memory: the others notice by the timeout
 }
 
 void Engine::fail(const Error& error) noexcept try {
   std::unique_lock lock(mutex_);
-  if (failure_ && !gave_up_) return;  // everybody knows
+  if (failure_ && !gave_up_) return;  // all ranks know
   stop_reason_ = error;
   transport_->bell().ring();
   answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
@@ -68,7 +68,7 @@ void Engine::watch(double now) {
     if (first == nullptr || first->number != probe_.number) {
       probe_.channel = nullptr;
     } else if (now >= probe_.until) {
-      conclude(now);
+      conclude_probe(now);
     }
     return;
   }
@@ -105,14 +105,14 @@ void Engine::drop_ended() {
     }
 }
 
-void Engine::conclude(double now) {
+void Engine::conclude_probe(double now) {
   Channel& channel = *probe_.channel;
-  // Host data may wait long for a rank that prepares something, as long as that rank is alive and not at its end.
+  // Host data may wait long for a rank that prepares something, while that rank is alive and has not ended.
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
             (probe_.answers[place] < probe_.number && came_[static_cast<size_t>(channel.group.members[place])]);
-  if (channel.lane == Lane::control && !lost && patient(now)) {
+  if (channel.lane == Lane::control && !lost && may_wait_longer(now)) {
     probe_.channel = nullptr;
     return;
   }
@@ -123,10 +123,10 @@ void Engine::conclude(double now) {
             true);
 }
 
-bool Engine::patient(double now) {
+bool Engine::may_wait_longer(double now) {
   Channel& channel = *probe_.channel;
   bool missing = false, busy = false;
-  double least = std::numeric_limits<double>::infinity();  // that the missing ranks have waited
+  double least = std::numeric_limits<double>::infinity();  // the least time that any missing rank has waited
   for (size_t place = 0; place < probe_.answers.size(); ++place) {
     if (probe_.answers[place] >= probe_.number) continue;
     missing = true;
@@ -141,11 +141,11 @@ bool Engine::patient(double now) {
     return true;
   }
   channel.excused = 0;
-  if (!missing) {  // messages may be on their way: once more
+  if (!missing) {  // messages may be in flight: wait once more
     channel.finished_at = now;
     return std::exchange(channel.stalled, probe_.number) != probe_.number;
   }
-  // All of them wait. Whether for somebody who is busy each finds out when it has waited for the timeout.
+  // All missing ranks wait. Each learns whether it waits for a busy rank once it has waited for the timeout.
   const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
   if (least >= enough) return false;
   channel.finished_at = now - options_.timeout_s + (enough - least);
@@ -182,7 +182,7 @@ std::string Engine::describe_missing() {
   return format("{}", fmt::join(missing, "; "));
 }
 
-bool Engine::hear() {
+bool Engine::receive_control_messages() {
   bool any = false;
   for (ControlMessage message; transport_->receive_control(message); any = true) {
     switch (message.kind) {
@@ -215,7 +215,7 @@ bool Engine::hear() {
   return any;
 }
 
-void Engine::tell_everybody(const ControlMessage& message) noexcept {
+void Engine::send_to_all_ranks(const ControlMessage& message) noexcept {
   ControlMessage signed_message = message;
   signed_message.from = rank();
   for (int peer = 0; peer < size(); ++peer)
@@ -227,7 +227,7 @@ void Engine::fail_here(const Error& error, bool tell) noexcept {
     told_failure_ = true;
     ControlMessage message{.kind = ControlMessage::Kind::failed, .number = static_cast<int64_t>(error.code())};
     std::strncpy(message.text, error.what(), sizeof(message.text) - 1);
-    tell_everybody(message);
+    send_to_all_ranks(message);
   }
   if (failed_) return;
   failed_ = true;

@@ -1,6 +1,6 @@
 #pragma once
-// World: the ranks of a run and what carries messages between them. A process of mpirun, a thread of this process, or
-// alone. Passed down from main; there are no globals.
+// World: the ranks of a run and what carries messages between them. A rank is a process of mpirun, a thread of this
+// process, or alone. main passes the world down; there are no globals.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -14,32 +14,33 @@
 namespace trainer::comm {
 
 struct WorldOptions {
-  /// Of one operation, from its start on this rank or the end of the one before it on the same communicator; then
-  /// Code::comm. Control operations are patient with ranks that are busy, not with ranks that wait for each other.
+  /// Seconds after which an operation fails with Code::comm. They count from its start on this rank, or from the end of
+  /// the one before it on the same communicator. Control operations wait longer for ranks that are busy, but not for
+  /// ranks that wait for each other.
   double timeout_s = 600;
   int lanes = 0;  // 1: critical, weights and grads share one queue; 0: as suits the transport, 1 with NCCL, else 3
   /// Seconds to wait before a message is sent, drawn for each; for tests of ordering. Called by progress threads.
   std::function<double(int rank)> delay;
 };
 
-/// Blocking exchange of small host data among all ranks, in host memory (axis `control`). Collective: every rank calls.
+/// Control exchanges small host data among all ranks and blocks (axis `control`). Collective: every rank calls.
 class Control {
  public:
   virtual ~Control() = default;
   virtual void barrier() = 0;
-  /// Bytes of rank `root` on every rank, of any length.
+  /// Gives every rank the bytes of rank `root`, of any length.
   virtual void broadcast(std::string& bytes, int root = 0) = 0;
-  /// Every rank's bytes, in rank order, on every rank.
+  /// Returns every rank's bytes, in rank order, on every rank.
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
   /// values ← Σ over ranks, added in rank order: the same bits everywhere.
   virtual void sum(std::span<double> values) = 0;
-  /// What all this moved, under kControlGroup: outside of the formulas of the strategies.
+  /// Counts what all this moved, under kControlGroup: outside of the formulas of the strategies.
   virtual const Meter& meter() const = 0;
-  /// Ends a set-up step that can fail on one rank: every rank passes what went wrong with it, if anything; when any
-  /// did, all throw that of the lowest rank (Scope::all_ranks; "rank 3: …" unless it is the first).
-  void agree(const std::optional<Error>& problem);
-  /// agree() around an action.
-  void together(const std::function<void()>& action);
+  /// Ends a set-up step that can fail on one rank. Every rank passes its error, if it has one. If any rank has one, all
+  /// throw that of the lowest such rank (Scope::all_ranks; "rank 3: …" unless it is the first).
+  void throw_if_any_failed(const std::optional<Error>& problem);
+  /// Runs `action` on every rank, then calls throw_if_any_failed() with what it threw.
+  void run_on_all_ranks(const std::function<void()>& action);
 };
 
 class World {
@@ -57,23 +58,24 @@ class World {
   virtual std::string_view transport() const = 0;  // "self", "threads", "mpi", "nccl", "dry"
 
   virtual Control& control() = 0;
-  /// A communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as "communication",
-  /// unless that is a GPU.
+  /// Makes a communicator of `group` on `lane`; not collective. Its staging memory is counted on `device` as
+  /// "communication", unless that is a GPU.
   virtual std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) = 0;
-  /// Makes the communicators ready that were asked for so far; before the first operation on them. Collective: every
-  /// rank calls, also one without any.
+  /// Connects the communicators made so far; before the first operation on them. Collective: every rank calls, also one
+  /// without any.
   virtual void connect() {}
 
-  /// New time-out, lanes and delay, before any communicator is made; the same on every rank.
+  /// Sets time-out, lanes and delay, the same on every rank, before any communicator is made.
   virtual void configure(const WorldOptions& options) = 0;
 
-  /// Tells every rank that this one is about to stop: their pending and later operations throw this error
+  /// Tells every rank that this one is about to stop. Their pending and later operations throw this error
   /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
   virtual void fail(Code code, const std::string& why) noexcept = 0;
-  /// All ranks meet before the program ends, for at most `seconds`; false when some have not come by then. Nothing is
-  /// started after it: who waits for a rank that has come here is told so.
-  virtual bool meet(double seconds) noexcept = 0;
-  /// Bytes this rank has sent so far in operations of all its communicators, but for NCCL's, which does not say.
+  /// Waits at the end of the program, for at most `seconds`, until all ranks have called it; returns false when some
+  /// have not. No operation may start after it: a rank that waits for one that has called it gets an error.
+  virtual bool wait_for_all_ranks(double seconds) noexcept = 0;
+  /// Returns the bytes that this rank has sent in operations of all its communicators except NCCL's, which does not
+  /// say.
   virtual int64_t bytes_sent() const = 0;
 
  protected:
@@ -84,20 +86,20 @@ class World {
   int rank_, size_, local_rank_, local_size_;
 };
 
-/// One rank.
+/// Makes a world of one rank.
 std::unique_ptr<World> solo_world();
-/// Stands for rank `rank` of `size` without any other: communicators only count. Control calls return at once with this
-/// rank's data in everybody's place.
+/// Makes a world that stands for rank `rank` of `size` without any other: communicators only count. Control calls
+/// return at once, with this rank's data in the place of every rank.
 std::unique_ptr<World> dry_world(int size, int rank = 0);
 /// Runs `body` on `ranks` threads of this process, each with its own World; returns when all have ended. An exception
 /// of a body fails the world; the one that came first is rethrown here.
 void run_on_threads(int ranks, const WorldOptions& options, const std::function<void(World&)>& body);
 
-/// Whether mpirun (or srun with PMI) started this process, and the ranks it says there are.
+/// Returns how many ranks mpirun (or srun with PMI) started; none when it did not start this process.
 std::optional<int> launched_ranks();
-/// Whether MPI is compiled in; its version for --version.
+/// Returns the version of MPI for --version; none when MPI is not compiled in.
 std::optional<std::string> mpi_version();
-/// MPI_Init and a progress thread. Throws Code::usage when MPI is not compiled in. Once per process; the destructor
+/// Starts MPI and a progress thread. Throws Code::usage when MPI is not compiled in. Once per process; the destructor
 /// finalizes MPI, unless a peer was lost.
 std::unique_ptr<World> mpi_world(const WorldOptions& options);
 

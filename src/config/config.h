@@ -149,8 +149,8 @@ struct Debug {
   std::string emulate_device;  // empty: none; else what emulated_rates() reads
 };
 
-/// Where a value was given: in a file, or on the command line (then `set` is "--set section.key=value", or another
-/// option with its value, and the rest is empty).
+/// Where a value was given: in a file, or on the command line. Then `set` is "--set section.key=value", or another
+/// option with its value, and the rest is empty.
 struct Origin {
   std::string file;
   int64_t line = 0, column = 0;

@@ -89,7 +89,7 @@ class Declare {
       }
     };
   }
-  /// A key of a system that is not built yet; nothing but `accepted` is taken (monostate: anything of that type).
+  /// Declares a key of a system that is not built yet; only `accepted` is taken (monostate: anything of that type).
   void later(const char* name, Type type, Value accepted, const char* help, const char* belongs_to = "") {
     add(name, type, std::move(accepted), help).belongs_to = belongs_to;
   }

@@ -5,7 +5,7 @@
 
 namespace trainer::config {
 
-/// What other trainers call our keys: their name, and "section.key" of ours.
+/// Names of keys in other trainers: their name, and "section.key" of ours.
 const std::map<std::string, std::string, std::less<>>& foreign_names();
 
 }  // namespace trainer::config

@@ -187,8 +187,8 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.choice(
       "panels", &Parallel::panels, {"ring", "gather"}, {},
       "optimus-2d: how blocks of a product's operands reach the ranks. ring: one after the other, each under "
-      "the product of the one before; gather: all at once, for one large product: fewer messages, whole "
-      "lines of blocks in memory.",
+      "the product of the one before, in the least memory; gather: all at once, for one large product: the "
+      "faster way over slow links, with whole lines of blocks in memory.",
       {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
                     "optimus-2d: [r, c], which must divide q: each r * c neighbouring ranks, those of a host, are so "
@@ -277,11 +277,11 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "The checkpoint with the lowest validation loss stays too.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
-      "auto: go on from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "
+      "auto: resume from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "
       "are any; must: from the newest, or fail; never: start anew; or a checkpoint's path.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume although the tokenizer or the data changed since the checkpoint was written.");
-  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training goes on.");
+  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training continues.");
 }
 
 void declare_log(std::vector<Key>& keys) {

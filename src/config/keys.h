@@ -1,6 +1,7 @@
 #pragma once
-// The declarations of all keys. Each key is declared once, in keys.cpp; this list drives reading of files and of
-// `--set`, type and range checks, the reference, `config show` and the TOML of the values in force.
+// The declarations of all keys. Each key is declared once, in keys.cpp. This list drives reading of files and of
+// `--set`, and type and range checks. The reference, `config show` and the TOML of the values in force are made from it
+// too.
 #include <functional>
 #include <limits>
 #include <string>
@@ -40,7 +41,7 @@ struct Key {
   StringList names;        // of a choice
   StringList later_names;  // known names of things not built yet
   std::string unit, help;
-  std::string belongs_to;  // a strategy's name, or offload: elsewhere the key is set aside with one warning
+  std::string belongs_to;  // a strategy's name, or offload: otherwise the key is ignored with one warning
   std::function<Value(const Config&)> get;         // both empty: nothing built reads this key yet, and only
   std::function<void(Config&, const Value&)> set;  // `initial` is taken (monostate: any value)
 
@@ -54,7 +55,7 @@ struct Section {
 };
 
 const std::vector<Section>& sections();
-/// In the order of sections() and of the reference.
+/// Returns all keys, in the order of sections() and of the reference.
 const std::vector<Key>& keys();
 /// nullptr when there is none.
 const Key* find_key(std::string_view section, std::string_view name);

@@ -11,7 +11,7 @@ namespace {
 
 int64_t kv_heads_of(const Model& model) { return model.n_kv_head > 0 ? model.n_kv_head : model.n_head; }
 
-/// Of Megatron-1D (parallel/megatron1d.h), but for the token rows.
+/// The rules of Megatron-1D (parallel/megatron1d.h), except those of token rows.
 bool tensor_fits(const Model& m, int64_t tensor) {
   const int64_t kv = kv_heads_of(m);
   return m.n_head % tensor == 0 && m.d_ff % tensor == 0 && m.vocab_multiple % tensor == 0 &&
@@ -76,7 +76,8 @@ bool square_fits(const Config& config, const Square& s) {
          m.vocab_multiple % q == 0 && config.train.micro_batch % (q * s.depth) == 0;
 }
 
-/// "; mesh = [2, 2] fits": as many ranks if possible, else as near to them as can be, and of those the nearest extents.
+/// "; mesh = [2, 2] fits": keeps the number of ranks, or comes as near to it as possible. Among those, the nearest
+/// extents.
 std::string nearest_square(const Config& config, const Square& wanted) {
   Square best{1, 1, 1};
   double least = std::numeric_limits<double>::infinity();
@@ -94,13 +95,13 @@ std::string nearest_square(const Config& config, const Square& wanted) {
   return format("; mesh = {} fits", to_string(best));
 }
 
-/// Whether the columns of tiles can be cut further so that as many ranks share each of `kv` heads.
+/// Says whether the columns of tiles can be cut further, so that equally many ranks share each of `kv` heads.
 bool heads_fit_tiles(int64_t kv, int64_t q, int64_t tile_cols) {
   const int64_t tiles = q / tile_cols;
   return kv % q == 0 || tiles % kv == 0 || kv % tiles == 0;
 }
 
-/// Of Optimus-2D (parallel/optimus2d.h).
+/// The rules of Optimus-2D (parallel/optimus2d.h).
 std::vector<LayoutRule> optimus_rules(const Config& config) {
   const Model& m = config.model;
   const Square s = square_of(config);
@@ -167,8 +168,8 @@ bool grid_fits(const Config& config, const Grid& g) {
          m.d_model % g.y == 0 && config.train.micro_batch % g.z == 0;
 }
 
-/// "; grid = [2, 1, 2] fits": as many ranks if possible, else as near to them as can be, and of those with the extents
-/// nearest to the wanted ones.
+/// "; grid = [2, 1, 2] fits": keeps the number of ranks, or comes as near to it as possible. Among those, the nearest
+/// extents.
 std::string nearest_grid(const Config& config, const Grid& wanted) {
   Grid best{1, 1, 1};
   double least = std::numeric_limits<double>::infinity();
@@ -187,7 +188,7 @@ std::string nearest_grid(const Config& config, const Grid& wanted) {
   return format("; grid = {} fits", to_string(best));
 }
 
-/// Of AxoNN-4D (parallel/axonn4d.h).
+/// The rules of AxoNN-4D (parallel/axonn4d.h).
 std::vector<LayoutRule> axonn_rules(const Config& config) {
   const Model& m = config.model;
   const Grid g = grid_of(config);

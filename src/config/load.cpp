@@ -32,7 +32,7 @@ class Loader {
   }
 
   void read(std::string_view text);
-  /// "section.key=value"; `option`: how the user gave it.
+  /// Sets a key by "section.key=value". `option` is how the user gave it.
   void set(const std::string& text, const std::string& option);
   Config finish();
 
@@ -51,8 +51,8 @@ class Loader {
   StringList idle_;
 };
 
-/// The value as the key's type holds it, or nothing: an integer for a number, a whole number for an integer, one string
-/// for a list of one.
+/// Returns the value converted to the key's type, or nothing. An integer becomes a number, a whole number an integer,
+/// one string a list of one.
 Value fitted(Type type, const Value& value) {
   constexpr double kExact = 9007199254740992.0;  // 2^53
   const auto* integer = std::get_if<int64_t>(&value);
@@ -113,7 +113,7 @@ bool in_range(const Key& key, const Value& value) {
   return true;
 }
 
-/// Why a choice's value is not taken; empty when it is.
+/// Says why a choice's value is refused; empty when it is not.
 std::string refusal(const Key& key, const std::string& value) {
   const StringList taken = key.taken_names();
   if (std::ranges::count(taken, value) > 0) return "";
@@ -123,14 +123,14 @@ std::string refusal(const Key& key, const std::string& value) {
   return format("expected {}, found \"{}\"{}", expected(key), value, did_you_mean(value, taken));
 }
 
-/// Meant as a TOML string or list: then it has to be one. A pattern such as [ab]*.txt is neither.
+/// Says whether a word is meant as a TOML string or list, and so must be one. A pattern such as [ab]*.txt is neither.
 bool begins_as_quoted(const std::string& word) {
   if (word.starts_with('"') || word.starts_with('\'')) return true;
   return word.starts_with('[') &&
          (word.find_first_of("\"',") != std::string::npos || word.find(']') == std::string::npos);
 }
 
-/// For messages: "found the number 1e+19, which is too large".
+/// Ends a message such as "found the number 1e+19, which is too large".
 std::string too_large(const Key& key, const Value& value) {
   const auto* number = std::get_if<double>(&value);
   const bool large = key.type == Type::integer && number && std::abs(*number) > 9007199254740992.0;
@@ -199,7 +199,7 @@ void Loader::read(std::string_view text) try {
     const Origin value_at{config_.path, node.value_line, node.value_column, {}};
     const bool known = std::ranges::any_of(sections(), [&](const Section& s) { return s.name == node.section; });
     if (!node.name.empty()) {
-      if (!known) continue;  // said once, at its header
+      if (!known) continue;  // reported once, at its header
       if (const Key* key = find(node, name_at)) apply(*key, node, value_at);
     } else if (known && !node.is_section) {
       mistakes_.add(name_at, node.section, format("expected a section [{}], found {}", node.section, node.shown));
@@ -252,7 +252,7 @@ void Loader::set(const std::string& text, const std::string& option) {
   const Key* key = find(asked, at);
   if (key == nullptr) return;
 
-  // A word that is no TOML value is a string; so is a number where the key takes strings (run.name=2024).
+  // A word that is no TOML value is a string. So is a number where the key takes strings (run.name=2024).
   TomlNode node;
   const auto as_string = [&] {
     try {
@@ -301,7 +301,7 @@ void Loader::warn_of_idle_keys() const {
                config_.parallel.strategy, fmt::join(named, ", "));
 }
 
-/// Keys that the value of another one switches off.
+/// Warns of keys that the value of another one switches off.
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
   const bool validates = !c.data.val.empty() || c.data.val_fraction > 0;
@@ -323,7 +323,7 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
-/// Of two keys for one thing, that of the command line replaces that of the file.
+/// Where two keys set the same thing, that of the command line replaces that of the file.
 void Loader::replace_length() {
   const auto given = [&](const char* key) {
     const auto found = config_.origins.find(key);
@@ -374,7 +374,7 @@ std::string read_text(const std::string& given) {
   }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  const int reason = errno;  // before anything else may set it
+  const int reason = errno;  // before another call changes it
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) {
     throw Error(Code::config,

@@ -1,5 +1,5 @@
 #pragma once
-// From a file and `--set section.key=value` texts to a checked configuration.
+// Loading: from a file and `--set section.key=value` texts to a checked configuration.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -20,17 +20,17 @@ struct LoadOptions {
 };
 
 constexpr const char* kStandardInput = "-";
-/// The text of a configuration file; of "-", what standard input has. Throws Code::config when it cannot be read.
+/// Reads the text of a configuration file, or for "-" of standard input. Throws Code::config when it cannot be read.
 std::string read_text(const std::string& path);
-/// What messages call that file, and what the run is named after: "stdin" for standard input.
+/// Returns the name of that file in messages, after which the run is named too: "stdin" for standard input.
 std::string name_of(const std::string& path);
 
 /// Reads, resolves and validates. Throws one Error whose message has a line for every mistake,
-/// `FILE:LINE:COL: section.key: what is wrong`: Code::config, or Code::data / Code::checkpoint when nothing is wrong
-/// but missing files of that kind. Keys that have no effect here (of another strategy) get one warning together.
+/// `FILE:LINE:COL: section.key: what is wrong`. Its code is Code::config, or Code::data / Code::checkpoint when only
+/// files of that kind are missing. Keys that have no effect here (of another strategy) get one warning together.
 Config load(const std::string& path, const std::vector<std::string>& sets = {}, const LoadOptions& options = {});
 
-/// The same from text; `origin` names it in messages and gives the run its default name.
+/// Loads from text; `origin` names it in messages and gives the run its default name.
 Config load_text(std::string_view text, const std::string& origin, const std::vector<std::string>& sets = {},
                  const LoadOptions& options = {});
 

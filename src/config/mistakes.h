@@ -12,7 +12,7 @@ namespace trainer::config {
 /// Where a mistake is, as messages begin: "x.toml:3:9: data.vocab_size", "--set data.vocab_size=7". Without an origin
 /// (a default) `file` alone stands for it.
 std::string place(const Origin& origin, const std::string& file, const std::string& key);
-/// The same for a key of a configuration; for mistakes that only the data show.
+/// Does the same for a key of a configuration, for mistakes that only the data show.
 std::string place(const Config& config, const std::string& key);
 
 class Mistakes {
@@ -21,7 +21,8 @@ class Mistakes {
 
   /// `key`: "section.key", counted as involved from now on. Without an origin the line names the file only.
   void add(const Origin& origin, const std::string& key, const std::string& text, Code code = Code::config);
-  /// A mistake of `key` or of its section is known, so that what follows from its value is not worth saying.
+  /// Says whether a mistake of `key` or of its section is known. Then mistakes that follow from its value are not
+  /// reported.
   bool involves(const std::string& key) const {
     return involved_.contains(key) || involved_.contains(key.substr(0, key.find('.')));
   }

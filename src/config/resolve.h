@@ -4,11 +4,11 @@
 
 namespace trainer::config {
 
-/// Fills in what was not given: run.name and {name} in paths, n_kv_head, d_ff, tie_embeddings, bias, val_fraction,
-/// steps, min_lr, warmup_steps. Doing it twice changes nothing.
+/// Fills in keys that were not given: run.name and {name} in paths, n_kv_head, d_ff, tie_embeddings, bias,
+/// val_fraction, steps, min_lr, warmup_steps. A second call changes nothing.
 void resolve(Config& config);
 
-/// The fewest ranks the configuration is for; the only number when it gives parallel.data.
+/// Returns the fewest ranks the configuration is for; the only number when it gives parallel.data.
 int64_t fewest_ranks(const Config& config);
 /// Ranks that run `config` when `launched` were started together: as many, or, with ranks as threads, what the
 /// configuration asks for.

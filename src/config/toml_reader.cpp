@@ -1,8 +1,8 @@
 #include "config/toml_reader.h"
 
-// toml++ asserts (in release builds: takes for granted) what it checks right afterwards: "[=]" would stop the program
-// instead of being reported. Its test for white space also promises the compiler that it is never asked about most
-// letters from U+00A1 on, which it is after each value and at the start of a continued line; the answer is no.
+// toml++ asserts, and in release builds assumes, what it checks right afterwards: "[=]" would stop the program without
+// a message. Its test for white space tells the compiler that most letters from U+00A1 on never reach it. They do,
+// after each value and at the start of a continued line; the answer is no.
 #undef NDEBUG
 #define TOML_ASSERT(condition) static_cast<void>(0)
 #if __has_include(<toml++/impl/preprocessor.hpp>)  // since toml++ 3.4
@@ -80,7 +80,7 @@ TomlNode node_of(const toml::key& key) {
   return out;
 }
 
-/// Whether keys are declared as members of such a table.
+/// Says whether keys are declared as members of such a table.
 bool is_table_of_keys(const std::string& section, const std::string& name) {
   return std::ranges::any_of(
       keys(), [&](const Key& key) { return key.section == section && key.name.starts_with(name + "."); });
@@ -90,11 +90,12 @@ toml::table parse(std::string_view text) {
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {
-    // The library opens with what it was reading ("Error while parsing value: "), which says nothing to a user.
+    // The library's messages begin with what it was parsing ("Error while parsing value: "), which does not help a
+    // user.
     std::string what(e.description());
     if (what.starts_with("Error while")) what = what.substr(what.find(": ") + 2);
     if (!what.empty()) what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));
-    // A word without quotes, which the library may take for a mistyped true, false, inf or nan.
+    // These messages mean a word without quotes, which the library may take for a mistyped true, false, inf or nan.
     for (const char* sign : {"could not determine value type", "expected 'true'", "expected 'false'", "expected 'inf'",
                              "expected 'nan'"}) {
       if (what.find(sign) != std::string::npos) what = "not a value; strings need quotes, flags are true or false";

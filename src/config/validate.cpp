@@ -23,8 +23,8 @@ class Checker {
  public:
   Checker(const Config& config, Mistakes& mistakes) : config_(config), mistakes_(mistakes) {}
 
-  /// A mistake unless `ok`. `keys`: all that the condition depends on, the one to blame first; the mistake is placed at
-  /// the first of them that was given, and not made at all where one of them has a mistake already.
+  /// Adds a mistake unless `ok`. `keys` are all that the condition depends on, the one to blame first. The mistake is
+  /// placed at the first of them that was given. Nothing is added where one of them has a mistake already.
   template <typename... Args>
   void require(bool ok, std::initializer_list<const char*> keys, fmt::format_string<Args...> text, Args&&... args) {
     require_as(Code::config, ok, keys, text, std::forward<Args>(args)...);
@@ -49,7 +49,7 @@ class Checker {
   Mistakes& mistakes_;
 };
 
-/// "{word}" in a path after {name} was replaced; empty: none.
+/// Returns the "{word}" that a path has after {name} was replaced, or nothing.
 std::string place_holder(const std::string& path) {
   for (size_t open = path.find('{'); open != std::string::npos; open = path.find('{', open + 1)) {
     const size_t close =
@@ -59,18 +59,18 @@ std::string place_holder(const std::string& path) {
   return {};
 }
 
-/// Of folders that a run makes: a name that was meant to stand for something else would be taken as it is.
+/// Checks folders that a run makes. A misspelled placeholder would become part of their names.
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
-    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} stands for nothing; there is {{name}} for run.name{}",
+    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} is no placeholder; there is {{name}} for run.name{}",
                     path, found, did_you_mean(found, {"{name}"}));
   };
   check("run.dir", config.run.dir);
   check("checkpoint.dir", config.checkpoint.dir);
 }
 
-/// No name of a folder or file holds a NUL, and one with a line end or an escape sequence is a slip.
+/// Checks names of folders and files. They cannot hold a NUL, and a line end or an escape sequence is a mistake.
 void check_names(const Config& config, Checker& checker) {
   for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
                            "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning"}) {
@@ -144,7 +144,8 @@ bool matches_a_file(const std::string& pattern) {
   return any;
 }
 
-/// `tokens`: the manifest of tokens that an earlier start may have made of these texts; those can stand in for them.
+/// Checks that files exist. `tokens` is the manifest of tokens that an earlier start may have made of these texts. Such
+/// tokens replace missing texts.
 void check_paths(const char* key, const std::vector<std::string>& paths, DataFormat stated,
                  const std::filesystem::path& tokens, Checker& checker) {
   std::vector<std::string> lost;
@@ -156,11 +157,11 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
-  checker.require_as(Code::data, lost.empty(), {key}, "no such file: {} (relative paths start at {})",
+  checker.require_as(Code::data, lost.empty(), {key}, "{} not found (relative paths start at {})",
                      fmt::join(lost, ", "), here);
 }
 
-/// Of names, not of what patterns match: the data show those.
+/// Checks names, but not the files that patterns match: opening the data checks those.
 void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
   for (const std::string& path : paths)
     checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
@@ -197,7 +198,7 @@ void check_data(const Config& config, bool files, Checker& checker) {
         "\"train\" finds no text: data.train lists token files only; give the .model they were made with, or \"\"");
   } else {
     checker.require_as(Code::data, std::filesystem::is_regular_file(data.tokenizer), {"data.tokenizer"},
-                       "no such file: \"{}\"; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
+                       "\"{}\" not found; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
                        did_you_mean(data.tokenizer, {"train"}));
   }
 }
@@ -209,24 +210,23 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   if (!files) return;
   const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
   checker.require_as(Code::checkpoint, word || std::filesystem::exists(resume), {"checkpoint.resume"},
-                     "no such checkpoint: \"{}\"; expected auto, must, never or a path{}", resume,
+                     "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
                      did_you_mean(resume, {"auto", "must", "never"}));
   checker.require_as(Code::checkpoint,
                      config.model.init_from.empty() || std::filesystem::exists(config.model.init_from),
-                     {"model.init_from"}, "no such checkpoint: \"{}\"", config.model.init_from);
+                     {"model.init_from"}, "checkpoint \"{}\" not found", config.model.init_from);
 }
 
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   std::error_code ignored;
   checker.require(
       !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
-      {"hardware.gemm_tuning"}, "no such file: \"{}\"; `trainer bench gemm --write-tuning` makes it",
-      hardware.gemm_tuning);
+      {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` makes it", hardware.gemm_tuning);
 }
 
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
-                  "the report is made from metrics.jsonl, which jsonl = false leaves out; report must be false too");
+                  "the report is made from metrics.jsonl, which jsonl = false turns off; set report = false too");
 }
 
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {

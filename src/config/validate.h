@@ -9,7 +9,7 @@
 
 namespace trainer::config {
 
-/// Adds a mistake for every combination that cannot run; keys already involved in a mistake are left alone. `config` is
+/// Adds a mistake for every combination that cannot run; keys already involved in a mistake are skipped. `config` is
 /// resolved; `launched` ranks were started together. World = ranks of a replica × data.
 void validate(const Config& config, std::optional<int64_t> launched, bool files, Mistakes& mistakes);
 

@@ -78,7 +78,7 @@ void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {
 
 FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch) : n_(n) {
   TRAINER_CHECK(n > 0, "a permutation of nothing");
-  // The network permutes [0, 2^(2·half_bits)), the smallest such range that holds n; at most four times as large.
+  // The network permutes [0, 2^(2·half_bits)), the smallest such range that holds n. It is at most four times as large.
   half_bits_ = std::max(1, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
   const PhiloxKey key = philox_key(seed, "data.permutation");
   for (int round = 0; round < kRounds; ++round) {
@@ -88,7 +88,7 @@ FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch
 
 uint64_t FeistelPermutation::operator()(uint64_t index) const {
   const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << half_bits_) - 1);
-  do {  // outside [0, n): walk on along the cycle, which leads back inside
+  do {  // outside [0, n): following the cycle leads back inside
     auto left = static_cast<uint32_t>(index >> half_bits_), right = static_cast<uint32_t>(index) & mask;
     for (const uint32_t key : keys_) {
       uint32_t mixed = right ^ key;  // the finaliser of MurmurHash3, with the key added between its two products

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The name itself, unless it is a glob and no file is called so.
+/// Returns the name itself, unless it is a glob and no file has that name.
 std::vector<std::string> matching(const std::string& pattern) {
   if (std::error_code none; pattern.find_first_of("*?[") == std::string::npos || fs::exists(pattern, none))
     return {pattern};
@@ -23,7 +23,7 @@ std::vector<std::string> matching(const std::string& pattern) {
   return files;
 }
 
-/// `known`: see present_or_known(); null for none.
+/// `known` is that of present_or_known(); null for none.
 std::vector<std::string> expand(const std::vector<std::string>& patterns, const nlohmann::json& known,
                                 config::DataFormat stated, const std::string& insist) {
   std::vector<std::string> files;

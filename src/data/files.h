@@ -52,10 +52,10 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   int64_t size() const { return size_; }
   const std::filesystem::path& path() const { return path_; }
-  /// Throws Code::data, naming the file and its sizes, when a read met a page that is gone; `ask`: or when the system
-  /// says that the file is shorter now.
+  /// Throws Code::data when a read met a page that the file has lost, or with `ask` when the file has become shorter.
+  /// The message names the file and its sizes.
   void require_whole(bool ask = false) const {
-    if (guard_ && (ask ? guard_->cut_short() : guard_->lost())) refuse_cut();
+    if (guard_ && (ask ? guard_->is_cut_short() : guard_->has_lost_page())) refuse_cut();
   }
   /// Asks the system to read [offset, offset + bytes) ahead.
   void will_need(int64_t offset, int64_t bytes) const;

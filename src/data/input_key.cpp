@@ -13,7 +13,7 @@ using nlohmann::json;
 
 namespace {
 
-/// The same for every spelling of a path.
+/// Returns the same text for every spelling of a path.
 std::string whole_path(const std::string& file) { return fs::absolute(file).lexically_normal().string(); }
 
 bool is_there(const fs::path& file) {
@@ -21,8 +21,8 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, none);
 }
 
-/// What `known` says of a file; null: nothing. Of a file that is not there, also what it says of the one file of this
-/// name that is not there any more either: the folder was moved with what was made of it.
+/// Returns what `known` says of a file, or null. A missing file may also match the one missing file of the same name:
+/// then the folder was moved together with its tokens.
 json known_input(const json& known, const std::string& file) {
   const std::string path = whole_path(file);
   json moved;

@@ -1,5 +1,5 @@
 #pragma once
-// What a derived file was made from, kept beside it as JSON: tells whether it can be reused.
+// Input key: what a derived file was made from, kept beside it as JSON. It says whether the file can be reused.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -10,8 +10,8 @@
 namespace trainer::data {
 
 /// Path, size, modification time and hash of each file. Files that `known` (an earlier description) lists with the same
-/// path, size and time are not read again; files that are gone are as it says, also of another folder that is gone (it
-/// was moved), and their names are added to `gone`.
+/// path, size and time are not read again. Missing files count as `known` says, also those of a folder that was moved,
+/// and their names are added to `gone`.
 nlohmann::json describe_inputs(const std::vector<std::string>& files, const TextOptions& options,
                                const nlohmann::json& known, std::vector<std::string>& gone);
 

@@ -11,12 +11,12 @@
 
 namespace trainer::data {
 
-/// Kept for good and used again: the signal handler walks the list without a lock.
+/// Never freed, but reused: the signal handler walks the list without a lock.
 struct GuardedMapping {
   std::atomic<const std::byte*> begin{nullptr};  // null: free
   std::atomic<int64_t> bytes{0};
   std::atomic<bool> lost{false};
-  std::filesystem::path path;  // like the rest guarded by the mutex of the list, or owned by the guard
+  std::filesystem::path path;  // this and the rest: guarded by the list's mutex, or owned by the guard
   dev_t device = 0;
   ino_t inode = 0;
   GuardedMapping* next = nullptr;
@@ -25,13 +25,13 @@ struct GuardedMapping {
 namespace {
 
 std::atomic<GuardedMapping*> all{nullptr};
-std::mutex mutex;  // who adds and frees
+std::mutex mutex;  // held while adding and freeing
 struct sigaction previous;
 int64_t page_bytes = 4096;
 
-/// Only what a signal handler may do: atomics, and mmap, which is a plain system call.
+/// Does only what a signal handler may do: atomics, and mmap, which is a plain system call.
 extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
-  const bool fault = info->si_code > 0;  // else somebody sent it, and there is no address
+  const bool fault = info->si_code > 0;  // else a process sent the signal, and there is no address
   const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;
   for (GuardedMapping* each = all.load(); fault && each != nullptr; each = each->next) {
     const std::byte* begin = each->begin.load();
@@ -44,7 +44,7 @@ extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
     if (zeros != MAP_FAILED) return;
     break;
   }
-  ::sigaction(SIGBUS, &previous, nullptr);  // the access is repeated, and ends as it would have
+  ::sigaction(SIGBUS, &previous, nullptr);  // the access is repeated, with the previous handler
   if (!fault) ::raise(SIGBUS);
 }
 
@@ -74,7 +74,10 @@ MappingGuard::MappingGuard(const std::byte* begin, int64_t bytes, std::filesyste
   const bool fresh = mapping_ == nullptr;
   if (fresh) mapping_ = new GuardedMapping;
   struct stat now {};
-  if (::stat(path.c_str(), &now) == 0) mapping_->device = now.st_dev, mapping_->inode = now.st_ino;
+  if (::stat(path.c_str(), &now) == 0) {
+    mapping_->device = now.st_dev;
+    mapping_->inode = now.st_ino;
+  }
   mapping_->path = std::move(path);
   mapping_->bytes = bytes;
   mapping_->lost = false;
@@ -89,11 +92,11 @@ MappingGuard::~MappingGuard() {
   mapping_->begin = nullptr;
 }
 
-bool MappingGuard::lost() const { return mapping_->lost.load(std::memory_order_relaxed); }
+bool MappingGuard::has_lost_page() const { return mapping_->lost.load(std::memory_order_relaxed); }
 
-bool MappingGuard::cut_short() const { return lost() || shorter_now(*mapping_); }
+bool MappingGuard::is_cut_short() const { return has_lost_page() || shorter_now(*mapping_); }
 
-bool mappings_whole() {
+bool mappings_are_whole() {
   const std::lock_guard lock(mutex);
   for (const GuardedMapping* each = all.load(); each != nullptr; each = each->next) {
     if (each->begin.load() != nullptr && (each->lost.load() || shorter_now(*each))) return false;

@@ -1,6 +1,6 @@
 #pragma once
-// Files that are cut short while they are mapped. Reading a page that is gone raises SIGBUS, which ends a process;
-// under guard such a page reads as zeros and the loss is remembered, so that the reader can find out before it uses
+// Files that are cut short while they are mapped. Reading a page that the file has lost raises SIGBUS, which ends a
+// process. Under guard such a page reads as zeros and the loss is recorded, so the reader can find out before it uses
 // them.
 #include <cstdint>
 #include <filesystem>
@@ -9,8 +9,8 @@ namespace trainer::data {
 
 struct GuardedMapping;
 
-/// Guards one read-only mapping for its life. The first guard of the process takes over SIGBUS; faults elsewhere go on
-/// to end the process as before.
+/// Guards one read-only mapping for its life. The first guard of the process installs a handler of SIGBUS. Faults at
+/// other addresses end the process as before.
 class MappingGuard {
  public:
   MappingGuard(const std::byte* begin, int64_t bytes, std::filesystem::path path);
@@ -18,16 +18,16 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  /// A read met a page that was gone. Stays so. Costs next to nothing.
-  bool lost() const;
-  /// The same, or the file of that name, where it is still the one that was mapped, is shorter now. Asks the system.
-  bool cut_short() const;
+  /// Says whether a read has met a page that the file has lost. It stays true, and costs next to nothing.
+  bool has_lost_page() const;
+  /// Also true when the file of that name, if still the one that was mapped, is shorter now. Asks the system.
+  bool is_cut_short() const;
 
  private:
   GuardedMapping* mapping_;
 };
 
-/// Whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
-bool mappings_whole();
+/// Says whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
+bool mappings_are_whole();
 
 }  // namespace trainer::data

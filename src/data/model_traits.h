@@ -15,9 +15,9 @@ struct ModelTraits {
   bool nul_in_piece = false;   // of which the library dies: its tries end at NUL, and it throws past code that cannot
 };
 
-/// Reads ModelProto (sentencepiece_model.proto: pieces = 1 with piece = 1; trainer_spec = 2 with model_type = 3;
-/// normalizer_spec = 3 with precompiled_charsmap = 2, add_dummy_prefix = 3, remove_extra_whitespaces = 4,
-/// escape_whitespaces = 5). Nothing when the bytes are no well-formed message.
+/// Reads ModelProto of sentencepiece_model.proto, or returns nothing when the bytes are no well-formed message. Fields:
+/// pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with precompiled_charsmap = 2,
+/// add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 std::optional<ModelTraits> read_traits(std::string_view serialized);
 
 /// Appended to a serialized model, this switches its dummy prefix off: a repeated sub-message overrides field by field.

@@ -41,9 +41,9 @@ std::string overlap_of(const TokenDataset& train, const TokenDataset& val) {
   }
   if (2 * found < kProbes) return {};
   return fmt::format(
-      "validation text is part of the training text: {} of {} stretches of it were found there; its loss "
-      "then tells how well the model remembers. Take those files out of data.train, or leave data.val "
-      "out for a part that is kept apart (data.val_fraction)",
+      "validation text is part of the training text: {} of {} stretches of it were found there, so that its loss "
+      "tells how well the model remembers. Remove those files from data.train, or set data.val_fraction instead of "
+      "data.val",
       found, kProbes);
 }
 

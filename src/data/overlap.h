@@ -1,5 +1,5 @@
 #pragma once
-// Whether validation text was trained on: then its loss says less than it seems to.
+// Overlap: validation text that was trained on, whose loss says less than it seems to.
 #include <string>
 
 #include "data/dataset.h"

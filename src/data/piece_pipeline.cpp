@@ -55,7 +55,7 @@ std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
   if (closing_ || all_read_) return std::nullopt;
   try {
     if (auto raw = reader_.next()) return Claim{claimed_++, std::move(*raw), reader_.position()};
-  } catch (...) {  // the error takes the piece's place, and nothing follows
+  } catch (...) {  // the error replaces the piece, and nothing follows
     done_.emplace(claimed_++, Outcome{{}, std::current_exception()});
   }
   all_read_ = true;

@@ -43,7 +43,7 @@ fs::path cache_folder(const config::Config& config, const OpenOptions& options) 
   return options.cache.empty() ? token_cache(config) : options.cache;
 }
 
-/// A folder of its own that is gone at the end; files mapped from it stay readable.
+/// A temporary folder, removed by the destructor. Files mapped from it stay readable.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -64,7 +64,7 @@ class TemporaryFolder {
   fs::path path_;
 };
 
-/// The tokenizer trained on these files, from the cache when files and settings are the same.
+/// Returns the tokenizer trained on these files, from the cache when files and settings are the same.
 Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::string>& files, const fs::path& cache) {
   const fs::path model = cache / "tokenizer.model", manifest = cache / "tokenizer.json";
   const json known = read_json_or_null(manifest);
@@ -78,8 +78,8 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
                  manifest.string());
   }
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{}: no such file, and there is no tokenizer of it in {}; bring the text back",
-                                        gone.front(), cache.string()));
+    throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer of it; restore the text", gone.front(),
+                                        cache.string()));
   const double start = now_seconds();
   Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
   log::info("tokenizer: {} pieces trained in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
@@ -91,7 +91,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   return tokenizer;
 }
 
-/// Token files as one stream; those with a manifest beside them must be as it says.
+/// Opens token files as one stream. Files with a manifest beside them must match it.
 std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
   for (const std::string& file : files)
     if (const std::string damage = damage_of_tokens(file); !damage.empty())
@@ -99,8 +99,8 @@ std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) 
   return std::make_shared<TokenStream>(files);
 }
 
-/// The files as one stream. Text: its tokens from `output`, where they are whole, else they are made at `place()`.
-/// Null: stopped.
+/// Opens the files as one stream. Tokens of text are read from `output` where they are whole, else they are made at
+/// `place()`. Null when stopped.
 std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, const config::Data& data,
                                          const Tokenizer* tokenizer, const fs::path& output,
                                          const std::function<fs::path()>& place, const OpenOptions& options) {
@@ -124,9 +124,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   if (!found && fs::exists(output))
     for (const std::string& file : files)
       if (!fs::exists(file))
-        throw Error(Code::data,
-                    fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back", file,
-                                output.string()));
+        throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
+                                            file, output.string()));
   how.anew = true;
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
@@ -142,19 +141,22 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Refuses tokens of another tokenizer, and tokens outside the vocabulary: at once where the stream is short, later in
-/// copy() where it is long.
+/// Refuses tokens of another tokenizer, and tokens outside the vocabulary. Short streams are checked at once, long ones
+/// later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
-    throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}",
-                                        stream.name(), info.tokenizer_hash, tokenizer->hash()));
+    throw Error(Code::data,
+                fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}; name "
+                            "theirs in data.tokenizer, or tokenize the text again",
+                            stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
   stream.limit_vocabulary(vocab);
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
 }
 
-/// The vocabulary that `name`, a tokenizer or token files, implies (0: none), which data.vocab_size may not contradict.
+/// Returns the vocabulary that `name`, a tokenizer or token files, implies (0: none). data.vocab_size may not
+/// contradict it.
 int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Config& config) {
   const int64_t asked = config.data.vocab_size;
   if (implied == 0 && asked == 0) {
@@ -183,13 +185,13 @@ std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
   return bytes;
 }
 
-/// Validation and training each need a window; what val_fraction leaves them is its doing.
+/// Checks that val_fraction leaves validation and training a window each.
 void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
   const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
   if (val >= window && train_end >= window) return;
   const double share = static_cast<double>(window) / static_cast<double>(all);
   const std::string remedy =
-      share < 0.5 ? fmt::format("between {:.2g} and {:.2g} it leaves enough for both, 0 keeps nothing apart",
+      share < 0.5 ? fmt::format("a value between {:.2g} and {:.2g} leaves enough for both; 0 means no validation",
                                 1.1 * share, 1 - 1.1 * share)
                   : "add data or choose a smaller model.seq_len";
   throw Error(Code::data,
@@ -207,7 +209,7 @@ void adopt_staged(const fs::path& cache) {
   std::error_code none;
   for (const char* name : {"train", "val"}) {
     if (!fs::exists(cache / kStaged / fmt::format("{}.json", name), none)) continue;
-    for (const char* part : {"docs", "bin", "json"})  // the manifest vouches for the others: last
+    for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it says that the others are complete
       publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
   }
   drop_staged(cache);
@@ -291,7 +293,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   for (const std::string& file : list)
     if (files.empty() && file_kind(file, data.format) == FileKind::tokens && !fs::exists(file))
       throw Error(Code::data,
-                  fmt::format("{}: no such file, where the data of the checkpoint were; name them where they "
+                  fmt::format("{} not found: the data of the checkpoint were there; name the files where they "
                               "are now with --data, or give --config with their paths",
                               file));
   const auto stream = open_stream(list, data, tokenizer, output, place, options);

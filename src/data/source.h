@@ -1,6 +1,6 @@
 #pragma once
-// From the [data] section to data sets: finds the files, trains or loads the tokenizer, tokenizes text (once: the
-// result is kept), opens token files, splits off validation.
+// Data sets from the [data] section. Opening finds the files, trains or loads the tokenizer, tokenizes text (once: the
+// result is kept), opens token files and splits off validation.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -40,11 +40,11 @@ struct Datasets {
 };
 
 /// Opens the training and validation data of a resolved configuration. Training windows are permuted by run.seed.
-/// Throws Code::data naming file and offset for anything wrong with the files, Code::config for combinations that make
-/// no sense (text without a tokenizer, a tokenizer to train without text, an unknown vocabulary).
+/// Throws Code::data, naming file and offset, for anything wrong with the files. Throws Code::config for text without a
+/// tokenizer, a tokenizer to train without text, or an unknown vocabulary.
 Datasets open_data(const config::Config& config, const OpenOptions& options);
 
-/// Puts staged tokens in their place in a cache folder; or removes them.
+/// Moves staged tokens to their place in a cache folder; drop_staged() removes them.
 void adopt_staged(const std::filesystem::path& cache);
 void drop_staged(const std::filesystem::path& cache);
 /// Where the tokens of a run's text files are kept: RUN_DIR/tokens.
@@ -56,17 +56,17 @@ struct EvalData {
   std::string name;  // for messages
   std::string hash;  // comparable with the Datasets::val_hash of training; empty when `files` were named
 };
-/// Data to evaluate a trained model on: `files` (paths or globs), or when there are none the validation data of the
-/// configuration it was trained with. Text needs `tokenizer` (may be null otherwise); tokens must be < vocab. Writes
-/// nothing into the cache: tokens that are not there whole go to a temporary folder.
+/// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is the validation
+/// data of the configuration that the model was trained with. Text needs `tokenizer` (may be null otherwise); tokens
+/// must be < vocab. Writes nothing into the cache: tokens that are not whole there are written to a temporary folder.
 EvalData open_eval_data(const config::Config& config, const std::vector<std::string>& files, const Tokenizer* tokenizer,
                         int64_t vocab, const OpenOptions& options);
 
 /// The vocabulary that open_data would find, without training a tokenizer or reading text.
 int64_t planned_vocab(const config::Config& config);
 
-/// Where training ends and validation begins: the document end nearest to (1 − fraction)·tokens that changes the
-/// validation share by no more than half of it, else that place itself.
+/// Returns where training ends and validation begins: the document end nearest to (1 − fraction)·tokens. If that would
+/// change the validation share by more than half of it, returns (1 − fraction)·tokens itself.
 int64_t validation_begin(const TokenStream& stream, double fraction);
 
 }  // namespace trainer::data

@@ -1,5 +1,5 @@
 #pragma once
-// Figures that put a loss in proportion.
+// Statistics that a loss is compared with.
 #include <cstdint>
 
 #include "data/dataset.h"
@@ -7,16 +7,16 @@
 
 namespace trainer::data {
 
-/// Cross-entropy in nats per token of the tokens that evaluation predicts in `val` under the token frequencies of
-/// `train` with one added to each count: what a model gains nothing over unless it uses context. Very long training
-/// data is sampled (2^28 tokens in equal distances). Does not depend on `threads`.
+/// Returns the cross-entropy, in nats per token, of the tokens that evaluation predicts in `val`. Probabilities are the
+/// token frequencies of `train`, with one added to each count. A model is better than that only when it uses context.
+/// Very long training data is sampled (2^28 tokens in equal distances). Does not depend on `threads`.
 double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads);
 
-/// Bytes of text that the targets of the first `windows` windows stand for (all of them when windows <= 0), so that
-/// bits per byte = total loss in nats / (ln 2 · bytes).
+/// Returns the bytes of text that the targets of the first `windows` windows stand for (all of them when windows <= 0).
+/// Bits per byte = total loss in nats / (ln 2 · bytes).
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int64_t windows = 0);
 
-/// The same for the rows of one batch that are not masked.
+/// Returns the same for the rows of one batch that are not masked.
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch);
 
 }  // namespace trainer::data

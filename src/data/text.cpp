@@ -23,7 +23,7 @@ struct Cut {
   bool ends_document;
 };
 
-/// Inside a line too long for a piece: before the last space, else at a character's end.
+/// Cuts inside a line too long for a piece: before the last space, else at a character's end.
 Cut cut_inside_line(std::string_view text) {
   const size_t space = text.rfind(' ');
   if (space != npos && space > 0) return {space, false};
@@ -40,13 +40,13 @@ Cut cut_block(std::string_view text) {
     end = before;
   }
   for (size_t end = text.rfind('\n'); end != npos; end = end == 0 ? npos : text.rfind('\n', end - 1)) {
-    // Inside a block, where the next line is certainly not blank.
+    // This is inside a block, since the next line is certainly not blank.
     if (end + 1 < text.size() && !is_blank(text.substr(end + 1, 1)) && text[end + 1] != '\n') return {end + 1, false};
   }
   return cut_inside_line(text);
 }
 
-/// Where to end a piece whose window does not reach the end of the file. Nothing: the window is too small.
+/// Returns where to end a piece whose window does not reach the end of the file, or nothing if the window is too small.
 std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document) {
   const size_t newline = text.rfind('\n');
   if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});
@@ -96,7 +96,7 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
   if (begin != npos) sink(text.substr(begin), starts, false);
 }
 
-/// "offset 18 (line 2)"
+/// Returns a place such as "offset 18 (line 2)".
 std::string place(const std::string& file, int64_t offset) {
   return fmt::format("offset {} (line {})", offset, line_of(file, offset));
 }

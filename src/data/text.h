@@ -1,7 +1,7 @@
 #pragma once
-// Text files as pieces of bounded size, and pieces as documents. A piece is cut where neither documents nor tokens
-// notice: at the end of a document, else after a newline, else (a line longer than a piece) before a space. Where the
-// next piece begins depends on the file's content alone, so reading can be resumed at any piece.
+// Text files as pieces of bounded size, and pieces as documents. A piece is cut where that changes neither documents
+// nor tokens. That is at the end of a document, else after a newline; in a line longer than a piece, before a space.
+// Where the next piece begins depends on the file's content alone, so reading can be resumed at any piece.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -32,13 +32,13 @@ struct TextPosition {
 struct TextPiece {
   TextPosition at;
   std::string text;           // raw bytes
-  bool ends_document = true;  // false: the last document goes on in the next piece
+  bool ends_document = true;  // false: the last document continues in the next piece
 };
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` one after the other in pieces of about `piece_bytes`, from `start` on.
-/// A byte-order mark at the start of a file is left out. Throws Code::data when a file is missing, empty, begins as
+/// A byte-order mark at the start of a file is ignored. Throws Code::data when a file is missing, empty, begins as
 /// something that is no text (unless options.format insists), or shrinks meanwhile.
 class PieceReader {
  public:
@@ -68,18 +68,19 @@ struct RepairCount {
 /// A part of a document; starts/ends say whether it is the first and the last part. Views die with the call.
 using DocumentSink = std::function<void(std::string_view text, bool starts, bool ends)>;
 
-/// Calls `sink` for each document part of the piece, in order. Empty documents are left out.
+/// Calls `sink` for each document part of the piece, in order. Empty documents are skipped.
 ///   file:  the whole file is one document, kept to the byte;
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
 ///   .jsonl: the text of each line's object.
-/// Throws Code::data naming `file`, the byte offset and the line: bad UTF-8 when strict, a line that is no JSON object,
-/// or one without the text.
+/// Throws Code::data for bad UTF-8 when strict, a line that is no JSON object, or one without the text. The message
+/// names `file`, the byte offset and the line.
 RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                             const DocumentSink& sink);
 
-/// Text of about `max_bytes` spread evenly over the files (all of it when they are smaller), given in lines of at most
-/// `max_line` bytes without their "\n"; valid UTF-8. A pure function of its arguments and the files' content.
+/// Returns text of about `max_bytes`, spread evenly over the files; all of it when they are smaller. It comes in lines
+/// of at most `max_line` bytes without their "\n", as valid UTF-8. A pure function of its arguments and the files'
+/// content.
 std::vector<std::string> sample_lines(const std::vector<std::string>& files, const TextOptions& options,
                                       int64_t max_bytes, size_t max_line);
 

@@ -27,7 +27,7 @@ void with_width(const std::byte* data, int64_t count, int width, F&& fn) {
   }
 }
 
-/// A plain loop over a local maximum: the compiler vectorises it.
+/// The compiler vectorises a plain loop over a local maximum.
 template <typename T>
 T largest(std::span<const T> tokens) {
   T most = 0;
@@ -96,7 +96,7 @@ const TokenStream::Segment& TokenStream::segment_at(int64_t position) const {
   return **std::prev(after);
 }
 
-/// Calls fn(segment, begin, end) for the parts of [begin, end) that lie in one file each.
+/// Calls fn(segment, begin, end) for the parts of [begin, end) that are in one file each.
 template <typename F>
 void TokenStream::for_each_span(int64_t begin, int64_t end, F&& fn) const {
   TRAINER_CHECK(0 <= begin && end <= tokens_, "tokens [{}, {}) of {}", begin, end, tokens_);
@@ -150,7 +150,7 @@ void TokenStream::check_vocabulary(int64_t vocab_size, int threads) const {
     for (int i = 1; i < threads; ++i) helpers.push_back(start_thread(format("thread {} of {}", i + 1, threads), work));
     work();
   }
-  if (first_bad < blocks) scan(first_bad);  // throws: the first bad token, whichever thread met one first
+  if (first_bad < blocks) scan(first_bad);  // throws at the first bad token, whichever thread found one
 }
 
 void TokenStream::count(int64_t begin, int64_t end, std::span<int64_t> counts) const {

@@ -2,14 +2,13 @@
 // Token files, memory-mapped: several files as one stream of tokens.
 //
 // Read (told apart by what is in them):
-//   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7,
-//   uint32),
-//              then the token count;
+//   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7, uint32
+//              tokens), then the token count;
 //   Megatron   X.bin without header beside X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
 //   nanoGPT    .bin without header: uint16.
 // Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
 // (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash.
-// Beside X.bin lies the document index X.docs: "trndocs1", the number n of documents (uint64), then n + 1 token
+// The document index X.docs is beside X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1 token
 // positions (uint64), from 0 to the token count. All little-endian.
 #include <cstdint>
 #include <filesystem>
@@ -45,26 +44,27 @@ std::filesystem::path document_index_path(const std::filesystem::path& token_fil
 /// Read-only view of consecutive tokens of one or more token files as one stream; 16- or 32-bit on disk.
 class TokenStream {
  public:
-  /// Throws Code::data naming file and offset when a file is missing, empty, truncated, or does not fit its index, and
-  /// when files of different vocabularies or tokenizers are joined.
+  /// Throws Code::data, naming file and offset, when a file is missing, empty, truncated, or does not fit its index.
+  /// The same holds when files of different vocabularies or tokenizers are joined.
   explicit TokenStream(const std::vector<std::string>& files);
   ~TokenStream();
   TokenStream(const TokenStream&) = delete;
   TokenStream& operator=(const TokenStream&) = delete;
 
   int64_t tokens() const { return tokens_; }
-  /// For messages: "train.bin", "a.bin and 3 more".
+  /// Returns a name for messages: "train.bin", "a.bin and 3 more".
   std::string name() const;
-  /// From the headers: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and tokenizer, where known.
+  /// Returns what headers say, where known: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and
+  /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 
-  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system; all
-  /// that reads tokens notices it too where a page is gone.
+  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system. All
+  /// that reads tokens also notices it where a page is lost.
   void require_whole() const;
   /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
   /// token outside the vocabulary limit, when one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;
-  /// From now on copy() refuses tokens >= vocab_size.
+  /// Makes copy() refuse tokens >= vocab_size from now on.
   void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
   /// Reads everything once and throws Code::data naming file and offset of the first token >= vocab_size.
   void check_vocabulary(int64_t vocab_size, int threads) const;
@@ -73,12 +73,12 @@ class TokenStream {
   /// Asks the system to read [begin, end) ahead.
   void prefetch(int64_t begin, int64_t end) const;
 
-  /// The position nearest to `position` and at most `distance` away where a document ends: by the document index where
-  /// there is one, else after an end-of-text token, else at the end of a file.
+  /// Returns the position nearest to `position`, at most `distance` away, where a document ends. Documents end by the
+  /// document index, else after an end-of-text token, else at the end of a file.
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
-  /// XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file, and both
-  /// ends): tells files apart in constant time; a change between the blocks goes unnoticed.
+  /// Returns XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file,
+  /// and both ends). It tells files apart in constant time; a change between the blocks goes unnoticed.
   std::string fingerprint() const;
 
  private:

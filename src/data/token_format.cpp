@@ -35,7 +35,7 @@ bool starts_with(const MappedFile& file, std::string_view magic) {
   return file.size() >= static_cast<int64_t>(magic.size()) && std::memcmp(file.data(), magic.data(), magic.size()) == 0;
 }
 
-/// Our own index: n + 1 positions after the header.
+/// The index of this program: n + 1 positions after the header.
 class OwnIndex : public DocumentIndex {
  public:
   OwnIndex(const fs::path& path, int64_t tokens) : file_(path) {
@@ -68,8 +68,8 @@ class OwnIndex : public DocumentIndex {
   int64_t documents_ = 0;
 };
 
-/// Megatron's .idx: header, lengths (int32) and byte pointers (int64) of the sequences, and for each document the
-/// number of its first sequence (int64; the first is 0, one more stands at the end).
+/// Megatron's .idx has a header, lengths (int32) and byte pointers (int64) of the sequences, and first sequences of the
+/// documents. Those are n + 1 int64 values: each document's first sequence, beginning with 0, then the end.
 class MegatronIndex : public DocumentIndex {
  public:
   explicit MegatronIndex(const fs::path& path) : file_(path) {
@@ -118,7 +118,7 @@ class MegatronIndex : public DocumentIndex {
   int64_t sequences_ = 0, marks_ = 0, tokens_ = 0;
 };
 
-/// What [6]–[9] hold: the 32 hexadecimal digits as four words.
+/// Returns what [6]–[9] hold: the 32 hexadecimal digits as four words.
 std::array<uint32_t, 4> hash_words(const std::string& hash) {
   std::array<uint32_t, 4> words{};
   for (size_t i = 0; i < 4 && hash.size() == 32; ++i) {

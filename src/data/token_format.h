@@ -1,5 +1,5 @@
 #pragma once
-// The formats of token files: where the tokens lie in a file, and where its documents end.
+// The formats of token files: where the tokens of a file are, and where its documents end.
 #include <cstdint>
 #include <memory>
 #include <optional>

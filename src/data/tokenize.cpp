@@ -17,10 +17,10 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
-constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are told apart by a sample: resuming stays quick
+constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared by a sample: resuming stays quick
 constexpr const char* kFormat = "tokens-2";  // part of the key: raise it when the output of the same input changes
 
-/// How far the work is; what an interrupted call leaves behind.
+/// How far the work is. An interrupted call leaves this behind.
 struct Progress {
   TextPosition position;
   int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;
@@ -45,8 +45,8 @@ Progress progress_from(const json& j) {
   return p;
 }
 
-/// The folder of unfinished work: tokens and document index as they will be (headers left blank), and the progress they
-/// were last synced at.
+/// The folder of unfinished work. It has tokens and document index with blank headers, and the progress of their last
+/// sync.
 class WorkFolder {
  public:
   WorkFolder(const fs::path& folder, std::string key, int width)
@@ -103,7 +103,7 @@ class WorkFolder {
     replace_file(folder_ / "progress.json", json{{"key", key_}, {"done", to_json(done_)}}.dump());
   }
 
-  /// Completes both files and moves them to their places; the folder is gone afterwards.
+  /// Completes both files, moves them to their places and removes the folder.
   void finish(const TokenFileInfo& info, const fs::path& output) {
     tokens_.write_at(0, token_header(info));
     tokens_.sync();
@@ -137,7 +137,7 @@ class WorkFolder {
 
 fs::path beside(const fs::path& output, const char* extension) { return fs::path(output).replace_extension(extension); }
 
-/// Of a token file and its document index, for the manifest: checksums, which later readers compare.
+/// Returns checksums of a token file and its document index. The manifest keeps them, and later readers compare.
 json checksums_of(const fs::path& output) {
   json sums = {{"documents", hash_file(document_index_path(output))}};
   const bool short_enough = File::open_to_read(output).size() <= kHashedBytes;
@@ -146,7 +146,8 @@ json checksums_of(const fs::path& output) {
   return sums;
 }
 
-/// Empty: the files are as the manifest says, or it was written before manifests had checksums.
+/// Says how the files differ from the manifest. Empty when they do not, or when it was written before manifests had
+/// checksums.
 std::string damage_by(const json& manifest, const fs::path& output) try {
   if (!manifest.is_object() || !manifest.contains("checksums")) return {};
   const json& known = manifest["checksums"];
@@ -164,11 +165,11 @@ std::string damage_by(const json& manifest, const fs::path& output) try {
     return fmt::format("{}: its checksum differs from that in {}: the file is damaged or was edited", output.string(),
                        beside(output, ".json").string());
   return {};
-} catch (const Error& error) {  // one of them is gone
+} catch (const Error& error) {  // one of them cannot be read
   return error.what();
 }
 
-/// What find_tokens() and tokenize_files() ask for.
+/// The inputs and key that find_tokens() and tokenize_files() look for.
 struct Wanted {
   json inputs;
   std::vector<std::string> gone;
@@ -193,13 +194,13 @@ std::optional<TokenizeResult> finished_before(const fs::path& output, const json
     const TokenStream stream({output.string()});
     if (stream.tokens() != done.tokens) return std::nullopt;
     if (!wanted.gone.empty())
-      log::warning("{}: no such file any more; its tokens in {} are whole and are used instead", wanted.gone.front(),
+      log::warning("{} not found; its tokens in {} are complete and are used instead", wanted.gone.front(),
                    output.string());
     return TokenizeResult{
         output, true, true, done.tokens, done.documents, done.text_bytes, done.replaced, done.first_replaced};
   } catch (const json::exception&) {
     return std::nullopt;
-  } catch (const Error&) {  // lost or damaged since: made anew
+  } catch (const Error&) {  // lost or damaged since: made again
     return std::nullopt;
   }
 }
@@ -225,7 +226,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   if (auto result = options.anew ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{}: no such file, and {} does not hold its tokens whole; bring the text back",
+    throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
                                         gone.front(), output.string()));
 
   const int64_t total = std::accumulate(inputs.begin(), inputs.end(), int64_t{0}, [](int64_t sum, const json& input) {

@@ -1,9 +1,10 @@
 #pragma once
-// Text files to a token file: in parallel, in bounded memory, resumable. The output is a pure function of the texts,
-// the tokenizer and the options: thread count, interruptions and piece size leave no trace in it.
+// Tokenizing turns text files into a token file: in parallel, in bounded memory, resumable. The output is a pure
+// function of the texts, the tokenizer and the options: thread count, interruptions and piece size leave no trace in
+// it.
 //
 // NAME.bin, NAME.docs and NAME.json (the manifest, written last) appear whole or not at all. Until then NAME.work/
-// holds what is done so far; the next call goes on from there.
+// holds what is done so far; the next call resumes from it.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -23,7 +24,7 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
-  bool anew = false;  // what is at the output already is not looked at
+  bool anew = false;  // what is at the output already is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
@@ -33,7 +34,7 @@ struct TokenizeOptions {
 
 struct TokenizeResult {
   std::filesystem::path tokens_file;
-  bool finished = true;  // false: stopped; call again to go on
+  bool finished = true;  // false: stopped; call again to resume
   bool reused = false;   // the finished output was there already
   int64_t tokens = 0, documents = 0;
   int64_t text_bytes = 0;      // of the documents, after repair
@@ -41,20 +42,20 @@ struct TokenizeResult {
   std::string first_replaced;  // "file: offset n" of the first of them
 };
 
-/// The finished output of these texts, tokenizer and options, when it is there: its manifest names the same texts (size
-/// and content; unchanged modification times are trusted, and texts that are gone count as they were, with a warning)
-/// and its files have the checksums that the manifest says (files beyond 4 GiB: their fingerprint). Nothing otherwise,
-/// with a warning when the files are damaged. Writes nothing.
+/// Finds the finished output of these texts, tokenizer and options. Its manifest must name the same texts by size and
+/// content. Unchanged modification times are trusted, and missing texts count as they were, with a warning. Its files
+/// must have the manifest's checksums (files beyond 4 GiB: their fingerprint). Returns nothing otherwise, with a
+/// warning when the files are damaged. Writes nothing.
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 
-/// What is wrong with a token file, by the checksums in the manifest beside it; empty when nothing is, or when there is
-/// no such manifest.
+/// Says what is wrong with a token file, by the checksums in the manifest beside it. Empty when nothing is wrong, or
+/// when there is no such manifest.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. Throws Code::data for
-/// bad input (see text.h) or when there is no text at all, Code::io when writing fails or another process works on the
-/// same output.
+/// bad input (see text.h) or when there is no text at all. Throws Code::io when writing fails or another process works
+/// on the same output.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

@@ -16,7 +16,7 @@ namespace {
 constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 stands for a space inside pieces
 constexpr size_t kLongestCachedWord = 48, kMostCachedWords = size_t{1} << 17;
 
-/// The text of a piece: marks back to spaces.
+/// Returns the text of a piece, with spaces for marks.
 std::string with_spaces(std::string text) {
   for (size_t at = text.find(kSpaceMark); at != std::string::npos; at = text.find(kSpaceMark, at + 1)) {
     text.replace(at, kSpaceMark.size(), " ");
@@ -27,13 +27,13 @@ std::string with_spaces(std::string text) {
 }  // namespace
 
 struct Tokenizer::State {
-  std::string serialized, hash;
+  std::string serialized, hash, origin;
   sentencepiece::SentencePieceProcessor processor;
   std::vector<std::string> pieces;  // text of each token
   std::array<int32_t, 256> byte_ids{};
   int32_t eos = -1, newline = -1;  // newline: id when "\n" is a symbol of its own, else −1
   bool has_bytes = false, splits_words = false;
-  bool dummy_prefix = false, own_prefix = false;  // own: put by us, once a document, in place of the library
+  bool dummy_prefix = false, own_prefix = false;  // own: added here once a document, not by the library
 
   void read_pieces() {
     bool spaces_in_front_only = true;
@@ -56,10 +56,13 @@ struct Tokenizer::State {
     splits_words = spaces_in_front_only;
   }
 
-  /// What the library makes of valid UTF-8.
+  /// Encodes valid UTF-8 by the library. Throws Code::data where the model does not cover it, such as a control symbol
+  /// that is an ordinary character.
   void encode(std::string_view text, std::vector<int>& ids) const {
     const auto status = processor.Encode(absl::string_view(text.data(), text.size()), &ids);
-    TRAINER_CHECK(status.ok(), "SentencePiece: {}", status.ToString());
+    if (!status.ok())
+      throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train another one", origin,
+                                          status.ToString()));
   }
 };
 
@@ -80,7 +83,7 @@ Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origi
   };
   if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
   if (traits->nul_in_piece) refuse("a piece holds a NUL character");
-  // A library that trims spaces would trim ours: then each line keeps the library's prefix.
+  // A library that trims spaces would trim our prefix. Then each line keeps the library's prefix.
   state.own_prefix = traits->dummy_prefix && !traits->trims_spaces;
   const std::string loaded = state.own_prefix ? serialized + std::string(kNoDummyPrefix) : serialized;
   const auto status = state.processor.LoadFromSerializedProto(loaded);
@@ -94,6 +97,7 @@ Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origi
   const int newline = state.processor.PieceToId("\n");
   if (newline >= 0 && !state.processor.IsUnknown(newline)) state.newline = newline;
   state.hash = hash_bytes(serialized);
+  state.origin = origin;
   state.serialized = std::move(serialized);
   return tokenizer;
 }

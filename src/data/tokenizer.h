@@ -2,11 +2,11 @@
 // The tokenizer: a SentencePiece model. Trained models are lossless (BPE with byte fallback, identity normalisation,
 // no dummy prefix, spaces kept); "\n" is a user-defined symbol, EOS ends a document.
 //
-// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Where the model
-// cannot join symbols across a space (BPE whose pieces hold a space at the front only, as all models trained here),
-// lines are encoded word by word with a cache: the same tokens, many times faster than whole lines.
-// Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens; so with byte
-// fallback any byte string comes back from decode(encode(x)).
+// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Some models
+// cannot join symbols across a space: BPE whose pieces hold a space at the front only, as all models trained here. Then
+// lines are encoded word by word with a cache, which gives the same tokens many times faster. Bytes that are not valid
+// UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens. So with byte fallback decode(encode(x))
+// returns any byte string unchanged.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,7 @@ namespace trainer::data {
 
 class Tokenizer {
  public:
-  /// From a .model file; throws Code::data naming the file when it is missing or not a SentencePiece model.
+  /// Reads a .model file. Throws Code::data naming the file when it is missing or not a SentencePiece model.
   static Tokenizer load(const std::string& path);
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
   /// Trains on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure function of the texts
@@ -41,14 +41,14 @@ class Tokenizer {
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
 
-  /// What the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
+  /// Returns what the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
   /// vocabulary.
   std::string_view piece(int32_t id) const;
-  /// Bytes of text that `ids` stand for: the denominator of bits per byte.
+  /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
   int64_t text_bytes(std::span<const int32_t> ids) const;
-  /// Whether lines are cut into words (see above).
+  /// Says whether lines are cut into words (see above).
   bool splits_words() const;
-  /// Whether the model puts a space before each text (and decode takes it off again).
+  /// Says whether the model puts a space before each text, which decode removes.
   bool dummy_prefix() const;
 
  private:
@@ -62,8 +62,8 @@ class Tokenizer {
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  /// Appends the tokens of `text`, a part of a document that ends after a newline or at the end of the document (or, in
-  /// a line too long to hold, before a space). `starts_document`: false for later parts.
+  /// Appends the tokens of `text`, a part of a document. It ends after a newline or at the end of the document; in a
+  /// line too long to hold, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
 
  private:

@@ -13,7 +13,7 @@
 namespace trainer::data {
 namespace {
 
-constexpr size_t kLongestSentence = 4000;  // the library leaves out sentences of more than 4192 bytes
+constexpr size_t kLongestSentence = 4000;  // the library skips sentences of more than 4192 bytes
 constexpr int64_t kFixedPieces = 260;      // <unk>, <s>, </s>, "\n" and the 256 bytes
 
 class Sentences : public sentencepiece::SentenceIterator {
@@ -29,7 +29,7 @@ class Sentences : public sentencepiece::SentenceIterator {
   size_t at_ = 0;
 };
 
-/// Distinct characters that become pieces: all but the tab, which stays a byte.
+/// Returns distinct characters that become pieces: all but the tab, which stays a byte.
 int64_t distinct_characters(const std::vector<std::string>& lines) {
   std::unordered_set<std::string_view> characters;
   for (const std::string& line : lines) {
@@ -58,7 +58,8 @@ Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_
   }
   Sentences sentences(lines);
   std::string model;
-  // One thread: the library writes its number into the model, which would then differ between machines.
+  // Training uses one thread. The library writes the number of threads into the model, which would then differ between
+  // machines.
   const std::unordered_map<std::string, std::string> settings = {
       {"vocab_size", std::to_string(vocab_size)},
       {"model_type", "bpe"},

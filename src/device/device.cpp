@@ -79,7 +79,7 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
     if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(memory);
   }
-  // Over-map and trim, so that the block starts on a huge page.
+  // The mapping is larger and then trimmed, so that the block starts on a huge page.
   const int64_t size = round_up(bytes, 4096), mapped = size + kHugePage;
   void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -92,7 +92,7 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
   if (mapped - lead - size > 0) munmap(base + lead + size, static_cast<size_t>(mapped - lead - size));
   std::byte* memory = base + lead;
   madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
-  // First touch by the threads that will use it: no page fault is left for the training loop.
+  // The threads that will use the memory touch it first, so that the training loop has no page faults.
   pool_.parallel_for(divide_up(size, kHugePage), [&](int64_t block) {
     const int64_t begin = block * kHugePage, end = std::min(size, begin + kHugePage);
     for (int64_t at = begin; at < end; at += 4096) reinterpret_cast<volatile char*>(memory)[at] = 0;

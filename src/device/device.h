@@ -1,8 +1,8 @@
 #pragma once
-// A device runs kernels and owns memory. A CPU computes synchronously on a thread pool; a CUDA device in the order of
-// its compute stream, and only kernels and the copies below may touch its memory. A dry device computes nothing and
-// allocates nothing: it stands for a CPU of given threads and instruction set, or for a GPU, so that one pass over the
-// program yields the memory plan and the cost of a step.
+// A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
+// order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
+// and allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives
+// the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -23,25 +23,26 @@ struct MemoryUse {
   int64_t current = 0, peak = 0;
 };
 
-/// Host memory, pinned beside a GPU, that a device copies to and from while host and compute stream go on.
+/// A mirror is pinned host memory beside a GPU. The device copies to and from it while host and compute stream
+/// continue.
 class Mirror {
  public:
   virtual ~Mirror() = default;
-  /// At least so long; what it held is lost. Waits for the copies that were started.
+  /// Returns at least `bytes` of memory; its old content is lost. Waits for the copies that were started.
   virtual std::byte* memory(int64_t bytes) = 0;
   /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// Whether what fetch() started is there. Any thread.
-  virtual bool fetched() const = 0;
-  /// A copy from memory() + at, in order with the operators of the device.
+  /// Says whether the copy that fetch() started has ended. Any thread may ask.
+  virtual bool is_fetched() const = 0;
+  /// Copies from memory() + at, in order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;
 };
 
-/// What a device was given to do, to be done again on the same memory with the same arguments.
+/// A graph is recorded work of a device, which runs again on the same memory with the same arguments.
 class Graph {
  public:
   virtual ~Graph() = default;
-  /// In order with the operators.
+  /// Runs the graph, in order with the operators.
   virtual void run() = 0;
 };
 
@@ -53,10 +54,10 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Of this rank on the host: what kernels of a CPU run on; beside a GPU, for initial values and checkpoints.
+  /// Host threads of this rank. Kernels of a CPU run on them; beside a GPU they make initial values and checkpoints.
   int threads() const { return threads_; }
   Isa isa() const { return isa_; }  // of the kernels of a CPU
-  /// Of the GPU that this device is or stands for; an internal error on a CPU.
+  /// Facts of the GPU that this device is or stands for; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   /// The host threads; an internal error on a dry device.
   virtual ThreadPool& host_pool();
@@ -67,11 +68,11 @@ class Device {
   void release(const std::string& category, std::byte* memory, int64_t bytes) noexcept;
   const std::map<std::string, MemoryUse>& memory() const { return memory_; }
   int64_t memory_total() const;
-  /// Every start and length handed out or planned inside one block is a multiple of this many bytes.
+  /// Every start and length returned, or planned inside one block, is a multiple of this many bytes.
   int64_t alignment() const { return kind_ == Kind::cuda ? 256 : 64; }
 
-  /// Copies in order with the operators run before; nothing on dry. To the host: the bytes are there on return. To the
-  /// device: `from` may be reused on return.
+  /// Copies in order with the operators run before; nothing on dry. When copy_to_host returns, the bytes have arrived;
+  /// when copy_to_device returns, `from` may be reused.
   void copy_to_host(void* to, const std::byte* from, int64_t bytes);
   void copy_to_device(std::byte* to, const void* from, int64_t bytes);
   /// Inside the device: `rows` rows of `width` bytes, `*_pitch` bytes apart; a single row may have any pitch.

@@ -18,14 +18,15 @@ struct CpuFeatures {
   bool matrix_unit = false;      // the CPU has AMX for bf16 …
   bool tiles_permitted = false;  // … and this process may use it
 };
-/// Of this machine; permission for tiles is asked for on the first call.
+/// Returns the features of this machine. The first call asks for permission to use tiles.
 const CpuFeatures& cpu_features();
 
 bool has(const CpuFeatures& cpu, Isa isa);
-/// The set to run without being told. Dot products of bf16 pairs are twice as fast as fp32 on CPUs without a matrix
-/// unit and half as fast on those with one: they are chosen for the former alone, also where tiles are not permitted.
+/// Returns the set to run when TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
+/// CPUs without a matrix unit and half as fast on those with one. They are chosen for CPUs without one alone, even
+/// where tiles are not permitted.
 Isa best_isa(const CpuFeatures& cpu);
-/// Whether products of bf16 by this set are faster than those of fp32.
+/// Says whether products of bf16 by this set are faster than those of fp32.
 bool fast_bf16(const CpuFeatures& cpu, Isa isa);
 
 /// True when this CPU, kernel and process can run the set.

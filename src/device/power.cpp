@@ -7,7 +7,7 @@
 namespace trainer::device {
 namespace {
 
-// Of nvml.h: success, the clock of the multiprocessors, the sensor of the GPU.
+// Values of nvml.h: success, the clock of the multiprocessors, the temperature sensor of the GPU.
 constexpr int kSuccess = 0, kClockSm = 1, kTemperatureGpu = 0;
 
 }  // namespace

@@ -10,7 +10,7 @@ class PowerMeter {
   struct Reading {
     double watts = 0, sm_mhz = 0, celsius = 0;
   };
-  /// `pci_bus_id` as the CUDA runtime tells it. Without the library or the device read() has nothing to say.
+  /// `pci_bus_id` as the CUDA runtime tells it. Without the library or the device read() returns nothing.
   explicit PowerMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
   ~PowerMeter();
   PowerMeter(const PowerMeter&) = delete;
@@ -18,7 +18,7 @@ class PowerMeter {
 
   /// Takes up to a millisecond.
   std::optional<Reading> read() const;
-  /// For every step of a run: what was read last, at most a second ago.
+  /// Returns what was read last, at most a second ago: cheap enough for every step of a run.
   std::optional<Reading> recent();
 
  private:

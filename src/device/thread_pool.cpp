@@ -52,7 +52,7 @@ struct ThreadPool::State {
   int threads = 1;
   std::vector<std::thread> workers;
 
-  // The job; written by the caller before `epoch` moves, read by workers after.
+  // The job. The caller writes it before `epoch` changes, workers read it after.
   Call call = nullptr;
   void* context = nullptr;
   int64_t tasks = 0;
@@ -62,7 +62,7 @@ struct ThreadPool::State {
 
   alignas(64) std::atomic<uint32_t> epoch{0}, epoch_sleepers{0};
   alignas(64) std::atomic<uint32_t> finished{0}, finished_sleepers{
-                                                     0};  // finished: moves once when the last worker is done
+                                                     0};  // finished: changes once when the last worker is done
   alignas(64) std::atomic<int> busy{0};
   std::atomic<bool> stop{false};
 

@@ -1,6 +1,6 @@
 #pragma once
 // One pool of threads for a rank. Waiting threads spin for a few microseconds and then sleep in a futex, so that ranks
-// sharing cores do not starve each other; libraries are called from inside with one thread.
+// sharing cores do not starve each other. Libraries are called from inside with one thread.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,7 +10,8 @@ namespace trainer::device {
 
 class ThreadPool {
  public:
-  /// `threads` in all, the caller included; at least 1. Throws Code::plan when the system does not give so many.
+  /// `threads` in all, the caller included; at least 1. Throws Code::plan when the system does not give that many
+  /// threads.
   explicit ThreadPool(int threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

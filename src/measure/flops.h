@@ -13,11 +13,11 @@ struct MatmulWeights {
   int64_t blocks = 0, head = 0;
   int64_t total() const { return blocks + head; }
 };
-/// `model` with the values in force: d_ff > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is the
-/// true vocabulary: padding is not useful work.
+/// `model` has the values in force: d_ff > 0 (an internal error otherwise); n_kv_head 0 means n_head. `vocab` is the
+/// true vocabulary, since padding is not useful work.
 MatmulWeights matmul_weights(const config::Model& model, int64_t vocab);
 
-/// Of one token, forward and backward.
+/// FLOPs of one token, forward and backward.
 struct FlopsPerToken {
   double matmul = 0;      // 6 · N_matmul
   double attention = 0;   // 12 · L · d_model · seq_len: every query against every key

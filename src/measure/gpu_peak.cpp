@@ -10,7 +10,7 @@
 namespace trainer::measure {
 
 std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
-  // TFLOP/s in bf16, and in fp32 without TF32. The longest name that the device's contains is it.
+  // Part holds TFLOP/s in bf16, and in fp32 without TF32. The part of a device is the longest name within the device's.
   struct Part {
     std::string_view name;
     double bf16, fp32;
@@ -24,7 +24,7 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
   for (const Part& part : kParts) {
     const size_t at = name.find(part.name);
     if (at == std::string::npos) continue;
-    const size_t end = at + part.name.size();  // "L4" is not the start of "L40S"
+    const size_t end = at + part.name.size();  // so that "L4" does not match "L40S"
     if (end < name.size() && std::isalnum(static_cast<unsigned char>(name[end]))) continue;
     if (best == nullptr || part.name.size() > best->name.size()) best = &part;
   }
@@ -34,7 +34,7 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
 
 double best_product_flops(device::Device& device, DType dtype) {
   TRAINER_CHECK(device.kind() == device::Kind::cuda, "the peak of a CPU is that of its peak loop");
-  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // fills every multiprocessor many times
+  const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // large enough to fill every multiprocessor many times
   Arena arena(device, Arena::Mode::heap);
   Meter meter;
   Exec ex{device, arena, meter};

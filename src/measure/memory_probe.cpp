@@ -10,7 +10,7 @@
 namespace trainer::measure {
 namespace {
 
-/// The value of a "Key:   123 kB" line in bytes.
+/// Returns the value of a "Key:   123 kB" line in bytes.
 std::optional<int64_t> kilobyte_field(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string word; in >> word;) {
@@ -29,7 +29,7 @@ int64_t anonymous_bytes() {
 
 int64_t bytes_in_use() {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  malloc_trim(0);  // not of a sanitizer's allocator: the C library's is never set up then, and threads would race to
+  malloc_trim(0);  // a sanitizer replaces the C library's allocator, which threads would race to set up
 #endif
   return anonymous_bytes();
 }

@@ -4,22 +4,23 @@
 
 namespace trainer::measure {
 
-/// Bytes of anonymous memory resident in this process, huge pages included (/proc/self/smaps_rollup, else
-/// /proc/self/status); 0 when neither can be read. Walks the page tables: milliseconds per GiB, so not for every step.
+/// Returns the bytes of anonymous memory resident in this process, huge pages included. Reads /proc/self/smaps_rollup,
+/// else /proc/self/status; 0 when neither can be read. Walks the page tables: milliseconds per GiB, so not for every
+/// step.
 int64_t anonymous_bytes();
 
-/// The same after the allocator has given back what was freed: memory that it keeps for later is not in use, and what
-/// is taken from it afterwards would not show as growth.
+/// Returns the same after the allocator has given back freed memory. Memory that it keeps is not in use, and later
+/// takes from it would not show as growth.
 int64_t bytes_in_use();
 
-/// Growth of the memory in use since construction. One thread.
+/// MemoryProbe samples the growth of the memory in use since construction. One thread.
 class MemoryProbe {
  public:
   MemoryProbe() : start_(bytes_in_use()) {}
   /// Reads the present value; returns its growth in bytes (may be negative) and remembers the largest.
   int64_t sample();
   int64_t start() const { return start_; }
-  /// Largest growth sampled so far, at least 0.
+  /// Returns the largest growth sampled so far, at least 0.
   int64_t peak() const { return peak_; }
 
  private:

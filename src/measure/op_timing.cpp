@@ -9,7 +9,7 @@
 namespace trainer::measure {
 namespace {
 
-/// Blocks [first, end) of four draws.
+/// Fills blocks [first, end) of four draws.
 void fill_blocks(const Tensor& tensor, PhiloxKey key, int64_t first, int64_t end) {
   const int64_t count = tensor.count();
   for (int64_t block = first; block < end; ++block) {
@@ -33,7 +33,7 @@ void fill_blocks(const Tensor& tensor, PhiloxKey key, int64_t first, int64_t end
 }  // namespace
 
 void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name) {
-  constexpr int64_t kBlocks = 1 << 14;  // of one task
+  constexpr int64_t kBlocks = 1 << 14;  // per task
   HostCopy here(device, tensor);
   const PhiloxKey key = philox_key(1, name);
   const int64_t blocks = divide_up(tensor.count(), int64_t{4});
@@ -44,7 +44,7 @@ void fill_normal(device::Device& device, const Tensor& tensor, std::string_view 
 }
 
 void fill_uniform(device::Device& device, const Tensor& x, std::string_view name) {
-  constexpr int64_t kDraws = 1 << 20;  // of one task
+  constexpr int64_t kDraws = 1 << 20;  // per task
   const PhiloxKey key = philox_key(1, name);
   HostCopy here(device, x);
   const int64_t count = x.count();

@@ -11,9 +11,9 @@
 
 namespace trainer::measure {
 
-/// Seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is planned by a dry
-/// run, as in training. On a GPU a measurement is of several calls in a row, so that what it takes to start the first
-/// and to wait for the last does not count.
+/// Returns the seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is
+/// planned by a dry run, as in training. On a GPU a measurement is of several calls in a row, so that starting the
+/// first and waiting for the last hardly count.
 template <typename Op>
 double median_seconds(Exec& ex, const Op& op, int repeats) {
   const int calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;
@@ -41,7 +41,7 @@ double median_seconds(Exec& ex, const Op& op, int repeats) {
   return median(seconds);
 }
 
-/// Random operands, the same for the same name: normal draws; uniform in [-1, 1).
+/// Fill a tensor with random operands, the same for the same name: normal draws; uniform in [-1, 1).
 void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name);
 void fill_uniform(device::Device& device, const Tensor& tensor, std::string_view name);
 

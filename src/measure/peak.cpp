@@ -19,7 +19,7 @@ PeakTracker::PeakTracker(std::string unit, Windows windows, Clock clock)
       windows_(std::move(windows)),
       clock_(std::move(clock)),
       started_(clock_()) {
-  rates_.reserve(2048);  // more than a second of windows: nothing is allocated between steps
+  rates_.reserve(2048);  // room for more than a second of windows, so that nothing is allocated between steps
 }
 
 PeakReport PeakTracker::report() const {
@@ -44,13 +44,13 @@ void PeakTracker::measure(int count) {
   seconds_ += seconds;
   visit_seconds_ = std::min(visit_seconds_, seconds * kBetweenSteps / count);
   for (const double rate : fresh) {
-    if (rate <= flops_) continue;  // true where either is not known
+    if (rate <= flops_) continue;  // true also when either is NaN
     flops_ = rate;
     raised_by_.clear();
   }
 }
 
-bool PeakTracker::due() const {
+bool PeakTracker::is_due() const {
   if (!windows_) return false;
   const double room = std::min(kMostSeconds, kShare * (clock_() - started_)) - visits_seconds_;
   return room >= visit_seconds_;
@@ -62,16 +62,16 @@ void PeakTracker::visit() {
   visits_seconds_ += seconds_ - before;
 }
 
-std::string PeakTracker::saw(double flops, std::string_view what) {
+std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   if (!(flops > flops_)) return {};
   const std::string faster =
       format("{} ran at {:.4g} TFLOP/s, above the peak of {:.4g}", what, flops * 1e-12, flops_ * 1e-12);
   const bool first = !std::exchange(told_, true);
-  if (!measured()) {
+  if (!is_measured()) {
     if (!first) return {};
     return faster + (origin_ == "user"
                          ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "
-                           "low; without the key the trainer finds it itself"
+                           "low; remove the key, and the trainer measures it"
                          : " of the data sheet: set hardware.peak_tflops to what this part can do");
   }
   flops_ = flops;
@@ -85,7 +85,7 @@ std::string PeakTracker::saw(double flops, std::string_view what) {
 
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world) {
   if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
-  // Windows are for all ranks or for none: a rank with a GPU has no loop to run beside the others'.
+  // All ranks run windows, or none does: a rank with a GPU has no loop to run beside the others.
   const bool gpu = device.kind() == device::Kind::cuda;
   double gpus[] = {gpu ? 1.0 : 0.0};
   world.control().sum(gpus);
@@ -101,7 +101,7 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
     loop->run(rates);
     return {*std::max_element(rates.begin(), rates.end()), "measured", unit};
   }
-  // Ranks with more threads than the host has cores take turns on them, and a window may fall into one turn.
+  // Ranks with more threads than the host has cores take turns, and a window may fit into one turn.
   const double share = std::min(1.0, static_cast<double>(cores) / (local * std::min(cores, device.threads())));
   return {unit, [loop, share, &world](std::span<double> rates) {
             if (world.size() > 1) world.control().barrier();

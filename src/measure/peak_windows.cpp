@@ -19,26 +19,27 @@ PeakUnit peak_unit(device::Isa isa, DType compute) {
     return {"AMX tiles", ops::avx512::peak_table.bf16_tiles, DType::bf16};
   if (compute == DType::bf16 && isa == device::Isa::avx512bf16)
     return {"AVX512-BF16 dot products", ops::avx512::peak_table.bf16_pairs, DType::bf16};
-  // Everything else is computed in fp32, or in fp64.
+  // Other types compute in fp32, or in fp64.
   const bool wide = isa >= device::Isa::avx512, plain = isa < device::Isa::avx2;
   const ops::PeakTable& table = wide ? ops::avx512::peak_table : plain ? ops::plain::peak_table : ops::avx2::peak_table;
   const std::string_view name = wide ? "AVX-512 fma" : plain ? "plain multiply and add" : "AVX2 fma";
   return compute == DType::f64 ? PeakUnit{name, table.f64, DType::f64} : PeakUnit{name, table.f32, DType::f32};
 }
 
-/// Of one thread: operands and results of the loop, what it did in the last window, and where it may run.
+/// A Lane belongs to one thread: operands and results of the loop, what it did in the last window, and where it may
+/// run.
 struct PeakWindows::Lane {
   alignas(64) std::byte operands[ops::kPeakOperandBytes];
   alignas(64) std::byte sink[8192];
-  double flops = 0, start = 0, end = 0;  // seconds on one clock
+  double flops = 0, start = 0, end = 0;  // start and end: seconds on one clock
   int index = 0;
   cpu_set_t allowed = {};
 };
 
 namespace {
 
-/// The thread keeps to one of its CPUs, unless there are more than `wanted`: then the system finds free ones. A lane
-/// beyond its CPUs counts from the first again, as ranks do that have CPUs of their own.
+/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Lanes beyond
+/// the last CPU start at the first again, since ranks may have CPUs of their own.
 void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;
@@ -48,7 +49,7 @@ void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
     cpu_set_t one;
     CPU_ZERO(&one);
     CPU_SET(cpu, &one);
-    sched_setaffinity(0, sizeof(one), &one);  // where it is forbidden the window may be slower
+    sched_setaffinity(0, sizeof(one), &one);  // where pinning is forbidden, the window may be slower
     return;
   }
 }
@@ -68,7 +69,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
       unit_(peak_unit(device.isa(), compute)),
       first_lane_(local_rank * device.threads()),
       lanes_of_host_(local_size * device.threads()) {
-  // Normal draws: the clock depends on live data.
+  // Operands are normal draws, because the clock depends on live data.
   std::vector<double> draws(static_cast<size_t>(ops::kPeakOperandBytes / size_of(unit_.operands)));
   ops::fill_normals(device, philox_key(1, "peak"), 0, static_cast<int64_t>(draws.size() / 4), draws.data());
   for (int thread = 0; thread < device.threads(); ++thread) {
@@ -79,7 +80,7 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
     : unit_.operands == DType::f32 ? store<float>(draws, to)
                                    : store<bf16>(draws, to);
   }
-  // On this thread, and the fastest of five: what is disturbed would make all windows too short.
+  // One thread finds the rounds of a window, by the fastest of five: a disturbed one would make all windows too short.
   double seconds = 0;
   for (rounds_ = 8; seconds < kSeconds / 8; rounds_ *= 2) {
     seconds = kSeconds;
@@ -93,18 +94,18 @@ PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, 
 }
 PeakWindows::~PeakWindows() = default;
 
-void PeakWindows::together(const std::function<void(Lane&)>& work) {
+void PeakWindows::run_on_all_lanes(const std::function<void(Lane&)>& work) {
   const auto lanes = static_cast<int>(lanes_.size());
   std::atomic<int> arrived = 0;
   device_.host_pool().parallel_for(lanes, [&](int64_t, int worker) {
-    ++arrived;  // who waits here takes no second task: each thread has one
+    ++arrived;  // a waiting worker takes no second task, so each thread has one
     while (arrived.load() < lanes) sched_yield();
     work(*lanes_[static_cast<size_t>(worker)]);
   });
 }
 
 double PeakWindows::seconds_of(int64_t rounds) {
-  together([&](Lane& lane) {
+  run_on_all_lanes([&](Lane& lane) {
     lane.start = now_seconds();
     lane.flops = unit_.loop(lane.operands, rounds, lane.sink);
     lane.end = now_seconds();
@@ -118,19 +119,19 @@ double PeakWindows::seconds_of(int64_t rounds) {
 }
 
 void PeakWindows::run(std::span<double> rates) {
-  together([&](Lane& lane) {
+  run_on_all_lanes([&](Lane& lane) {
     sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
     take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
   });
-  seconds_of(rounds_);  // not counted: the clock settles, and other ranks arrive
+  seconds_of(rounds_);  // not counted: the clock settles, and other ranks start
   for (double& rate : rates) {
     const double seconds = seconds_of(rounds_);
     double flops = 0;
     for (const auto& lane : lanes_) flops += lane->flops;
     rate = flops / seconds;
   }
-  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);  // other ranks may be at their last
-  together([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
+  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);  // other ranks may be in their last
+  run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
 }
 
 }  // namespace trainer::measure

@@ -1,6 +1,6 @@
 #pragma once
-// The rate that no operator of a CPU can pass, seen through short windows. Other programs, neighbours on the same
-// hardware and clocks that change only ever make a window slower, so a peak is the best of many, spread over time.
+// The rate that no operator of a CPU can exceed, measured in short windows. Other programs, neighbours on the same
+// hardware and changing clocks only make a window slower. So the peak is the best of many windows, spread over time.
 #include <functional>
 #include <memory>
 #include <span>
@@ -13,20 +13,20 @@
 
 namespace trainer::measure {
 
-/// What multiplies in a compute type, and the loop that shows its rate.
+/// PeakUnit is what multiplies in a compute type, and the loop that measures its rate.
 struct PeakUnit {
   std::string_view name;  // "AVX2 fma"
   ops::PeakLoop loop;
   DType operands;
 };
-/// The unit that products in this compute type can use on a CPU of this instruction set.
+/// Returns the unit that products in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// Windows of the peak loop on all threads of a CPU device at once. Holds operands and results for each of them, which
-/// stay in L1.
+/// PeakWindows runs windows of the peak loop on all threads of a CPU device at once. It holds operands and results for
+/// each thread, which stay in L1.
 class PeakWindows {
  public:
-  static constexpr double kSeconds = 1e-3;  // of one window, about
+  static constexpr double kSeconds = 1e-3;  // length of a window, about
 
   /// Takes some milliseconds to find how often the loop runs in a window. This rank and how many there are on the host,
   /// each with as many threads. The device outlives this.
@@ -35,20 +35,20 @@ class PeakWindows {
 
   std::string_view unit() const { return unit_.name; }
   /// rates ← FLOP/s of that many windows, one after the other: what all threads did, by the time from the first start
-  /// to the last end. Threads that fill the CPUs they may use get one each meanwhile: the system is slow to tell
-  /// threads apart that wake up for a moment. Ranks that begin together within a millisecond run beside each other.
+  /// to the last end. Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread
+  /// threads that wake up only for a moment. Ranks that begin together within a millisecond run beside each other.
   void run(std::span<double> rates);
 
  private:
   struct Lane;
-  void together(const std::function<void(Lane&)>& work);
+  void run_on_all_lanes(const std::function<void(Lane&)>& work);
   double seconds_of(int64_t rounds);  // of all threads
 
   device::Device& device_;
   PeakUnit unit_;
   int first_lane_, lanes_of_host_;
   std::vector<std::unique_ptr<Lane>> lanes_;  // of the threads
-  int64_t rounds_ = 0;                        // of the loop in a window
+  int64_t rounds_ = 0;                        // rounds of the loop in a window
 };
 
 }  // namespace trainer::measure

@@ -9,7 +9,7 @@ namespace {
 
 const std::string kNone = "-";
 
-/// Three significant digits of a value in [0, 1024).
+/// Formats a value in [0, 1024) with three significant digits.
 std::string three_digits(double value) { return format("{:.{}f}", value, value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2); }
 
 }  // namespace
@@ -19,7 +19,7 @@ std::string format_count(double value) {
   if (value < 0) return "-" + format_count(-value);
   constexpr const char* kSuffix[] = {"", "k", "M", "G", "T", "P"};
   size_t unit = 0;
-  while (value >= 999.5 && unit + 1 < std::size(kSuffix)) value /= 1000, ++unit;
+  for (; value >= 999.5 && unit + 1 < std::size(kSuffix); ++unit) value /= 1000;
   if (unit == 0 && value == std::floor(value)) return format("{:.0f}", value);
   return three_digits(value) + kSuffix[unit];
 }
@@ -29,7 +29,7 @@ std::string format_bytes(double bytes) {
   if (bytes < 0) return "-" + format_bytes(-bytes);
   constexpr const char* kSuffix[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
   size_t unit = 0;
-  while (bytes >= 1023.5 && unit + 1 < std::size(kSuffix)) bytes /= 1024, ++unit;
+  for (; bytes >= 1023.5 && unit + 1 < std::size(kSuffix); ++unit) bytes /= 1024;
   return unit == 0 ? format("{:.0f} B", bytes) : format("{} {}", three_digits(bytes), kSuffix[unit]);
 }
 

@@ -116,10 +116,10 @@ Shape Layout::local(int rank) const {
 std::vector<Run> Layout::runs(int rank, const Place& place) const {
   const Box box = box_of(rank);
   const int dims = shape_.dims();
-  // Distances in memory of neighbours along each global dim, and extents without the padding.
+  // Distances in memory between neighbours along each global dim, and extents without padding.
   std::array<int64_t, Shape::kMaxDims> pitch{}, extent{};
   const auto at = [](auto& values, int dim) -> int64_t& { return values[static_cast<size_t>(dim)]; };
-  int64_t distance = 1, lines = 1;  // in the end, `distance` is the size of the matrix
+  int64_t distance = 1, lines = 1;  // after the loop, `distance` is the size of the matrix
   for (int i = dims - 1; i >= 0; --i) {
     const int dim = transposed_ ? dims - 1 - i : i;
     at(pitch, dim) = distance;
@@ -150,7 +150,7 @@ std::vector<Run> Layout::runs(int rank, const Place& place) const {
   return clip_runs(runs, piece.begin, piece.count);
 }
 
-bool Layout::owner(int rank) const {
+bool Layout::is_owner(int rank) const {
   TRAINER_CHECK(axes(kPartial) == 0, "no rank owns elements of {}", mesh::to_string(*this));
   return mesh_.index(rank, axes(kReplicate)) == 0;
 }
@@ -174,7 +174,7 @@ Layout Layout::gradient(const Layout& tokens) const {
   return with(tokens.split_axes() & ~split_axes(), kPartial);
 }
 
-Layout dual(const Layout& layout) {
+Layout gradient_layout(const Layout& layout) {
   const AxisSet replicated = layout.axes(kReplicate), partial = layout.axes(kPartial);
   return layout.with(replicated, kPartial).with(partial, kReplicate);
 }

@@ -14,13 +14,12 @@ namespace trainer::mesh {
 ///   replicate  every coordinate holds the same elements
 ///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
 ///   partial    every coordinate holds a partial sum; the tensor is their total along the axis
-///   flat       the box that the splits leave is flattened and cut into contiguous pieces (comm::chunk_of); several
-///   flat
-///              axes cut it once, over all their ranks
+///   flat       the box that the splits leave is cut into contiguous pieces (comm::chunk_of); several flat axes cut it
+///              once, over all their ranks
 struct Placement {
   enum class Kind : uint8_t { replicate, split, partial, flat };
   Kind kind = Kind::replicate;
-  int dim = 0;  // of split
+  int dim = 0;  // the dim of a split
   bool operator==(const Placement&) const = default;
 };
 inline constexpr Placement kReplicate{}, kPartial{Placement::Kind::partial}, kFlat{Placement::Kind::flat};
@@ -28,27 +27,28 @@ constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
 /// "B", "P", "S0", "flat"
 std::string to_string(Placement placement);
 
-/// Where a rank's box lies in a local matrix that it shares with others, side by side, so that one product or one
-/// gather serves them. Flat axes cut the whole matrix.
+/// A place is where a rank's box lies in a local matrix beside other boxes, so that one product or one gather serves
+/// them all. Flat axes cut the whole matrix.
 struct Place {
-  int64_t offset = 0;  // of the box's first element
+  int64_t offset = 0;  // the offset of the box's first element
   int64_t pitch = 0;   // columns of the matrix; 0: the box alone
 };
 
-/// Built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an axis of size 1
-/// all placements mean the same and read as kReplicate.
+/// A layout is built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an
+/// axis of size 1 all placements mean the same and read as kReplicate.
 class Layout {
  public:
   Layout() = default;
-  /// Replicated on all axes.
+  /// Makes a layout that is replicated on all axes.
   Layout(MeshShape mesh, Shape shape) : mesh_(std::move(mesh)), shape_(shape), padded_(shape) {}
 
-  /// The layout with `placement` on the axis or alias `axes`. Throws Code::config when a dim does not divide.
+  /// Returns the layout with `placement` on the axis or alias `axes`. Throws Code::config when a dim does not divide.
   Layout with(std::string_view axes, Placement placement) const { return with(mesh_.set(axes), placement); }
   Layout with(AxisSet axes, Placement placement) const;
-  /// Dim `dim` is stored, and cut, as if it had `extent` elements; the rest is padding, in nobody's runs.
+  /// Returns the layout whose dim `dim` is stored, and cut, as if it had `extent` elements. The rest is padding, in no
+  /// rank's runs.
   Layout padded(int dim, int64_t extent) const;
-  /// Stored with its two dims exchanged: the box of [V, H] is [H, V] in memory.
+  /// Returns the layout stored with its two dims exchanged: the box of [V, H] is [H, V] in memory.
   Layout transposed() const;
 
   const MeshShape& mesh() const { return mesh_; }
@@ -56,29 +56,29 @@ class Layout {
   const Shape& extents() const { return padded_; }  // global, padding included
   Placement on(int axis) const { return placements_[static_cast<size_t>(axis)]; }
   bool is_transposed() const { return transposed_; }
-  /// The axes of this placement; of any split.
+  /// Returns the axes of this placement; of any split.
   AxisSet axes(Placement placement) const;
   AxisSet split_axes() const;
 
-  /// What the splits leave, as stored: equal on all ranks.
+  /// Returns the shape that the splits leave, as stored: equal on all ranks.
   Shape box() const;
-  /// What `rank` stores: the box; with flat axes a piece [n] of it.
+  /// Returns the shape of what `rank` stores: the box, or with flat axes a piece [n] of it.
   Shape local(int rank) const;
-  /// The elements a rank stores, by ascending global offset, with their places in its memory.
+  /// Returns the elements that a rank stores, by ascending global offset, with their places in its memory.
   std::vector<Run> runs(int rank, const Place& place = {}) const;
 
-  /// How many ranks store an element.
+  /// Returns how many ranks store an element.
   int replicas() const { return mesh_.group_size(axes(kReplicate)); }
-  /// Of the ranks that store the same elements, the one that writes and counts them: coordinate 0 of replicated axes.
-  /// An internal error for partial layouts.
-  bool owner(int rank) const;
+  /// Returns whether `rank` is the one that writes and counts its elements, among the ranks that store them. It has
+  /// coordinate 0 on replicated axes. An internal error for partial layouts.
+  bool is_owner(int rank) const;
 
-  /// How this parameter's gradient comes out of a backward pass over `tokens`: partial on the axes that split the
-  /// tokens but not the parameter. Those axes are what it must be summed over.
+  /// Returns the layout of this parameter's gradient after a backward pass over `tokens`: partial on the axes that
+  /// split the tokens but not the parameter. It must be summed over those axes.
   Layout gradient(const Layout& tokens) const;
 
   bool operator==(const Layout&) const = default;
-  /// Some order of the layouts on one mesh, for maps.
+  /// Orders the layouts on one mesh, for maps.
   bool operator<(const Layout& other) const { return key() < other.key(); }
 
  private:
@@ -97,9 +97,9 @@ class Layout {
   bool transposed_ = false;
 };
 
-/// Layout of the gradient of an activation: partial and replicate change places, splits stay. The backward pass of a
-/// redistribution from→to is the redistribution dual(to)→dual(from).
-Layout dual(const Layout& layout);
+/// Returns the layout of the gradient of an activation: partial and replicate change places, splits stay. The backward
+/// pass of a redistribution from→to is the redistribution gradient_layout(to)→gradient_layout(from).
+Layout gradient_layout(const Layout& layout);
 
 /// "[4096, 768] S0 over data+z, S1 over y"
 std::string to_string(const Layout& layout);

@@ -24,7 +24,7 @@ class Mesh {
   comm::Communicator& along(AxisSet axes, comm::Lane lane);
   comm::Communicator& along(std::string_view name, comm::Lane lane) { return along(shape_.set(name), lane); }
   comm::Control& host() const { return world_.control(); }
-  /// find_route, searched once.
+  /// Returns find_route(from, to), searched once.
   const Route& route(const Layout& from, const Layout& to);
 
  private:

@@ -25,7 +25,7 @@ class MeshShape {
  public:
   static constexpr int kMaxAxes = 8;
 
-  /// `aliases` name products of axes: an axis that some layout cuts in two is declared as its factors ("kv", "rep")
+  /// `aliases` name products of axes. An axis that some layout cuts in two is declared as its factors ("kv", "rep")
   /// with the alias "tensor" for both.
   explicit MeshShape(std::vector<MeshAxis> axes = {},
                      std::vector<std::pair<std::string, std::vector<std::string>>> aliases = {});
@@ -35,7 +35,7 @@ class MeshShape {
   const std::string& name(int axis) const { return names_->axes[static_cast<size_t>(axis)].name; }
   AxisSet all() const { return (AxisSet{1} << axes()) - 1; }
 
-  /// The axis or alias of this name; an internal error when there is none.
+  /// Returns the axis or alias of this name; an internal error when there is none.
   AxisSet set(std::string_view name) const;
   bool has(std::string_view name) const { return names_->find(name) != 0; }
   /// "tensor", "kv+rep", "control": the alias or axis if there is one, else the names joined.

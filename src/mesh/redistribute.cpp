@@ -7,7 +7,7 @@ namespace {
 
 using Kind = Placement::Kind;
 
-/// `rows` pieces of `width` bytes, as many apart in memory as the pitches say.
+/// Copies `rows` pieces of `width` bytes between memories with the given pitches.
 void copy_rows(Exec& ex, const std::byte* from, int64_t from_pitch, std::byte* to, int64_t to_pitch, int64_t rows,
                int64_t width) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2.0 * static_cast<double>(rows * width)});
@@ -25,7 +25,7 @@ void fill_zeros(Exec& ex, const Tensor& tensor) {
 
 std::byte* at(const Tensor& tensor, int64_t byte) { return tensor.data == nullptr ? nullptr : tensor.data + byte; }
 
-/// [rows, cols, width] bytes → [cols, rows, width], in as few copies as can be.
+/// Transposes [rows, cols, width] bytes to [cols, rows, width], in as few copies as possible.
 void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int64_t cols, int64_t width) {
   if (cols <= rows) {
     for (int64_t col = 0; col < cols; ++col)
@@ -36,10 +36,10 @@ void exchange(Exec& ex, const Tensor& from, const Tensor& to, int64_t rows, int6
   }
 }
 
-/// A tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.
+/// A Cut is a tensor cut into `pieces` along one dim: [outer, pieces, inner] bytes.
 struct Cut {
   int64_t outer = 1, pieces = 1, inner = 1;
-  /// How the layout that has the whole extent of `placement`'s dim is cut along it.
+  /// `layout` has the whole extent of `placement`'s dim.
   Cut(const Layout& layout, Placement placement, int group, DType dtype) : pieces(group), inner(size_of(dtype)) {
     const Shape whole = layout.box();
     const int dim = layout.is_transposed() ? 1 - placement.dim : placement.dim;
@@ -47,12 +47,12 @@ struct Cut {
     for (int d = dim; d < whole.dims(); ++d) inner *= whole[d];
     inner /= pieces;
   }
-  bool contiguous() const { return outer == 1; }  // every piece is
+  bool contiguous() const { return outer == 1; }  // whether each piece is
 };
 
 }  // namespace
 
-/// One step of a route, on one rank: begin() does a local one, or starts a collective; end() is its other half.
+/// Mover runs one step of a route on one rank: begin() runs a local step, or starts a collective; end() completes it.
 class Mover {
  public:
   Mover(Exec& ex, Transit& transit)
@@ -81,13 +81,13 @@ class Mover {
     return t;
   }
 
-  /// Steps until a collective runs, or to the end.
+  /// Runs steps until a collective is in flight, or to the end.
   static void go_on(Exec& ex, Transit& t) {
     while (t.step_ < t.route_->steps.size() && !running(t)) Mover(ex, t).begin();
   }
   static bool running(const Transit& t) { return static_cast<bool>(t.received_); }
   static void end_running(Exec& ex, Transit& t) {
-    if (t.ticket_.open()) t.ticket_.join(ex);
+    if (t.ticket_.is_open()) t.ticket_.join(ex);
     Mover(ex, t).end();
   }
 
@@ -124,7 +124,7 @@ class Mover {
     t_.packed_.reset();
     const bool pieces = (step_.op == CommOp::all_gather && step_.from != kFlat) || step_.op == CommOp::all_to_all;
     if (pieces && !received_cut().contiguous()) {
-      // The pieces came one after the other; they belong side by side.
+      // The pieces arrived one after the other; the result has them side by side.
       t_.owned_.reset();
       const Tensor apart = std::exchange(t_.received_, {});
       const Scratch memory = std::move(t_.place_);
@@ -140,7 +140,7 @@ class Mover {
     t_.ticket_ = comm_.all_gather(ex_, t_.tensor_, t_.received_);
   }
 
-  /// B→S, B→flat.
+  /// Keeps this rank's part of a copy: B→S, B→flat.
   void keep_part() {
     receive_result();
     const Tensor out = t_.received_;
@@ -155,7 +155,7 @@ class Mover {
     arrive();
   }
 
-  /// B→P, S→P, flat→P: the ranks' parts add up to the tensor.
+  /// Makes a partial sum of a tensor: B→P, S→P, flat→P. The ranks' parts add up to it.
   void fill_up() {
     const bool whole_here = step_.from == kReplicate;
     if (whole_here && first()) {
@@ -186,7 +186,7 @@ class Mover {
   Scratch take(Shape shape) const { return ex_.take("redistribute", shape, t_.tensor_.dtype); }
   Scratch take() const { return take(after_.local(t_.mesh_->rank())); }
 
-  /// The pieces of the input one after the other, unless they lie so already.
+  /// Copies the pieces of the input to lie one after the other, unless they already do.
   void pack() {
     const Cut whole(*t_.before_, step_.to, step_.group, t_.tensor_.dtype);
     if (whole.contiguous()) return;
@@ -200,13 +200,13 @@ class Mover {
     t_.place_ = std::move(place);
     t_.received_ = t_.place_;
   }
-  /// Into memory of its own, or where the caller wants the result.
+  /// Receives into new memory, or where the caller wants the result.
   void receive_result() {
     if (!last() || !t_.out_) return receive(take());
     t_.received_ = t_.out_;
     t_.is_out_ = true;
   }
-  /// Over the input, or over a copy of it when that is not ours.
+  /// Receives over the input, or over a copy of it when the caller keeps it.
   void receive_over_input() {
     if (t_.owned_) return receive(std::move(t_.owned_));
     if (t_.writable_) {
@@ -216,7 +216,7 @@ class Mover {
     last() && t_.out_ ? receive_result() : receive(take(t_.tensor_.shape));
     copy_whole(ex_, t_.tensor_, t_.received_);
   }
-  /// What was received is what the next step moves.
+  /// Makes the received tensor the one that the next step moves.
   void arrive() {
     const bool in_place = t_.writable_ && !t_.place_ && !t_.is_out_;
     TRAINER_CHECK(in_place || !t_.writable_, "{} moves what a rank stores, and not in place", to_string(*t_.route_));
@@ -234,7 +234,7 @@ class Mover {
 };
 
 void Transit::wait(Exec& ex) {
-  if (ticket_.open()) ticket_.join(ex);
+  if (ticket_.is_open()) ticket_.join(ex);
 }
 
 Scratch Transit::finish(Exec& ex) {

@@ -9,8 +9,8 @@
 
 namespace trainer::mesh {
 
-/// Some axes, all of the same placement, change to another one together: one collective over the group along them, or
-/// something each rank does alone.
+/// A step changes some axes of one placement to another together: by one collective over the group along them, or
+/// without communication.
 ///   S→B, flat→B all_gather;  P→S, P→flat reduce_scatter;  P→B all_reduce;  S→S' all_to_all;
 ///   B→S, B→flat keep a part;  B→P, S→P, flat→P fill up with zeros
 struct Step {
@@ -20,7 +20,7 @@ struct Step {
   int group = 1;             // ranks along `axes`
   int64_t payload = 0;       // elements, as comm/bytes.h counts them
 
-  /// Total over the ranks of one group.
+  /// Returns the total over the ranks of one group.
   int64_t wire_elements() const { return op ? comm::wire_elements(*op, group, payload) : 0; }
   int64_t wire_bytes(DType dtype) const { return wire_elements() * size_of(dtype); }
 };
@@ -32,16 +32,16 @@ struct Route {
   int64_t ring_elements = 0;
 };
 
-/// The route that sends the fewest elements; among those the fewest collectives, then the fewest steps. Reductions
-/// weigh what a ring would send whatever their size, so a route does not depend on the extents. Both layouts are of the
-/// same tensor on one mesh, with at most seven axes larger than 1 (internal error).
+/// Returns the route that sends the fewest elements; among those the fewest collectives, then the fewest steps.
+/// Reductions of any size weigh what a ring would send, so a route does not depend on the extents. Both layouts are of
+/// the same tensor on one mesh, with at most seven axes larger than 1 (internal error).
 Route find_route(const Layout& from, const Layout& to);
 
 /// "all_gather over tensor, slice over z", for messages and reports.
 std::string to_string(const Route& route);
 
-/// The largest number of elements that a rank must receive when every element travels at most once, straight to where
-/// it is needed: a bound for routes between layouts of splits and replicas.
+/// Returns the largest number of elements that a rank must receive when every element travels at most once, straight to
+/// where it is needed. That is a bound for routes between layouts of splits and replicas.
 int64_t direct_elements(const Layout& from, const Layout& to);
 
 }  // namespace trainer::mesh

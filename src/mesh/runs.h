@@ -14,12 +14,12 @@ struct Run {
   bool operator==(const Run&) const = default;
 };
 
-/// Rows [0, rows) × columns [0, cols) of a global [rows, cols] tensor, stored at local + r·pitch + c. Adjacent rows
-/// merge.
+/// Returns the runs of rows [0, rows) × columns [0, cols) of a global [rows, cols] tensor, stored at local + r·pitch +
+/// c. Adjacent rows merge.
 std::vector<Run> matrix_runs(int64_t rows, int64_t cols, int64_t local, int64_t pitch);
 
-/// What is stored at [begin, begin + count) of the local storage, with `begin` as the new origin: a rank's piece of a
-/// block that several ranks share, such as ZeRO's of a group's flat space.
+/// Returns the runs within [begin, begin + count) of the local storage, with `begin` as the new origin. That is a
+/// rank's piece of a block that several ranks share, such as ZeRO's of a group's flat space.
 std::vector<Run> clip_runs(const std::vector<Run>& runs, int64_t begin, int64_t count);
 
 /// Appends `run`, joined to the last one when it continues that in both places.

@@ -92,7 +92,7 @@ ops::AttentionShape Block::attention_shape(const Batch& batch) const {
 }
 
 ops::AttentionDropout Block::attention_dropout(const Batch& batch) const {
-  if (!drops(batch)) return {};
+  if (!has_dropout(batch)) return {};
   const parallel::AttentionTile tile = attention_tile(batch);
   return {.p = dropout_,
           .key = attention_site_,
@@ -108,7 +108,7 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
-    if (norm1_->split()) {  // a few bytes a row, and no second exchange
+    if (norm1_->is_split()) {  // the statistics take a few bytes a row, and save a second exchange
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
@@ -127,7 +127,7 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
   return run(ex, batch, passing, Pass::infer, cache);
 }
 
-// The one forward pass. `infer` gives every tensor back as soon as it was used; `recompute` stops before the last
+// Runs the forward pass of every kind. `infer` frees each tensor right after its use. `recompute` stops before the last
 // product, whose output backward does not need.
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
@@ -136,7 +136,7 @@ Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* c
   if (!keep || recompute_ == config::Recompute::selective) s.a.reset();
   attend(ex, batch, s, cache);
   if (!keep) s.qkv.reset();
-  s.x1 = out_->forward(ex, batch.rows(), s.context, onto(batch, s.x, attention_out_site_));
+  s.x1 = out_->forward(ex, batch.rows(), s.context, add_residual(batch, s.x, attention_out_site_));
   if (!keep) {
     s.context.reset();
     s.x.reset();
@@ -160,20 +160,21 @@ Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
     s.pre.reset();
   }
   if (pass == Pass::recompute) return {};
-  return down_->forward(ex, batch.rows(), s.z, onto(batch, s.x1, mlp_out_site_));
+  return down_->forward(ex, batch.rows(), s.z, add_residual(batch, s.x1, mlp_out_site_));
 }
 
 // residual + dropout(…)
-parallel::ForwardFusion Block::onto(const Batch& batch, const Tensor& residual, PhiloxKey key) const {
+parallel::ForwardFusion Block::add_residual(const Batch& batch, const Tensor& residual, PhiloxKey key) const {
   parallel::ForwardFusion fusion{.residual = residual};
-  if (drops(batch)) fusion.dropout = site(batch, key);
+  if (has_dropout(batch)) fusion.dropout = site(batch, key);
   return fusion;
 }
 
 void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
   const Tensor qkv = s.qkv;
   if (rope_)
-    ops::run(ex, ops::Rope{rotated(qkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/false});
+    ops::run(ex, ops::Rope{queries_and_keys(qkv), *rope_, head_dim_, batch.seq_len, batch.first_position,
+                           /*inverse=*/false});
   ops::AttentionForward op{.q = queries(qkv),
                            .k = keys(qkv),
                            .v = values(qkv),
@@ -196,7 +197,7 @@ void Block::attend(Exec& ex, const Batch& batch, Saved& s, KvCache* cache) {
   ops::run(ex, op);
 }
 
-Scratch Block::masked(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key) {
+Scratch Block::dropout_backward(Exec& ex, const Batch& batch, const Tensor& dy, PhiloxKey key) {
   Scratch masked = ex.take("dropout.dy", dy.shape, dy.dtype);
   ops::run(ex, ops::DropoutAdd{dy, {}, masked, site(batch, key)});
   return masked;
@@ -209,9 +210,9 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     ex.meter.recomputing = false;
   }
   const bool rebuild = recompute_ == config::Recompute::selective;
-  // MLP: through down, the activation and up
+  // The MLP: through down, the activation and up.
   Scratch drop;
-  if (drops(batch)) drop = masked(ex, batch, dy, mlp_out_site_);
+  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
   const Tensor pre = s.pre;
   if (rebuild) s.z = ex.take("mlp.z", {pre.rows(), gated_ ? pre.cols() / 2 : pre.cols()}, pre.dtype);
@@ -220,7 +221,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
     const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
     s.z.reset();
-    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre has served
+    ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
     if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
@@ -238,8 +239,8 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   dy.reset();
   s.x1.reset();
   s.stats2 = {};
-  // attention: through the output projection, the core and q‖k‖v
-  if (drops(batch)) drop = masked(ex, batch, dx1, attention_out_site_);
+  // The attention: through the output projection, the core and q‖k‖v.
+  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
   Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
@@ -271,7 +272,8 @@ Scratch Block::attend_backward(Exec& ex, const Batch& batch, const Tensor& dcont
                                       .scale = scale_,
                                       .dropout = attention_dropout(batch)});
   if (rope_)
-    ops::run(ex, ops::Rope{rotated(dqkv), *rope_, head_dim_, batch.seq_len, batch.first_position, /*inverse=*/true});
+    ops::run(ex, ops::Rope{queries_and_keys(dqkv), *rope_, head_dim_, batch.seq_len, batch.first_position,
+                           /*inverse=*/true});
   s.qkv.reset();
   s.context.reset();
   s.lse.reset();

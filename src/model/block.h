@@ -11,7 +11,7 @@
 
 namespace trainer::model {
 
-/// Keys and values of one sequence seen so far, for generation.
+/// KvCache holds the keys and values of one sequence seen so far, for generation.
 struct KvCache {
   Tensor keys, values;  // [capacity, local K·D]
   int64_t used = 0;     // rows filled before this pass
@@ -19,9 +19,9 @@ struct KvCache {
 
 struct BlockSpec {
   int layer = 0, group = 0;
-  int64_t layers = 0;   // of the model: residual projections start at init_std/√(2·layers)
+  int64_t layers = 0;   // of the whole model: residual projections start at init_std/√(2·layers)
   config::Model model;  // resolved: no derived value is left open
-  uint64_t seed = 0;    // of dropout
+  uint64_t seed = 0;    // seed of dropout
 };
 
 class Block {
@@ -45,26 +45,26 @@ class Block {
 
   /// x [n, H] → [n, H]; `saved` is filled for backward.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
-  /// Without backward; `cache` (generation, one sequence) receives the new keys and values.
+  /// Runs the forward pass without a backward one. `cache` (generation, one sequence) receives the new keys and values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
   /// dy [n, H] → dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
-  /// Of the store: where all parameters of the block are.
+  /// Returns the group of the store that has all parameters of the block.
   int group() const { return group_; }
-  /// Local columns of keys (and of values), for the cache.
+  /// Returns the local columns of keys (and of values), for the cache.
   int64_t kv_width() const { return kv_heads_ * head_dim_; }
 
  private:
   enum class Pass { train, recompute, infer };
   Scratch run(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass, KvCache* cache);
   Scratch mlp(Exec& ex, const parallel::Batch& batch, Saved& saved, Pass pass);
-  parallel::ForwardFusion onto(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
-  Scratch masked(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
+  parallel::ForwardFusion add_residual(const parallel::Batch& batch, const Tensor& residual, PhiloxKey site) const;
+  Scratch dropout_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dy, PhiloxKey site);
   void attend(Exec& ex, const parallel::Batch& batch, Saved& saved, KvCache* cache);
   Scratch attend_backward(Exec& ex, const parallel::Batch& batch, const Tensor& dcontext, Saved& saved);
 
-  bool drops(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
+  bool has_dropout(const parallel::Batch& batch) const { return batch.dropout && dropout_ > 0; }
   ops::DropoutSite site(const parallel::Batch& batch, PhiloxKey key) const;
   parallel::AttentionTile attention_tile(const parallel::Batch& batch) const;
   ops::AttentionShape attention_shape(const parallel::Batch& batch) const;
@@ -74,14 +74,14 @@ class Block {
   Tensor values(const Tensor& qkv) const { return qkv.col_range(heads_ * head_dim_ + kv_width(), kv_width()); }
   static Tensor gate(const Tensor& pre) { return pre.col_range(0, pre.cols() / 2); }
   static Tensor up(const Tensor& pre) { return pre.col_range(pre.cols() / 2, pre.cols() / 2); }
-  Tensor rotated(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
+  Tensor queries_and_keys(const Tensor& qkv) const { return qkv.col_range(0, heads_ * head_dim_ + kv_width()); }
 
   int group_;
   int layer_;
   const parallel::Strategy& strategy_;
-  parallel::Spread stream_;  // of the residual stream here
+  parallel::Spread stream_;  // spread of the residual stream in this block
   int64_t width_, all_heads_, all_kv_heads_, head_dim_;
-  int64_t heads_, kv_heads_;  // this rank's
+  int64_t heads_, kv_heads_;  // heads on this rank
   bool gated_;
   double dropout_, scale_;
   config::Recompute recompute_;

@@ -82,15 +82,15 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   df.reset();
   saved.x.reset();
   saved.stats = {};
-  grads.group_done(ex, head_group_);
+  grads.end_group(ex, head_group_);
   for (size_t l = blocks_.size(); l-- > 0;) {
     dx = move(ex, batch, std::move(dx), l + 1, l);
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
-    grads.group_done(ex, blocks_[l].group());
+    grads.end_group(ex, blocks_[l].group());
   }
   if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
   embedding_->backward(ex, batch, dx, grads);
-  grads.group_done(ex, embedding_group_);
+  grads.end_group(ex, embedding_group_);
   grads.end_micro(ex);
   return loss;
 }

@@ -22,12 +22,12 @@ class Transformer {
     Scratch features;  // [n, H] after the final norm
   };
 
-  /// Up to the input of the head, keeping what backward needs.
+  /// Runs up to the input of the head and keeps what backward needs.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
-  /// Head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows whose losses this rank has
-  /// (not scaled by loss_scale).
+  /// Runs head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows whose losses this rank
+  /// has (not scaled by loss_scale).
   double backward(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
-  /// The same sum without gradients and dropout.
+  /// Returns the same sum without gradients and dropout.
   double loss(Exec& ex, const parallel::Batch& batch);
 
   /// Keys and values of all blocks for one sequence of up to seq_len tokens.
@@ -46,7 +46,7 @@ class Transformer {
   /// [1, vocabulary padded], accumulator type.
   Scratch extend(Exec& ex, const parallel::Batch& batch, Cache& cache);
 
-  /// The ranks of a replica along these axes have the losses of different rows; how many those are of a batch.
+  /// Returns the axes along which ranks of a replica have the losses of different rows, and how many rows those are.
   mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
   int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
 
@@ -56,16 +56,16 @@ class Transformer {
 
  private:
   Scratch embed(Exec& ex, const parallel::Batch& batch);
-  /// Without backward, up to the input of the head.
+  /// Runs up to the input of the head, keeping nothing for backward.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Cache* cache);
-  /// Part of the residual stream from where it is in one layer to where it is in another.
+  /// Moves this rank's part of the residual stream from the spread of one layer to that of another.
   Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;
 
   config::Model model_;
   int64_t vocab_;
   PhiloxKey embedding_site_;
-  int embedding_group_ = 0, head_group_ = 0;  // of the store
+  int embedding_group_ = 0, head_group_ = 0;  // groups in the store
   parallel::ParamStore& store_;
   parallel::Strategy& strategy_;
   std::unique_ptr<parallel::Embedding> embedding_;

@@ -1,6 +1,6 @@
 #pragma once
-// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order,
-// so results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in
+// AdamW (Loshchilov & Hutter 2019) in canonical arithmetic: every device rounds the same operations in the same order.
+// So results are bit-identical wherever a parameter is updated. All scalars are computed once per step on the host in
 // double and rounded to the state's type.
 #include "tensor/exec.h"
 

@@ -8,14 +8,14 @@
 namespace trainer::ops {
 namespace {
 
-/// Up to this many queries keys and values are read where they are, one query after the other.
+/// For up to this many queries, keys and values are not packed: each query reads them where they are.
 constexpr int64_t kDecodeQueries = 4;
 
-/// Of vectors.
+/// Returns the kernels of vectors.
 const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
   return table_for(ex, plain::attention_kernels, avx2::attention_kernels, avx512::attention_kernels)(dtype);
 }
-/// The best there are for whole blocks of queries.
+/// Returns the fastest kernels for whole blocks of queries.
 const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
   if (dtype == DType::bf16 && ex.device.kind() == device::Kind::cpu) {
     if (ex.device.isa() == device::Isa::amx) return avx512::attention_tiles;
@@ -25,7 +25,7 @@ const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }
 
-/// Pairs (query, key) that causality leaves, in one head of one sequence.
+/// Returns the pairs (query, key) that causality leaves, in one head of one sequence.
 double visible_pairs(const AttentionShape& s) {
   return static_cast<double>(s.q_len) *
          (static_cast<double>(s.k_len - s.q_len) + 0.5 * (static_cast<double>(s.q_len) + 1));
@@ -75,7 +75,7 @@ AttentionJob job_of(const AttentionShape& s, double scale, const AttentionDropou
   return job;
 }
 
-/// Sizes of packed operands; a function of shape, type and kernels.
+/// Sets the sizes of packed operands: a function of shape, type and kernels.
 void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool panels) {
   if (panels) {
     constexpr int64_t kPanel = 32;
@@ -86,17 +86,17 @@ void set_packing(AttentionJob& job, DType accumulator, device::Isa isa, bool pan
   }
   const int64_t size = size_of(accumulator), line = 64 / size, panel = 2 * vector_bytes(isa) / size;
   int64_t lines = round_up(job.head_dim, std::max(panel, line)) / line;
-  if (lines % 2 == 0) ++lines;  // rows at an even distance of lines meet in few sets of the cache
+  if (lines % 2 == 0) ++lines;  // rows an even number of lines apart share few sets of the cache
   job.row_ld = lines * line;
   job.k_pad = round_up(job.k_capacity, panel);
   job.q_pad = job.q_len;
 }
 
-/// Hands out pieces of one scratch block.
+/// Divides one scratch block into pieces.
 class Pieces {
  public:
   explicit Pieces(std::byte* data) : data_(data) {}
-  /// 64-byte aligned; null on the dry device.
+  /// Returns the next piece: 64-byte aligned, or null on the dry device.
   std::byte* next(int64_t bytes) {
     std::byte* piece = data_ == nullptr ? nullptr : data_ + used_;
     used_ += round_up(bytes, 64);
@@ -109,7 +109,7 @@ class Pieces {
   int64_t used_ = 0;
 };
 
-/// Lays the job's scratch out from `data` and returns its bytes. `pairs`: of a whole wave.
+/// Lays out the job's scratch from `data` and returns its bytes. `pairs` is the number of pairs in a wave.
 int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t pairs, int threads,
                 const AttentionKernels& kernels) {
   Pieces pieces(data);
@@ -136,7 +136,8 @@ int64_t lay_out(AttentionJob& job, std::byte* data, DType accumulator, int64_t p
   return pieces.bytes();
 }
 
-/// Pairs per wave: enough tasks to keep all threads busy to the end, and no more packed memory than that needs.
+/// Returns the pairs per wave: enough tasks to keep all threads busy to the end, and no more packed memory than that
+/// needs.
 int64_t wave_of(const AttentionShape& s, int64_t tasks_per_pair, int64_t tasks) {
   return std::min(s.batch * s.kv_heads, divide_up(tasks, tasks_per_pair));
 }
@@ -239,7 +240,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   job.dv = operand(op.dv);
   job.lse = op.lse.data;
   set_packing(job, accumulator, isa, kernels.pack_queries != nullptr);
-  // At most eight parts of dq, each over enough keys to pay for reading the queries again.
+  // There are at most eight parts of dq. Each sums over enough keys to pay for reading the queries again.
   job.chunk_keys = std::max(s.k_len <= 512 ? int64_t{128} : int64_t{256}, round_up(divide_up(s.k_len, 8), kKeyBlock));
   job.chunks = divide_up(s.k_len, job.chunk_keys);
 

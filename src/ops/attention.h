@@ -22,8 +22,8 @@ struct AttentionDropout {
   int64_t first_sample = 0, first_head = 0, heads_global = 0;
 };
 
-/// out = softmax(scale·q·kᵀ + causal)·v.  q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed),
-/// out [b·q_len, A·D], lse [b·A, q_len] accumulator dtype (log-sum-exp of the scaled scores; empty: not kept).
+/// out = softmax(scale·q·kᵀ + causal)·v. q [b·q_len, A·D], k, v [b·k_capacity, K·D] (column ranges allowed), out
+/// [b·q_len, A·D]. lse [b·A, q_len], accumulator dtype: log-sum-exp of the scaled scores; empty: not kept.
 struct AttentionForward {
   Tensor q, k, v, out, lse;
   AttentionShape shape;
@@ -44,9 +44,9 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Attention of this process on that GPU is cuDNN's from now on where it can do it (bf16, no dropout, as many keys as
-/// queries), or ours again. The log-sum-exps of both mean the same: a backward pass may follow the other's forward.
-/// Throws Code::usage with the reason when cuDNN was not there at build time, or is not here.
+/// Makes attention of this process on that GPU run by cuDNN from now on, or by our kernels again. cuDNN can do bf16
+/// without dropout, with as many keys as queries. The log-sum-exps of both mean the same: a backward pass may follow
+/// the other's forward. Throws Code::usage with the reason when cuDNN was not found at build time, or is not found now.
 void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
 /// What computes attention, for logs: "own kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);

@@ -15,7 +15,7 @@ const CrossEntropyKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::cross_entropy_kernels, avx2::cross_entropy_kernels, avx512::cross_entropy_kernels);
 }
 
-/// Of row r; 1 without weights.
+/// Returns the weight of row r; 1 without weights.
 double weight_of(const Tensor& weights, int64_t r) {
   if (!weights) return 1.0;
   return weights.dtype == DType::f64 ? weights.as<double>()[r] : static_cast<double>(weights.as<float>()[r]);
@@ -28,7 +28,7 @@ void check_targets(const Tensor& targets, const Tensor& weights, int64_t vocabul
                   "target {} of row {}, vocabulary of {}", target[r], r, vocabulary);
 }
 
-/// Column of the target of row r; −1: on another rank.
+/// Returns the column of the target of row r, or −1 when another rank has it.
 int64_t target_here(const CrossEntropyShard& shard, int64_t r) {
   const int64_t column = shard.targets.as<int32_t>()[r] - shard.first;
   return column >= 0 && column < shard.vocab ? column : -1;
@@ -38,7 +38,7 @@ double logit(const Tensor& logits, int64_t r, int64_t column) {
   return logits.dtype == DType::f64 ? logits.as<double>()[at] : static_cast<double>(logits.as<float>()[at]);
 }
 
-/// Of the gradient's type; the logits are of its accumulator type.
+/// Returns the kernel index of the gradient's type. Checks that the logits have its accumulator type.
 size_t shard_type(const CrossEntropyShard& shard, DType gradient) {
   TRAINER_CHECK(
       shard.logits.dtype == accumulator_of(gradient) && shard.vocab >= 0 && shard.vocab <= shard.logits.cols(),

@@ -23,8 +23,8 @@ void run(Exec& ex, const CrossEntropy& op);
 ///   ShardSums: this rank's part;   all_reduce(max) of largest;
 ///   ShardRescale: relative to the largest of all;   all_reduce(sum) of sums;
 ///   ShardLoss: loss, and dlogits of these columns.
-/// All statistics are f64: largest [m]; sums [2, m]: Σ exp(logits − largest), and logits[target] − largest of the
-/// rank that has the target, 0 on the others.
+/// All statistics are f64: largest [m] and sums [2, m]. The sums are Σ exp(logits − largest), and logits[target] −
+/// largest of the rank that has the target, 0 on the others.
 struct CrossEntropyShard {
   Tensor logits, targets;
   int64_t first = 0, vocab = 0;

@@ -21,7 +21,7 @@ void fill(Exec& ex, const Tensor& x, T value) {
   for_row_blocks(ex, x.count(), kTaskElements, [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
 }
 
-/// y[c, r] = x[r, c] for a tile of rows × cols; the lines of x that it reads stay in L1 meanwhile.
+/// y[c, r] = x[r, c] for a tile of rows × cols. The lines of x that it reads stay in L1 meanwhile.
 template <typename T>
 void transpose_tile(const T* x, int64_t x_ld, T* y, int64_t y_ld, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c)

@@ -5,8 +5,8 @@
 
 namespace trainer::ops {
 
-/// Which elements of the step's whole batch a tensor of token rows holds: the mask of an element depends on
-/// (key, step, global element index) alone, so replicas, layouts and recomputation agree.
+/// Which elements of the step's whole batch a tensor of token rows holds. The mask of an element depends on (key, step,
+/// global element index) alone, so replicas, layouts and recomputation agree.
 /// element (row r, col c) has index ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
 struct DropoutSite {
   double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
@@ -47,7 +47,7 @@ struct Copy {
 };
 void run(Exec& ex, const Copy& op);
 
-/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y lie apart.
+/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y do not overlap.
 struct Transpose {
   Tensor x, y;
 };

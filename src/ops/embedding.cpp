@@ -14,7 +14,7 @@ const EmbeddingKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::embedding_kernels, avx2::embedding_kernels, avx512::embedding_kernels);
 }
 
-/// The shard with its defaults filled in; ids are checked against its vocabulary.
+/// Returns the shard with its defaults filled in. Checks ids against its vocabulary.
 TableShard shard_of(const TableShard& shard, const Tensor& table) {
   return {shard.first_id, shard.vocabulary == 0 ? table.rows() : shard.vocabulary};
 }
@@ -24,7 +24,7 @@ void check_ids(const Tensor& ids, int64_t vocabulary) {
     TRAINER_CHECK(id[r] >= 0 && id[r] < vocabulary, "token {} of row {}, a vocabulary of {}", id[r], r, vocabulary);
 }
 
-/// Counting sort: order[start[v] … start[v + 1]) are the rows that hold token first + v, ascending.
+/// A counting sort. order[start[v] … start[v + 1]) are the rows that hold token first + v, ascending.
 void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, int32_t* order) {
   const int32_t* id = ids.as<int32_t>();
   const int64_t n = ids.count();
@@ -35,11 +35,11 @@ void sort_rows(const Tensor& ids, int64_t first, int64_t rows, int32_t* start, i
   for (int64_t v = 0; v < rows; ++v) start[v + 1] += start[v];
   for (int64_t r = 0; r < n; ++r)
     if (here(r)) order[start[id[r] - first]++] = static_cast<int32_t>(r);
-  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // the placing has moved each start to its end
+  for (int64_t v = rows; v > 0; --v) start[v] = start[v - 1];  // placing has moved each start to its end
   start[0] = 0;
 }
 
-/// fn(row, first column, columns) for every row of a table, in parallel.
+/// Calls fn(row, first column, columns) for every row of a table, in parallel.
 template <typename F>
 void for_table_rows(Exec& ex, const Tensor& table, F&& fn) {
   const int64_t cols = table.cols(), rows = table.rows(), chunks = divide_up(cols, kColumns);

@@ -11,7 +11,7 @@ struct TableShard {
 };
 
 /// y[r] = table[ids[r]] + positions[first_position + r % rows_per_sequence] (positions may be empty). A token whose row
-/// is elsewhere counts as a row of zeros.
+/// another rank has counts as a row of zeros.
 /// ids [N] i32 in [0, V); table [V_padded, H], positions [S, H], y [N, H] compute dtype. Sum in the accumulator type.
 struct EmbeddingForward {
   Tensor ids, table, positions, y;
@@ -21,7 +21,7 @@ struct EmbeddingForward {
 void run(Exec& ex, const EmbeddingForward& op);
 
 /// y[r] += positions[first_position + (first_row + r) % rows_per_sequence], where row 0 of y is row `first_row` of the
-/// batch: the second half of EmbeddingForward, after a sum over the shards of the table. Rounds as that does.
+/// batch. It is the second half of EmbeddingForward, after a sum over the shards of the table. Rounds as that does.
 struct AddPositions {
   Tensor positions, y;
   int64_t rows_per_sequence = 0, first_position = 0, first_row = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What completes a product whose partial sums had to be added over ranks first: a product's own epilogue (ops/gemm.h)
-// comes too early then. Each agrees in every bit with the epilogue of a product that has the same sum.
+// Completes a product whose partial sums were first added over ranks. A product's own epilogue (ops/gemm.h) would come
+// too early. Each agrees in every bit with the epilogue of a product that has the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {

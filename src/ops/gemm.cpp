@@ -57,7 +57,7 @@ void check(const device::Device& device, const Gemm& op) {
                 name_of(accumulator_of(op.a.dtype)), n, text());
 }
 
-/// The environment variable TRAINER_PRODUCTS: own (default), or onednn for bf16 on CPUs with AMX.
+/// Reads the environment variable TRAINER_PRODUCTS: own (default), or onednn for bf16 on CPUs with AMX.
 bool onednn_asked_for() {
   const char* const name = std::getenv("TRAINER_PRODUCTS");
   if (name == nullptr || *name == '\0' || std::string_view(name) == "own") return false;

@@ -19,17 +19,17 @@ struct Epilogue {
 ///   op(a) [m, k], op(b) [k, n], c [m, n];  trans_a: a is [k, m]; trans_b: b is [n, k]. Any pitch.
 /// a and b share one compute dtype (f64, f32, bf16); c is that dtype or its accumulator (bf16 operands: f32).
 /// Sums are formed in the accumulator type. Their order depends on shapes and instruction set only: never on threads.
-/// In bf16, `pre` and `residual` have c's dtype; the activation is taken of the sum as `pre` stores it, whether or not
-/// it is kept, so that it can be rebuilt bit by bit.
+/// In bf16, `pre` and `residual` have c's dtype. The activation is taken of the sum as `pre` stores it, whether kept or
+/// not, so that it can be recomputed bit by bit.
 struct Gemm {
   Tensor a, b, c;
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
   Epilogue epilogue;
   Tensor packed_b;  // op(b) packed for this product by PackB, or empty: b is read as it is
-  /// (+)= Σ_k b[k, ·], or empty; [n], accumulator type, b not transposed. With dW = Xᵀ·dY the gradient of the bias,
-  /// formed where our own product packs dY, else by a ColumnSum; its order depends on shapes and on that path only.
-  /// Not in cost(): it rides along.
+  /// (+)= Σ_k b[k, ·], or empty; [n], accumulator type, b not transposed. With dW = Xᵀ·dY it is the gradient of the
+  /// bias, formed where our own product packs dY, else by a ColumnSum. Its order depends on shapes and on that path
+  /// only. cost() does not count it.
   Tensor b_sums;
   bool add_to_b_sums = false;
 };

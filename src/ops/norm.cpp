@@ -12,7 +12,7 @@ const NormKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::norm_kernels, avx2::norm_kernels, avx512::norm_kernels);
 }
 
-/// Operand by operand, what forward and apply have in common.
+/// Checks the operands that forward and apply have in common.
 NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& y, const Tensor& mean,
                  const Tensor& rstd, double eps, bool center) {
   const int64_t rows = x.rows(), cols = x.cols();

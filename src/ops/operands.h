@@ -16,7 +16,7 @@ inline void expect_rows(const Tensor& t, int64_t rows, int64_t cols, DType dtype
                 to_string(t), name_of(dtype), rows, cols);
 }
 
-/// Of `passes` over a tensor, for costs.
+/// Returns the bytes of `passes` over a tensor, for costs.
 inline double bytes_of(const Tensor& t, double passes = 1) { return passes * static_cast<double>(t.bytes()); }
 
 /// Place of a compute type (f64, f32, bf16) in the kernel tables.

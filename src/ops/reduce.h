@@ -1,5 +1,5 @@
 #pragma once
-// Sums over rows, in an order that the number of threads does not change: blocks of rows are summed on their own, then
+// Sums over rows, in an order that the number of threads does not change. Blocks of rows are summed on their own, then
 // the blocks in order.
 #include <algorithm>
 

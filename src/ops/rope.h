@@ -8,7 +8,7 @@ namespace trainer::ops {
 /// table [S, D] accumulator dtype: cos in the first half of a row, sin in the second. Made with portable arithmetic.
 void fill_rope_table(const Tensor& table, double theta);
 
-/// In place on x [N, heads·D] (a column range of qkv). Row r has position first_position + r % rows_per_sequence.
+/// Works in place on x [N, heads·D] (a column range of qkv). Row r has position first_position + r % rows_per_sequence.
 /// inverse: rotate back (the backward pass).
 struct Rope {
   Tensor x, table;

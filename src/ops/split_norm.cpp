@@ -14,7 +14,7 @@ const SplitNormKernels& kernels(const Exec& ex) {
   return table_for(ex, plain::split_norm_kernels, avx2::split_norm_kernels, avx512::split_norm_kernels);
 }
 
-/// Plane `plane` of [planes, N]; of RMS norms there is only the last.
+/// Returns plane `plane` of [planes, N]. RMS norms have only the last one.
 std::byte* plane_of(const Tensor& t, int64_t rows, bool center, int plane) {
   return center ? t.data + plane * rows * size_of(t.dtype) : plane == 0 ? nullptr : t.data;
 }
@@ -41,7 +41,7 @@ void merge(Exec& ex, const NormMerge& op) {
   });
 }
 
-/// What both halves of the gradient have in common.
+/// Checks what both halves of the gradient have in common.
 SplitGradient checked(const Tensor& dy, const Tensor& x, const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                       const Tensor& sums, bool center) {
   const int64_t rows = x.rows(), cols = x.cols();

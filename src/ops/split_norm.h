@@ -1,7 +1,7 @@
 #pragma once
-// Layer norm and RMS norm (ops/norm.h) of ranks that share the hidden dimension: each has W of the H = g·W columns of
+// Layer norm and RMS norm (ops/norm.h) of ranks that share the hidden dimension. Each has W of the H = g·W columns of
 // its rows. Forward and backward are two halves each, with one exchange of a value or two per row between them:
-//   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as ever
+//   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as before
 //   SplitNormSums;  all_reduce(sum) of the sums;  SplitNormBackward
 // Squares are of distances from each rank's own mean, merged by Chan et al. 1979 in rank order: never E[x²] − mean².
 #include "tensor/exec.h"
@@ -11,16 +11,16 @@ namespace trainer::ops {
 /// Values per row that are exchanged: mean and squares, or of RMS norms squares alone.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
-/// x [N, W] compute dtype → moments [planes, N] accumulator dtype: the mean of the columns here (centred norms only)
-/// and Σ(x − that mean)², or Σx².
+/// x [N, W] compute dtype → moments [planes, N] accumulator dtype. They are the mean of this rank's columns (centred
+/// norms only) and Σ(x − that mean)², or Σx².
 struct NormMoments {
   Tensor x, moments;
   bool center = true;
 };
 void run(Exec& ex, const NormMoments& op);
 
-/// all [g, planes, N]: the moments of ranks with `width` columns each, in rank order → mean [N] (empty for RMS norms)
-/// and rstd [N] over all g·width. Sums over the ranks in order.
+/// all [g, planes, N] are the moments of ranks with `width` columns each, in rank order. They give mean [N] (empty for
+/// RMS norms) and rstd [N] over all g·width. Sums over the ranks in order.
 struct NormMerge {
   Tensor all, mean, rstd;
   int64_t width = 0;
@@ -29,7 +29,8 @@ struct NormMerge {
 };
 void run(Exec& ex, const NormMerge& op);
 
-/// With n = (x − mean)·rstd and g = dy·gain, over the columns here: sums [planes, N] = Σg (centred norms only), Σ(g·n).
+/// With n = (x − mean)·rstd and g = dy·gain, over this rank's columns: sums [planes, N] = Σg (centred norms only),
+/// Σ(g·n).
 struct SplitNormSums {
   Tensor dy, x, gain, mean, rstd, sums;
   bool center = true;

@@ -32,7 +32,7 @@ void AdamW::step(Exec& ex, const Update& update) {
     if (store_.replicas().split_state) gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
   }
   for (comm::Ticket& gather : gathers_)
-    if (gather.open()) gather.join(ex);
+    if (gather.is_open()) gather.join(ex);
   store_.weights_changed();
 }
 

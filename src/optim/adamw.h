@@ -7,7 +7,7 @@
 
 namespace trainer::optim {
 
-/// Host scalars of update number t (1-based; skipped steps do not count), in double.
+/// Returns the host scalars of update number t (1-based; skipped steps do not count), in double.
 /// Reference: Loshchilov & Hutter 2019, algorithm 2, with bias corrections folded into step and denominator.
 ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update, bool decay);
 
@@ -15,8 +15,8 @@ class AdamW final : public Optimizer {
  public:
   /// Both outlive it.
   AdamW(params::ParamStore& store, const config::Optim& optim);
-  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and sends it to
-  /// the others while it goes on with the next group; all weights are there on return.
+  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and gathers it
+  /// to the others while it updates the next group. All gathers have ended on return.
   void step(Exec& ex, const Update& update) override;
 
  private:

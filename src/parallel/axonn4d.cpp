@@ -35,7 +35,7 @@ Axonn4D::Axonn4D(mesh::Mesh& mesh, ParamStore& store, const config::Config& conf
       cache_layers_(config.parallel.cache_layers) {}
 
 std::unique_ptr<Linear> Axonn4D::linear(int layer, int group, const LinearSpec& spec) {
-  const bool out = leads_out(spec.site);
+  const bool out = reads_residual(spec.site);
   const Spread stream{.rows = z_, .cols = y_}, inside{.rows = z_, .cols = x_};
   return std::make_unique<GridLinear>(
       ranks_, store_, group, spec,

@@ -1,8 +1,8 @@
 #pragma once
 // AxoNN-4D: three-dimensional tensor parallelism beside data parallelism (Singh et al. 2023, 2024), over axes x, y and
-// z. Linears that lead out of the residual stream contract over y and have their columns over x; those that lead back
-// the other way round, so that activations need no move within a block. z cuts the token rows (whole sequences), and
-// stores of each matrix's block a flat piece per rank, which is gathered for use.
+// z. Linears that read the residual stream contract over y and have their columns over x. Those that write it contract
+// over x and have their columns over y, so activations need no move within a block. z cuts the token rows (whole
+// sequences). Each rank along z stores a flat piece of each matrix's block, which is gathered for use.
 //
 //   N rows of a replica, hidden H, heads A, feed-forward F          on a rank
 //   residual stream, norms            rows over z, columns over y    [N/z, H/y]
@@ -16,16 +16,16 @@
 // (to the pieces), those of biases, norms and positions once a step. Degenerate grids are [t, 1, 1]: Megatron-1D
 // without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
 //
-// The public code does not sum biases over z, normalises over a rank's part of a row, and clips by norms that differ
-// between ranks; here the results are those of one rank.
+// Results are those of one rank. The public code differs in three points. It does not sum biases over z, normalises
+// over a rank's part of a row, and clips by norms that differ by rank.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
 
 class Axonn4D final : public Strategy {
  public:
-  /// "data" outermost, then x, y and z as parallel.order has it. When x has more ranks than there are key/value heads,
-  /// it is "kv" × "rep" with "x" for both, and ranks along "rep" share a key/value head.
+  /// "data" is outermost, then x, y and z as parallel.order has it. When x has more ranks than there are key/value
+  /// heads, it is "kv" × "rep" with "x" for both. Ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
 
   Axonn4D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);

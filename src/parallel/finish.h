@@ -1,34 +1,34 @@
 #pragma once
-// What a linear does beside its product: all at once where the product has the whole sum, and afterwards where ranks
-// hold partial sums.
+// What a linear does beside its product. It is done in the product where the product has the whole sum, and after the
+// reduction where ranks hold partial sums.
 #include "ops/finish.h"
 #include "parallel/strategy.h"
 #include "parallel/weights.h"
 
 namespace trainer::parallel {
 
-/// x in another type; itself when it has that.
-inline Scratch in_type(Exec& ex, Scratch&& x, DType type) {
+/// Casts x to `type`; returns x itself when it has that type.
+inline Scratch cast_to(Exec& ex, Scratch&& x, DType type) {
   if (x.tensor().dtype == type) return std::move(x);
   Scratch y = ex.take("linear.sum", x.tensor().shape, type);
   ops::run(ex, ops::Cast{x, y});
   return y;
 }
 
-/// y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
-inline Scratch product_and_rest(Exec& ex, const Weights& weights, const Tensor& x, const ForwardFusion& fusion) {
+/// Computes y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
+inline Scratch multiply_and_finish(Exec& ex, const Weights& weights, const Tensor& x, const ForwardFusion& fusion) {
   const Shape shape{x.rows(), weights.out()};
   if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
   Scratch y = ex.take("linear.y", shape, x.dtype);
   ops::Epilogue epilogue{.bias = weights.bias(), .act = fusion.act};
   if (fusion.pre != nullptr) epilogue.pre = *fusion.pre;
   if (!fusion.dropout) epilogue.residual = fusion.residual;
-  weights.product(ex, x, y, epilogue);
+  weights.multiply(ex, x, y, epilogue);
   if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
   return y;
 }
-/// What makes dx = (dy·Wᵀ) ∘ act'(pre) of a product.
-inline ops::Epilogue through(const BackwardFusion& fusion) {
+/// Returns the epilogue that makes a product dx = (dy·Wᵀ) ∘ act'(pre).
+inline ops::Epilogue activation_backward(const BackwardFusion& fusion) {
   return {.act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
 }
 

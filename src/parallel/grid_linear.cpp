@@ -24,8 +24,8 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
   if (place.keep) weights_.keep();
 }
 
-// Heads stay whole only where the piece behind wants them cut over the same axes.
-PartSpread GridLinear::product(AxisSet partial) const {
+// Heads stay whole only where the next layer needs them cut over the same axes.
+PartSpread GridLinear::product_spread(AxisSet partial) const {
   const Grid& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
 }
@@ -34,12 +34,14 @@ std::vector<Part> GridLinear::weights(const LinearSpec& spec) const {
   const Grid& g = place_.grid;
   std::vector<Part> all;
   for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut(part, product(0));
-    all.push_back(
-        {part.name + ".weight",
-         store_.whole({spec.in, part.out}).with(g.contraction, split(0)).with(cols, split(1)).with(g.flat, mesh::kFlat),
-         {Init::Kind::normal, spec.init_std},
-         (g.rows & ~g.flat) | (g.cols & ~cols)});
+    const AxisSet cols = parts_.cut_axes(part, product_spread(0));
+    all.push_back({part.name + ".weight",
+                   store_.replicated({spec.in, part.out})
+                       .with(g.contraction, split(0))
+                       .with(cols, split(1))
+                       .with(g.flat, mesh::kFlat),
+                   {Init::Kind::normal, spec.init_std},
+                   (g.rows & ~g.flat) | (g.cols & ~cols)});
   }
   return all;
 }
@@ -48,9 +50,9 @@ std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
   std::vector<Part> all;
   if (!spec.bias) return all;
   for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut(part, behind());
+    const AxisSet cols = parts_.cut_axes(part, output_spread());
     all.push_back({part.name + ".bias",
-                   store_.whole({part.out}).with(cols, split(0)),
+                   store_.replicated({part.out}).with(cols, split(0)),
                    {Init::Kind::zeros, 0},
                    place_.to.rows | (place_.to.cols & ~cols)});
   }
@@ -60,14 +62,14 @@ std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
 Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) {
   const Grid& g = place_.grid;
   const Scratch moved =
-      ranks_.start(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
+      ranks_.start_move(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
           .finish(ex);
   const Tensor& own_x = moved ? moved.tensor() : x;
-  const PartSpread here = product(g.contraction), there = behind();
-  if (!parts_.move(rows, here, there)) return product_and_rest(ex, weights_, own_x, fusion);
+  const PartSpread here = product_spread(g.contraction), there = output_spread();
+  if (!parts_.needs_move(rows, here, there)) return multiply_and_finish(ex, weights_, own_x, fusion);
   Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, sums(x.dtype));
-  weights_.product(ex, own_x, y);
-  y = in_type(ex, parts_.start(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
+  weights_.multiply(ex, own_x, y);
+  y = cast_to(ex, parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
   finish(ex, y, weights_.bias(), fusion);
   return y;
 }
@@ -75,30 +77,31 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
 Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                              GradSink& grads) {
   const Grid& g = place_.grid;
-  const PartSpread here = product(0), there = behind();
+  const PartSpread here = product_spread(0), there = output_spread();
   const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
   const Layout partial = used.with(g.cols, mesh::kPartial);
-  const bool arrives = parts_.move(rows, there, here), leaves = partial != home;
+  const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
-  Parts::Moving dy_coming = parts_.start_back(ex, rows, there, here, dy);
-  if (arrives) weights_.bias_gradient(ex, dy, grads);  // of the rows and columns that the bias is added to
+  Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
+  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns that get the bias
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
-  Transit x_coming = ranks_.start(ex, home, used, x);
+  Transit x_coming = ranks_.start_move(ex, home, used, x);
   Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
                        leaves ? sums(dy.dtype) : dy.dtype);
-  weights_.transposed(ex, own_dy, dx, leaves ? ops::Epilogue{} : through(fusion));  // hides x on its way
+  weights_.multiply_transposed(ex, own_dy, dx,
+                               leaves ? ops::Epilogue{} : activation_backward(fusion));  // hides x in flight
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
-  Transit dx_leaving = ranks_.start(ex, partial, home, std::move(dx));
-  if (arrives) {  // either hides dx on its way
-    weights_.weight_gradient(ex, own_x, own_dy, grads);
+  Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
+  if (arrives) {  // either hides dx in flight
+    weights_.add_weight_gradient(ex, own_x, own_dy, grads);
   } else {
-    weights_.gradients(ex, own_x, own_dy, grads);
+    weights_.add_gradients(ex, own_x, own_dy, grads);
   }
-  dx = in_type(ex, dx_leaving.finish(ex), dy.dtype);
+  dx = cast_to(ex, dx_leaving.finish(ex), dy.dtype);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;
 }

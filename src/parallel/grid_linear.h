@@ -1,22 +1,22 @@
 #pragma once
-// The linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by axes of the mesh alone: each axis cuts rows
-// (m), columns (n) or the contraction (k), or does not cut.
+// GridLinear: the linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by mesh axes alone. Each axis cuts
+// rows (m), columns (n) or the contraction (k), or does not cut.
 //
 //   axes that cut     X            W                         Y            backward: dX        dW
 //   rows              rows         copies, or flat pieces    rows         rows                partial
 //   columns           copies       columns                   columns      partial             columns
 //   contraction       columns      rows                      partial      columns             rows
 //
-// X comes from, and dX goes back to, the spread in which the piece before has it; Y goes to, and dY comes from, the one
-// in which the piece behind wants it (mesh/route.h finds the ways). Bias, activation, residual and dropout belong to
-// the latter: they come after the sum, or in the product where nothing has to move.
+// X arrives, and dX leaves, in the spread of the layer before (`from`). Y leaves, and dY arrives, in the spread of the
+// next layer (`to`). mesh/route.h finds the collectives in between. Bias, activation, residual and dropout are applied
+// in `to`: after the reduction, or in the product where nothing has to move.
 #include "parallel/finish.h"
 #include "parallel/parts.h"
 
 namespace trainer::parallel {
 
-/// What axes do to a product. Sets apart from each other, but for `flat`: those of `rows` over whose ranks the matrix
-/// is stored in pieces.
+/// Grid says what axes do to a product. The sets are disjoint, except that `flat` is within `rows`: over its ranks the
+/// matrix is stored in pieces.
 struct Grid {
   AxisSet rows = 0, cols = 0, contraction = 0, flat = 0;
 };
@@ -25,13 +25,13 @@ class GridLinear final : public Linear {
  public:
   struct Place {
     Grid grid;
-    Spread from, to;  // of X and dX, of Y and dY
+    Spread from, to;  // spreads of X and dX; of Y and dY
     /// The type in which partial sums are formed and added; none: the compute type.
     std::optional<DType> sums = {};
-    /// The gathered matrix stays until the weights change.
+    /// Whether the gathered matrix is kept until the weights change.
     bool keep = false;
   };
-  /// Code::config where an extent does not divide.
+  /// Throws Code::config where an extent does not divide.
   GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
@@ -39,9 +39,9 @@ class GridLinear final : public Linear {
                    GradSink& grads) override;
 
  private:
-  /// Of Y as the product leaves it (with partial sums), and as the piece behind has it.
-  PartSpread product(AxisSet partial) const;
-  PartSpread behind() const { return {.spread = place_.to, .by_heads = true}; }
+  /// Where Y is after the product, with partial sums, and where the next layer has it.
+  PartSpread product_spread(AxisSet partial) const;
+  PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
   std::vector<params::Part> weights(const LinearSpec& spec) const;
   std::vector<params::Part> biases(const LinearSpec& spec) const;
   DType sums(DType compute) const { return place_.sums.value_or(compute); }

@@ -11,7 +11,7 @@ using params::Init;
 using params::Part;
 using Axis = Megatron1D::Axis;
 
-/// Leads out of the stream: columns are cut, y = act(x·W_r + b_r).
+/// ColumnLinear reads the residual stream. Its columns are cut: y = act(x·W_r + b_r).
 class ColumnLinear final : public Linear {
  public:
   ColumnLinear(const Axis& axis, int group, const LinearSpec& spec)
@@ -21,7 +21,7 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(!fusion.residual && !fusion.dropout, "a linear that leads out of the residual stream");
     Scratch all;
     if (axis_.splits(rows)) all = axis_.gather_rows(ex, x);
-    return product_and_rest(ex, weights_, all ? all.tensor() : x, fusion);
+    return multiply_and_finish(ex, weights_, all ? all.tensor() : x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
@@ -29,30 +29,30 @@ class ColumnLinear final : public Linear {
     TRAINER_CHECK(fusion.act == ops::Activation::none, "dx of these columns is a sum over ranks first");
     if (!axis_.splits(rows)) {
       Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-      weights_.transposed(ex, dy, dx);
-      Ticket sum = axis_.started(ex, axis_.ranks.all_reduce(ex, dx));
-      weights_.gradients(ex, x, dy, grads);  // hides the sum
-      if (sum.open()) sum.join(ex);
+      weights_.multiply_transposed(ex, dy, dx);
+      Ticket sum = axis_.wait_unless_overlapping(ex, axis_.ranks.all_reduce(ex, dx));
+      weights_.add_gradients(ex, x, dy, grads);  // hides the sum
+      if (sum.is_open()) sum.join(ex);
       return dx;
     }
     Scratch all = ex.take("linear.x", {dy.rows(), weights_.in()}, dy.dtype);
-    Ticket gather = axis_.started(ex, axis_.ranks.all_gather(ex, x, all));
+    Ticket gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, x, all));
     Scratch sums = ex.take("linear.dx_all", {dy.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, dy, sums);  // hides the gather
-    if (gather.open()) gather.join(ex);
+    weights_.multiply_transposed(ex, dy, sums);  // hides the gather
+    if (gather.is_open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
-    Ticket scatter = axis_.started(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
-    weights_.gradients(ex, all, dy, grads);  // hides the scatter
-    if (scatter.open()) scatter.join(ex);
+    Ticket scatter = axis_.wait_unless_overlapping(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
+    weights_.add_gradients(ex, all, dy, grads);  // hides the scatter
+    if (scatter.is_open()) scatter.join(ex);
     return dx;
   }
 
  private:
-  // Key/value heads that several ranks share: each adds the gradient of its own query heads.
+  // Where ranks share key/value heads, each adds the gradient of its own query heads.
   static Part part(const Axis& axis, const LinearPart& part, std::string name, Shape shape, Init init) {
     const bool shared = part.heads > 0 && part.heads < axis.size();
-    return {std::move(name), axis.store.whole(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)), init,
-            shared ? axis.rep : AxisSet{0}};
+    return {std::move(name), axis.store.replicated(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)),
+            init, shared ? axis.rep : AxisSet{0}};
   }
   static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
     std::vector<Part> all;
@@ -72,8 +72,8 @@ class ColumnLinear final : public Linear {
   const Weights weights_;
 };
 
-/// Leads back into the stream: rows are cut, y = residual + dropout(Σ_r x_r·W_r + b). The bias is added once, after the
-/// sum.
+/// RowLinear writes the residual stream. Its rows are cut: y = residual + dropout(Σ_r x_r·W_r + b). The bias is added
+/// once, after the sum.
 class RowLinear final : public Linear {
  public:
   RowLinear(const Axis& axis, int group, const LinearSpec& spec)
@@ -82,8 +82,8 @@ class RowLinear final : public Linear {
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
     Scratch y = ex.take("linear.partial", {x.rows(), weights_.out()}, x.dtype);
-    weights_.product(ex, x, y);
-    y = axis_.sum(ex, rows, std::move(y));
+    weights_.multiply(ex, x, y);
+    y = axis_.reduce_to_stream(ex, rows, std::move(y));
     finish(ex, y, weights_.bias(), fusion);
     return y;
   }
@@ -94,14 +94,14 @@ class RowLinear final : public Linear {
     Ticket gather;
     if (axis_.splits(rows)) {
       all = ex.take("linear.dy", {rows.count, weights_.out()}, dy.dtype);
-      gather = axis_.started(ex, axis_.ranks.all_gather(ex, dy, all));
-      weights_.bias_gradient(ex, dy, grads);  // of this rank's rows
-      if (gather.open()) gather.join(ex);
+      gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, dy, all));
+      weights_.add_bias_gradient(ex, dy, grads);  // over this rank's rows
+      if (gather.is_open()) gather.join(ex);
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, whole, dx, through(fusion));
-    all ? weights_.weight_gradient(ex, x, whole, grads) : weights_.gradients(ex, x, whole, grads);
+    weights_.multiply_transposed(ex, whole, dx, activation_backward(fusion));
+    all ? weights_.add_weight_gradient(ex, x, whole, grads) : weights_.add_gradients(ex, x, whole, grads);
     return dx;
   }
 
@@ -109,12 +109,12 @@ class RowLinear final : public Linear {
   static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
     TRAINER_CHECK(spec.parts.size() == 1, "a linear that leads back has one part");
     return {{spec.parts[0].name + ".weight",
-             axis.store.whole({spec.in, spec.parts[0].out}).with(axis.axes, split(0)),
+             axis.store.replicated({spec.in, spec.parts[0].out}).with(axis.axes, split(0)),
              {Init::Kind::normal, spec.init_std}}};
   }
   static std::vector<Part> biases(const Axis& axis, const LinearSpec& spec) {
     if (!spec.bias) return {};
-    return {{spec.parts[0].name + ".bias", axis.store.whole({spec.parts[0].out}), {}, axis.stream().rows}};
+    return {{spec.parts[0].name + ".bias", axis.store.replicated({spec.parts[0].out}), {}, axis.stream().rows}};
   }
 
   const Axis axis_;
@@ -123,12 +123,12 @@ class RowLinear final : public Linear {
 
 }  // namespace
 
-comm::Ticket Megatron1D::Axis::started(Exec& ex, Ticket ticket) const {
+comm::Ticket Megatron1D::Axis::wait_unless_overlapping(Exec& ex, Ticket ticket) const {
   if (!overlap) ticket.join(ex);
   return ticket;
 }
 
-Scratch Megatron1D::Axis::sum(Exec& ex, Rows rows, Scratch partial) const {
+Scratch Megatron1D::Axis::reduce_to_stream(Exec& ex, Rows rows, Scratch partial) const {
   if (!splits(rows)) {
     ranks.all_reduce(ex, partial).join(ex);
     return partial;
@@ -164,7 +164,7 @@ Megatron1D::Megatron1D(mesh::Mesh& mesh, ParamStore& store, bool sequence_parall
                  Ranks(mesh, overlap)) {}
 
 std::unique_ptr<Linear> Megatron1D::linear(int, int group, const LinearSpec& spec) {
-  if (leads_out(spec.site)) return std::make_unique<ColumnLinear>(axis_, group, spec);
+  if (reads_residual(spec.site)) return std::make_unique<ColumnLinear>(axis_, group, spec);
   return std::make_unique<RowLinear>(axis_, group, spec);
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
-// 2022). Of T ranks, each has 1/T of the columns of linears that lead out of the stream, of the rows of those that lead
-// back, of the attention heads, and of the vocabulary; the residual stream is on all of them, or with sequence
-// parallelism cut by token rows.
+// 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream. Of linears that write it, it
+// has 1/T of the rows. It has 1/T of the attention heads and of the vocabulary too. The residual stream is on all
+// ranks, or with sequence parallelism cut by token rows.
 //
 //   rows of a batch N, hidden H            without                with sequence parallelism
 //   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
@@ -15,8 +15,8 @@
 // recomputation:
 //   without: all-reduce (4L + 2)·B + 3N
 //   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
-//            each rank has summed over its own rows: gains and biases of norms, biases of linears that lead back,
-//            positions.
+//            each rank has summed over its own rows: gains and biases of norms, biases of linears that write the
+//            stream, positions.
 // Where ranks share key/value heads, gradients of their weights and biases are added over those ranks once a step.
 // The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
 // so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result
@@ -28,10 +28,10 @@ namespace trainer::parallel {
 class Megatron1D final : public Strategy {
  public:
   /// "data" × "tensor". When the axis has more ranks than there are key/value heads, it is "kv" × "rep" with "tensor"
-  /// for both, and ranks along "rep" share a key/value head.
+  /// for both. Ranks along "rep" share a key/value head.
   static mesh::MeshShape mesh_shape(int world, int tensor, int64_t kv_heads);
 
-  /// The ranks along the tensor axis, as its linears see them.
+  /// Axis is the tensor axis as its linears see it.
   struct Axis {
     ParamStore& store;
     comm::Communicator& ranks;      // activations; ordered on lane `critical`
@@ -42,11 +42,12 @@ class Megatron1D final : public Strategy {
     int64_t size() const { return ranks.size(); }
     bool splits(Rows rows) const { return sequence_parallel && rows.cut; }
     Spread stream() const { return {.rows = sequence_parallel ? axes : AxisSet{0}}; }
-    /// Waits here when collectives are not to run under products.
-    comm::Ticket started(Exec& ex, comm::Ticket ticket) const;
-    /// Partial sum [N, C] → this rank's part of the residual stream: the sum over the ranks, or its rows of it.
-    Scratch sum(Exec& ex, Rows rows, Scratch partial) const;
-    /// shard [N/T, C] → [N, C].
+    /// Returns a started collective's ticket; joins it first unless `overlap`.
+    comm::Ticket wait_unless_overlapping(Exec& ex, comm::Ticket ticket) const;
+    /// Reduces a partial sum [N, C] to this rank's part of the residual stream. That is all rows by all_reduce, or with
+    /// sequence parallelism its own rows by reduce_scatter.
+    Scratch reduce_to_stream(Exec& ex, Rows rows, Scratch partial) const;
+    /// Gathers shard [N/T, C] → [N, C].
     Scratch gather_rows(Exec& ex, const Tensor& shard) const;
   };
 

@@ -10,7 +10,7 @@ using params::Init;
 
 Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream)
     : ranks_(ranks), cols_(stream.cols), width_(spec.width), store_(store), center_(spec.center), eps_(spec.eps) {
-  const mesh::Layout layout = store.whole({spec.width}).with(stream.cols, mesh::split(0));
+  const mesh::Layout layout = store.replicated({spec.width}).with(stream.cols, mesh::split(0));
   gain_ = store.add_slot(group, {{spec.name + ".gain", layout, {Init::Kind::ones, 0}, stream.rows}});
   if (spec.bias) bias_ = store.add_slot(group, {{spec.name + ".bias", layout, {Init::Kind::zeros, 0}, stream.rows}});
 }
@@ -18,14 +18,14 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
 Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
   if (stats != nullptr && stats->rstd) return apply(ex, x, *stats);
   Scratch y = ex.take("norm.y", x.shape, x.dtype);
-  NormStats passing;  // two passes over cut columns need them, whoever keeps them
-  NormStats* const kept = stats == nullptr && split() ? &passing : stats;
+  NormStats passing;  // two passes over cut columns need them, even if nobody keeps them
+  NormStats* const kept = stats == nullptr && is_split() ? &passing : stats;
   if (kept != nullptr) {
     const DType type = accumulator_of(x.dtype);
     if (center_) kept->mean = ex.take("norm.mean", {x.rows()}, type);
     kept->rstd = ex.take("norm.rstd", {x.rows()}, type);
   }
-  if (split()) {
+  if (is_split()) {
     merge_statistics(ex, x, kept->mean, kept->rstd);
     ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), kept->mean, kept->rstd, y, center_});
     return y;
@@ -60,7 +60,7 @@ Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormSt
   Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
   const GradSlot dgain = grads.slot(ex, gain_);
   const GradSlot dbias = bias_ < 0 ? GradSlot{} : grads.slot(ex, bias_);
-  if (split()) {
+  if (is_split()) {
     const Scratch sums = ex.take("norm.sums", {ops::norm_planes(center_) * x.rows()}, accumulator_of(x.dtype));
     ops::run(ex, ops::SplitNormSums{dy, x, store_.weight(gain_), stats.mean, stats.rstd, sums, center_});
     ranks_.along(cols_).all_reduce(ex, sums).join(ex);

@@ -1,7 +1,7 @@
 #pragma once
-// The norm of every strategy. Rows may be cut over some axes, and then the gradients of gain and bias are summed over
-// them once a step. Columns may be cut over others: their ranks gather mean and squares of each row, and merge them in
-// rank order; the backward pass adds two values of each row up over them (RMS norms: one value each time).
+// The norm of every strategy. Rows may be cut over some axes: then the gradients of gain and bias are summed over those
+// once a step. Columns may be cut over others: their ranks gather mean and squares of each row and merge them in rank
+// order. The backward pass reduces two values of each row over them. RMS norms exchange one value each time.
 #include "parallel/ranks.h"
 #include "params/grad_sink.h"
 
@@ -20,22 +20,22 @@ struct NormStats {
 
 class Norm {
  public:
-  /// Of activations in this spread.
+  /// Makes the norm of activations in the spread `stream`.
   Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream);
 
   /// Whether ranks share a row, so that its statistics are exchanged.
-  bool split() const { return ranks_.size(cols_) > 1; }
-  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null. Those that are there already
-  /// are used (full recomputation).
+  bool is_split() const { return ranks_.size(cols_) > 1; }
+  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null. Statistics kept before are
+  /// used again (full recomputation).
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
-  /// y again from kept statistics, bit-identical.
+  /// Computes y again from kept statistics, bit-identical.
   Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
   /// dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);
 
  private:
-  /// Of rows whose columns other ranks share.
+  /// Merges the statistics of rows whose columns other ranks share.
   void merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd);
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
   const Ranks ranks_;

@@ -8,7 +8,7 @@ namespace {
 
 using Extents = std::vector<int>;
 
-/// An axis in factors: of its tiles, and of the ranks of a tile. Those of one rank are left out.
+/// Cuts an axis in factors: those of its tiles, and those of the ranks of a tile. Factors of one rank are skipped.
 struct Axis {
   Axis(const std::string& name, Extents tile_factors, Extents rank_factors) {
     std::erase(tile_factors, 1);
@@ -81,7 +81,7 @@ std::unique_ptr<Linear> Optimus2D::linear(int layer, int group, const LinearSpec
   if (ring_)
     return std::make_unique<SummaLinear>(ranks_, store_, group, spec,
                                          SummaLinear::Place{.row = row_, .col = col_, .input_stays = input_stays});
-  // The same, with whole lines of blocks: two of X, W and Y are gathered, or summed, for one product.
+  // The same product with whole lines of blocks: two of X, W and Y are gathered or summed at once.
   const Grid grid{.rows = row_,
                   .cols = input_stays ? AxisSet{0} : col_,
                   .contraction = input_stays ? col_ : AxisSet{0},

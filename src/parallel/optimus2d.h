@@ -1,7 +1,7 @@
 #pragma once
-// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021), which splits activations and weights
-// alike by rows and by columns, so that nothing is held twice but vectors. Its 2.5-dimensional form (Wang et al. 2021)
-// has `depth` such squares with the same weights, each for its own sequences.
+// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). It splits both activations and weights by
+// rows and by columns, so only vectors are held twice. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
+// squares with the same weights, each for its own sequences.
 //
 //   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
 //   residual stream, norms                rows over row, columns over col  [N/q, H/q]
@@ -12,17 +12,17 @@
 //   biases, norms, positions              columns over col, copies over row
 //   table of embedding and head           [V/q over col], 1/q of it over row
 //
-// A linear moves two of its three matrices and leaves one where it is. "paper" always leaves the result; "auto" the
-// largest of them: that is the input of down. Per linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
-// KN'/q elements, or, where the input stays, KN'/q + NN'/q; backward twice that, less NN'/q where one dY serves both
-// products.
+// A linear moves two of its three matrices; the third stays. With "paper" the result always stays. With "auto" the
+// largest stays, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
+// KN'/q elements. Where the input stays they are KN'/q + NN'/q. Backward needs twice that, less NN'/q where one dY
+// serves both products.
 //
 // Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
-// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" are replicas and depth together: gradients
-// are summed, and ZeRO-1 splits the state, over both.
+// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" is replica and depth together: over both,
+// gradients are summed and ZeRO-1 splits the state.
 //
-// The original code sums gradients that are each divided by the tokens of one row of ranks, uses one dropout mask on
-// all ranks and clips by the norm of one column's vectors; here the results are those of one rank.
+// Results are those of one rank. The original code differs in three points. It divides each gradient by the tokens of
+// one row of ranks. It uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
@@ -30,7 +30,7 @@ namespace trainer::parallel {
 class Optimus2D final : public Strategy {
  public:
   /// "data", or "replica" and "depth" with "data" for both, outermost; then "row" and "col". Tiles cut these two in
-  /// factors, and so do ranks along "col" when there are more of them than key/value heads: those of "rep" share one.
+  /// factors. So do ranks along "col" when there are more of them than key/value heads: those of "rep" share one.
   static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel, int64_t kv_heads);
 
   Optimus2D(mesh::Mesh& mesh, ParamStore& store, const config::Config& config);
@@ -42,7 +42,7 @@ class Optimus2D final : public Strategy {
 
  private:
   const AxisSet row_, col_;
-  const bool ring_, input_stays_;  // how panels come; of down
+  const bool ring_, input_stays_;  // whether panels are broadcast step by step; whether down's input stays
 };
 
 }  // namespace trainer::parallel

@@ -17,7 +17,7 @@ Parts::Parts(const Ranks& ranks, const std::vector<LinearPart>& parts) : ranks_(
   TRAINER_CHECK(kinds_.size() <= Moving::kMostKinds, "{} kinds of parts", kinds_.size());
 }
 
-AxisSet Parts::cut(const LinearPart& part, const PartSpread& where) const {
+AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
   const AxisSet cols = where.spread.cols;
   if (!where.by_heads || part.heads == 0 || part.heads % ranks_.size(cols) == 0) return cols;
   const AxisSet sharing = ranks_.outer_axes(cols, part.heads);
@@ -29,12 +29,12 @@ AxisSet Parts::cut(const LinearPart& part, const PartSpread& where) const {
 
 int64_t Parts::width(const PartSpread& where) const {
   int64_t width = 0;
-  for (const Kind& kind : kinds_) width += kind.count * (kind.part.out / ranks_.size(cut(kind.part, where)));
+  for (const Kind& kind : kinds_) width += kind.count * (kind.part.out / ranks_.size(cut_axes(kind.part, where)));
   return width;
 }
 
-// A single part is a matrix of its own, however it is cut.
-bool Parts::together(const PartSpread& from, const PartSpread& to) const {
+// A single part is a matrix of its own, whatever cuts it.
+bool Parts::moves_as_one(const PartSpread& from, const PartSpread& to) const {
   const bool one = kinds_.size() == 1 && kinds_[0].count == 1 && kinds_[0].part.heads == 0;
   return one || (from.spread.cols == to.spread.cols && from.by_heads == to.by_heads);
 }
@@ -45,19 +45,19 @@ Layout Parts::joined(Rows rows, const PartSpread& where) const {
 }
 
 Layout Parts::layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const {
-  const AxisSet cols = cut(kind.part, where);
+  const AxisSet cols = cut_axes(kind.part, where);
   return ranks_.layout({where.spread.rows, cols}, rows, kind.count, kind.part.out)
       .with(where.partial | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
 }
 
-bool Parts::move(Rows rows, const PartSpread& from, const PartSpread& to) const {
-  return !together(from, to) || joined(rows, from) != joined(rows, to);
+bool Parts::needs_move(Rows rows, const PartSpread& from, const PartSpread& to) const {
+  return !moves_as_one(from, to) || joined(rows, from) != joined(rows, to);
 }
 
-Parts::Moving Parts::start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
+Parts::Moving Parts::start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
   Moving moving;
-  if (together(from, to)) {
-    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), std::move(x));
+  if (moves_as_one(from, to)) {
+    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), std::move(x));
     moving.count_ = 1;
     return moving;
   }
@@ -66,11 +66,11 @@ Parts::Moving Parts::start(Exec& ex, Rows rows, const PartSpread& from, const Pa
   return moving;
 }
 
-Parts::Moving Parts::start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
-                                const Tensor& dx) const {
+Parts::Moving Parts::start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
+                                         const Tensor& dx) const {
   Moving moving;
-  if (together(from, to)) {
-    moving.kinds_[0].transit = ranks_.start(ex, joined(rows, from), joined(rows, to), dx);
+  if (moves_as_one(from, to)) {
+    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), dx);
     moving.count_ = 1;
     return moving;
   }
@@ -89,12 +89,13 @@ void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartS
     const int64_t cols = kind.count * here.box()[2];
     out.first_col = col_there;
     out.cols = kind.count * there.box()[2];
-    if (kinds_.size() == 1) {  // the columns of all parts: nothing is beside them
-      out.transit = ranks_.start(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
+    if (kinds_.size() == 1) {  // a single kind has all columns: no copy is needed
+      out.transit =
+          ranks_.start_move(ex, here, there, x.reshape(here.box()), moving.result_.tensor().reshape(there.box()));
     } else {
       Scratch apart = ex.take("part", here.box(), x.dtype);
       ops::run(ex, ops::Copy{x.col_range(col, cols), apart.tensor().reshape({x.rows(), cols})});
-      out.transit = ranks_.start(ex, here, there, std::move(apart));
+      out.transit = ranks_.start_move(ex, here, there, std::move(apart));
     }
     col += cols;
     col_there += out.cols;
@@ -106,7 +107,7 @@ Scratch Parts::Moving::finish(Exec& ex) {
   const Tensor all = result_;
   for (size_t i = 0; i < count_; ++i) {
     const Scratch part = kinds_[i].transit.finish(ex);
-    if (!part) continue;  // it went to its place
+    if (!part) continue;  // already received in place
     const Tensor place = all.col_range(kinds_[i].first_col, kinds_[i].cols);
     ops::run(ex, ops::Copy{part.tensor().reshape({all.rows(), kinds_[i].cols}), place});
   }

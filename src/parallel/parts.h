@@ -2,18 +2,17 @@
 // Activations whose columns are parts side by side on every rank: q ‖ k ‖ v, gate ‖ up; and their moves between
 // spreads.
 //
-// As long as columns stay where they are, all parts move together, as one matrix. When they are to be cut otherwise,
-// blocks of the whole matrix would not be blocks of its parts: then each kind of part moves for itself, parts of equal
-// width together, as [rows, parts, width].
+// As long as columns stay where they are, all parts move as one matrix. When the cut of columns changes, blocks of the
+// whole matrix would not be blocks of its parts. Then parts of equal width move together, as [rows, parts, width].
 #include <array>
 
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
 
-/// Where parts are. `by_heads`: ranks along spread.cols share heads out whole, and where there are more ranks than
-/// heads of a part, several of them hold the same one; of gradients, each then has a partial sum, that of its own query
-/// heads.
+/// PartSpread says where parts are. `by_heads`: ranks along spread.cols have whole heads. Where there are more ranks
+/// than heads of a part, several ranks hold the same head. Of its gradient each then has a partial sum, that of its own
+/// query heads.
 struct PartSpread {
   Spread spread;
   bool by_heads = false;
@@ -24,19 +23,21 @@ class Parts {
  public:
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
-  /// The axes that cut a part where it is: all of spread.cols, or the outer ones of them that make as many groups as
-  /// there are heads (Code::config when none do). The ranks along the rest hold the same columns.
-  AxisSet cut(const LinearPart& part, const PartSpread& where) const;
-  /// A rank's columns of all parts.
+  /// Returns the axes that cut a part in a spread. They are all of spread.cols, or its outer ones that make as many
+  /// groups as there are heads. Ranks along the rest hold the same columns. Throws Code::config when no axes make as
+  /// many groups.
+  AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
+  /// Returns the number of a rank's columns of all parts.
   int64_t width(const PartSpread& where) const;
 
-  /// Whether a rank has something else in the one spread than in the other.
-  bool move(Rows rows, const PartSpread& from, const PartSpread& to) const;
+  /// Whether a rank has different elements in the two spreads.
+  bool needs_move(Rows rows, const PartSpread& from, const PartSpread& to) const;
 
-  /// A move under way: collectives run until finish(), each kind's first one under what is done in between.
+  /// A move in flight. The first collective of each kind of part runs until finish(), under what is computed in
+  /// between.
   class [[nodiscard]] Moving {
    public:
-    /// x where it was to go. Empty when nothing moved.
+    /// Returns x in its new spread; empty when nothing moved.
     Scratch finish(Exec& ex);
 
    private:
@@ -44,24 +45,24 @@ class Parts {
     static constexpr size_t kMostKinds = 3;
     struct Kind {
       mesh::Transit transit;
-      int64_t first_col = 0, cols = 0;  // of the result
+      int64_t first_col = 0, cols = 0;  // columns of the result
     };
     std::array<Kind, kMostKinds> kinds_;
     size_t count_ = 0;
     Scratch source_, result_;
   };
-  /// x, where it is values: copies along axes that do not cut it. `x` stays in place until finish().
-  Moving start(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
-  /// Gradients: along axes that share heads, partial sums. The tensor is somebody else's.
-  Moving start_back(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
+  /// Starts to move values: ranks along axes that do not cut x hold copies of it. `x` stays in place until finish().
+  Moving start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
+  /// Starts to move gradients: ranks along axes that share heads hold partial sums. The caller keeps dx.
+  Moving start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
 
  private:
-  /// Neighbours of equal width and heads.
+  /// Kind counts neighbouring parts of equal width and heads.
   struct Kind {
     LinearPart part;
     int64_t count = 1;
   };
-  bool together(const PartSpread& from, const PartSpread& to) const;
+  bool moves_as_one(const PartSpread& from, const PartSpread& to) const;
   mesh::Layout joined(Rows rows, const PartSpread& where) const;
   mesh::Layout layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const;
   void start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x, bool gradient,

@@ -18,7 +18,7 @@ Layout Ranks::layout(Spread spread, Rows rows, int64_t parts, int64_t width) con
   return cut(spread, rows, {rows.count * size(replicas()), parts, width});
 }
 
-// Replicas have rows of their own: for the mesh as a whole they are one more cut of them.
+// Replicas have rows of their own, so in the whole mesh they cut the rows once more.
 Layout Ranks::cut(Spread spread, Rows rows, Shape shape) const {
   return Layout(shape_, shape)
       .with(replicas() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
@@ -41,29 +41,29 @@ Tile Ranks::tile(Spread spread, Rows rows, int64_t width) const {
 
 Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const {
   if (from == to) return std::move(x);
-  return start(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
+  return start_move(ex, layout(from, rows, width), layout(to, rows, width), std::move(x)).finish(ex);
 }
 
-// Alone every layout is the same, and only a result that is wanted elsewhere has to be moved.
-Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
+// On a single rank all layouts are the same: data moves only when the caller wants it elsewhere.
+Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
-  return started(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
+  return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
 }
 
-Transit Ranks::start(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
+Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
   if (from == to && !out) return {};
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
-  return started(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
+  return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
 }
 
-Transit Ranks::start_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
+Transit Ranks::start_move_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
   if (from == to) return {};
   TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
-  return started(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));
+  return wait_unless_overlapping(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));
 }
 
-Transit Ranks::started(Exec& ex, Transit&& transit) const {
+Transit Ranks::wait_unless_overlapping(Exec& ex, Transit&& transit) const {
   if (!overlap_) transit.wait(ex);
   return std::move(transit);
 }

@@ -1,7 +1,7 @@
 #pragma once
 // How activations are spread over the ranks of a replica, as sets of mesh axes, and moves between such spreads.
 //
-// Between the pieces of a model, tensors of token rows and their gradients are whole: who holds an element holds its
+// Between the layers of a model, token rows and their gradients are complete. A rank that holds an element holds its
 // value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
 // backward of a move between two spreads is the move back.
 #include "mesh/redistribute.h"
@@ -16,14 +16,14 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// The token rows of a pass. Not cut (generation, where one row at a time cannot be): every spread reads as if its rows
-/// were whole.
+/// The token rows of a pass. Where they are not cut (generation, which has one row at a time), every spread means all
+/// rows.
 struct Rows {
   int64_t count = 0;
   bool cut = true;
 };
 
-/// Where a rank's part of a matrix begins, and its extents.
+/// A tile says where a rank's part of a matrix begins, and its extents.
 struct Tile {
   int64_t first_row = 0, rows = 0, first_col = 0, cols = 0;
 };
@@ -34,13 +34,13 @@ struct AttentionTile {
   int64_t first_head = 0, heads = 0, kv_heads = 0;
 };
 
-/// How the table [V, H] of an embedding or a head is stored: its rows cut over `vocab`, its columns over `hidden`, and
-/// what that leaves in equal pieces over `flat`, gathered for use.
+/// VocabSpread says how the table [V, H] of an embedding or a head is stored. Its rows are cut over `vocab`, its
+/// columns over `hidden`. The block that is left is cut in equal pieces over `flat` and gathered for use.
 struct VocabSpread {
   AxisSet vocab = 0, hidden = 0, flat = 0;
 };
 
-/// This rank among the others of the mesh; or alone, without one.
+/// Ranks is this rank among the others of the mesh; or alone, without a mesh.
 class Ranks {
  public:
   Ranks() = default;
@@ -50,31 +50,31 @@ class Ranks {
   bool overlap() const { return overlap_; }
   int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
   int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
-  /// Alone there is nobody to talk to (internal error).
+  /// Returns the communicator along these axes; an internal error without a mesh.
   comm::Communicator& along(AxisSet axes, comm::Lane lane = comm::Lane::critical) const;
 
-  /// A matrix [rows, width] of each replica (axis "data", outermost) in this spread, and this rank's part of its own.
-  /// Code::config when it does not divide.
+  /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in this spread; tile()
+  /// returns this rank's part of it. Throws Code::config when it does not divide.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width) const;
   /// The same of `parts` such matrices of equal width side by side, as [rows, parts, width]: each is cut over the
   /// columns.
   mesh::Layout layout(Spread spread, Rows rows, int64_t parts, int64_t width) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
-  /// The outermost of these axes that have so many ranks together; none when none do.
+  /// Returns the outermost of these axes that have `ranks` ranks together; none when none do.
   AxisSet outer_axes(AxisSet axes, int64_t ranks) const;
 
-  /// x, a part of a matrix [rows, width], from one spread to another. Nothing happens when they are the same.
+  /// Moves x, a part of a matrix [rows, width], from one spread to another. Does nothing when they are the same.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
-  /// The same between any layouts, such as of partial sums; mesh::start_move says what `out` is for. The first
+  /// Starts a move between any layouts, such as of partial sums; mesh::start_move says what `out` is for. The first
   /// collective runs until finish(), unless overlap is off.
-  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
-                      const Tensor& out = {}) const;
-  mesh::Transit start(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,
-                      const Tensor& out = {}) const;
-  mesh::Transit start_in_place(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x) const;
+  mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
+                           const Tensor& out = {}) const;
+  mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,
+                           const Tensor& out = {}) const;
+  mesh::Transit start_move_in_place(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x) const;
 
  private:
-  mesh::Transit started(Exec& ex, mesh::Transit&& transit) const;
+  mesh::Transit wait_unless_overlapping(Exec& ex, mesh::Transit&& transit) const;
   AxisSet replicas() const { return shape_.has("data") ? shape_.set("data") : AxisSet{0}; }
   mesh::Layout cut(Spread spread, Rows rows, Shape shape) const;
   mesh::Mesh* mesh_ = nullptr;

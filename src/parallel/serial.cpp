@@ -14,14 +14,14 @@ class SerialLinear final : public Linear {
       : weights_(store, group, parts(store, spec), biases(store, spec)) {}
 
   Scratch forward(Exec& ex, Rows, const Tensor& x, const ForwardFusion& fusion) override {
-    return product_and_rest(ex, weights_, x, fusion);
+    return multiply_and_finish(ex, weights_, x, fusion);
   }
 
   Scratch backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
-    weights_.transposed(ex, dy, dx, through(fusion));
-    weights_.gradients(ex, x, dy, grads);
+    weights_.multiply_transposed(ex, dy, dx, activation_backward(fusion));
+    weights_.add_gradients(ex, x, dy, grads);
     return dx;
   }
 
@@ -29,14 +29,15 @@ class SerialLinear final : public Linear {
   static std::vector<Part> parts(ParamStore& store, const LinearSpec& spec) {
     std::vector<Part> all;
     for (const LinearPart& part : spec.parts)
-      all.push_back({part.name + ".weight", store.whole({spec.in, part.out}), {Init::Kind::normal, spec.init_std}});
+      all.push_back(
+          {part.name + ".weight", store.replicated({spec.in, part.out}), {Init::Kind::normal, spec.init_std}});
     return all;
   }
   static std::vector<Part> biases(ParamStore& store, const LinearSpec& spec) {
     std::vector<Part> all;
     if (spec.bias)
       for (const LinearPart& part : spec.parts)
-        all.push_back({part.name + ".bias", store.whole({part.out}), {Init::Kind::zeros, 0}});
+        all.push_back({part.name + ".bias", store.replicated({part.out}), {Init::Kind::zeros, 0}});
     return all;
   }
 

@@ -1,5 +1,5 @@
 #pragma once
-// One rank: every tensor is whole. Its linear is the others' without communication.
+// Serial: the strategy of one rank. Every tensor is complete, and its linear has no communication.
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {

@@ -23,7 +23,7 @@ std::unique_ptr<Head> Strategy::head(int n_layer, int group, const EmbeddingSpec
   const Spread features = stream(n_layer);
   if (!tied) return std::make_unique<Head>(Table(ranks_, store_, group, "head.weight", spec, vocab(), features), false);
   TRAINER_CHECK(table_.has_value(), "a tied head before its embedding");
-  return std::make_unique<Head>(table_->beside(features), true);
+  return std::make_unique<Head>(table_->with_stream(features), true);
 }
 
 AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const {
@@ -75,14 +75,14 @@ std::vector<config::Parallel> replica_layouts(const config::Config& config, int 
 
 std::vector<config::Parallel> generation_layouts(const config::Config& config, int world) {
   config::Config one_by_one = config;
-  one_by_one.parallel.sequence_parallel = false;  // one row at a time cannot be split
+  one_by_one.parallel.sequence_parallel = false;  // generation has one row at a time, which cannot be split
   std::vector<config::Parallel> layouts = replica_layouts(one_by_one, world);
   std::erase_if(layouts, [](const config::Parallel& layout) { return layout.strategy != "megatron-1d"; });
   return {std::ranges::max(layouts, {}, &config::Parallel::tensor)};
 }
 
 std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store) {
-  // With one rank for each replica every strategy is the same program.
+  // With one rank per replica every strategy is the same program.
   const mesh::MeshShape& shape = mesh.shape();
   if (shape.group_size(shape.all() & ~shape.set("data")) == 1) return std::make_unique<Serial>(store);
   if (config.parallel.strategy == "optimus-2d") return std::make_unique<Optimus2D>(mesh, store, config);

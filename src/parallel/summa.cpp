@@ -24,13 +24,13 @@ void Panels::start(Exec& ex, int64_t step) {
   if (!overlap_) slot.ticket.join(ex);
 }
 
-void Panels::go_ahead(Exec& ex) {
+void Panels::prefetch(Exec& ex) {
   if (step_ + 1 < steps()) start(ex, step_ + 1);
 }
 
 const Tensor& Panels::next(Exec& ex) {
   Slot& slot = slots_[static_cast<size_t>(step_++ % 2)];
-  if (slot.ticket.open()) slot.ticket.join(ex);
+  if (slot.ticket.is_open()) slot.ticket.join(ex);
   return slot.panel;
 }
 
@@ -39,16 +39,16 @@ Sums::Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool
 
 Tensor Sums::next(Exec& ex) {
   Slot& at = slot(step_);
-  if (at.ticket.open()) at.ticket.join(ex);
+  if (at.ticket.is_open()) at.ticket.join(ex);
   part_ = result_;
-  if (!own()) {
+  if (!is_own()) {
     if (!at.memory) at.memory = ex.take(tag_, result_.shape, result_.dtype);
     part_ = at.memory;
   }
   return part_;
 }
 
-void Sums::send(Exec& ex) {
+void Sums::start_sum(Exec& ex) {
   Slot& at = slot(step_);
   at.ticket = line_.reduce(ex, part_, static_cast<int>(step_));
   if (!overlap_) at.ticket.join(ex);
@@ -56,9 +56,9 @@ void Sums::send(Exec& ex) {
 }
 
 void Sums::finish(Exec& ex) {
-  for (int64_t step = step_; step < step_ + 2; ++step) {  // the older one first
+  for (int64_t step = step_; step < step_ + 2; ++step) {  // the earlier step first
     Slot& at = slot(step);
-    if (at.ticket.open()) at.ticket.join(ex);
+    if (at.ticket.is_open()) at.ticket.join(ex);
     at.memory.reset();
   }
 }
@@ -66,16 +66,16 @@ void Sums::finish(Exec& ex) {
 void Sums::finish_later(Exec& ex, GradSink& grads, params::SlotId id) {
   for (int64_t step = step_; step < step_ + 2; ++step) {
     Slot& at = slot(step);
-    if (!at.ticket.open()) continue;
+    if (!at.ticket.is_open()) continue;
     if (at.memory) at.ticket.keep(std::move(at.memory));
-    grads.arrives(ex, id, std::move(at.ticket));
+    grads.join_later(ex, id, std::move(at.ticket));
   }
 }
 
 void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c) {
   for (int64_t step = 0; step < a.steps(); ++step) {
-    a.go_ahead(ex);
-    b.go_ahead(ex);
+    a.prefetch(ex);
+    b.prefetch(ex);
     const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
   }
@@ -83,32 +83,32 @@ void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c) {
 
 void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c) {
   for (int64_t step = 0; step < b.steps(); ++step) {
-    b.go_ahead(ex);
+    b.prefetch(ex);
     const Tensor& b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a, .b = b_l, .c = c.next(ex), .trans_b = true});
-    c.send(ex);
+    c.start_sum(ex);
   }
 }
 
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate) {
   for (int64_t step = 0; step < a.steps(); ++step) {
-    a.go_ahead(ex);
+    a.prefetch(ex);
     const Tensor& a_l = a.next(ex);
-    const bool add = accumulate && c.own();  // what is there joins this rank's part
+    const bool add = accumulate && c.is_own();  // existing values are added by the rank that holds them
     ops::run(ex, ops::Gemm{.a = a_l, .b = b, .c = c.next(ex), .trans_a = true, .accumulate = add});
-    c.send(ex);
+    c.start_sum(ex);
   }
 }
 
 void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate) {
   for (int64_t step = 0; step < a.steps(); ++step) {
-    a.go_ahead(ex);
-    b.go_ahead(ex);
+    a.prefetch(ex);
+    b.prefetch(ex);
     const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
-    const bool add = accumulate && d.own();
+    const bool add = accumulate && d.is_own();
     ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d.next(ex), .trans_a = true, .accumulate = add});
-    d.send(ex);
+    d.start_sum(ex);
   }
 }
 
@@ -118,7 +118,7 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
       parts_(ranks, spec.parts),
       weights_(store, group, weights(store, spec), biases(store, spec)) {}
 
-// Flat pieces of a column's matrix are its blocks: as many rows each.
+// The flat pieces of a column's matrix are its blocks: all have the same number of rows.
 std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec& spec) const {
   const int64_t q = ranks_.size(place_.row), rows = place_.input_stays ? spec.parts.front().out : spec.in;
   if (rows % q != 0)
@@ -127,8 +127,8 @@ std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec
                 spec.parts.size());
   std::vector<Part> all;
   for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut(part, columns());
-    const mesh::Layout whole = store.whole({spec.in, part.out});
+    const AxisSet cols = parts_.cut_axes(part, columns());
+    const mesh::Layout whole = store.replicated({spec.in, part.out});
     const mesh::Layout layout =
         place_.input_stays ? whole.with(place_.col, split(0)).transposed() : whole.with(cols, split(1));
     all.push_back({part.name + ".weight",
@@ -143,9 +143,9 @@ std::vector<Part> SummaLinear::biases(const ParamStore& store, const LinearSpec&
   std::vector<Part> all;
   if (!spec.bias) return all;
   for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut(part, columns());
+    const AxisSet cols = parts_.cut_axes(part, columns());
     all.push_back({part.name + ".bias",
-                   store.whole({part.out}).with(cols, split(0)),
+                   store.replicated({part.out}).with(cols, split(0)),
                    {Init::Kind::zeros, 0},
                    place_.row | (place_.col & ~cols)});
   }
@@ -169,7 +169,7 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
     Panels inputs = along_row(ex, x, "summa.x");
     y = ex.take("linear.y", {x.rows(), block[1]}, accumulator_of(x.dtype));
     summa_ab(ex, std::move(inputs), std::move(weights), y);
-    y = in_type(ex, std::move(y), x.dtype);
+    y = cast_to(ex, std::move(y), x.dtype);
   }
   finish(ex, y, weights_.bias(), fusion);
   return y;
@@ -179,14 +179,14 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
   Panels moving = place_.input_stays ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
-  weights_.bias_gradient(ex, dy, grads);  // hides the first blocks on their way
+  weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks in flight
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;
   if (place_.input_stays) {
     dx = ex.take("linear.dx", x.shape, accumulator_of(dy.dtype));
     summa_ab_atb(ex, std::move(moving), std::move(weights), dx, x, dw, dweight.accumulate);
-    dx = in_type(ex, std::move(dx), dy.dtype);
+    dx = cast_to(ex, std::move(dx), dy.dtype);
   } else {
     dx = ex.take("linear.dx", x.shape, dy.dtype);
     Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());

@@ -1,6 +1,6 @@
 #pragma once
-// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks, block
-// (i, j) on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
+// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks. Block
+// (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
 // stays where it is:
 //
 //   product     along a row of ranks          along a column of ranks       stays    elements in messages of a rank
@@ -9,7 +9,7 @@
 //   C = Aᵀ·B    blocks of A are broadcast     blocks of C are added up      B        KM/q + MN/q
 //
 // Derivatives of each are two of the three: the set is closed. A block is broadcast one step before it is used, and
-// added up while the next is computed, so that either runs under a product.
+// added up while the next is computed. So either runs under a product.
 #include <array>
 
 #include "comm/communicator.h"
@@ -18,17 +18,18 @@
 
 namespace trainer::parallel {
 
-/// The blocks of one operand along a line of ranks, one after the other. The owner's is used where it lies.
+/// Panels are the blocks of one operand along a line of ranks, broadcast one after the other. A rank uses its own block
+/// in place.
 class Panels {
  public:
   /// Starts the first broadcast. `own`: this rank's block, packed, in place until the last step. `overlap` false: each
   /// broadcast is waited for at once.
   Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap);
   int64_t steps() const { return line_.size(); }
-  /// Starts the broadcast of the block after the next one, into the memory of the block before: call it for all
+  /// Starts the broadcast of the block after the next one, into the memory of the block before. Call it for all
   /// operands of a step, then next() for each.
-  void go_ahead(Exec& ex);
-  /// The block of place 0, 1, …; waits for it.
+  void prefetch(Exec& ex);
+  /// Returns the next block, from place 0 on; waits for it.
   const Tensor& next(Exec& ex);
 
  private:
@@ -46,20 +47,21 @@ class Panels {
   std::array<Slot, 2> slots_;
 };
 
-/// The blocks of a result along a line of ranks: what a rank has of block l is added up on rank l, which owns it.
+/// Sums are the blocks of a result along a line of ranks. The ranks' partial sums of block l are reduced to rank l,
+/// which owns it.
 class Sums {
  public:
   /// `result`: this rank's own block, packed. Blocks are formed and added in its type.
   Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool overlap);
-  /// Where the next block's part of this rank is to be put: the result itself where it is its own.
+  /// Returns the memory for this rank's partial sum of the next block: the result itself for its own block.
   Tensor next(Exec& ex);
-  /// Whether that is so.
-  bool own() const { return step_ == line_.rank(); }
-  /// It is there: starts the sum.
-  void send(Exec& ex);
-  /// Waits for the sums that are left.
+  /// Whether the next block is this rank's own.
+  bool is_own() const { return step_ == line_.rank(); }
+  /// Starts the reduction of the block that was written.
+  void start_sum(Exec& ex);
+  /// Waits for the reductions in flight.
   void finish(Exec& ex);
-  /// They go on, as the gradient of what is stored of a slot.
+  /// Hands the reductions in flight to the sink, as the gradient of what is stored of a slot.
   void finish_later(Exec& ex, GradSink& grads, params::SlotId slot);
 
  private:
@@ -77,7 +79,7 @@ class Sums {
   std::array<Slot, 2> slots_;
 };
 
-// The products; panels are used up, sums are not waited for.
+// The products consume their panels and do not wait for the sums.
 
 /// c = A·B; a along the row of ranks, b along the column. c [m, n] of the accumulator type.
 void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c);
@@ -88,15 +90,15 @@ void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = f
 /// c = A·B and D = Aᵀ·x from one broadcast of A.
 void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate = false);
 
-/// The linear of a square of ranks: all of its matrices are in blocks, rows over axis `row`, columns over `col`. Y
-/// stays where it is, W is [in, out]; or X does, and W is [out, in].
+/// SummaLinear is the linear of a square of ranks. All matrices are in blocks, rows over axis `row`, columns over
+/// `col`. Either Y stays where it is and W is [in, out], or X does and W is [out, in].
 class SummaLinear final : public Linear {
  public:
   struct Place {
     AxisSet row = 0, col = 0;
     bool input_stays = false;
   };
-  /// Code::config where an extent does not divide.
+  /// Throws Code::config where an extent does not divide.
   SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;

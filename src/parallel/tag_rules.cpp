@@ -8,7 +8,7 @@ namespace {
 using config::LayoutRule;
 using Keys = std::vector<const char*>;
 
-/// Collects the rules of one table.
+/// Rules collects the rules of one table of tags.
 class Rules {
  public:
   Rules(const mesh::MeshShape& shape, const TagTable& table, const config::Config& config)
@@ -27,7 +27,7 @@ class Rules {
  private:
   int64_t ranks(AxisSet axes) const { return shape_.group_size(axes); }
 
-  /// "d_ff = 72 does not divide over 5 ranks along x+y, which cut rows of down; d_ff = 70 or 75 fits"
+  /// Adds a rule like "d_ff = 72 does not divide over 5 ranks along x+y, which cut rows of down; d_ff = 70 or 75 fits".
   void divides(const std::string& where, const std::string& what, int64_t extent, AxisSet axes, const std::string& by,
                const Keys& keys) {
     const int64_t n = ranks(axes), below = std::max(n, extent / n * n), above = (extent / n + 1) * n;
@@ -64,7 +64,7 @@ class Rules {
     const int64_t h = m_.d_model, kv_width = m_.n_head == 0 ? 0 : h / m_.n_head * kv;
     const Grid qkv = grid_of(shape_, tags.qkv);
     linear(where, "qkv", qkv, {"d_model", h}, {"d_model", h});
-    if (qkv.cols != attention.cols)  // else heads are shared out, or shared
+    if (qkv.cols != attention.cols)  // otherwise ranks divide the heads or share them
       divides(where, "width of all keys", kv_width, qkv.cols, "cut columns of qkv", {"model.n_kv_head"});
     linear(where, "out", grid_of(shape_, tags.out), {"d_model", h}, {"d_model", h});
     linear(where, "up", grid_of(shape_, tags.up), {"d_model", h}, {"d_ff", m_.d_ff});
@@ -109,7 +109,7 @@ class Rules {
          format("one table for embedding and head, beside rows cut along {} at the one and along {} at the "
                 "other; tie_embeddings = false has two",
                 name(at_first), name(at_last))});
-    // Chunks of the head hold as many rows of every rank along axes that cut both: these must be the inner ones.
+    // A chunk of the head holds as many rows of every rank along axes that cut both. So these must be the inner axes.
     const AxisSet shared = wide(last.rows & cut);
     rules_.push_back({shared == 0 || (shared & (~shared + 1)) > at_last,
                       {"parallel.strategy"},
@@ -117,7 +117,7 @@ class Rules {
                              name(shared), name(at_last))});
   }
 
-  /// Without axes of one rank.
+  /// Returns the axes without those of one rank.
   AxisSet wide(AxisSet axes) const {
     AxisSet found = 0;
     for (int a = 0; a < shape_.axes(); ++a)

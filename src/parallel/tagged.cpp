@@ -3,7 +3,7 @@
 namespace trainer::parallel {
 namespace {
 
-/// The axes whose letter is one of these.
+/// Returns the axes whose letter is one of these.
 AxisSet axes_of(const mesh::MeshShape& shape, std::string_view tags, std::string_view letters,
                 std::string_view allowed) {
   AxisSet found = 0;
@@ -76,8 +76,8 @@ std::unique_ptr<Linear> Tagged::linear(int layer, int group, const LinearSpec& s
   const Layer& at = layers_[static_cast<size_t>(layer)];
   const Spread inside = spec.site == Site::qkv || spec.site == Site::out ? at.attention : at.hidden;
   const GridLinear::Place place{.grid = at.linears[static_cast<size_t>(spec.site)],
-                                .from = leads_out(spec.site) ? at.stream : inside,
-                                .to = leads_out(spec.site) ? inside : at.stream,
+                                .from = reads_residual(spec.site) ? at.stream : inside,
+                                .to = reads_residual(spec.site) ? inside : at.stream,
                                 .sums = sums_};
   return std::make_unique<GridLinear>(ranks_, store_, group, spec, place);
 }

@@ -1,7 +1,7 @@
 #pragma once
-// A strategy from a table of tags: for every layer, where its activations are, and for each of its linears what every
-// axis of the mesh cuts. Neighbours may disagree: activations then move between them. The named strategies are points
-// of this space, up to how they do what they do.
+// A strategy from a table of tags. For every layer, tags say where its activations are, and what every mesh axis cuts
+// of each of its linears. Neighbours may disagree: activations then move between them. The named strategies are points
+// of this space, apart from how they schedule their work.
 //
 // Tags are written as one letter for each axis of the mesh but "data", outermost first:
 //   spreads     r rows        c columns       - copies
@@ -28,19 +28,19 @@ struct TagTable {
   std::optional<DType> sums = {};
 };
 
-/// What letters say. Internal error when there are not as many as axes, or others than these.
+/// Returns what letters say. Internal error when there are not as many as axes, or others than these.
 Spread spread_of(const mesh::MeshShape& shape, std::string_view tags);
 Grid grid_of(const mesh::MeshShape& shape, std::string_view tags);
 VocabSpread vocab_of(const mesh::MeshShape& shape, std::string_view tags);
 
-/// What a table asks of the model and the batch, in the order of telling.
+/// Returns what a table asks of the model and the batch, in the order in which mistakes are reported.
 std::vector<config::LayoutRule> tag_rules(const mesh::MeshShape& shape, const TagTable& table,
                                           const config::Config& config);
 
 class Tagged final : public Strategy {
  public:
-  /// The mesh has the axis "data", outermost, and others that the table's letters are of. Throws Code::config with the
-  /// first rule that does not hold.
+  /// The mesh has the axis "data", outermost, and one axis for each letter. Throws Code::config with the first rule
+  /// that does not hold.
   Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config);
 
   Spread stream(int layer) const override;

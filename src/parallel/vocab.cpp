@@ -19,10 +19,10 @@ using params::Write;
 Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
              VocabSpread spread_over, Spread activations)
     : ranks(among), store(in), spread(spread_over), stream(activations), vocab(spec.vocab), width(spec.d_model) {
-  const AxisSet rows = near().rows;
+  const AxisSet rows = spread_at_table().rows;
   TRAINER_CHECK((spread.flat & cut()) == 0, "one axis cuts {} in two ways", name);
   const int64_t multiple = spec.vocab_multiple > 0 ? spec.vocab_multiple : 128 * ranks.size(spread.vocab);
-  const mesh::Layout layout = store.whole({vocab, width})
+  const mesh::Layout layout = store.replicated({vocab, width})
                                   .padded(0, round_up(vocab, multiple))
                                   .with(spread.vocab, split(0))
                                   .with(spread.hidden, split(1))
@@ -30,26 +30,27 @@ Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::s
   slot = store.add_slot(group, {{name, layout, {Init::Kind::normal, spec.init_std}, rows & ~spread.flat}});
 }
 
-Table Table::beside(Spread other) const {
+Table Table::with_stream(Spread other) const {
   Table table = *this;
   table.stream = other;
-  TRAINER_CHECK(table.near().rows == near().rows, "one table beside rows that are cut in two ways");
+  TRAINER_CHECK(table.spread_at_table().rows == spread_at_table().rows,
+                "one table beside rows that are cut in two ways");
   return table;
 }
 
 Embedding::Embedding(const Table& table, int group, const EmbeddingSpec& spec) : table_(table) {
   if (spec.positions == 0) return;
-  const mesh::Layout layout = table.store.whole({spec.positions, spec.d_model}).with(table.stream.cols, split(1));
+  const mesh::Layout layout = table.store.replicated({spec.positions, spec.d_model}).with(table.stream.cols, split(1));
   positions_ = table.store.add_slot(group, {{"wpe", layout, {Init::Kind::normal, spec.init_std}, table.stream.rows}});
 }
 
 Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Table& t = table_;
   const Rows rows = batch.rows();
-  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
-  const bool at_once = from == to && near.rows == rows.count;  // then every row is looked up where it belongs
+  const bool at_once = from == to && near.rows == rows.count;  // then each row is looked up on the rank that keeps it
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
@@ -62,7 +63,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
                                        .shard = {t.first_token(), t.vocab}});
   }
   if (at_once) return y;
-  y = t.ranks.start(ex, from, to, std::move(y)).finish(ex);
+  y = t.ranks.start_move(ex, from, to, std::move(y)).finish(ex);
   if (positions)
     ops::run(ex, ops::AddPositions{.positions = positions,
                                    .y = y,
@@ -75,7 +76,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
 void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads) {
   const Table& t = table_;
   const Rows rows = batch.rows();
-  Transit to_table = t.ranks.start(ex, t.stream_layout(rows), t.near_layout(rows), dy);
+  Transit to_table = t.ranks.start_move(ex, t.stream_layout(rows), t.near_layout(rows), dy);
   if (positions_ >= 0) {  // hides the move
     const GradSlot positions = grads.slot(ex, positions_);
     ops::run(ex, ops::PositionsBackward{.dy = dy,
@@ -85,7 +86,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                         .accumulate = positions.accumulate});
   }
   const Scratch moved = to_table.finish(ex);
-  const Tile near = t.ranks.tile(t.near(), rows, t.width);
+  const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const GradSlot table = grads.slot(ex, t.slot);
   ops::run(ex, ops::EmbeddingBackward{.ids = batch.ids.range(near.first_row, near.rows),
                                       .dy = moved ? moved.tensor() : dy,
@@ -99,17 +100,17 @@ Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
                 "flat pieces of a head over ranks that hold the same rows");
 }
 
-double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return walk(ex, batch, x, {}, nullptr); }
+double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return run_in_chunks(ex, batch, x, {}, nullptr); }
 
 double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
   dx = ex.take("head.dx", x.shape, x.dtype);
-  return walk(ex, batch, x, dx, &grads);
+  return run_in_chunks(ex, batch, x, dx, &grads);
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
   TRAINER_CHECK(x.rows() == 1, "logits of {} rows are not gathered", x.rows());
   const Rows row{.count = 1, .cut = false};
-  const Scratch moved = table_.ranks.start(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
+  const Scratch moved = table_.ranks.start_move(ex, table_.stream_layout(row), table_.near_layout(row), x).finish(ex);
   Scratch own;
   {
     const auto weights = table_.store.weights().hold(ex, table_.slot);
@@ -136,8 +137,8 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
   return out;
 }
 
-/// Of a vector over all token rows, the elements that belong to rows [first, first + count) of each rank whose rows are
-/// in the chunk; empty when these are its rows [first, first + count).
+/// Picks from a vector over all token rows. For each rank whose rows are in the chunk it takes elements [first, first +
+/// count). Empty when these are the vector's own rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
   const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.cut();
@@ -152,18 +153,18 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   return picked;
 }
 
-/// Rows that are at hand: what the head makes of them, and where their dx goes.
+/// A Chunk is the rows that the head works on, with its features and gradients for them, and the place of their dx.
 struct Head::Chunk {
-  Rows rows;  // of all ranks that cut the rows
+  Rows rows;  // counts the rows of all ranks that cut them
   Tensor features, dlogits, dx;
   bool last = false;
 };
 
-double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
+double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
-  const auto weights = table_.store.weights().hold(ex, table_.slot);  // for all chunks
+  const auto weights = table_.store.weights().hold(ex, table_.slot);  // held for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
   const int64_t wide = ranks.size(cut & table_.cut()), here = loss_rows(all);
@@ -178,12 +179,12 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
     const Tensor stream = x.row_range(first, count);
     const Scratch moved =
-        ranks.start(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
+        ranks.start_move(ex, table_.stream_layout(at.rows), table_.near_layout(at.rows), stream).finish(ex);
     at.features = moved ? moved.tensor() : stream;
     const Scratch targets = pick(ex, all, batch.targets, first, count),
                   rows = pick(ex, all, batch.weights, first, count);
     const Scratch scores = own_logits(ex, table, at.features);
-    Scratch own;  // dlogits take the place of the logits when the types agree
+    Scratch own;  // memory for dlogits when they cannot overwrite the logits
     if (grads != nullptr && sums != x.dtype) own = ex.take("head.dlogits", scores.tensor().shape, x.dtype);
     if (grads != nullptr) at.dlogits = own ? own.tensor() : scores.tensor();
     run(ex, sharers,
@@ -204,11 +205,11 @@ double Head::walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& d
   return batch.losses ? 0 : sum_of_losses(ex, losses);
 }
 
-// df = Σ over the vocabulary's shards of dlogits·E, behind dE (+)= dlogitsᵀ·f
+// df = Σ over the vocabulary's shards of dlogits·E. This sum is in flight during dE (+)= dlogitsᵀ·f.
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // Nothing but this sum comes between the loss and the final norm: its rounding would be all of the error there, so it
-  // is formed in the accumulator type.
+  // Only this sum lies between the loss and the final norm. Its rounding would be the whole error there, so the
+  // accumulator type holds it.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;
@@ -218,8 +219,8 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
                          .packed_b = table_.store.weights().packed(ex, table_.slot, false)});
-  Transit sum = in_place ? table_.ranks.start_in_place(ex, partial, home, chunk.dx)
-                         : table_.ranks.start(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
+  Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
+                         : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
   const Write write = chunk.last && !tied_ ? Write::last : Write::more;
   const GradSlot table = grads.slot(ex, table_.slot, write);
   ops::run(
@@ -232,9 +233,9 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
   constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
-  // A chunk reads the table twice, and reads and writes its gradient, once each: the faster products are, the more rows
-  // have to share that. A GPU needs thousands of them to keep all of it busy, too. Not by instruction set: ranks that
-  // share a table exchange what belongs to a chunk, and may have different ones.
+  // Each chunk reads the table twice, and reads and writes its gradient once. The faster products are, the more rows
+  // must share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
+  // instruction set: ranks that share a table exchange chunks, and may have different sets.
   const int64_t bytes = (device.kind() == device::Kind::cuda ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
 }

@@ -1,13 +1,13 @@
 #pragma once
-// The embedding and the output head of every strategy: a table [V, H] whose rows may be cut over some axes, whose
-// columns over others, and which may be stored in flat pieces, beside activations in any spread.
+// The embedding and the output head of every strategy. The rows of their table [V, H] may be cut over some axes, its
+// columns over others, and it may be stored in flat pieces, beside activations in any spread.
 //
 //   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
 //   beside the table, a rank has activations of the rows that R and F cut without V and H, columns cut over H:
-//     embedding   looks its tokens up; what others have counts as zero, so that the sum over V is exact; → [R, C]
+//     embedding   looks its tokens up; rows of other ranks count as zero, so that the sum over V is exact; → [R, C]
 //     head        x moves there; logits are added over H; cross-entropy over V (loss.h); dx is added over V; → [R, C]
-//   Gradients of the table are partial sums along these R and F, which go home over F, and are summed over the rest
-//   once a step. At the head, F is within R.
+//   Gradients of the table are partial sums along these R and F. They are reduce-scattered over F, and summed over the
+//   rest once a step. At the head, F is within R.
 #include <memory>
 
 #include "parallel/batch.h"
@@ -22,22 +22,23 @@ struct EmbeddingSpec {
   double init_std = 0.02;
 };
 
-/// A table in the store, beside activations in the spread `stream`.
+/// Table is a table in the store, beside activations in the spread `stream`.
 struct Table {
-  /// A new slot for it.
+  /// Adds a slot for the table.
   Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
         VocabSpread spread, Spread stream);
-  /// The same slot beside other activations (internal error when its gradient would then be summed over other axes).
-  Table beside(Spread other) const;
+  /// Returns the same slot beside other activations (internal error when its gradient would then be summed over other
+  /// axes).
+  Table with_stream(Spread other) const;
 
-  /// The spread of activations at the table: see above.
-  Spread near() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
-  /// The axes whose ranks have different elements of the table, and so look at the same rows.
+  /// Returns the spread of activations at the table: see above.
+  Spread spread_at_table() const { return {(stream.rows | spread.flat) & ~cut(), spread.hidden}; }
+  /// Returns the axes whose ranks have different elements of the table and look at the same rows.
   AxisSet cut() const { return spread.vocab | spread.hidden; }
   int64_t first_token() const { return ranks.index(spread.vocab) * store.box(slot)[0]; }
   mesh::Layout stream_layout(Rows rows) const { return ranks.layout(stream, rows, width); }
-  mesh::Layout near_layout(Rows rows) const { return ranks.layout(near(), rows, width); }
-  /// Of partial sums along the axes that cut the vocabulary.
+  mesh::Layout near_layout(Rows rows) const { return ranks.layout(spread_at_table(), rows, width); }
+  /// Returns the layout of partial sums along the axes that cut the vocabulary.
   mesh::Layout partial_layout(Rows rows) const { return near_layout(rows).with(spread.vocab, mesh::kPartial); }
 
   const Ranks ranks;
@@ -51,7 +52,7 @@ struct Table {
 class Embedding {
  public:
   Embedding(const Table& table, int group, const EmbeddingSpec& spec);
-  /// The table's tokens and, if there are any, positions → y in the spread beside the table.
+  /// Returns rows of the table, plus positions if there are any, in the spread `stream`.
   Scratch forward(Exec& ex, const Batch& batch);
   void backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads);
 
@@ -62,28 +63,30 @@ class Embedding {
   params::SlotId positions_ = -1;
 };
 
-/// The output head with softmax cross-entropy. Rows are walked in chunks: logits, loss and both gradients of a chunk
-/// are formed while it is at hand, so logits of the whole batch never exist. Hence the loss comes out of the backward
-/// pass. Where rows are cut over axes that share the vocabulary, a chunk holds as many rows of every rank.
+/// The output head with softmax cross-entropy. It walks rows in chunks and forms logits, loss and both gradients of a
+/// chunk together. So logits of the whole batch never exist. Hence the loss comes out of the backward pass. Where rows
+/// are cut over axes that share the vocabulary, a chunk holds as many rows of every rank.
 class Head {
  public:
   /// `tied`: the table is an embedding's, whose backward pass ends its gradient.
   /// Internal error when the table is in flat pieces over ranks that have the same rows.
   Head(const Table& table, bool tied);
 
-  /// The axes that cut the rows whose losses a rank has; how many those are.
-  AxisSet loss_axes() const { return table_.near().rows; }
+  /// Returns the axes that cut the rows whose losses a rank has; and the number of these rows.
+  AxisSet loss_axes() const { return table_.spread_at_table().rows; }
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
-  /// Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
+  /// Returns Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
   double loss(Exec& ex, const Batch& batch, const Tensor& x);
-  /// The same sum; dx, as x, of loss_scale·Σ over all rows; weight gradients go to the sink.
+  /// Returns the same sum. dx, spread as x, is the gradient of loss_scale·Σ over all rows. Weight gradients go to the
+  /// sink.
   double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads);
-  /// Logits of one row, x being this rank's columns of it → [1, vocabulary padded] on every rank, accumulator type.
+  /// Returns the logits of one row, [1, vocabulary padded], on every rank in the accumulator type. x is this rank's
+  /// columns of it.
   Scratch logits(Exec& ex, const Tensor& x);
 
  private:
   struct Chunk;
-  double walk(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
+  double run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
   Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
   Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
   void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);
@@ -91,9 +94,9 @@ class Head {
   const bool tied_;
 };
 
-/// Rows of logits that a head forms at a time: enough that a product with the table amortises reading it, few enough to
-/// stay a minor part of memory. Of `rows`, `padded` columns; the same on all devices of a kind, whatever their
-/// instruction set.
+/// Returns how many of `rows` rows of logits, with `padded` columns, a head forms at a time. They are enough that a
+/// product amortises reading the table, and few enough to stay a minor part of memory. The number is the same on all
+/// devices of a kind, whatever their instruction set.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute);
 
 }  // namespace trainer::parallel

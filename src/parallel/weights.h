@@ -1,6 +1,6 @@
 #pragma once
-// Weight and bias of a linear: the parts (q, k, v; gate, up) lie side by side in one local matrix, and so do their
-// biases in one vector. What every strategy's linear does with them on one rank.
+// Weight and bias of a linear. The parts (q, k, v; gate, up) lie side by side in one local matrix, and their biases in
+// one vector. Weights does what every strategy's linear does with them on one rank.
 #include <vector>
 
 #include "ops/elementwise.h"
@@ -18,15 +18,15 @@ class Weights {
     if (!biases.empty()) bias_ = store.add_slot(group, biases);
   }
 
-  /// The matrix, when it is stored in pieces, is gathered once after each change of the weights.
+  /// Keeps a sharded matrix once it is gathered, until the weights change.
   void keep() const { store_.weights().keep(weight_); }
 
   int64_t in() const { return store_.box(weight_)[0]; }
   int64_t out() const { return store_.box(weight_)[1]; }
   params::SlotId slot() const { return weight_; }
-  /// Of a matrix that is stored in so many flat pieces, each of whole rows: the rows that are stored here.
+  /// Returns the rows that this rank stores of a matrix in `pieces` flat pieces, each of whole rows.
   Tensor piece(int64_t pieces) const { return rows_of(store_.stored_weight(weight_), pieces); }
-  /// Where their gradient goes, which the caller adds up over the ranks.
+  /// Returns where the gradient of those rows goes; the caller reduces it over the ranks.
   params::GradSlot piece_gradient(params::GradSink& grads, int64_t pieces) const {
     params::GradSlot slot = grads.stored_slot(weight_);
     slot.tensor = rows_of(slot.tensor, pieces);
@@ -34,26 +34,26 @@ class Weights {
   }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// y = x·W, through the epilogue. The matrix is here for as long as the product takes, wherever it is stored.
-  void product(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
-    multiply(ex, x, y, epilogue, false);
+  /// y = x·W, through the epilogue. The matrix is held for as long as the product takes.
+  void multiply(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
+    run_product(ex, x, y, epilogue, false);
   }
   /// dx = dy·Wᵀ, through the epilogue.
-  void transposed(Exec& ex, const Tensor& dy, const Tensor& dx, const ops::Epilogue& epilogue = {}) const {
-    multiply(ex, dy, dx, epilogue, true);
+  void multiply_transposed(Exec& ex, const Tensor& dy, const Tensor& dx, const ops::Epilogue& epilogue = {}) const {
+    run_product(ex, dy, dx, epilogue, true);
   }
 
   /// dW (+)= xᵀ·dy and, from the same dy, db (+)= Σ_rows dy.
-  void gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
+  void add_gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     const params::GradSlot dw = grads.slot(ex, weight_);
     const params::GradSlot db = bias_ < 0 ? params::GradSlot{} : grads.slot(ex, bias_);
     weight_product(ex, x, dy, dw, db);
   }
-  /// Either of them alone, where dy of the bias is not that of the weight.
-  void weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
+  /// Adds one of them alone, where dy of the bias is not that of the weight.
+  void add_weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     weight_product(ex, x, dy, grads.slot(ex, weight_), {});
   }
-  void bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
+  void add_bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
     ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
@@ -64,7 +64,7 @@ class Weights {
     const Shape box = store_.box(weight_);
     return piece.reshape({box[0] / pieces, box[1]});
   }
-  void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
+  void run_product(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
     ops::run(ex, ops::Gemm{.a = a,
                            .b = weight,

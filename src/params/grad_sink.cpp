@@ -37,7 +37,7 @@ void GradSink::prepare(device::Device& device) {
   int64_t blocks = 0, largest_strided = 0;
   for (int g = 0; g < static_cast<int>(pieces_.size()); ++g) {
     // Blocks restart where another replica's chunk begins, whether or not the optimizer state is split there.
-    for (const Region& region : store_.counted(g))
+    for (const Region& region : store_.counted_regions(g))
       for (const Region& piece : clip(region, store_.groups()[static_cast<size_t>(g)].owned)) {
         pieces_[static_cast<size_t>(g)].push_back({piece, blocks});
         blocks += norm_blocks(piece);
@@ -45,7 +45,7 @@ void GradSink::prepare(device::Device& device) {
       }
     for (ParamStore::Sum& sum : store_.sums_of(g)) {
       Sum& own = sums_[static_cast<size_t>(g)].emplace_back(
-          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.spread, std::move(sum.regions), {}, {}});
+          Sum{&store_.mesh()->along(sum.axes, comm::Lane::grads), sum.sharded, std::move(sum.regions), {}, {}});
       int64_t count = 0;
       for (const Region& region : own.regions) count += region.count();
       if (!own.in_place()) own.packed = Buffer(device, "gradients", {count}, store_.state_dtype());
@@ -74,7 +74,7 @@ void GradSink::begin_step() {
 }
 
 GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
-  if (!store_.spread(id)) return stored_slot(id);
+  if (!store_.is_sharded(id)) return stored_slot(id);
   GradSlot slot;
   Scratch& block = outgoing_[static_cast<size_t>(id)];
   slot.accumulate = static_cast<bool>(block);
@@ -91,7 +91,7 @@ GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
   return slot;
 }
 
-void GradSink::send_home(Exec& ex, SlotId id) {
+void GradSink::start_reduce_scatter(Exec& ex, SlotId id) {
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
   TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);
@@ -104,7 +104,7 @@ void GradSink::send_home(Exec& ex, SlotId id) {
     block = std::move(sent);
     flights_.push_back({id, group.reduce_scatter(ex, block, piece), std::move(piece), accumulate});
   } else {
-    // What earlier micro-batches left here joins this rank's partial sum of its own piece.
+    // The gradient of earlier micro-batches is added to this rank's partial sum of its own piece.
     const comm::Chunk piece = group.chunk(flat.count());
     const Tensor own = flat.range(piece.begin, piece.count);
     if (accumulate) ops::run(ex, ops::Add{.x = own, .other = home, .y = own});
@@ -121,7 +121,7 @@ GradSlot GradSink::stored_slot(SlotId id) {
   return slot;
 }
 
-void GradSink::arrives(Exec& ex, SlotId id, comm::Ticket&& ticket) {
+void GradSink::join_later(Exec& ex, SlotId id, comm::Ticket&& ticket) {
   while (flights_.size() >= kMostFlights) join_oldest_flight(ex);
   flights_.push_back({id, std::move(ticket), {}});
   if (!options_.overlap) join_oldest_flight(ex);
@@ -132,7 +132,7 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flight.ticket.join(ex);
   if (flight.piece) {
     const Tensor home = store_.gradient(flight.slot);
-    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // in every micro-step: one program is of all
+    Scratch wide = ex.take("gradient.arrived", home.shape, home.dtype);  // taken always: one program for all
     ops::run(ex, ops::Cast{flight.piece, flight.accumulate ? wide.tensor() : home});
     if (flight.accumulate) ops::run(ex, ops::Add{.x = home, .other = wide, .y = home});
     flight.piece.reset();
@@ -140,17 +140,17 @@ void GradSink::join_oldest_flight(Exec& ex) {
   flights_.erase(flights_.begin());
 }
 
-void GradSink::group_done(Exec& ex, int group) {
-  complete(ex);
+void GradSink::end_group(Exec& ex, int group) {
+  start_replica_sum(ex);
   finished_ = group;
-  start_sums(ex, /*spread=*/false);
-  if (!flying(group) && sums_[static_cast<size_t>(group)].empty()) complete(ex);
+  start_sums(ex, /*sharded=*/false);
+  if (!has_gradient_in_flight(group) && sums_[static_cast<size_t>(group)].empty()) start_replica_sum(ex);
 }
 
-void GradSink::start_sums(Exec& ex, bool spread) {
+void GradSink::start_sums(Exec& ex, bool sharded) {
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(finished_)]) {
-    if (sum.spread != spread) continue;
+    if (sum.sharded != sharded) continue;
     if (sum.in_place()) {
       sum.ticket = sum.group->all_reduce(ex, region_of(finished_, sum.regions.front()));
       continue;
@@ -165,10 +165,10 @@ void GradSink::start_sums(Exec& ex, bool spread) {
   }
 }
 
-void GradSink::complete(Exec& ex) {
+void GradSink::start_replica_sum(Exec& ex) {
   if (finished_ < 0) return;
-  while (flying(finished_)) join_oldest_flight(ex);
-  start_sums(ex, /*spread=*/true);  // of pieces that have only now come home
+  while (has_gradient_in_flight(finished_)) join_oldest_flight(ex);
+  start_sums(ex, /*sharded=*/true);  // reduced over pieces whose reduce-scatter has just ended
   const int index = std::exchange(finished_, -1);
   if (!last_) return;
   for (Sum& sum : sums_[static_cast<size_t>(index)]) {
@@ -191,27 +191,27 @@ void GradSink::complete(Exec& ex) {
             : replicas.grads->all_reduce(ex, grad);
   const int before = std::exchange(completed_, index);
   if (!on_reduced_) return;
-  if (before >= 0) reduced(ex, before);
-  if (replicas.count() == 1) reduced(ex, index);
+  if (before >= 0) join_replica_sum(ex, before);
+  if (replicas.count() == 1) join_replica_sum(ex, index);
 }
 
-void GradSink::reduced(Exec& ex, int group) {
+void GradSink::join_replica_sum(Exec& ex, int group) {
   const auto g = static_cast<size_t>(group);
   if (std::exchange(reduced_[g], char{1}) != 0) return;
-  if (replica_sums_[g].open()) replica_sums_[g].join(ex);
+  if (replica_sums_[g].is_open()) replica_sums_[g].join(ex);
   if (on_reduced_) on_reduced_(ex, group);
 }
 
 void GradSink::end_micro(Exec& ex) {
-  complete(ex);
+  start_replica_sum(ex);
   TRAINER_CHECK(flights_.empty() && std::ranges::none_of(outgoing_, [](const Scratch& s) { return bool(s); }),
                 "a gradient had more writes to come when the backward pass was over");
 }
 
 GradNorm GradSink::finish(Exec& ex) {
-  // The groups' reductions end in the order they were started: the last group first.
+  // The reductions of groups end in the order they were started: the last group first.
   for (size_t g = pieces_.size(); g-- > 0;) {
-    reduced(ex, static_cast<int>(g));
+    join_replica_sum(ex, static_cast<int>(g));
     for (const Piece& piece : pieces_[g]) {
       Tensor x = region_of(static_cast<int>(g), piece.region);
       if (piece.region.rows > 1) {
@@ -240,7 +240,7 @@ GradNorm GradSink::finish(Exec& ex) {
     for (int64_t rank = 0; rank < all.rows(); ++rank) squares += gathered[rank * all.cols() + g];
   result.norm = std::sqrt(squares);
   if (!std::isfinite(squares)) {
-    const int64_t bad = first_bad(ex, ranks);
+    const int64_t bad = find_first_nonfinite(ex, ranks);
     result.bad_tensor = bad < static_cast<int64_t>(store_.params().size())
                             ? store_.params()[static_cast<size_t>(bad)].name
                             : "the sum of squares (overflow)";
@@ -255,7 +255,7 @@ double GradSink::sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& p
   return sum;
 }
 
-int64_t GradSink::first_bad(Exec& ex, comm::Communicator* ranks) {
+int64_t GradSink::find_first_nonfinite(Exec& ex, comm::Communicator* ranks) {
   const auto params = static_cast<int64_t>(store_.params().size());
   int64_t first = 0;
   for (; first < params; ++first) {

@@ -1,13 +1,13 @@
 #pragma once
-// GradSink: where backward passes put weight gradients. The first write of a step overwrites, later ones (further
+// GradSink: where backward passes put weight gradients. The first write of a step overwrites; later ones (further
 // micro-batches, the second use of a tied table) add.
 //
-// What has to be communicated starts as soon as it can and runs under the backward pass of the groups before it:
-//   each micro-batch:      the gradient of a spread slot goes back to the pieces in which the slot is stored
-//                          (reduce-scatter over the flat axes). One runs while the next gradient is written; its memory
-//                          is waited for when a third one needs it, so that two are in memory;
-//   the last micro-batch:  partial sums of slots that several ranks of a replica hold are added (Part::sum_over), and
-//                          one group later the group's sum over the replicas starts.
+// Communication starts as soon as it can and runs under the backward pass of the groups before it:
+//   - In each micro-batch, the gradient of a sharded slot is reduce-scattered over the flat axes, to the pieces in
+//     which the slot is stored. It is in flight while the next gradient is written. At most two are in memory: a third
+//     one waits.
+//   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
+//     One group later the group's sum over the replicas starts.
 #include <algorithm>
 #include <exception>
 #include <functional>
@@ -24,11 +24,11 @@ class GradSink;
 /// Whether this is the last write of a slot's gradient in a micro-batch.
 enum class Write : uint8_t { more, last };
 
-/// Where to put the gradient of one use of a slot. What has to follow the write happens when it is destroyed: after
-/// the last write of a micro-batch, the gradient of a spread slot starts on its way home. Move-only.
+/// A GradSlot is where to put the gradient of one use of a slot. Its destructor completes the write: after the last
+/// write of a micro-batch it starts the reduce-scatter of a sharded slot's gradient. Move-only.
 class GradSlot {
  public:
-  GradSlot() = default;  // nowhere
+  GradSlot() = default;  // a slot that is written nowhere
   GradSlot(GradSlot&& other) noexcept
       : tensor(other.tensor),
         accumulate(other.accumulate),
@@ -43,7 +43,7 @@ class GradSlot {
 
  private:
   friend class GradSink;
-  GradSink* end_ = nullptr;  // to be told; of the last write to a spread slot
+  GradSink* end_ = nullptr;  // the sink, on the last write to a sharded slot; else null
   Exec* ex_ = nullptr;
   SlotId id_ = -1;
 };
@@ -51,16 +51,16 @@ class GradSlot {
 struct GradNorm {
   double norm = 0;         // of all gradients, before clipping
   std::string bad_tensor;  // first tensor with a non-finite gradient, in declaration order
-  bool finite() const { return bad_tensor.empty(); }
+  bool is_finite() const { return bad_tensor.empty(); }
   /// min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0.
-  double clip(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
+  double clip_factor(double max_norm) const { return max_norm <= 0 ? 1.0 : std::min(1.0, max_norm / (norm + 1e-6)); }
 };
 
 class GradSink {
  public:
   struct Options {
-    bool overlap = true;  // false: gradients on their way home are waited for at once, to see what they cost
-    /// In which type gradients are added on their way home; none: the accumulator type.
+    bool overlap = true;  // false: each reduce-scatter is joined at once, to see what it costs
+    /// The type in which gradients are reduce-scattered; none: the accumulator type.
     std::optional<DType> scatters = {};
   };
   GradSink(ParamStore& store, const Options& options);
@@ -71,28 +71,29 @@ class GradSink {
   void begin_step();
   /// `last`: the gradients are complete after this micro-batch.
   void begin_micro(bool last) { last_ = last; }
-  /// Instead of a micro-step: its device work was repeated by a graph, and every gradient is written. Of steps in which
-  /// nothing is communicated.
-  void micro_step_repeated() { std::fill(written_.begin(), written_.end(), char{1}); }
-  /// Where to put a slot's gradient; `ex` outlives it. Of a spread slot it is memory taken from ex.arena, the same for
-  /// all writes of a micro-batch.
+  /// Marks every gradient as written, after a graph has replayed the device work of a micro-step. Only for micro-steps
+  /// that communicate nothing.
+  void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
+  /// Returns where to put a slot's gradient; `ex` outlives it. For a sharded slot that is memory taken from ex.arena,
+  /// the same for all writes of a micro-batch.
   GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
-  /// Where the gradient of what is stored of a slot goes when the caller adds it up over the flat axes himself.
+  /// Returns where the gradient of the stored piece goes when the caller reduces it over the flat axes itself.
   GradSlot stored_slot(SlotId id);
-  /// Such a sum is under way: waited for like a gradient on its way home.
-  void arrives(Exec& ex, SlotId id, comm::Ticket&& ticket);
-  /// The backward pass of this micro-batch writes no more gradients of the group. Waits for what the group before
-  /// has sent within its replica.
-  void group_done(Exec& ex, int group);
-  /// `reduced` is called once a step for each group, in the order of the backward pass, when its gradient is complete:
-  /// all micro-batches added over all ranks and replicas (with ZeRO-1, the chunk that this replica owns). That is in
-  /// group_done(), one group after its sum over the replicas has started, or later.
+  /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
+  void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
+  /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for what the group
+  /// before has in flight within its replica.
+  void end_group(Exec& ex, int group);
+  /// Sets `reduced`, which is called once a step for each group when its gradient is complete, in the order of the
+  /// backward pass. Then all micro-batches are added over all ranks and replicas (with ZeRO-1, the chunk that this
+  /// replica owns). That happens in end_group(), one group after its sum over the replicas has started, or later.
   void on_group_reduced(std::function<void(Exec& ex, int group)> reduced) { on_reduced_ = std::move(reduced); }
-  /// The backward pass is over: memory taken from ex.arena is given back.
+  /// Ends the backward pass: gives back the memory taken from ex.arena.
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
-  /// all parameters: 65 536-element block sums in f64 over what each rank owns and counts of each group's flat space,
-  /// added in order of blocks, of ranks and of groups. The same on every rank, and with or without ZeRO-1.
+  /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of what it owns and counts of each
+  /// group's flat space. Blocks, ranks and groups are added in order. The norm is the same on every rank, and with or
+  /// without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
@@ -100,53 +101,53 @@ class GradSink {
   /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
-    bool spread;  // of spread slots: once their gradients are home
+    bool sharded;  // of sharded slots: starts after their reduce-scatter
     std::vector<Region> regions;
-    Buffer packed;  // of several regions; a single one is added where it is
+    Buffer packed;  // memory for several regions; a single one is reduced in place
     comm::Ticket ticket;
     bool in_place() const { return regions.size() == 1 && regions.front().rows == 1; }
   };
-  /// A gradient on its way home.
+  /// A Flight is a gradient whose reduce-scatter is in flight.
   struct Flight {
     SlotId slot;
     comm::Ticket ticket;
-    Scratch piece;  // where it arrives, when that is not home; to be added there when `accumulate`
+    Scratch piece;  // receives it when it is in another type; cast, or added when `accumulate`, at the join
     bool accumulate = false;
   };
   static constexpr size_t kMostFlights = 2;
-  /// A piece of a group's flat space whose squares are counted here, and its first block sum.
+  /// A piece of a group's flat space whose squares this rank counts, and the index of its first block sum.
   struct Piece {
     Region region;
     int64_t block;
   };
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
-  /// The slot's gradient of this micro-batch is written.
-  void send_home(Exec& ex, SlotId id);
+  /// Starts the reduce-scatter of the slot's gradient, which this micro-batch has written.
+  void start_reduce_scatter(Exec& ex, SlotId id);
   void join_oldest_flight(Exec& ex);
-  bool flying(int group) const {
+  bool has_gradient_in_flight(int group) const {
     return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
   }
-  void start_sums(Exec& ex, bool spread);
+  void start_sums(Exec& ex, bool sharded);
   /// Joins the group's sum over the replicas, once a step.
-  void reduced(Exec& ex, int group);
-  /// Joins what the finished group has sent within its replica, and starts its sum over the replicas.
-  void complete(Exec& ex);
-  /// Index in store.params() of the first non-finite gradient in owned chunks, of all ranks.
-  int64_t first_bad(Exec& ex, comm::Communicator* ranks);
+  void join_replica_sum(Exec& ex, int group);
+  /// Joins what the finished group has in flight within its replica, and starts its sum over the replicas.
+  void start_replica_sum(Exec& ex);
+  /// Returns the index in store.params() of the first non-finite gradient on any rank, within owned chunks.
+  int64_t find_first_nonfinite(Exec& ex, comm::Communicator* ranks);
 
   ParamStore& store_;
   std::vector<char> written_;               // by slot
-  std::vector<Scratch> outgoing_;           // by slot: a spread slot's gradient before its last write
+  std::vector<Scratch> outgoing_;           // by slot: a sharded slot's gradient before its last write
   std::vector<Flight> flights_;             // oldest first
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
   std::vector<char> reduced_;               // by group: its gradient of this step is complete
   std::function<void(Exec&, int)> on_reduced_;
-  int finished_ = -1;                       // the group that waits for complete()
-  int completed_ = -1;                      // the one before
+  int finished_ = -1;                       // the group that waits for start_replica_sum()
+  int completed_ = -1;                      // the group completed before
   std::vector<std::vector<Piece>> pieces_;  // by group
-  Buffer strided_;                          // a piece whose rows are apart, packed
+  Buffer strided_;                          // packs a piece whose rows are apart
   Buffer blocks_;                           // [block sums of this rank] f64
   Buffer squares_;                          // [ranks, groups] f64
   Buffer bad_;                              // [1] f64
@@ -157,7 +158,7 @@ class GradSink {
 };
 
 inline GradSlot::~GradSlot() noexcept(false) {
-  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->send_home(*ex_, id_);
+  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->start_reduce_scatter(*ex_, id_);
 }
 
 }  // namespace trainer::params

@@ -48,7 +48,7 @@ void ParamStore::allocate(bool training) {
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
   forget();
-  HostCopy master;  // draws are made on the host for every device: they are the same bits
+  HostCopy master;  // values are drawn on the host for every device, so they are the same bits
   for (const Group& group : groups_) {
     master.get(home(), group.master);
     const auto [begin, count] = group.master_range();
@@ -118,7 +118,7 @@ Tensor ParamStore::stored_weight(SlotId slot) const {
 }
 
 Tensor ParamStore::weight(SlotId slot) const {
-  TRAINER_CHECK(!spread(slot), "{} is stored in pieces: hold it",
+  TRAINER_CHECK(!is_sharded(slot), "{} is stored in pieces: hold it",
                 params()[static_cast<size_t>(params_of(slot).front())].name);
   return stored_weight(slot);
 }

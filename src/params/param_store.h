@@ -1,12 +1,14 @@
 #pragma once
 // ParamStore: the memory of the model's parameters (ParamTable).
 //
-// Per group there are flat buffers: compute weights and gradients of every element; master weights (accumulator type;
-// they are the compute weights when the types agree) and both moments of every element, or with ZeRO-1 (Rajbhandari et
-// al. 2020) of the chunk that this replica of the model owns.
+// Each group has flat buffers:
+//   - compute weights and gradients of every element;
+//   - master weights in the accumulator type: the compute weights themselves when the types agree;
+//   - both moments.
+// With ZeRO-1 (Rajbhandari et al. 2020), master weights and moments are of the chunk that this replica owns.
 //
-// A slot's matrix need not be stored where it is used. Flat layouts (AxoNN's z, Optimus' rows) store a piece of it on
-// each rank: then the WeightCache gathers it for a use, and GradSink takes its gradient back.
+// A slot may be sharded. Flat layouts (AxoNN's z, Optimus' rows) store a piece of its matrix on each rank. Then the
+// WeightCache gathers the matrix for a use, and GradSink reduce-scatters its gradient.
 #include <vector>
 
 #include "comm/communicator.h"
@@ -60,7 +62,8 @@ class Keeper {
 
 class ParamStore : public ParamTable {
  public:
-  /// What this rank of `mesh` holds; without a mesh, everything. `split_state`: ZeRO-1 over the axis "data".
+  /// Makes the store of this rank of `mesh`; without a mesh the rank holds everything. `split_state`: ZeRO-1 over the
+  /// axis "data".
   ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
   /// Master weights and moments are in the memory of `home`, a CPU device which outlives the store; compute weights
@@ -80,12 +83,13 @@ class ParamStore : public ParamTable {
 
   /// Allocates what the run needs of the parameters that were added: `training` adds gradients and moments.
   void allocate(bool training);
-  /// Initial values by (seed, name, global index); refreshes the compute weights.
+  /// Sets initial values by (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
-  /// Compute weights from the master weights (after initialize, load); packed forms become stale. Every replica calls.
-  /// Who writes the master weights calls forget() before.
+  /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale. Every
+  /// replica calls. Who writes the master weights calls forget() before.
   void refresh_compute();
-  /// The owned chunk of a group's compute weights has been written (ZeRO-1): starts sending it to the other replicas.
+  /// Starts the all_gather of a group's compute weights over the replicas, after each has written the chunk it owns
+  /// (ZeRO-1).
   comm::Ticket gather_weights(Exec& ex, int group);
   /// The optimizer has just written master and compute weights.
   void weights_changed() { weights_.weights_changed(); }
@@ -102,7 +106,7 @@ class ParamStore : public ParamTable {
   WeightCache& weights() { return weights_; }
   /// The matrix of a slot that is stored where it is used; compute type.
   Tensor weight(SlotId slot) const;
-  /// What is stored of a slot: its matrix, or the piece [n] of a spread one. Compute type.
+  /// Returns what is stored of a slot: its matrix, or the piece [n] of a sharded one. Compute type.
   Tensor stored_weight(SlotId slot) const;
   Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
 
@@ -123,7 +127,7 @@ class ParamStore : public ParamTable {
   mesh::Mesh* mesh_;
   Replicas replicas_;
   std::vector<Group> groups_;
-  WeightCache weights_;  // after the groups: a gather that an exception leaves under way reads their memory
+  WeightCache weights_;  // after the groups: a gather that an exception leaves in flight reads their memory
 };
 
 }  // namespace trainer::params

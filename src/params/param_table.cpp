@@ -13,7 +13,7 @@ constexpr int64_t kSlotAlign = 32;
 std::vector<Region> clip(const Region& region, comm::Chunk chunk) {
   const int64_t begin = chunk.begin - region.offset, end = chunk.begin + chunk.count - region.offset;
   const int64_t rows = region.rows, cols = region.cols, pitch = std::max<int64_t>(region.pitch, 1);
-  // Rows [first, last) lie inside whole.
+  // Complete rows inside the chunk are [first, last).
   const int64_t first = begin <= 0 ? 0 : std::min(rows, divide_up(begin, pitch));
   const int64_t last = std::clamp(end < cols ? 0 : (end - cols) / pitch + 1, first, rows);
   std::vector<Region> inside;
@@ -46,7 +46,8 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   slot.flat = first.axes(mesh::kFlat);
   slot.stored = slot.flat != 0 ? Shape{piece_of(slot).count} : slot.box;
   slot.decay = matrix;
-  // Room for the largest piece everywhere: equal places make equal chunks, and so equal bits, of what ranks share.
+  // Every rank has room for the largest piece. Equal places make equal chunks, so ranks that share elements compute
+  // equal bits.
   owner.elements =
       round_up(owner.elements + divide_up(slot.box.count(), int64_t{mesh_shape_.group_size(slot.flat)}), kSlotAlign);
   const int here = rank_of_first_replica();
@@ -62,7 +63,7 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
     slot.params.push_back(static_cast<int>(params_.size()));
     owner.params.push_back(static_cast<int>(params_.size()));
     params_.push_back(
-        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.owner(here), std::move(runs)});
+        {part.name, part.layout.shape(), part.init, matrix, group, part.layout.is_owner(here), std::move(runs)});
     first_col += box[-1];
   }
   slot.parts = std::move(parts);
@@ -100,7 +101,7 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
       first += width;
       if (mesh_shape_.group_size(part.sum_over) == 1 || regions.empty()) continue;
       auto sum = std::ranges::find_if(
-          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.spread == (slot.flat != 0); });
+          sums, [&](const Sum& s) { return s.axes == part.sum_over && s.sharded == (slot.flat != 0); });
       if (sum == sums.end()) sum = sums.insert(sums.end(), {part.sum_over, slot.flat != 0, {}});
       for (const Region& region : regions) {
         Region* const before = sum->regions.empty() ? nullptr : &sum->regions.back();
@@ -117,13 +118,13 @@ std::vector<ParamTable::Sum> ParamTable::sums_of(int group) const {
   return sums;
 }
 
-std::vector<Region> ParamTable::counted(int group) const {
+std::vector<Region> ParamTable::counted_regions(int group) const {
   std::vector<Region> all;
   const int here = rank_of_first_replica();
-  bool whole_before = false;  // the slot before is counted whole: one region for both, with the padding between them
+  bool whole_before = false;  // the slot before is counted whole: one region covers both and their padding
   for (const SlotId id : slot_groups_[static_cast<size_t>(group)].slots) {
     const Slot& slot = at(id);
-    const auto owned = [&](const Part& part) { return part.layout.owner(here); };
+    const auto owned = [&](const Part& part) { return part.layout.is_owner(here); };
     const bool whole = std::ranges::all_of(slot.parts, owned);
     int64_t first = 0;
     for (const Part& part : slot.parts) {

@@ -1,8 +1,8 @@
 #pragma once
 // ParamTable: what parameters a model has and where they are stored, before there is memory for them. A parameter is
 // logical (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat
-// space; a slot is a local tensor in it that one operator uses; a slot may hold several parameters side by side (q, k,
-// v; gate, up), so that one product serves them.
+// space. A slot is a local tensor in it that one operator uses. It may hold several parameters side by side (q, k, v;
+// gate, up), so that one product serves them.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,7 +30,7 @@ struct Param {
   int64_t count() const { return shape.count(); }
 };
 
-/// One parameter of a slot.
+/// A part is one parameter of a slot.
 struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
@@ -40,12 +40,13 @@ struct Part {
   mesh::AxisSet sum_over = 0;
 };
 
-/// Part of a flat space: rows of `cols` elements, `pitch` apart.
+/// A region is a part of a flat space: rows of `cols` elements, `pitch` apart.
 struct Region {
   int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
   int64_t count() const { return rows * cols; }
 };
-/// What of `region` lies in `chunk`: of a matrix perhaps the end of a row, whole rows, and the beginning of another.
+/// Returns what of `region` lies in `chunk`: of a matrix perhaps the end of a row, complete rows, and the beginning of
+/// another row.
 std::vector<Region> clip(const Region& region, comm::Chunk chunk);
 
 /// A flat space.
@@ -58,15 +59,16 @@ struct SlotGroup {
 
 class ParamTable {
  public:
-  /// What `rank` of a mesh of this shape holds.
+  /// Makes the table of what `rank` of a mesh of this shape holds.
   ParamTable(mesh::MeshShape shape, int rank) : mesh_shape_(std::move(shape)), rank_(rank) {}
 
   int add_group(std::string name);
-  /// Parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i], vectors a local
-  /// [Σ out_i]. Flat placements, the same for all parts, apply to that matrix. Weight decay applies to matrices.
+  /// Adds a slot of parts side by side: matrices whose boxes [in, out_i] have equal rows make a local [in, Σ out_i],
+  /// vectors a local [Σ out_i]. Flat placements, the same for all parts, apply to that matrix. Weight decay applies to
+  /// matrices.
   SlotId add_slot(int group, std::vector<Part> parts);
-  /// A layout with every element on every rank.
-  mesh::Layout whole(Shape shape) const { return {mesh_shape_, shape}; }
+  /// Returns a layout with every element on every rank.
+  mesh::Layout replicated(Shape shape) const { return {mesh_shape_, shape}; }
 
   const std::vector<SlotGroup>& slot_groups() const { return slot_groups_; }
   const std::vector<Param>& params() const { return params_; }
@@ -75,36 +77,36 @@ class ParamTable {
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
   const std::vector<int>& params_of(SlotId slot) const { return at(slot).params; }
-  /// Elements of the slot's range in its group's flat space.
+  /// Range is where a slot lies in its group's flat space, in elements.
   struct Range {
     int64_t offset, count;
   };
   Range range_of(SlotId slot) const { return {at(slot).offset, at(slot).stored.count()}; }
-  /// Local shape of the slot's matrix when it is all here; of what is stored of it.
+  /// Returns the local shape of the slot's matrix in use, when it is gathered; and of what is stored of it.
   Shape box(SlotId slot) const { return at(slot).box; }
   Shape stored(SlotId slot) const { return at(slot).stored; }
-  /// Whether the slot's matrix is stored in pieces; over which axes.
-  bool spread(SlotId slot) const { return flat_axes(slot) != 0; }
+  /// Whether the slot's matrix is stored in pieces and gathered for use; over which axes.
+  bool is_sharded(SlotId slot) const { return flat_axes(slot) != 0; }
   mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
   bool decays(SlotId slot) const { return at(slot).decay; }
 
-  /// Elements of a group whose gradients are to be added up over some axes; `spread`: those of spread slots, which have
-  /// to come home first.
+  /// Elements of a group whose gradients must be summed over some axes; `sharded`: those of sharded slots, whose
+  /// reduce-scatter comes first.
   struct Sum {
     mesh::AxisSet axes;
-    bool spread;
+    bool sharded;
     std::vector<Region> regions;
   };
   std::vector<Sum> sums_of(int group) const;
-  /// The elements of a group that this rank counts in the gradient norm: what several ranks of a replica hold counts
-  /// once. By slots; padding, which is zero, may be among them.
-  std::vector<Region> counted(int group) const;
+  /// Returns the elements of a group that this rank counts in the gradient norm, in order of slots. What several ranks
+  /// of a replica hold counts once. Padding, which is zero, may be among them.
+  std::vector<Region> counted_regions(int group) const;
 
   const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }
   int rank() const { return rank_; }
 
  protected:
-  /// Nothing is added any more.
+  /// Closes the table: adding to it is an error from now on.
   void close() { closed_ = true; }
 
  private:
@@ -118,11 +120,11 @@ class ParamTable {
     mesh::AxisSet flat = 0;
   };
   const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
-  /// The piece of the slot's matrix that is stored here.
+  /// Returns the piece of the slot's matrix that this rank stores.
   comm::Chunk piece_of(const Slot& slot) const;
   /// Where columns [first, first + width) of the slot's matrix are in the group's flat space.
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
-  /// A rank of the first replica at this place of the mesh, which stands for all of them.
+  /// Returns the rank of the first replica at this place of the mesh, which stands for those of all replicas.
   int rank_of_first_replica() const;
 
   mesh::MeshShape mesh_shape_;

@@ -7,7 +7,7 @@ namespace trainer::params {
 
 void WeightCache::keep(SlotId id) {
   TRAINER_CHECK(entries_.empty(), "slot {} is to be kept after the memory was taken", id);
-  if (store_.spread(id)) keep_.push_back(id);
+  if (store_.is_sharded(id)) keep_.push_back(id);
 }
 
 void WeightCache::allocate() {
@@ -66,26 +66,26 @@ void WeightCache::start(Exec& ex, SlotId id) {
 }
 
 WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
-  if (!store_.spread(id)) return {store_.stored_weight(id), nullptr, nullptr};
+  if (!store_.is_sharded(id)) return {store_.stored_weight(id), nullptr, nullptr};
   if (recording_ != nullptr) recording_->push_back(id);
   TRAINER_CHECK(order_ == nullptr || (next_ < order_->size() && (*order_)[next_] == id),
                 "use {} of a program: slot {} is not the one that was recorded", next_, id);
   if (!std::exchange(started_, false)) start(ex, id);
   if (order_ != nullptr) {
-    // The next one runs under what this one is used for, and stays when it is the same.
+    // The gather of the next matrix runs under the use of this one. When both are the same, the matrix stays.
     ++next_;
     started_ = next_ < order_->size() && (ahead_ || (*order_)[next_] == id);
     if (started_) start(ex, (*order_)[next_]);
   }
   Entry& entry = entries_[static_cast<size_t>(id)];
-  if (entry.ticket.open()) entry.ticket.join(ex);
+  if (entry.ticket.is_open()) entry.ticket.join(ex);
   return {gathered(entry), &entry.users, &entry.memory};
 }
 
 Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
   Entry& entry = entries_[static_cast<size_t>(id)];
   const DType compute = store_.compute_dtype();
-  const bool stays = entry.keep || !store_.spread(id);
+  const bool stays = entry.keep || !store_.is_sharded(id);
   if (!stays || !ops::prefers_packed(store_.device(), compute)) return {};
   Packed& packed = entry.packed[transposed ? 1 : 0];
   if (!packed.buffer) {
@@ -97,7 +97,7 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
   }
   if (packed.version != version_) {
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});
-    // A dry pass costs the packing but leaves the real run to do it.
+    // A dry pass counts the cost of packing, but leaves the work to the real run.
     if (!ex.device.dry()) packed.version = version_;
   }
   return packed.buffer;

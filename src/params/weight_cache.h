@@ -1,10 +1,10 @@
 #pragma once
-// WeightCache: the matrices of slots as products read them: where they are stored, gathered from the ranks that store a
-// piece each, and packed.
+// WeightCache: the matrices of slots as products read them. Sharded ones are gathered from the ranks that store a piece
+// each; some are packed.
 //
-// A gathered matrix lives while somebody holds it, and one use longer ahead: a dry pass of a program records the order
-// of its uses, and afterwards each use starts the gather of the next one, across layers, passes and recomputation. So
-// at most two are in memory where one is held at a time. What is held, or on its way, is gathered no second time.
+// A gathered matrix lives from one use before it is held until nobody holds it. A dry pass of a program records the
+// order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation. So
+// at most two are in memory where one is held at a time. A matrix that is held or in flight is not gathered again.
 #include <functional>
 #include <map>
 #include <string>
@@ -23,21 +23,21 @@ class WeightCache {
  public:
   explicit WeightCache(ParamStore& store) : store_(store) {}
 
-  /// `id` is gathered once after each change of the weights, into memory of its own (AxoNN's cached layers). Before
-  /// ParamStore::allocate(). Nothing to do for slots that are stored where they are used.
+  /// Marks `id` to be gathered once after each change of the weights, into memory of its own (AxoNN's cached layers).
+  /// Before ParamStore::allocate(). Does nothing for slots that are not sharded.
   void keep(SlotId id);
-  /// Whether gathers start one use ahead (true); otherwise each is waited for at once, to see what it costs. What is
-  /// gathered is the same.
-  void gather_ahead(bool ahead) { ahead_ = ahead; }
+  /// Sets whether gathers start one use ahead. If not, each is joined at once, to see what it costs. The gathers are
+  /// the same.
+  void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
-  /// Runs `body` on a dry device, and learns in which order it uses slots. Known programs are left alone.
+  /// Runs `body` on a dry device and records in which order it uses slots. Skips programs that are recorded already.
   void record(const std::string& program, const std::function<void()>& body);
-  /// What follows, until end(), are the uses of that program (others go without gathers ahead): starts the first
-  /// gather.
+  /// Begins a program, whose uses follow until end(), and starts its first gather. Uses outside of programs are not
+  /// gathered ahead.
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// Keeps a slot's matrix here until it is dropped. Move-only.
+  /// Held keeps a slot's matrix on this rank until it is destroyed. Move-only.
   class Held {
    public:
     Held(Held&& other) noexcept
@@ -56,16 +56,17 @@ class WeightCache {
     int* users_;  // null: stored here
     Scratch* memory_;
   };
-  /// The slot's matrix, of compute type, for use: waits for its gather. Memory is taken from ex.arena. Every rank of
-  /// the slot's flat axes calls, in the same order.
+  /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena. Every
+  /// rank of the slot's flat axes calls, in the same order.
   Held hold(Exec& ex, SlotId id);
-  /// Packed op(b) for products with this slot (see ops::prefers_packed), which is held; made on first use after each
-  /// change of the weights. Empty when packing does not pay here, and for what is gathered for each use.
+  /// Returns packed op(b) for products with this slot (see ops::prefers_packed), which must be held. It is packed on
+  /// first use after each change of the weights. Empty when packing does not pay on this device, and for slots that are
+  /// gathered for each use.
   Tensor packed(Exec& ex, SlotId id, bool transposed);
 
-  /// The weights are others now: packed forms and what was kept are stale.
+  /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
-  /// What was kept is gathered anew: an evaluation in between does not change what a step communicates.
+  /// Makes kept matrices be gathered again, so that an evaluation in between does not change what a step communicates.
   void forget_kept();
 
  private:
@@ -77,13 +78,13 @@ class WeightCache {
   struct Entry {
     bool keep = false;
     Buffer kept;
-    int64_t version = -1;  // of what is kept
-    Scratch memory;        // of what is not
-    comm::Ticket ticket;   // of the gather
-    int users = 0;         // the next one included
-    Packed packed[2];      // as b, as bᵀ
+    int64_t version = -1;  // of the weights that are kept
+    Scratch memory;        // of a matrix that is not kept
+    comm::Ticket ticket;   // the gather in flight
+    int users = 0;         // users of the matrix, the next one included
+    Packed packed[2];      // packed as b, and as bᵀ
   };
-  /// Of all slots, and the memory of kept ones.
+  /// Makes the entries of all slots, and the memory of kept ones.
   void allocate();
   void start(Exec& ex, SlotId id);
   Tensor gathered(const Entry& entry) const { return entry.keep ? entry.kept.tensor() : entry.memory.tensor(); }
@@ -93,9 +94,9 @@ class WeightCache {
   std::vector<Entry> entries_;  // by slot
   std::map<std::string, std::vector<SlotId>> orders_;
   std::vector<SlotId>* recording_ = nullptr;
-  const std::vector<SlotId>* order_ = nullptr;  // of the program at hand
+  const std::vector<SlotId>* order_ = nullptr;  // the order of the recorded program in use
   size_t next_ = 0;
-  bool started_ = false;  // the gather of the next use
+  bool started_ = false;  // whether the gather of the next use is in flight
   bool ahead_ = true;
   int64_t version_ = 0;
 };

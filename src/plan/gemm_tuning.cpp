@@ -19,7 +19,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   const std::string& path = config.hardware.gemm_tuning;
   if (path.empty()) return {};
   std::string text;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     std::ifstream file(path, std::ios::binary);
     text.assign(std::istreambuf_iterator<char>(file), {});
@@ -28,7 +28,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   world.control().broadcast(text);
   std::optional<ops::GemmTuning> tuning;
   std::string misfit;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     try {
       tuning = ops::parse_gemm_tuning(text);
     } catch (const Error& error) {
@@ -38,7 +38,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     }
     misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
-  // On all ranks or on none: what the run computes by is one table.
+  // All ranks use the table, or none does: one run computes by one table.
   const std::vector<std::string> misfits = world.control().gather(misfit);
   const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
   if (first == misfits.end()) {
@@ -47,7 +47,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   }
   const bool nowhere = std::all_of(misfits.begin(), misfits.end(), [](const auto& why) { return why == kOnCpu; });
   if (world.first() && nowhere) {
-    log::info("hardware.gemm_tuning is of no use here: {}", kOnCpu);
+    log::info("hardware.gemm_tuning is ignored: {}", kOnCpu);
   } else if (world.first()) {
     log::warning("{} is ignored: {}{}", path,
                  first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);

@@ -10,7 +10,7 @@
 namespace trainer::plan {
 namespace {
 
-/// MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; bytes.
+/// Returns MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; in bytes.
 int64_t available_memory() {
   int64_t bytes = INT64_MAX;
   std::ifstream meminfo("/proc/meminfo");
@@ -22,7 +22,7 @@ int64_t available_memory() {
   return bytes;
 }
 
-/// The GPU of this rank: ranks of one host take its devices in turn, and share them when there are more ranks.
+/// Returns the GPU of this rank. Ranks of one host take its devices in turn, and share them when there are more ranks.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
   const bool asked = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
@@ -38,7 +38,7 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Why the default type on a CPU is bf16, or why not.
+/// Says why the default type on a CPU is bf16, or why not.
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
   if (isa == device::Isa::amx) return "default: this CPU has AMX";
@@ -60,7 +60,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
       throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"own\"", error.what()));
     }
   } else if (cudnn && world.first()) {
-    log::info("hardware.attention = \"cudnn\" is of no use here: the attention of a CPU is our own");
+    log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
   }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
@@ -113,7 +113,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
 void require_one_compute(comm::World& world, const Machine& machine) {
   const std::vector<std::string> types = world.control().gather(std::string(name_of(machine.compute)));
   const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first() || other == types.end()) return;
     throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
                                    "precision.compute to one of them",

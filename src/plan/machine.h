@@ -1,5 +1,5 @@
 #pragma once
-// What a run computes on and in which type, decided once and said aloud.
+// Machine: what a run computes on and in which type, decided once and logged.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,15 +22,15 @@ struct Machine {
   int ranks = 1, rank = 0;                      // of the run, and which of them this is
   std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
 };
-/// What this rank computes on: the GPU of its place on the host, where one is wanted and there, else the CPU. Throws
-/// Code::config for a device that is not there, and for fp64 on a GPU.
+/// Chooses what this rank computes on: the GPU of its place on the host, where one is wanted and found, else the CPU.
+/// Throws Code::config for a device that is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
 /// Throws Code::plan where ranks would compute in different types, by default each on its own CPU. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
-/// The device, or a dry one that stands for it.
+/// Makes the device, or a dry one that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
-/// "avx2" or "H200, sm_90", for people.
+/// Returns "avx2" or "H200, sm_90", for people.
 std::string device_text(const Machine& machine);
 
 }  // namespace trainer::plan

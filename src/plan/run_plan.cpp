@@ -11,8 +11,9 @@
 namespace trainer::plan {
 namespace {
 
-/// What a run holds beside its tensors, in bytes: tables of runs and of recorded programs, touched stacks, what a save
-/// takes (copies of the runs of weights and both moments, one chunk), and a fixed share for logs and the rest.
+/// Returns the bytes that a run holds beside its tensors: tables of runs and of recorded programs, touched stacks, and
+/// what a save takes. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
+/// logs and the rest.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
@@ -78,8 +79,8 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = measure::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
-  // What the run's own code repeats, instead of the closed form: a recomputed block skips its last product.
-  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // of one replica
+  // The run's own code says what is repeated, not the closed form: a recomputed block skips its last product.
+  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
   plan.flops.recomputed =
       plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
   plan.comm_bytes = trainer.comm_bytes_per_step();
@@ -134,7 +135,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
   const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });
   throw Error(Code::plan,
-              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}. {}",
+              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}; {}",
                      measure::format_bytes(static_cast<double>(plan.total)),
                      measure::format_bytes(static_cast<double>(machine.memory_limit)),
                      config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",

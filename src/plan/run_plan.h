@@ -9,11 +9,11 @@
 
 namespace trainer::plan {
 
-/// The run lets the model write: it then holds a key-value cache beside what training needs.
+/// Whether the run generates samples: it then holds a key-value cache beside what training needs.
 bool writes_samples(const config::Config& config);
 
-/// The plan of a run without computing, allocating or communicating: memory and FLOPs of a micro-step and the bytes of
-/// a step, from the run's own code.
+/// The plan of a run: memory and FLOPs of a micro-step, and the bytes of a step. The run's own code makes it, without
+/// computing, allocating or communicating.
 struct RunPlan {
   measure::BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
   measure::BytesByCategory activations;
@@ -26,7 +26,7 @@ struct RunPlan {
   measure::CommBytes comm_bytes;  // of a step, by axis and operation
 };
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
-/// Table for `train --dry-run`.
+/// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);

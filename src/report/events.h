@@ -36,7 +36,7 @@ struct StepReport {
   double step_ms = kUnknown, tokens_per_s = kUnknown;
   double tflops_per_device = kUnknown;  // model FLOPs, full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
-  double peak_tflops = kUnknown;  // what they are shares of: the best known at that time
+  double peak_tflops = kUnknown;  // what utilisation is a share of: the best peak known at that time
   measure::PhaseMs phase_ms;
   measure::CommBytes comm_bytes;                        // of this step
   measure::WaitMs comm_wait_ms;                         // of this rank, by axis and operation: comm_exposed in parts
@@ -109,7 +109,7 @@ struct EndReport {
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
   double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
   Estimate predicted, measured;
-  measure::PeakReport peak;  // the best that this process came to know
+  measure::PeakReport peak;  // the best peak that this process found
 };
 
 /// A generated text.

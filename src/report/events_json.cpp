@@ -8,7 +8,7 @@
 namespace trainer::report {
 namespace {
 
-/// The config as a JSON object, so that readers of the log need no TOML; the text itself when it is none.
+/// Returns the config as a JSON object, so that readers of the log need no TOML. Text that is no TOML stays text.
 Json config_json(const std::string& toml_text) {
   try {
     const toml::table table = toml::parse(toml_text);
@@ -67,11 +67,11 @@ const Json& child(const Json& object, const char* key) {
   return found == object.end() ? empty : *found;
 }
 
-/// Of a start or end event.
+/// Reads the peak of a start or end event.
 measure::PeakReport peak_from(const Json& object) {
   measure::PeakReport peak;
   const Json& json = child(object, "peak");
-  if (json.empty()) {  // of a program that measured once
+  if (json.empty()) {  // written by a version that measured once
     read(object, "peak_flops", peak.flops);
     read(object, "peak_origin", peak.origin);
     return peak;

@@ -18,13 +18,13 @@ Json to_json(const CheckpointReport& checkpoint);
 Json to_json(const WarningReport& warning);
 Json to_json(const EndReport& end);
 
-/// One line of text: doubles survive a round trip, NaN and infinity are null, bad UTF-8 is replaced.
+/// Returns one line of text. Doubles survive a round trip, NaN and infinity are null, bad UTF-8 is replaced.
 std::string to_line(const Json& value, int indent = -1);
 
-/// The number under `key`; NaN when it is null or missing. Throws Json::exception when it is something else.
+/// Returns the number under `key`; NaN when it is null or missing. Throws Json::exception when it is something else.
 double number_of(const Json& object, const char* key);
 
-/// Missing keys keep their defaults. Throw Json::exception on a value of the wrong kind.
+/// Read an event. Missing keys keep their defaults. Throw Json::exception on a value of the wrong kind.
 StartReport start_from(const Json& object);
 StepReport step_from(const Json& object);
 EvalReport eval_from(const Json& object);

@@ -20,24 +20,24 @@ void add_step(History& history, StepReport step) {
   history.steps.push_back(std::move(step));
 }
 
-/// The steps of one process, from `first` on, and the peaks that its start and end tell.
+/// Process is the steps of one process, from `first` on, and the peak that its start and end events report.
 struct Process {
   size_t first = 0;
   measure::PeakReport peak;
 };
 
-/// Makes the utilisation of its steps shares of the best peak of the process.
+/// Rescales the utilisation of a process's steps to shares of its best peak.
 void settle(History& history, Process& process) {
   measure::PeakReport& peak = process.peak;
   const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
   for (StepReport& step : steps) {
-    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // written before steps told it
+    if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // written before steps recorded their peak
     const double share = peak.origin == "measured" ? std::fmax(1, std::fmax(step.hfu, step.mfu_causal)) : 1;
     peak.flops = std::fmax(peak.flops, share * (step.peak_tflops * 1e12));
   }
-  if (!(peak.flops > 0)) return;  // no start in the log: as they were written
+  if (!(peak.flops > 0)) return;  // no start in the log: steps stay as they were written
   for (StepReport& step : steps) {
-    // Multiplied first, then divided: the share of the step that raised the peak is 1, without rounding.
+    // Multiplication comes before division, so that the step that raised the peak has a share of exactly 1.
     for (double* share : {&step.mfu, &step.mfu_causal, &step.hfu})
       *share = *share * (step.peak_tflops * 1e12) / peak.flops;
     step.peak_tflops = peak.flops / 1e12;

@@ -15,14 +15,15 @@ struct History {
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
   std::vector<EndReport> ends;            // one per process that ended in order
-  measure::PeakReport peak;               // the best that the last process came to know
+  measure::PeakReport peak;               // the best peak that the last process found
   measure::BytesByCategory memory_bytes;  // largest value of each category
   int64_t unreadable_lines = 0;
 };
 
-/// A step was written with its share of the best peak known at that time. Here it is the share of the best that its
-/// process came to know, and of a measured peak never above 1 (mfu of the full count of attention aside).
-/// Lines that are no events (a torn last line) are counted and skipped; a missing file gives an empty history.
+/// Reads the history of a run. A step was written with its share of the best peak known at that time. Here its share is
+/// of the best peak that its process found. It is never above 1 of a measured peak, except mfu by the full count of
+/// attention. Lines that are no events (a torn last line) are counted and skipped. A missing file gives an empty
+/// history.
 History read_history(const std::filesystem::path& file);
 
 }  // namespace trainer::report

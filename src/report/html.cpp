@@ -18,7 +18,7 @@ namespace {
 using svg::escape;
 
 constexpr size_t kMaxPoints = 1000;
-constexpr size_t kSmoothFrom = 50;  // steps: a shorter curve is shown as it is
+constexpr size_t kSmoothFrom = 50;  // steps: a shorter curve is not smoothed
 
 std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); }
 std::string count_text(int64_t count) { return measure::format_count(static_cast<double>(count)); }
@@ -44,7 +44,7 @@ std::string tiles(const Summary& summary) {
   out += tile("Training loss", loss_text(summary.last_loss), format("from {}", loss_text(summary.first_loss)));
   out += tile("Throughput", measure::format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
-    const bool full = summary.mfu <= 1;  // above it at very long contexts: see the table
+    const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
     out += tile(full ? "Utilisation" : "Utilisation, causal",
                 measure::format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
@@ -69,7 +69,7 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
   return points;
 }
 
-/// The curve itself, and over it its average when it is long enough to need one.
+/// Adds the curve itself, and its average over it when the curve is long enough.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
   if (points.size() < kSmoothFrom) {
     chart.series.push_back({name, svg::downsample(points, kMaxPoints), 0, svg::Series::Style::line});
@@ -118,7 +118,7 @@ std::string norm_chart(const History& history) {
     if (std::isfinite(point.y)) values.push_back(point.y);
   }
   std::sort(values.begin(), values.end());
-  // One spike would flatten everything else.
+  // A logarithmic axis keeps one spike from flattening everything else.
   chart.logarithmic =
       !values.empty() && values[values.size() / 2] > 0 && values.back() > 20 * values[values.size() / 2];
   chart.from_zero = !chart.logarithmic;
@@ -355,7 +355,7 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
                     json.at("text").get<std::string>()};
       if (sample.step <= last_step) samples.push_back(std::move(sample));
     }
-  } catch (const Json::exception&) {  // no report, or one of another program: no samples
+  } catch (const Json::exception&) {  // no report, or one of another version: no samples
     samples.clear();
   }
   return samples;
@@ -364,7 +364,8 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
 Summary report_from(const std::filesystem::path& run_dir) {
   const std::filesystem::path log = run_dir / "metrics.jsonl";
   if (!std::filesystem::exists(log)) {
-    throw Error(Code::io, format("{} does not exist: no report without it (log.jsonl = true writes it)", log.string()));
+    throw Error(Code::io,
+                format("{} not found: the report is made from it (log.jsonl = true writes it)", log.string()));
   }
   const History history = read_history(log);
   Summary summary = summarize(history, read_samples(run_dir, std::numeric_limits<int64_t>::max()));

@@ -9,7 +9,7 @@
 
 namespace trainer::report {
 
-/// The page's text. `config_toml`: the values in force.
+/// Returns the page's text. `config_toml`: the values in force.
 std::string report_html(const Summary& summary, const History& history, const std::string& config_toml);
 std::string report_json(const Summary& summary, const History& history);
 
@@ -17,7 +17,8 @@ std::string report_json(const Summary& summary, const History& history);
 /// Throws Code::io naming the file; a training run turns that into a warning.
 void write_report(const std::filesystem::path& run_dir, const Summary& summary, const History& history);
 
-/// Texts kept in RUN_DIR/report.json; empty when there is none. A resumed run starts from them, cut at `last_step`.
+/// Returns the texts kept in RUN_DIR/report.json; empty when there is none. A resumed run starts from them, cut at
+/// `last_step`.
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
 
 /// Makes the report anew from RUN_DIR/metrics.jsonl and the samples of an earlier report. Throws Code::io when there is

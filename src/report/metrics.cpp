@@ -48,7 +48,7 @@ void for_each_line(const std::filesystem::path& file, const std::function<void(c
   if (reason != 0) fail(reason);
 }
 
-/// Step of an event; nothing when the line is not a JSON object. Events without a step belong to the start.
+/// Returns the step of an event; nothing when the line is not a JSON object. Events without a step belong to the start.
 std::optional<int64_t> step_of(const std::string& line) {
   const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
   if (!event.is_object()) return std::nullopt;
@@ -90,7 +90,7 @@ void MetricsLog::write_line(std::string line) {
   const int reason = written < 0 ? errno : ENOSPC;  // a short write to a file means that the disk is full
   if (written > 0) torn_ = true;
   if (lost_++ == 0)
-    log::warning("cannot write {}: {}; training goes on without it", file_.string(),
+    log::warning("cannot write {}: {}; training continues without it", file_.string(),
                  std::generic_category().message(reason));
 }
 
@@ -100,8 +100,8 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     const auto at = step_of(line);
     return ended && at && *at <= step;
   };
-  int64_t kept = 0, size = 0;     // bytes: at the start, which stay; in all
-  bool only_the_end_goes = true;  // nothing stays behind what goes
+  int64_t kept = 0, size = 0;     // bytes: of the leading lines that stay; of all lines
+  bool only_the_end_goes = true;  // no line that stays follows one that goes
   for_each_line(file, [&](const std::string& line, bool ended) {
     const bool follows = kept == size;
     size += static_cast<int64_t>(line.size()) + ended;
@@ -117,7 +117,7 @@ void truncate_after_step(const std::filesystem::path& file, int64_t step) {
     });
     return replace_file(file, text);
   }
-  // In place: that needs no room on a disk that is full.
+  // Truncating in place needs no room on a full disk.
   if (::truncate(file.c_str(), kept) != 0) {
     const int reason = errno;
     throw Error(Code::io, format("cannot cut {} back to step {}: {}", file.string(), step, system_reason(reason)));

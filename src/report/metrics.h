@@ -24,7 +24,7 @@ class MetricsLog {
   void write(const CheckpointReport& checkpoint);
   void write(const WarningReport& warning);
   void write(const EndReport& end);
-  /// Lines lost so far.
+  /// Returns the number of lines lost so far.
   int64_t lost() const { return lost_; }
 
  private:
@@ -36,8 +36,9 @@ class MetricsLog {
   int64_t lost_ = 0;
 };
 
-/// Cuts a log back to a resumed step: removes the events of later steps and lines that are no JSON objects, keeps the
-/// rest as it is. A missing file is fine. The file is replaced whole. Throws Code::io.
+/// Cuts a log back to a resumed step. Removes the events of later steps and lines that are no JSON objects; keeps the
+/// rest unchanged. A missing file is fine. The file is truncated in place when only its end goes, and replaced whole
+/// otherwise. Throws Code::io.
 void truncate_after_step(const std::filesystem::path& file, int64_t step);
 
 }  // namespace trainer::report

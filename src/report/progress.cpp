@@ -34,7 +34,7 @@ bool locale_is_utf8() {
   return false;
 }
 
-/// A bar of `cells` columns, filled to `share`.
+/// Returns a bar of `cells` columns, filled to `share`.
 std::string bar(double share, int cells, bool utf8) {
   const int filled = static_cast<int>(std::lround(std::clamp(share, 0.0, 1.0) * cells));
   std::string text;
@@ -94,7 +94,7 @@ Progress::~Progress() {
 
 void Progress::step(const StepReport& report) {
   const std::lock_guard lock(mutex_);
-  // Assigned one by one: the maps of a report are not shown, and copying them would allocate.
+  // Members are assigned one by one: the maps of a report are not shown, and copying them would allocate.
   last_.step = report.step;
   last_.epoch = report.epoch;
   last_.loss = report.loss;
@@ -145,7 +145,7 @@ std::string Progress::bar_line() const {
                     percent = format(" {:.0f}%", std::floor(share * 100));
   const std::string elapsed = measure::format_duration(terminal_.clock() - started_);
 
-  // In the order shown; `rank` tells what gives way first when the line is narrow (the largest).
+  // Fields are in the order shown. `rank` says which is dropped first when the line is narrow: the largest.
   struct Field {
     std::string text;
     int rank;

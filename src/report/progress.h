@@ -50,7 +50,7 @@ class Progress {
   double started_, last_draw_ = -1e9;
   StepReport last_;
   std::string activity_;
-  std::mutex mutex_;  // of the screen: log lines come from any thread
+  std::mutex mutex_;  // guards the screen: log lines come from any thread
   bool drawn_ = false;
   log::Sink previous_sink_;
 };

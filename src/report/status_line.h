@@ -6,8 +6,9 @@
 
 namespace trainer::report {
 
-/// "evaluating: 120 of 400 windows, 8 s left". On a terminal one line, redrawn in place and gone at the end of the
-/// object's life; elsewhere a log line at most every ten seconds, the first after ten. Log lines appear above the line.
+/// StatusLine shows "evaluating: 120 of 400 windows, 8 s left". On a terminal it is one line, redrawn in place and gone
+/// at the end of the object's life. Log lines appear above it. Elsewhere it is a log line at most every ten seconds,
+/// the first after ten.
 class StatusLine {
  public:
   explicit StatusLine(Terminal terminal = stderr_terminal());
@@ -23,7 +24,7 @@ class StatusLine {
 
   Terminal terminal_;
   double started_, last_;
-  std::mutex mutex_;  // of the screen: log lines come from any thread
+  std::mutex mutex_;  // guards the screen: log lines come from any thread
   bool drawn_ = false;
   log::Sink previous_sink_;
 };

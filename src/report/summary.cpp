@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kWarmUpSteps = 2;
 
-/// NaN when there are none.
+/// Returns the median of the values; NaN when there are none.
 double median_of(std::vector<double> values) {
   if (values.empty()) return kUnknown;
   const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
@@ -22,7 +22,7 @@ double median_of(std::vector<double> values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-/// The median of the finite values of a member; NaN when there are none.
+/// Returns the median of a member's finite values; NaN when there are none.
 double median(std::span<const StepReport> steps, double StepReport::*member) {
   std::vector<double> values;
   for (const StepReport& step : steps) {
@@ -36,7 +36,9 @@ double mean_of_last_losses(std::span<const StepReport> steps) {
   double sum = 0;
   size_t count = 0;
   for (auto step = steps.rbegin(); step != steps.rend() && count < wanted; ++step) {
-    if (std::isfinite(step->loss)) sum += step->loss, ++count;
+    if (!std::isfinite(step->loss)) continue;
+    sum += step->loss;
+    ++count;
   }
   return count == 0 ? kUnknown : sum / static_cast<double>(count);
 }

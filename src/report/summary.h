@@ -1,6 +1,6 @@
 #pragma once
 // The end of a run in numbers, for the last lines on stderr and for the report. Computed from the run's history, so
-// that it can be had again from a run folder.
+// that a run folder is enough to compute it again.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,18 +12,18 @@ namespace trainer::report {
 
 struct Summary {
   StartReport start;
-  measure::PeakReport peak;  // what utilisation is a share of: the best that the last process came to know
+  measure::PeakReport peak;  // what utilisation is a share of: the best peak that the last process found
   std::string outcome;       // of the last process; "not ended in order" when the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
   double epoch = kUnknown;  // at its end
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;
-  // Medians over the steps, the first two left out (they warm up).
+  // Medians over the steps without the first two, which warm up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   measure::PhaseMs phase_ms;                          // means over the same steps
-  double mean_step_ms = 0;                            // what the phases add up to, but for the rest of a step
+  double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
   double wall_s = kUnknown;                           // over all processes that ended in order
   int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
   std::optional<OffloadReport> offload;               // of the last step; exposed_ms: the median of all
@@ -40,7 +40,7 @@ std::string utilisation_text(const Summary& summary);
 /// "50.0 % updated on the host, 50.0 % streamed, 0 % resident; a step waits …"
 std::string offload_text(const OffloadReport& offload);
 
-/// What happened and where the files are, aligned for a terminal; what is not known is left out.
+/// Says what happened and where the files are, aligned for a terminal; unknown values are skipped.
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);
 
 }  // namespace trainer::report

@@ -23,7 +23,7 @@ struct Range {
   bool empty() const { return low > high; }
 };
 
-/// Labels of ticks that share one unit and one number of decimals: "0", "2k", "4k".
+/// Returns labels of ticks that share one unit and one number of decimals: "0", "2k", "4k".
 std::vector<std::string> tick_labels(const std::vector<double>& ticks) {
   double largest = 0;
   for (const double tick : ticks) largest = std::max(largest, std::abs(tick));
@@ -38,7 +38,7 @@ std::vector<std::string> tick_labels(const std::vector<double>& ticks) {
   return labels;
 }
 
-/// Maps data to the drawing.
+/// An Axis maps data to the drawing.
 struct Axis {
   double low, high, from, to;
   bool logarithmic = false;
@@ -63,7 +63,7 @@ std::vector<double> ticks_of(const Axis& axis, int wanted) {
       if (tick >= axis.low * 0.9999 && tick <= axis.high * 1.0001) ticks.push_back(tick);
     }
   }
-  if (ticks.size() > static_cast<size_t>(2 * wanted)) {  // powers of ten only
+  if (ticks.size() > static_cast<size_t>(2 * wanted)) {  // too many ticks: powers of ten only
     std::erase_if(ticks, [](double tick) { return std::abs(std::log10(tick) - std::round(std::log10(tick))) > 1e-6; });
   }
   return ticks;
@@ -92,7 +92,7 @@ bool usable(const LineChart& chart, const Point& point) {
   return std::isfinite(point.y) && std::isfinite(point.x) && (!chart.logarithmic || point.y > 0);
 }
 
-/// The series as one path; a gap starts a new piece, a lone point becomes a dot by its round line cap.
+/// Returns the series as one path. A gap starts a new piece; a lone point becomes a dot by its round line cap.
 std::string path(const LineChart& chart, const Series& series, const Axis& x, const Axis& y) {
   std::string data;
   bool pen_down = false;
@@ -136,7 +136,7 @@ std::string describe(const LineChart& chart) {
   return description.empty() ? "No data." : description;
 }
 
-/// Keys of the named series and levels, from the right end of the title line.
+/// Returns the keys of named series and levels, from the right end of the title line.
 std::string legend(const LineChart& chart) {
   std::string out;
   double x = chart.width - 12;
@@ -197,7 +197,7 @@ std::vector<Point> downsample(const std::vector<Point>& points, size_t max_point
 
 std::vector<Point> smooth(const std::vector<Point>& points, size_t window) {
   std::vector<Point> out;
-  std::vector<double> sums = {0};  // sums[i]: of the first i finite values
+  std::vector<double> sums = {0};  // sums[i] is the sum of the first i finite values
   for (const Point& point : points) {
     if (!std::isfinite(point.y)) continue;
     out.push_back(point);

@@ -12,17 +12,17 @@ struct Point {
   double x, y;  // y not finite: a gap
 };
 
-/// At most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in their order,
-/// so that no peak is lost. A stretch without a finite value stays a gap.
+/// Returns at most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in
+/// their order. So no peak is lost. A stretch without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
-/// Moving average over up to `window` points centred on each (fewer towards the ends), so that it does not lag; gaps
-/// are skipped.
+/// Returns the moving average over up to `window` points centred on each (fewer towards the ends), so that it does not
+/// lag; gaps are skipped.
 std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
 
-/// Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
+/// Returns round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
 std::vector<double> nice_ticks(double low, double high, int wanted);
 
-/// Text for HTML and XML: &, <, >, quotes; bytes that are no UTF-8 and control characters become U+FFFD.
+/// Escapes &, <, > and quotes for HTML and XML. Bytes that are no UTF-8 and control characters become U+FFFD.
 std::string escape(std::string_view text);
 
 struct Series {
@@ -55,9 +55,10 @@ struct Part {
   std::string text;  // the value for people
   int colour = 0;
 };
-/// One bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's width.
+/// Draws one bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's
+/// width.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
-/// A bar for each part. For the page's width.
+/// Draws a bar for each part. For the page's width.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 
 }  // namespace trainer::report::svg

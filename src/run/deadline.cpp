@@ -32,7 +32,7 @@ double parse_duration(std::string_view text) {
     if (status != std::errc() || !std::isfinite(value) || value < 0) refuse(text);
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     if (rest.empty()) {
-      if (first_unit != 0) refuse(text);  // "1h30": minutes or seconds?
+      if (first_unit != 0) refuse(text);  // "1h30" is ambiguous: minutes or seconds?
       total = value;
       break;
     }

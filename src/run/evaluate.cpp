@@ -17,10 +17,11 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
   data::TokenBatch batch;
   double sums[3] = {};  // nats, tokens, bytes
   auto& [nats, tokens, bytes] = sums;
-  // Replicas take micro-batches in turn. Windows past the chosen set share the last round's shape but do not count.
+  // Replicas take micro-batches in turn. In the last round, windows beyond the chosen set fill the shape but do not
+  // count.
   for (int64_t first = 0; first < windows; first += round) {
     const bool go_on = !progress || progress(first, windows);
-    if (trainer.scalars().on_any_rank(!go_on)) {
+    if (trainer.scalars().is_true_on_any_rank(!go_on)) {
       result.interrupted = true;
       return result;
     }
@@ -29,11 +30,11 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
     const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
     nats += trainer.loss_sum(batch);
-    if (!trainer.scalars().first_of_replica()) continue;
+    if (!trainer.scalars().is_first_of_replica()) continue;
     for (int64_t row = 0; row < counted; ++row) tokens += batch.weights[static_cast<size_t>(row)] != 0;
     if (tokenizer != nullptr) bytes += static_cast<double>(data::evaluated_bytes(*tokenizer, batch));
   }
-  trainer.scalars().sum_of_rows(sums);
+  trainer.scalars().sum_over_rows(sums);
   result.report.tokens = static_cast<int64_t>(tokens);
   result.report.loss = nats / tokens;
   result.report.perplexity = std::exp(result.report.loss);

@@ -9,9 +9,9 @@ namespace trainer::run {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> found_by_first(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
+std::vector<fs::path> list_on_first_rank(comm::World& world, const std::function<std::vector<fs::path>()>& list) {
   std::string lines;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     for (const fs::path& path : list()) lines += path.string() + '\n';
   });
@@ -22,9 +22,9 @@ std::vector<fs::path> found_by_first(comm::World& world, const std::function<std
   return paths;
 }
 
-std::string damage_met(comm::World& world, const std::function<void()>& read) {
+std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read) {
   std::string damage;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     try {
       read();
     } catch (const checkpoint::Damage& met) {

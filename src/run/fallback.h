@@ -1,5 +1,5 @@
 #pragma once
-// From a damaged checkpoint to the one before it, on all ranks alike.
+// Fallback from a damaged checkpoint to the one before it, on all ranks alike.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -9,16 +9,16 @@
 
 namespace trainer::run {
 
-/// The step folders that `list` finds on the first rank, on every rank.
-std::vector<std::filesystem::path> found_by_first(comm::World& world,
-                                                  const std::function<std::vector<std::filesystem::path>()>& list);
+/// Runs `list` on the first rank and returns the step folders it finds on every rank. Collective.
+std::vector<std::filesystem::path> list_on_first_rank(comm::World& world,
+                                                      const std::function<std::vector<std::filesystem::path>()>& list);
 
-/// Runs `read` on every rank. Returns the checkpoint::Damage that one of them met, the same text on all; empty when
-/// none did. Any other error is thrown on all.
-std::string damage_met(comm::World& world, const std::function<void()>& read);
+/// Runs `read` on every rank. Returns the text of the checkpoint::Damage that one of them threw, the same on all; empty
+/// when none did. Any other error is thrown on all. Collective.
+std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read);
 
-/// Loads the first of `folders` that is whole: `load` returns what is damaged in a folder, on all ranks alike. Says
-/// which ones were skipped. When the last is damaged too, throws what is wrong with it behind `none_whole`.
+/// Loads the first of `folders` that is whole. `load` returns what is damaged in a folder, on all ranks alike. Logs
+/// which ones were skipped. When the last is damaged too, throws its damage, with `none_whole` before it.
 void load_first_whole(comm::World& world, const std::vector<std::filesystem::path>& folders,
                       const std::string& none_whole,
                       const std::function<std::string(const std::filesystem::path&)>& load);

@@ -28,8 +28,8 @@ int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
   return std::stoll(it->second);
 }
 
-/// Takes the first of the layouts that fits on every rank. When none does, all refuse with what the last one, which is
-/// the smallest on each rank, needs.
+/// Takes the first layout that fits on every rank. When none does, all ranks throw what the last layout needs, which is
+/// the smallest on each rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
@@ -38,15 +38,16 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
     world.control().sum({&too_large, 1});
     if (too_large == 0) return;
     if (&layout != &layouts.back()) continue;
-    world.control().together([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
+    world.control().run_on_all_ranks([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
   }
 }
 
-/// What is damaged in the checkpoint; empty: `out` holds it.
+/// Returns what is damaged in the checkpoint. Empty: the tensors are loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
-  if (std::string damage = damage_met(world, [&] { reader.emplace(folder); }); !damage.empty()) return damage;
+  if (std::string damage = find_damage_on_any_rank(world, [&] { reader.emplace(folder); }); !damage.empty())
+    return damage;
   const checkpoint::Snapshot& header = reader->header();
   LoadedModel loaded;
   loaded.folder = folder;
@@ -57,7 +58,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
   loaded.tokenizer_hash = header.tokenizer_hash;
-  // The tail of the training data has the hash of these, which older versions saved alone.
+  // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
@@ -66,7 +67,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = plan::make_device(loaded.machine);
-  // By what there is now: the machine it was trained on may have been another one.
+  // The present machine counts, since the model may have been trained on another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                     loaded.config, vocab, loaded.machine.compute, false);
@@ -80,7 +81,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
 }  // namespace
 
 LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads) {
-  const std::vector<fs::path> candidates = found_by_first(world, [&] { return checkpoint::candidates(path); });
+  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
                             : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());

@@ -24,14 +24,13 @@ struct LoadedModel {
   std::unique_ptr<train::Trainer> trainer;  // weights only
 };
 
-/// The layouts for so many ranks, of which the first that fits into the memory of all is taken:
-/// parallel::replica_layouts, parallel::generation_layouts.
+/// Returns the layouts for so many ranks: parallel::replica_layouts, parallel::generation_layouts. The first that fits
+/// into the memory of all ranks is taken.
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 
-/// PATH: a step folder, or a `checkpoints` or run folder: its newest
-/// checkpoint that is whole, with a warning for each that was skipped. `threads` 0: as many as the machine gives.
-/// The compute type is the one it was trained in. Throws Code::checkpoint when it cannot be read, Code::plan when it
-/// does not fit.
+/// Loads `path`: a step folder, or the newest whole checkpoint of a `checkpoints` or run folder. Each checkpoint that
+/// is skipped gets a warning. `threads` 0: as many as the machine gives. The compute type is the one it was trained in.
+/// Throws Code::checkpoint when it cannot be read, Code::plan when it does not fit.
 LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0);
 
 }  // namespace trainer::run

@@ -12,7 +12,7 @@ namespace trainer::run {
 namespace {
 
 constexpr std::chrono::seconds kSilent{2};
-std::atomic<bool> watched{false};  // a run plans more than once, the first time as long as later
+std::atomic<bool> watched{false};  // a run plans more than once, but only the first time is watched
 
 void tell_later(const std::stop_token& over, int64_t layers) {
   std::mutex mutex;
@@ -28,7 +28,7 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   if (!world.first() || watched.exchange(true)) return;
   try {
     teller_ = std::jthread(tell_later, layers);
-  } catch (const std::system_error&) {  // no thread to be had: nothing is told
+  } catch (const std::system_error&) {  // no thread could be started: the line is not logged
   }
 }
 
@@ -36,8 +36,8 @@ std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Con
                                            const plan::Machine& machine) {
   const PlanningWatch watch(world, config.model.n_layer);
   plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
-  world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
-  if (!stopped_on_any(world)) return plan;
+  world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
+  if (!stop_requested_on_any_rank(world)) return plan;
   const int signal = stop_signal();
   log::info("stopped by {} while planning; no step was made",
             signal == 0 ? "a signal to another rank" : signal_name(signal));

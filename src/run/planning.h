@@ -1,5 +1,5 @@
 #pragma once
-// A run is planned before anything of it is there: how that can be ended, and what is said when it takes long.
+// Planning comes before a run takes memory: how a signal ends it, and what is logged when it takes long.
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -9,9 +9,9 @@
 
 namespace trainer::run {
 
-/// Lives while a model of so many layers is planned on this rank. After two seconds one line says so, once in a process
-/// and of the first rank. A stop ends a process that no other one waits for at once; ranks that are processes plan to
-/// the end, and agree then.
+/// PlanningWatch lives while a model of so many layers is planned on this rank. After two seconds the first rank logs
+/// one line, once in a process. A stop ends a process at once when no other process waits for it. Ranks that are
+/// processes plan to the end and stop together then.
 class PlanningWatch {
  public:
   PlanningWatch(const comm::World& world, int64_t layers);
@@ -21,8 +21,8 @@ class PlanningWatch {
   std::jthread teller_;
 };
 
-/// The plan of a training run, which all ranks refuse when it does not fit one of them (require_memory()): memory may
-/// be short on one host only. None: a signal asks one of them to stop, which was said. Collective.
+/// Plans a training run. All ranks refuse it when it does not fit one of them (require_memory()), since memory may be
+/// short on one host only. Returns none when a signal asks a rank to stop, which is logged. Collective.
 std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
                                            const plan::Machine& machine);
 

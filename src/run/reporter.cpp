@@ -119,13 +119,14 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
 void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) {
   const auto saw = [&](double rate, const char* what) {
     if (!(rate > peak_.flops())) return;
-    if (const std::string told = peak_.saw(rate, format("{} step {}", what, step)); !told.empty()) warn(step, told);
+    if (const std::string told = peak_.raise_to_rate(rate, format("{} step {}", what, step)); !told.empty())
+      warn(step, told);
   };
-  // What operators of a GPU took is not known: they are launched and waited for together.
+  // The seconds of single operators on a GPU are not known, since the host waits for all of them together.
   for (const auto& [kind, what] :
        {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);
-    if (!machine_.gpu && peak_.measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
+    if (!machine_.gpu && peak_.is_measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
   }
   saw(flops_per_s, "the whole of");
 }
@@ -180,7 +181,7 @@ void Reporter::complete(report::History& history, const report::EndReport& end) 
 }
 
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {
-  progress_.reset();  // the summary comes after its last line
+  progress_.reset();  // the summary comes after the last progress line
   if (!metrics_) return;
   memory_.sample();
   report::EndReport end;

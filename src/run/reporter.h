@@ -1,5 +1,5 @@
 #pragma once
-// What a run tells while it goes on: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
+// Reporter: what a run reports: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
 #include <optional>
 #include <string>
 #include <vector>
@@ -25,29 +25,30 @@ class Reporter {
   Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
            const measure::MemoryProbe& memory, measure::PeakTracker& peak, bool first);
 
-  /// Cuts what the run folder tells back to `step` and goes on from there. Throws Code::io.
+  /// Cuts metrics.jsonl back to `step` and appends from there. Throws Code::io.
   void open(int64_t step);
-  /// Before the first step. `notes`: lines of log that follow what the event says; empty ones are left out.
+  /// Writes the start event, before the first step. `notes`: lines of log that follow it; empty ones are skipped.
   void start(const report::StartReport& start, std::string_view transport, const std::vector<std::string>& notes);
-  /// From now on steps have a progress line.
+  /// Shows a progress line from now on.
   void show_progress(int64_t step);
 
-  /// The step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted this step alone.
+  /// Reports the step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted this step
+  /// alone.
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
             const checkpoint::TrainState& state, train::Trainer& trainer);
   void evaluation(const report::EvalReport& eval);
-  /// Something that takes a while between steps.
+  /// Shows what takes a while between steps.
   void status(const std::string& activity);
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
   void warn(int64_t step, const std::string& message);
-  /// The run is over: the event, the report and the lines of the summary.
+  /// Ends the run: writes the end event, the report and the lines of the summary.
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
 
  private:
   /// Raises the peak to what the step and its operators reached.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
-  /// Puts what this process knows by itself where the log lacks it, after a full disk.
+  /// Adds what this process knows where the log lacks it, after a full disk.
   void complete(report::History& history, const report::EndReport& end) const;
   /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
   int64_t measured_memory(const train::Trainer& trainer) const;

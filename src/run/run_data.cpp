@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 data::OpenOptions open_options(const plan::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options;
   options.threads = machine.threads;
-  options.stop = [deadline] { return stop_requested() || deadline.passed(); };
+  options.stop = [deadline] { return stop_requested() || deadline.has_passed(); };
   options.progress = [last = now_seconds()](const data::TokenizeProgress& done) mutable {
     if (now_seconds() - last < 2) return;
     last = now_seconds();
@@ -64,7 +64,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
                              const Deadline& deadline) {
   data::Datasets datasets;
   std::string tokenizer;
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
     datasets = open_first(config, machine, deadline);
     warn_of_overlap(datasets);
@@ -74,7 +74,7 @@ data::Datasets open_run_data(comm::World& world, const config::Config& config, c
   world.control().sum(ready);
   if (ready[0] == 0) return {};
   world.control().broadcast(tokenizer);
-  world.control().together([&] {
+  world.control().run_on_all_ranks([&] {
     if (!world.first()) datasets = data::open_data(config, {.threads = machine.threads, .tokenizer = tokenizer});
   });
   comm::require_same(world,

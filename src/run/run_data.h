@@ -1,13 +1,13 @@
 #pragma once
-// The data of a run: the first rank opens them, tokenizes where it has to, and holds them against the checkpoint that
-// the run goes on from; the others find what it found.
+// The data of a run. The first rank opens them, tokenizes where needed, and compares them with the checkpoint that the
+// run resumes from. The others open the files it has made.
 #include "data/source.h"
 #include "plan/machine.h"
 #include "run/deadline.h"
 
 namespace trainer::run {
 
-/// The data on every rank; no train: stopped while tokenizing. A run that goes on from a checkpoint keeps its
+/// Opens the data on every rank. The result has no train set when tokenizing was stopped. A resumed run keeps its
 /// tokenizer. Data that are not the checkpoint's are refused (Code::checkpoint, see checkpoint::require_compatible)
 /// before anything in the run folder changes. Collective; the first rank holds the locks of the folders that are
 /// written.

@@ -12,10 +12,10 @@ namespace trainer::run {
 /// checkpoint.dir, or RUN_DIR/checkpoints.
 std::filesystem::path checkpoint_folder(const config::Config& config);
 /// config.toml (values in force) and tokenizer.model (when there is one), each replaced whole. Where checkpoint.dir
-/// lies elsewhere, `checkpoints` in the run folder becomes a link to it, so that the run's folder stands for them too
-/// (unless a folder of that name is there, or the file system has no links). Throws Code::io.
+/// lies elsewhere, `checkpoints` in the run folder becomes a link to it, so that the run's folder stands for them too.
+/// No link is made when a folder of that name exists, or the file system has no links. Throws Code::io.
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer);
-/// A report that cannot be written is a warning: the run itself is done.
+/// Writes the report. A failure is a warning only, since the run itself is done.
 void write_report_or_warn(const std::filesystem::path& run_dir, const report::Summary& summary,
                           const report::History& history);
 

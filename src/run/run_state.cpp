@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The step folders to try, the best first.
+/// Returns the step folders to try, the best first.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder) {
   if (checkpoint.resume == "never") return {};
   if (checkpoint.resume == "auto") return checkpoint::complete_checkpoints(folder);
@@ -28,11 +28,11 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
   return {*newest};
 }
 
-/// What is damaged in the checkpoint, as some rank found; empty: every rank has filled its tensors.
+/// Returns what is damaged in the checkpoint, as some rank found. Empty: every rank has filled its tensors.
 std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
   comm::World& world = trainer.mesh().world();
-  std::string damage = damage_met(world, [&] {
+  std::string damage = find_damage_on_any_rank(world, [&] {
     const checkpoint::Reader reader(folder);
     if (world.first())
       checkpoint::require_compatible(reader.header(), expected, folder, trainer.config().checkpoint.allow_other_data);
@@ -70,7 +70,8 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
 
 namespace {
 
-/// With the files of data by whole paths, so that the checkpoint's own configuration finds them from any folder.
+/// Returns the configuration with absolute paths of data files, so that the checkpoint's own configuration finds them
+/// from any folder.
 std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
     std::error_code failed;
@@ -115,7 +116,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
   for (const fs::path& candidate : candidates) try {
       return StoredHeader{candidate, checkpoint::Reader(candidate).header()};
     } catch (const checkpoint::Damage&) {
-      continue;  // said when it is to be loaded
+      continue;  // damage is reported when the checkpoint is loaded
     }
   return std::nullopt;
 }
@@ -123,7 +124,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
 std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
   const config::Checkpoint& config = trainer.config().checkpoint;
   comm::World& world = trainer.mesh().world();
-  const std::vector<fs::path> candidates = found_by_first(world, [&] { return resume_candidates(config, folder); });
+  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return resume_candidates(config, folder); });
   if (candidates.empty()) return std::nullopt;
   const std::string none_whole =
       config.resume != "auto"
@@ -137,7 +138,7 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
 }
 
 std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader) {
-  std::string damage = damage_met(trainer.mesh().world(), [&] {
+  std::string damage = find_damage_on_any_rank(trainer.mesh().world(), [&] {
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/false),
                 {.weights_only = true, .tied = trainer.config().model.tie_embeddings.value()});
   });
@@ -194,7 +195,7 @@ std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const 
     trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
     return std::nullopt;
   }
-  const checkpoint::Reader reader(config.model.init_from);  // each rank reads what it holds
+  const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
   checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
   load_first_whole(trainer.mesh().world(), {reader.folder()}, "",
                    [&](const fs::path&) { return load_weights(trainer, reader); });

@@ -12,22 +12,22 @@
 
 namespace trainer::run {
 
-/// The snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
+/// Returns the snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
                                      const std::string& gemm_tuning_hash = {});
 
-/// Of it the model alone, for a look before there are data.
+/// Returns its model part alone, for a comparison before the data are open.
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
 
-/// What the checkpoint says that resume() will try first, read in silence by one rank; nothing: the run starts fresh,
-/// or resume() will say what is wrong.
+/// StoredHeader is what the checkpoint says that resume() will try first, read without warnings by one rank. None: the
+/// run starts fresh, or resume() will say what is wrong.
 struct StoredHeader {
   std::filesystem::path folder;
   checkpoint::Snapshot header;
 };
 std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const std::filesystem::path& folder);
 
-/// What a run goes on from.
+/// Resumed is what a run resumes from.
 struct Resumed {
   std::filesystem::path folder;
   checkpoint::TrainState state;
@@ -37,15 +37,15 @@ struct Resumed {
   std::string val_hash;
 };
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
-/// starts fresh. "auto" passes over checkpoints of `folder` whose bytes are damaged, with a warning for each, and
-/// throws Code::checkpoint when none is whole; "must" and a path mean one checkpoint and throw when it is missing or
-/// damaged. A checkpoint of another run is an error always. `expected` holds the run's keys and hashes. Every rank
-/// calls it; all load the checkpoint that the first one finds.
+/// starts fresh. "auto" skips checkpoints of `folder` whose bytes are damaged, with a warning for each. It throws
+/// Code::checkpoint when none is whole. "must" and a path mean one checkpoint, and throw when it is missing or damaged.
+/// A checkpoint of another run is always an error. `expected` holds the run's keys and hashes. Every rank calls it; all
+/// load the checkpoint that the first one finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Weights only: model.init_from, evaluation, generation. Returns what is damaged in them, as some rank found; empty:
-/// nothing. Every rank calls it.
+/// Loads weights only: for model.init_from, evaluation and generation. Returns what is damaged in them, as some rank
+/// found; empty: nothing. Every rank calls it.
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Fills a model before its first step: resume(), where a checkpoint is there; else the weights of model.init_from;
@@ -53,9 +53,9 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                                  const checkpoint::Snapshot& expected);
 
-/// Changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
+/// Returns the changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
-/// Tells what is no longer as it was when the resumed run was saved.
+/// Logs what has changed since the resumed run was saved.
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);
 
 }  // namespace trainer::run

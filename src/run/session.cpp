@@ -15,10 +15,11 @@
 namespace trainer::run {
 namespace {
 
-/// Of the first rank, for as long as this lives: nobody else writes into the run's folder or its checkpoints.
+/// The first rank holds these locks for as long as this object lives: nobody else writes into the run's folder or its
+/// checkpoints.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
-    world.control().together([&] {
+    world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       run.emplace(config.run.dir);
       checkpoints.emplace(checkpoint::RunLock::of_checkpoints(checkpoint_folder(config)));
@@ -38,21 +39,21 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
     plan_text = to_text(plan, config, machine) + plan::offload_table(config, vocab, machine);
-    world.control().together([&] { plan::require_memory(plan, config, vocab, machine); });
+    world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;
   }
   plan::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
-  std::optional<SignalGuard> signals;  // handlers belong to a process; ranks that are threads share those of the first
+  std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share the first one's
   if (world.first() || world.transport() != "threads") signals.emplace();
-  // Where the vocabulary is known before there is a tokenizer, memory is asked for before the work of making one.
+  // Where the vocabulary is known before a tokenizer exists, memory is checked before the work of training one.
   if (config.data.tokenizer == "train" && !plan_together(world, config, config.data.vocab_size, machine))
     return kStoppedBySignal;
   const Locks locks(world, config);
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
-    log::info("stopped while tokenizing; the same command goes on from here");
-    return stopped_on_any(world) ? kStoppedBySignal : 0;
+    log::info("stopped while tokenizing; the same command resumes here");
+    return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
   std::optional<plan::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
   if (!plan) return kStoppedBySignal;

@@ -13,12 +13,12 @@ namespace {
 std::atomic<int> stop_flag{0};
 std::atomic<bool> save_flag{false};
 std::atomic<bool> installed{false};
-std::atomic<const char*> at_once{nullptr};  // what a stop ends without being polled
+std::atomic<const char*> at_once{nullptr};  // what a stop ends at once, without being polled
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
                   std::atomic<const char*>::is_always_lock_free,
               "signal handlers may touch lock-free atomics only");
 
-/// Callable from a handler.
+/// Ends the process from within a signal handler.
 [[noreturn]] void end_at_once(int signal, const char* doing) {
   for (const char* text : {"stopped by ", signal_name(signal), " while ", doing, "\n"})
     if (write(STDERR_FILENO, text, std::strlen(text)) < 0) break;
@@ -30,8 +30,8 @@ extern "C" void handle_stop(int signal) {
   const int before = stop_flag.exchange(signal);
   if (before != 0 && before != SIGHUP) _exit(128 + signal);
 }
-// A terminal that closes sends it twice, from the system and from the shell, and session managers let SIGTERM follow:
-// it never counts as the one before or after.
+// A terminal that closes sends SIGHUP twice: from the system and from the shell. Session managers follow with SIGTERM.
+// So SIGHUP asks for a stop, but never counts as one of two signals that end the process at once.
 extern "C" void handle_hang_up(int signal) {
   if (const char* doing = at_once.load()) end_at_once(signal, doing);
   int none = 0;
@@ -48,7 +48,7 @@ SignalGuard::SignalGuard() {
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     struct sigaction action = {};
     action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : kSignals[i] == SIGHUP ? handle_hang_up : handle_stop;
-    action.sa_flags = SA_RESTART;  // reads and writes of the program go on
+    action.sa_flags = SA_RESTART;  // interrupted reads and writes of the program resume
     sigemptyset(&action.sa_mask);
     TRAINER_CHECK(sigaction(kSignals[i], &action, &previous_[i]) == 0, "sigaction of {}", signal_name(kSignals[i]));
     const bool under_nohup = kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN;
@@ -70,7 +70,7 @@ StopsAtOnce::~StopsAtOnce() { at_once = nullptr; }
 
 bool stop_requested() { return stop_flag.load(std::memory_order_relaxed) != 0; }
 
-bool stopped_on_any(comm::World& world) {
+bool stop_requested_on_any_rank(comm::World& world) {
   double stops[] = {stop_requested() ? 1.0 : 0.0};
   world.control().sum(stops);
   return stops[0] > 0;

@@ -1,7 +1,7 @@
 #pragma once
 // Requests that reach a run as signals. SIGTERM, SIGUSR1, SIGINT: stop at the next micro-step and save; a second one
 // ends the process at once with 128 + signal. SIGHUP (a terminal that closed): the same, but it never counts as first
-// or second; where it is ignored (nohup) it stays so. SIGUSR2: save after this step and go on.
+// or second. Where it is ignored (nohup) it stays ignored. SIGUSR2: save after this step and continue.
 #include <csignal>
 
 #include "comm/world.h"
@@ -24,9 +24,9 @@ class SignalGuard {
   struct sigaction previous_[5];
 };
 
-/// While it lives, the first stop ends the process, with the status of one that was stopped and the line "stopped by
-/// SIGTERM while " + `doing`: for long computing with nothing to save. Not where another process would wait for this
-/// one. One at a time in a process; without a SignalGuard nothing.
+/// While a StopsAtOnce lives, the first stop ends the process, with the status of a stopped run and the line "stopped
+/// by SIGTERM while " + `doing`. It is for long computing with nothing to save, where no other process waits for this
+/// one. One at a time in a process; does nothing without a SignalGuard.
 class StopsAtOnce {
  public:
   explicit StopsAtOnce(const char* doing);
@@ -35,13 +35,13 @@ class StopsAtOnce {
   StopsAtOnce& operator=(const StopsAtOnce&) = delete;
 };
 
-/// A stop was asked for; stays true. Cheap: polled at every micro-step.
+/// Returns whether a stop was requested; stays true. Cheap: polled at every micro-step.
 bool stop_requested();
-/// On any rank. Collective.
-bool stopped_on_any(comm::World& world);
-/// The signal that asked for it, 0 when none did.
+/// Returns whether a stop was requested on any rank. Collective.
+bool stop_requested_on_any_rank(comm::World& world);
+/// Returns the signal that requested a stop, 0 when none did.
 int stop_signal();
-/// A save was asked for since the last call.
+/// Returns whether a save was requested since the last call.
 bool take_save_request();
 /// "SIGTERM"
 const char* signal_name(int signal);

@@ -34,7 +34,8 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
   start.unigram_entropy = datasets.unigram_entropy;
   start.flops = plan.flops;
-  // Ranks that are threads share a process, and what the system says of its memory. A GPU's is each rank's own.
+  // Ranks that are threads share a process, and so its memory as the system reports it. A GPU's memory is each rank's
+  // own.
   const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
   start.predicted = {.memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
   start.environment.device = machine.gpu ? "cuda" : "cpu";

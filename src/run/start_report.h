@@ -1,5 +1,5 @@
 #pragma once
-// What a run says of itself before its first step: the start event, and a few lines of log.
+// Start report: what a run reports before its first step: the start event and a few lines of log.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,13 +12,14 @@
 
 namespace trainer::run {
 
-/// What follows from configuration, data, plan and a trainer that is planned. Step, peak, version, commit and
-/// config_toml are the caller's.
+/// Makes the report from configuration, data, plan and a planned trainer. The caller adds step, peak, version, commit
+/// and config_toml.
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
                                  const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer);
 
-/// For the log: how tensors go between GPUs, and what runs as graphs; empty where there is nothing to say.
+/// Returns lines for the log: how tensors go between GPUs, and what runs as graphs; empty where there is nothing to
+/// say.
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer);
 
 /// `compute_reason`: why that compute type.

@@ -25,8 +25,8 @@ namespace {
 
 constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 
-/// Polled between micro-steps.
-bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_whole(); }
+/// The trainer polls it between micro-steps.
+bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
 std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
 
@@ -57,8 +57,8 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
 
 int TrainingLoop::run() {
   begin();
-  if (trainer_.scalars().on_any_rank(evaluation_missing())) evaluate_now();
-  if (evaluation_cut_) return finish(stopped() ? stop_text() : "stopped at --max-time");
+  if (trainer_.scalars().is_true_on_any_rank(is_evaluation_missing())) evaluate_now();
+  if (evaluation_cut_) return finish(stop_requested_on_any() ? stop_text() : "stopped at --max-time");
   if (state_.step >= total_steps_) {
     log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
     require_convergence();
@@ -68,29 +68,29 @@ int TrainingLoop::run() {
   const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
   std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
   try {
-    outcome = steps_until(last, outcome);
-  } catch (const Error& error) {  // one rank alone has no others to agree with, and nothing was updated
+    outcome = train_until(last, outcome);
+  } catch (const Error& error) {  // a single rank has none to agree with, and nothing was updated
     if (error.code() == Code::data && world_.size() == 1) save_last_step();
     throw;
   }
   require_whole_data();
-  if (stopped()) outcome = stop_text();
+  if (stop_requested_on_any()) outcome = stop_text();
   if (state_.step == total_steps_) require_convergence();
   save_last_step();
   if (state_.step == total_steps_) sample_now();
   return finish(outcome);
 }
 
-std::string TrainingLoop::steps_until(int64_t last, const std::string& outcome) {
+std::string TrainingLoop::train_until(int64_t last, const std::string& outcome) {
   while (state_.step < last) {
     if (!step()) break;
-    if (evaluation_due()) evaluate_now();
-    if (due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
-    const Requests requests = agreed_requests();
+    if (is_evaluation_due()) evaluate_now();
+    if (is_due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
+    const Requests requests = exchange_requests();
     if (requests.stop) break;
     if (requests.peak) peak_.visit();
-    if (state_.step < last && (requests.save || periodic_save_due())) save_or_warn();
-    if (due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
+    if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
+    if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return "stopped at --max-time";
   }
   return outcome;
@@ -122,7 +122,7 @@ void TrainingLoop::begin() {
   reporter_.start(start, world_.transport(), notes);
 }
 
-// One moment of several, since what disturbs comes and goes.
+// Measures at one moment of several, since disturbances come and go.
 void TrainingLoop::measure_peak() {
   double late[] = {peak_.seconds() > measure::PeakTracker::kStartSeconds ? 1.0 : 0.0};
   world_.control().sum(late);
@@ -136,7 +136,7 @@ bool TrainingLoop::step() {
   work.adam_step = state_.adam_step + 1;
   work.micro_batches = trainer_.accumulation();
   work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
-  trainer_.meter().reset();  // of evaluations, samples and saves: they are not the step's
+  trainer_.meter().reset();  // drop what evaluations, samples and saves counted
   const double start = now_seconds();
   const train::Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
   if (outcome.interrupted) return false;
@@ -153,19 +153,21 @@ bool TrainingLoop::step() {
   return true;
 }
 
-TrainingLoop::Requests TrainingLoop::agreed_requests() {
-  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.passed() ? 1.0 : 0.0,
-                    world_.first() && peak_.due() ? 1.0 : 0.0};
+TrainingLoop::Requests TrainingLoop::exchange_requests() {
+  double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.has_passed() ? 1.0 : 0.0,
+                    world_.first() && peak_.is_due() ? 1.0 : 0.0};
   trainer_.scalars().max_over_ranks(flags);
   return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
 }
 
-bool TrainingLoop::stopped() { return trainer_.scalars().on_any_rank(stop_requested()); }
+bool TrainingLoop::stop_requested_on_any() { return trainer_.scalars().is_true_on_any_rank(stop_requested()); }
 
-bool TrainingLoop::evaluation_due() const { return due(config_.train.eval_interval) || state_.step == total_steps_; }
+bool TrainingLoop::is_evaluation_due() const {
+  return is_due(config_.train.eval_interval) || state_.step == total_steps_;
+}
 
-bool TrainingLoop::evaluation_missing() {
-  if (!world_.first() || state_.step == 0 || !evaluation_due()) return false;
+bool TrainingLoop::is_evaluation_missing() {
+  if (!world_.first() || state_.step == 0 || !is_evaluation_due()) return false;
   const std::vector<report::EvalReport> evals =
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
   if (evals.empty() || evals.back().step != state_.step) return true;
@@ -179,12 +181,12 @@ void TrainingLoop::evaluate_now() {
       evaluate(trainer_, *open_.datasets.val, config_.train.eval_batches,
                open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
                  reporter_.status(format("evaluating {}/{}", done, windows));
-                 return !stop_requested() && !deadline_.passed();
+                 return !stop_requested() && !deadline_.has_passed();
                });
-  if (result.interrupted && !stopped()) {
+  if (result.interrupted && !stop_requested_on_any()) {
     reporter_.warn(
         state_.step,
-        format("step {}: --max-time cut the evaluation short; it is made up for when the run goes on", state_.step));
+        format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
   }
   evaluation_cut_ = result.interrupted;
   if (result.interrupted) return;
@@ -206,9 +208,9 @@ void TrainingLoop::sample_now() {
   reporter_.sample(std::move(sample));
 }
 
-// After a step that was skipped the model is not worth a place among those that are kept.
-bool TrainingLoop::periodic_save_due() {
-  if (!due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
+// A checkpoint of a step that was skipped would displace a better one.
+bool TrainingLoop::is_save_due() {
+  if (!is_due(config_.checkpoint.interval) || state_.skipped_in_row > 0) return false;
   if (train::weights_are_finite(trainer_)) return true;
   reporter_.warn(state_.step, format("step {}: weights are not finite: no checkpoint was saved", state_.step));
   return false;
@@ -245,7 +247,7 @@ void TrainingLoop::save_last_step() {
 }
 
 void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
-  const std::string what = outcome.norm.finite() ? "the loss" : outcome.norm.bad_tensor;
+  const std::string what = outcome.norm.is_finite() ? "the loss" : outcome.norm.bad_tensor;
   const std::string message = format("step {}: {} is not finite, the update was skipped ({} in a row, {} allowed)",
                                      state_.step, what, state_.skipped_in_row, config_.train.max_skipped_steps);
   reporter_.warn(state_.step, message);
@@ -255,7 +257,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 void TrainingLoop::give_up(const std::string& reason) {
   reporter_.end(state_, "ended as it diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
-                                      reason, world_.first() ? train::way_back(store_.folder()) : ""))
+                                      reason, world_.first() ? train::suggest_resume(store_.folder()) : ""))
       .on(Scope::all_ranks);
 }
 
@@ -264,15 +266,15 @@ void TrainingLoop::require_convergence() {
   const bool bad_loss = evaluated ? !std::isfinite(loss_of_last_) : state_.skipped_in_row > 0;
   if (state_.step > 0 && state_.adam_step == 0)
     give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
-  if (trainer_.scalars().on_any_rank(bad_loss))
+  if (trainer_.scalars().is_true_on_any_rank(bad_loss))
     give_up(format("step {}: the {} loss is not finite", state_.step, open_.datasets.val ? "validation" : "training"));
   if (!train::weights_are_finite(trainer_)) give_up(format("step {}: weights are not finite", state_.step));
 }
 
 void TrainingLoop::require_whole_data() {
-  if (!trainer_.scalars().on_any_rank(!data::mappings_whole())) return;
+  if (!trainer_.scalars().is_true_on_any_rank(!data::mappings_are_whole())) return;
   save_last_step();
-  world_.control().together([&] {
+  world_.control().run_on_all_ranks([&] {
     open_.datasets.train->stream().require_whole();
     if (open_.datasets.val) open_.datasets.val->stream().require_whole();
   });
@@ -280,7 +282,7 @@ void TrainingLoop::require_whole_data() {
 
 int TrainingLoop::finish(const std::string& outcome) {
   reporter_.end(state_, outcome, trainer_);
-  return stopped() ? kStoppedBySignal : 0;
+  return stop_requested_on_any() ? kStoppedBySignal : 0;
 }
 
 }  // namespace trainer::run

@@ -1,5 +1,5 @@
 #pragma once
-// The loop of a training run: its steps, and between them evaluation, samples, checkpoints and what somebody asked for.
+// TrainingLoop: the steps of a run, and between them evaluation, samples, checkpoints and requests.
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,7 +18,7 @@ namespace trainer::run {
 /// What is known and open before a run takes memory for its model.
 struct OpenRun {
   plan::Machine machine;
-  std::string tuning_hash;  // of the table that products go by; empty: none
+  std::string tuning_hash;  // hash of the tuning table in use; empty: none
   data::Datasets datasets;
   plan::RunPlan plan;
 };
@@ -37,36 +37,36 @@ class TrainingLoop {
   void begin();
   void measure_peak();
   /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
-  std::string steps_until(int64_t last, const std::string& outcome);
+  std::string train_until(int64_t last, const std::string& outcome);
   /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
   bool step();
   int finish(const std::string& outcome);
 
-  /// What reached any of the ranks since the last step. Each asks for itself; all act alike.
+  /// Requests are what reached any rank since the last step; all ranks act alike.
   struct Requests {
     bool stop, save, time_is_up;
     bool peak;  // the first rank has time to measure it
   };
-  Requests agreed_requests();
-  bool stopped();
-  bool due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  Requests exchange_requests();
+  bool stop_requested_on_any();
+  bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
 
-  bool evaluation_due() const;
+  bool is_evaluation_due() const;
   /// A signal cut the evaluation of the resumed step short; the step itself was saved.
-  bool evaluation_missing();
+  bool is_evaluation_missing();
   void evaluate_now();
   void sample_now();
 
-  bool periodic_save_due();
+  bool is_save_due();
   void save();
   /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
   void save_or_warn();
   void save_last_step();
 
   void warn_of_skip(const train::Trainer::Outcome& outcome);
-  /// The run ends, on all ranks; what was saved stays as it is.
+  /// Ends the run with an error on all ranks; saved checkpoints stay as they are.
   [[noreturn]] void give_up(const std::string& reason);
-  /// A model whose losses or weights are not finite is no result.
+  /// Ends the run with an error when losses or weights are not finite.
   void require_convergence();
   /// Ends the run where a token file was cut short under it, after saving the last step that was completed before.
   void require_whole_data();
@@ -91,7 +91,7 @@ class TrainingLoop {
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
   double loss_of_last_ = measure::kUnknown;  // validation loss of the last step; infinite when it is not finite
-  bool evaluation_cut_ = false;              // the last one was
+  bool evaluation_cut_ = false;              // whether the last evaluation was cut short
 };
 
 }  // namespace trainer::run

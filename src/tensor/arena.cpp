@@ -26,7 +26,7 @@ Arena::~Arena() = default;
 
 void Arena::record(const std::string& key, const std::function<void()>& body) {
   TRAINER_CHECK(state_ == State::idle, "recording {} inside {}", key, current_key_);
-  if (recorded(key) || mode_ == Mode::heap) return;
+  if (is_recorded(key) || mode_ == Mode::heap) return;
   Program program;
   current_ = &program;
   current_key_ = key;
@@ -48,11 +48,12 @@ void Arena::record(const std::string& key, const std::function<void()>& body) {
 
 void Arena::pack(Program& program) {
   auto& all = program.intervals;
-  // Largest first, each at the lowest gap between the intervals it overlaps in time that holds it.
+  // Places the largest interval first. Each takes the lowest gap that is large enough among the intervals that overlap
+  // it in time.
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
-  // Moments are takes: an interval is alive from its own to the last one before its end.
+  // A moment is a take. An interval is alive from its own take to the last one before its end.
   Occupancy occupied(static_cast<int64_t>(all.size()));
   for (const size_t index : order) {
     Interval& item = all[index];
@@ -82,7 +83,7 @@ void Arena::seal() {
   TRAINER_CHECK(state_ == State::idle, "sealing inside program {}", current_key_);
   const int64_t bytes = largest_program();
   if (mode_ == Mode::heap || bytes <= capacity()) return;
-  block_ = Buffer();  // the old block goes first: both together need not fit
+  block_ = Buffer();  // frees the old block first: both together may not fit
   block_ = Buffer(device_, "activations", {bytes}, DType::u8);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// Arena: memory of a micro-step. The first pass of a program runs dry and is recorded (what is taken, for how long);
-// the intervals are packed into offsets of one block; every later pass replays the record. The code is its own memory
-// plan: nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
+// Arena: memory of a micro-step. The first pass of a program runs dry, and its takes are recorded as intervals. They
+// are packed into offsets of one block, and every later pass replays the record. The code is its own memory plan:
+// nothing is allocated in the loop, addresses repeat, and the peak is known before training starts.
 #include <functional>
 #include <map>
 #include <memory>
@@ -39,7 +39,7 @@ class Scratch {
 
 class Arena {
  public:
-  /// One take of a recorded program: alive during events [first, last).
+  /// An interval is one take of a recorded program, alive during events [first, last).
   struct Interval {
     std::string tag;
     int64_t bytes = 0, first = 0, last = 0, offset = 0;
@@ -57,9 +57,9 @@ class Arena {
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Runs `body` once and records it under `key`; `body` must use a dry device. Known keys are left alone.
+  /// Runs `body` once and records it under `key`; `body` must use a dry device. Skips keys that are recorded already.
   void record(const std::string& key, const std::function<void()>& body);
-  bool recorded(const std::string& key) const { return programs_.contains(key); }
+  bool is_recorded(const std::string& key) const { return programs_.contains(key); }
   /// Allocates (or grows) the block for all recorded programs; no Scratch may be alive.
   void seal();
 
@@ -67,15 +67,16 @@ class Arena {
   void begin(const std::string& key);
   void end();
 
-  /// Aligned as the device says; contents undefined. An internal error when it differs in tag or size from the record.
+  /// Takes memory, aligned as the device says, with undefined contents. An internal error when tag or size differ from
+  /// the record.
   Scratch take(std::string_view tag, Shape shape, DType dtype);
 
   const std::map<std::string, Program>& programs() const { return programs_; }
   int64_t capacity() const { return block_.tensor().bytes(); }
-  /// Where the block lies; changes with seal() only.
+  /// Where the block is; changes with seal() only.
   const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
-  /// Bytes alive at the peak of a program, by tag: what to shrink.
+  /// Returns the bytes alive at the peak of a program, by tag: what to shrink.
   std::map<std::string, int64_t> peak_by_tag(const std::string& key) const;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// HostCopy: a tensor's elements where host code can touch them: the tensor itself on a CPU; on any other device a copy,
-// in memory that is kept for the next one.
+// HostCopy: a tensor's elements where host code can touch them. On a CPU that is the tensor itself, on any other device
+// a copy, in memory that is kept for the next one.
 #include <vector>
 
 #include "device/device.h"
@@ -11,13 +11,13 @@ namespace trainer {
 class HostCopy {
  public:
   HostCopy() = default;
-  /// As get().
+  /// Does what get() does.
   HostCopy(device::Device& device, const Tensor& tensor) { get(device, tensor); }
 
-  /// The packed `tensor` as it is after what was run before; valid until the next get().
+  /// Returns the packed `tensor` as the operators before have left it; valid until the next get().
   const Tensor& get(device::Device& device, const Tensor& tensor);
   const Tensor& tensor() const { return here_; }
-  /// What was written to tensor() goes to the device.
+  /// Copies what was written to tensor() to the device.
   void put();
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Which addresses are in use while something is alive: what Arena packs its intervals by, in a time that grows little
+// Occupancy: which addresses are in use at which moments. Arena packs its intervals by it, in a time that grows little
 // faster than their number.
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace trainer {
 
-/// A segment tree over `moments`. Each node knows the addresses in use at any moment below it, and those in use at all
-/// of them by what does not fill its parent; both as ranges, joined where they touch, so that they stay few.
+/// A segment tree over `moments`. Each node knows two sets of addresses: those in use at any moment below it, and those
+/// in use at all moments below it. The latter are of intervals that do not fill its parent. Both are ranges, joined
+/// where they touch, so that they stay few.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);
@@ -24,7 +25,7 @@ class Occupancy {
   class Ranges {
    public:
     void add(int64_t begin, int64_t end);
-    /// The end of the first range that meets [begin, end); `begin` when none does.
+    /// Returns the end of the first range that overlaps [begin, end), or `begin` when none does.
     int64_t pass(int64_t begin, int64_t end) const;
 
    private:

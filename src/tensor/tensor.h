@@ -1,5 +1,5 @@
 #pragma once
-// Tensor: a view of memory that somebody else owns (a Buffer, a Scratch, a mapped file).
+// Tensor: a view of memory that another object owns (a Buffer, a Scratch, a mapped file).
 #include <cstddef>
 #include <span>
 
@@ -37,7 +37,7 @@ struct Tensor {
     return {as<T>(), static_cast<size_t>(count())};
   }
 
-  /// The same elements under another shape of equal count; packed tensors only.
+  /// Returns the same elements under another shape of equal count; packed tensors only.
   Tensor reshape(Shape next) const;
   /// Elements [begin, begin + n) of a packed tensor as [n]; empty of an empty tensor.
   Tensor range(int64_t begin, int64_t n) const;

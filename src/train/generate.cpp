@@ -24,7 +24,7 @@ Generator::Generator(Trainer& trainer)
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
   Meter nobodys;
-  // Scratch sizes depend on the cache's capacity, not on how much of it is filled.
+  // The size of scratch depends on the cache's capacity, not on how much of it is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
     const auto extend = [&](Exec& ex) {
       cache_.used = 0;
@@ -56,8 +56,8 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
       const Scratch logits = trainer_.model().extend(ex, batch(rows), cache_);
       if (rows == left) {
         const HostCopy scores(ex.device, logits);
-        chosen =
-            static_cast<int32_t>(trainer_.scalars().of_first_rank(sampler.choose(scores.tensor(), position, allowed)));
+        chosen = static_cast<int32_t>(
+            trainer_.scalars().broadcast_from_first_rank(sampler.choose(scores.tensor(), position, allowed)));
       }
     }
     trainer_.end();
@@ -77,7 +77,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   const int64_t capacity = cache_.capacity;
   bool noticed = false;
   const auto keep_last_half = [&] {
-    if (!noticed) log::info("the text outgrows the model's {} positions: going on from its last half", capacity);
+    if (!noticed) log::info("the text outgrows the model's {} positions: it continues from its last half", capacity);
     noticed = true;
     text.erase(text.begin(), text.end() - std::max<int64_t>(1, capacity / 2));
   };
@@ -86,7 +86,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   std::vector<int32_t> next = text;
   for (int64_t i = 0; i < tokens; ++i) {
     const int32_t id = feed(next, sampler, i, i == 0 ? first : std::vector<bool>());
-    if (id == eos || trainer_.scalars().of_first_rank(emit(id)) == 0) return;
+    if (id == eos || trainer_.scalars().broadcast_from_first_rank(emit(id)) == 0) return;
     text.push_back(id);
     next.assign(1, id);
     if (cache_.used == capacity) {
@@ -111,7 +111,7 @@ int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prom
       ids, tokens, sampling, tokenizer.eos(),
       [&](int32_t id) {
         std::string text = decoder.push(id);
-        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt shows it
+        if (written++ == 0 && !first.empty() && text.starts_with(' ')) text.erase(0, 1);  // the prompt already shows it
         return emit(text);
       },
       first);

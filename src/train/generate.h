@@ -19,8 +19,8 @@ class Generator {
   explicit Generator(Trainer& trainer);
 
   /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at
-  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len goes on from its
-  /// last half, with one notice in the log. `first` [vocab]: what the first token may be (empty: any).
+  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len continues from its
+  /// last half, and the log says so once. `first` [vocab]: what the first token may be (empty: any).
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
@@ -29,7 +29,7 @@ class Generator {
   /// one.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
-  /// The same in one piece.
+  /// Returns the same text in one piece.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                        const Sampling& sampling);
 

@@ -38,7 +38,7 @@ void MicroGraphs::record(const Kind& kind, const std::function<void()>& work) {
   try {
     slot_of(kind).graph = device_.record(work);
   } catch (Error& error) {
-    error.add_context("while a micro-step was recorded; train.cuda_graph = false does without");
+    error.add_context("while a micro-step was recorded; train.cuda_graph = false runs without records");
     throw;
   }
 }

@@ -1,7 +1,8 @@
 #pragma once
-// MicroGraphs: micro-steps of a GPU as graphs (train.cuda_graph). The arena gives a micro-step the same addresses each
-// time, so that what its kernels were told once holds for every other one of its kind. The first of a kind runs as
-// always (libraries choose algorithms and take memory then), the second is recorded, and from then on the record runs.
+// MicroGraphs: micro-steps of a GPU as CUDA graphs (train.cuda_graph). The arena gives a micro-step the same addresses
+// each time, so the arguments of its kernels hold for every micro-step of its kind. The first of a kind is launched as
+// usual, since libraries then choose algorithms and take memory. The second is recorded, and from then on the graph
+// runs.
 #include <functional>
 #include <map>
 #include <memory>
@@ -14,7 +15,7 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// What kernels of a micro-step depend on beside the data.
+  /// A kind is what kernels of a micro-step depend on beside the data.
   struct Kind {
     bool first = false, last = false;  // of the step: gradients are overwritten; reductions begin
     double loss_scale = 1;
@@ -23,12 +24,12 @@ class MicroGraphs {
   /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// For the log: why there are none, or what runs as graphs. Empty when they were not asked for.
+  /// Says for the log why there are no graphs, or what runs as graphs. Empty when they were not asked for.
   const std::string& text() const { return text_; }
 
-  /// How the next micro-step of this kind runs on the device.
+  /// Next says how the next micro-step of this kind runs on the device.
   enum class Next {
-    launch,  // as always: where operators are timed, and in the first of a kind or after its loss scale has changed
+    launch,  // no graph: where operators are timed, in the first of a kind and after its loss scale has changed
     record,  // record() its kernels, then run()
     repeat,  // run()
   };
@@ -37,7 +38,7 @@ class MicroGraphs {
   void record(const Kind& kind, const std::function<void()>& work);
   /// Runs what was recorded of this kind.
   void run(const Kind& kind);
-  /// Times that a record took the place of the host's part.
+  /// Counts the micro-steps that ran as a graph.
   int64_t replays() const { return replays_; }
 
  private:

@@ -28,21 +28,21 @@ void RankScalars::reduce(mesh::AxisSet axes, std::span<double> values, comm::Red
   device_.copy_to_host(values.data(), scalars.data, scalars.bytes());
 }
 
-void RankScalars::sum_of_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }
+void RankScalars::sum_over_rows(std::span<double> values) { reduce(row_axes(), values, comm::Reduce::sum); }
 
 void RankScalars::max_over_ranks(std::span<double> values) { reduce(mesh_.shape().all(), values, comm::Reduce::max); }
 
-bool RankScalars::on_any_rank(bool flag) {
+bool RankScalars::is_true_on_any_rank(bool flag) {
   double value = flag;
   max_over_ranks({&value, 1});
   return value > 0;
 }
 
-int64_t RankScalars::of_first_rank(int64_t value) {
+int64_t RankScalars::broadcast_from_first_rank(int64_t value) {
   comm::Communicator& ranks = mesh_.along(replica_axes(), comm::Lane::control);
   if (ranks.size() == 1) return value;
   const Tensor scalar = values_.tensor().range(0, 1);
-  auto number = static_cast<double>(value);  // exact below 2^53
+  auto number = static_cast<double>(value);  // doubles are exact below 2^53
   device_.copy_to_device(scalar.data, &number, sizeof(number));
   Exec ex{device_, arena_, meter_};
   ranks.broadcast(ex, scalar, 0).join(ex);
@@ -50,6 +50,6 @@ int64_t RankScalars::of_first_rank(int64_t value) {
   return static_cast<int64_t>(number);
 }
 
-bool RankScalars::first_of_replica() const { return mesh_.shape().index(mesh_.rank(), loss_axes_) == 0; }
+bool RankScalars::is_first_of_replica() const { return mesh_.shape().index(mesh_.rank(), loss_axes_) == 0; }
 
 }  // namespace trainer::train

@@ -1,6 +1,6 @@
 #pragma once
-// RankScalars: the few numbers that ranks tell each other between micro-steps: sums of losses, requests to stop,
-// choices that all must make alike.
+// RankScalars: the few numbers that ranks exchange between micro-steps: sums of losses, requests to stop, choices that
+// all must make alike.
 #include <cstdint>
 #include <span>
 
@@ -18,20 +18,21 @@ class RankScalars {
   /// Makes the communicators: scalars are exchanged at any time, so their memory is there from the start.
   void make_communicators();
 
-  // Collective, all of them; on a GPU the host waits for the result. At most kMost values.
+  // All of these are collective. On a GPU the host waits for the result. At most kMost values.
   static constexpr int64_t kMost = 4;
   /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
-  void sum_of_rows(std::span<double> values);
+  void sum_over_rows(std::span<double> values);
   /// values ← the largest on any rank.
   void max_over_ranks(std::span<double> values);
   /// Whether `flag` holds on any rank.
-  bool on_any_rank(bool flag);
-  /// The value of the first rank of this replica: what ranks must agree on and may round differently.
-  int64_t of_first_rank(int64_t value);
+  bool is_true_on_any_rank(bool flag);
+  /// Returns the value of the first rank of this replica, on all its ranks: for choices that ranks might round
+  /// differently.
+  int64_t broadcast_from_first_rank(int64_t value);
 
-  /// Of the ranks with losses of different rows, whether this is its replica's first, which counts what is to be
-  /// counted once for all rows. Not collective.
-  bool first_of_replica() const;
+  /// Whether this is the first of its replica's ranks with losses of different rows. That rank counts what counts once
+  /// for all rows. Not collective.
+  bool is_first_of_replica() const;
 
  private:
   mesh::AxisSet row_axes() const;

@@ -13,7 +13,7 @@ std::string hash_of(std::span<const T> values) {
   return checkpoint::to_string(checkpoint::checksum_of(std::as_bytes(values)));
 }
 
-/// Which elements of a parameter this rank holds, and what they are: two hashes of one width.
+/// Describes which elements of a parameter this rank holds, and their contents, as two hashes of equal width.
 std::string describe(const params::Param& param, const Tensor& weights, std::vector<std::byte>& scratch) {
   std::vector<int64_t> which;
   scratch.clear();
@@ -41,7 +41,7 @@ void check_replicas(Trainer& trainer, int64_t step) {
   std::string own;
   std::vector<std::byte> scratch;
   HostCopy weights;
-  int here = -1;  // the group whose weights those are
+  int here = -1;  // the group whose weights are in `weights`
   for (const params::Param& param : store.params()) {
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
     if (std::exchange(here, param.group) != param.group)

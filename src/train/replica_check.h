@@ -1,5 +1,6 @@
 #pragma once
-// What several ranks hold must stay equal bit for bit; a machine that computes wrongly shows here first.
+// Elements that several ranks hold must stay equal bit for bit. This check is the first to find a machine that computes
+// wrongly.
 #include "train/trainer.h"
 
 namespace trainer::train {

@@ -52,9 +52,12 @@ int32_t TokenSampler::choose(const Tensor& logits, int64_t position, const std::
   }
   const uint32_t draw = philox_at(philox_key(sampling_.seed, "generate"), static_cast<uint64_t>(position));
   double left = static_cast<double>(draw) * 0x1p-32 * total;
-  int64_t chosen = 0;  // where rounding leaves something over, the last token that has a probability
+  int64_t chosen = 0;  // rounding may leave a rest: then the last token with a probability is chosen
   for (int64_t rank = 0; rank < last && left >= 0; ++rank) {
-    if (const double share = weight(rank); share > 0) left -= share, chosen = rank;
+    const double share = weight(rank);
+    if (!(share > 0)) continue;
+    left -= share;
+    chosen = rank;
   }
   return order_[static_cast<size_t>(chosen)];
 }

@@ -22,12 +22,12 @@ bool weights_are_finite(Trainer& trainer) {
     home.copy_to_host(squares.data(), sums.tensor().data, sums.tensor().bytes());
     for (const double square : squares) finite &= std::isfinite(square);
   }
-  return !trainer.scalars().on_any_rank(!finite);
+  return !trainer.scalars().is_true_on_any_rank(!finite);
 }
 
-std::string way_back(const std::filesystem::path& checkpoints) {
+std::string suggest_resume(const std::filesystem::path& checkpoints) {
   for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(checkpoints).complete)
-    if (entry.state.sound()) return format("the newest checkpoint before that: --resume {}", entry.folder.string());
+    if (entry.state.is_sound()) return format("the newest checkpoint before that: --resume {}", entry.folder.string());
   return "no checkpoint is from before that";
 }
 

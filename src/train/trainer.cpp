@@ -12,8 +12,8 @@
 
 namespace trainer::train {
 
-/// Charges the time since the last call to a phase. A GPU's work belongs to the phase that launched it, and is waited
-/// for.
+/// Charges the time since the last call to a phase. A GPU's work counts in the phase that launched it, which waits for
+/// it.
 class Trainer::PhaseClock {
  public:
   PhaseClock(device::Device& device, measure::PhaseMs& phases) : device_(device), phases_(phases) {}
@@ -38,7 +38,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
       arena_(device),
       mesh_(world, device, factory.mesh_shape(config, world.size())),
       store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
-  store_.weights().gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
+  store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
   strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
@@ -79,7 +79,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   optimizer_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
-    if (stop != nullptr && scalars_->on_any_rank(stop())) {
+    if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
       optimizer_->discard();
       outcome.interrupted = true;
       return outcome;
@@ -91,14 +91,14 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
   }
-  scalars_->sum_of_rows({&loss, 1});
+  scalars_->sum_over_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
-  outcome.skipped = !outcome.norm.finite() || !std::isfinite(outcome.loss);
+  outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
   if (outcome.skipped) {
     optimizer_->discard();
   } else {
-    optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip(config_.optim.grad_clip)});
+    optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip_factor(config_.optim.grad_clip)});
   }
   clock.charge(&measure::PhaseMs::optimizer);
   return outcome;
@@ -125,7 +125,7 @@ void Trainer::micro_step(Exec& ex, const parallel::Batch& batch, const MicroGrap
       graphs_->record(kind, [&] { launch(ex, batch, kind.last, nullptr); });
       break;
     case MicroGraphs::Next::repeat:
-      grads_->micro_step_repeated();
+      grads_->mark_all_written();
       break;
   }
   graphs_->run(kind);
@@ -209,7 +209,7 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // What the micro-steps before the last one communicate: the first of them gathers what is kept.
+  // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   const auto earlier = [&](Meter& meter) {
@@ -262,7 +262,7 @@ parallel::Batch Trainer::upload(const data::TokenBatch& host) {
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
   device_.copy_to_device(ids_.tensor().data, host.ids.data(), ids_.tensor().bytes());
   device_.copy_to_device(targets_.tensor().data, host.targets.data(), targets_.tensor().bytes());
-  if (weights_.tensor().dtype == DType::f64) {  // on CPUs only
+  if (weights_.tensor().dtype == DType::f64) {  // CPUs only
     std::copy(host.weights.begin(), host.weights.end(), weights_.tensor().as<double>());
   } else {
     device_.copy_to_device(weights_.tensor().data, host.weights.data(), weights_.tensor().bytes());

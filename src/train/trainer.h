@@ -19,15 +19,15 @@
 
 namespace trainer::train {
 
-/// What varies by step, decided once at its top.
+/// StepWork is what varies by step, decided once at its start.
 struct StepWork {
   int64_t step = 0;          // 1-based
   int64_t first_sample = 0;  // samples seen before it
   int64_t adam_step = 0;     // number of this update, 1-based (skipped steps do not count)
   int64_t micro_batches = 0;
   double lr = 0;
-  /// Tokens that count in the loss, of all micro-batches and replicas; 0: every one. What gradients are divided by, so
-  /// it is known before the first of them.
+  /// Tokens that count in the loss, of all micro-batches and replicas; 0: all. Gradients are divided by it, so it is
+  /// known before the first micro-batch.
   int64_t unmasked_tokens = 0;
 };
 
@@ -44,16 +44,16 @@ class Trainer {
   /// Records the programs of training and evaluation and takes the memory; before the first step.
   void plan();
 
-  /// Runs a program on a dry device, to learn the order of its gathers and then the memory it takes, which the caller
-  /// seals (arena()). Its costs go to `meter`. Known programs are left alone.
+  /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller seals
+  /// the arena. Its costs go to `meter`. Skips programs that are recorded already.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
-  /// What runs between them is that program.
+  /// The operators between begin() and end() are those of the program.
   void begin(Exec& ex, const std::string& program);
   void end();
 
-  /// One optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips the
-  /// update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps (the partial step is
-  /// discarded).
+  /// Runs one optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips
+  /// the update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps; the partial step
+  /// is discarded.
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;
@@ -63,29 +63,30 @@ class Trainer {
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
-  /// Σ loss over the rows of this replica's micro-batch whose losses this rank has (masked rows count 0), dropout off.
+  /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
+  /// rows count 0.
   double loss_sum(const data::TokenBatch& batch);
 
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }
   Exec exec() { return {device_, arena_, meter_}; }
-  /// What ranks tell each other between micro-steps.
+  /// Exchanges scalars among ranks between micro-steps.
   RankScalars& scalars() { return *scalars_; }
   Meter& meter() { return meter_; }
   Arena& arena() { return arena_; }
   device::Device& device() { return device_; }
   const config::Config& config() const { return config_; }
   int64_t vocab() const { return model_->vocab(); }
-  /// Sequences of a micro-step: a replica of the store may be one of several that share train.micro_batch.
+  /// Returns the sequences of a micro-step: several replicas of the store may share train.micro_batch.
   int64_t micro_batch() const { return micro_batch_; }
   mesh::Mesh& mesh() { return mesh_; }
-  /// Replicas of the model that have sequences of their own, and this rank's.
+  /// Returns how many replicas have sequences of their own, and which of them this rank is in.
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
-  /// What one step communicates, counted by plan(): the prediction that the meter of real steps is compared with.
+  /// Returns what one step communicates, as plan() counted it; the meter of real steps is compared with it.
   const measure::CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
-  /// Wire bytes of what a meter counted, by the names of axes and operations; control messages left out.
+  /// Returns the wire bytes of what a meter counted, by names of axes and operations, without control messages.
   measure::CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Micro-steps as graphs; after plan(), of training.
@@ -94,8 +95,8 @@ class Trainer {
   /// Null: the optimizer's state is in the device's memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Memory the run will hold, by category, in bytes; activations are the largest program. What the host keeps for the
-  /// device begins with "host_".
+  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. What
+  /// the host keeps for the device begins with "host_".
   measure::BytesByCategory memory() const;
 
  private:
@@ -103,13 +104,13 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
-  /// The micro-batch of this rank, on the device. `tokens` of the step count in its loss.
+  /// Loads this rank's micro-batch onto the device. `tokens` of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes the micro-batch and its gradients, with a graph where there is one.
   void micro_step(Exec& ex, const parallel::Batch& batch, const MicroGraphs::Kind& kind, PhaseClock& clock);
   /// Launches its operators. `clock`: charged with the forward pass; null: they are only recorded.
   void launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock);
-  /// The same outside of a program.
+  /// Runs forward and backward outside of a program.
   void forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock = nullptr);
   parallel::Batch upload(const data::TokenBatch& batch);
   parallel::Batch views() const;

@@ -89,9 +89,9 @@ SAMPLE = ["generate", "--checkpoint", "{step}", "--prompt", "the", "--tokens", "
 
 CASES = [
     checkpoint("path that is not there", ["generate", "--checkpoint", "no/run", "--prompt", "x"], lambda place: None,
-               "no/run: does not exist"),
+               "no/run: not found"),
     checkpoint("folder without a checkpoint", ["checkpoint", "inspect", "--checkpoint", "."], lambda place: None,
-               "no checkpoint here"),
+               "no checkpoint found"),
     checkpoint("must resume, nothing there", ["--config", "tiny.toml", "--set", "run.dir=runs/new", "--resume", "must"],
                damaged(lambda step: None), "no complete checkpoint"),
     checkpoint("flipped byte, training", TRAIN, damaged(flip_a_byte), "checksum", after=whole),

@@ -55,7 +55,7 @@ class Damage(rig.Runs):
         self.falls_back(cut, 4, "step-00000006/rank-00000.shard", "expected")
 
     def test_auto_passes_over_a_folder_without_its_mark(self):
-        self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: no file COMPLETE")
+        self.falls_back(lambda: (self.step_folder(6) / "COMPLETE").unlink(), 4, "step-00000006: COMPLETE not found")
 
     def test_auto_does_not_start_anew_when_nothing_is_whole(self):
         self.saved_run()
@@ -264,7 +264,7 @@ class FullDisk(rig.Runs):
             "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c --set train.steps=200 --set log.progress=off
             echo status $?; cat disk/run/metrics.jsonl | wc -l""")
         self.assertIn("status 0", result.stdout, result.stderr)
-        self.assertIn("cannot write disk/run/metrics.jsonl: No space left on device; training goes on without it", result.stderr)
+        self.assertIn("cannot write disk/run/metrics.jsonl: No space left on device; training continues without it", result.stderr)
         self.assert_whole(self.folder / "c/step-00000200")
 
 

@@ -45,9 +45,9 @@ def nothing_tokenized(place):
 
 
 CASES = [
-    data("missing file", {}, 'x.toml:7:9: data.train: no such file: "nosuch.txt"', toml=TINY.replace("text.txt", "nosuch.txt")),
-    data("glob without a match", {}, 'no such file: "texts/*.txt"', sets=["data.train=texts/*.txt"]),
-    data("missing tokenizer", {}, 'no such file: "my.model"', sets=["data.tokenizer=my.model"]),
+    data("missing file", {}, 'x.toml:7:9: data.train: "nosuch.txt" not found', toml=TINY.replace("text.txt", "nosuch.txt")),
+    data("glob without a match", {}, '"texts/*.txt" not found', sets=["data.train=texts/*.txt"]),
+    data("missing tokenizer", {}, '"my.model" not found', sets=["data.tokenizer=my.model"]),
     data("empty text", {"text.txt": ""}, "text.txt: offset 0: the file is empty"),
     data("folder for a file", {"folder/a.txt": "a"}, "folder", sets=["data.train=folder"]),
     data("too little text", {"text.txt": "A cat sat.\n"}, "data.vocab_size = 320", status=4),

@@ -108,7 +108,7 @@ class Identity(rig.Runs):
         self.train(max_steps=4)
         first = self.evaluate("--config", "config.toml")
         self.move("-1")
-        self.assertIn("tokens/tokens.bin: no such file, where the data of the checkpoint were; name them where they are now "
+        self.assertIn("tokens/tokens.bin not found: the data of the checkpoint were there; name the files where they are now "
                       "with --data", self.evaluate("--checkpoint", "run", status=4))
         self.assertEqual(first["loss"], self.evaluate("--config", "config.toml")["loss"])
         self.assertIn("resumed step 4", self.train())
@@ -185,7 +185,7 @@ class Identity(rig.Runs):
         self.evaluate("--checkpoint", "run")
         self.text.unlink()
         self.assertIn("its checksum differs", self.train_text(status=4))
-        self.assertIn("text.txt: no such file", self.evaluate("--checkpoint", "run", status=4))
+        self.assertIn("text.txt not found", self.evaluate("--checkpoint", "run", status=4))
 
     def test_damaged_token_files_of_the_user_are_refused(self):
         self.flip(self.folder / "tokens/tokens.bin")
@@ -196,11 +196,11 @@ class Identity(rig.Runs):
         self.train_text(max_steps=4)
         self.text.unlink()
         stderr = self.train_text()
-        self.assertIn("warning: text.txt: no such file any more; its tokens in run/tokens/train.bin are whole", stderr)
+        self.assertIn("warning: text.txt not found; its tokens in run/tokens/train.bin are complete", stderr)
         self.assert_same_run(8, "run", "whole")
         self.train_text(resume="never")
         self.assert_same_run(8, "run", "whole")
-        self.assertIn("no such file", self.train_text("run.dir=new", status=4))
+        self.assertIn("not found", self.train_text("run.dir=new", status=4))
 
     def test_a_run_goes_on_without_the_text_of_its_glob(self):
         (self.folder / "part-1.txt").write_text(self.text.read_text()[:20000])
@@ -210,7 +210,7 @@ class Identity(rig.Runs):
         self.train_text(*sets, max_steps=4)
         for part in self.folder.glob("part-*.txt"):
             part.unlink()
-        self.assertIn("no such file any more", self.train_text(*sets))
+        self.assertIn("not found; its tokens in", self.train_text(*sets))
         self.assert_same_run(8, "run", "whole")
 
     def test_a_lost_cache_is_made_anew_from_the_same_text(self):

@@ -172,7 +172,7 @@ class Ranks(rig.Runs):
         stderr = self.train("model.layers=3", status=2)
         self.assertEqual(stderr.count("unknown key"), 1, stderr)
         stderr = self.train("data.train=tokens/none.bin", status=4)
-        self.assertEqual(stderr.count("no such file"), 1, stderr)
+        self.assertEqual(stderr.count("not found"), 1, stderr)
         stderr = self.train("parallel.data=3", status=3)
         self.assertEqual(stderr.count("does not make 2 ranks"), 1, stderr)
 

@@ -3,6 +3,7 @@
 import array
 import json
 import os
+import pathlib
 import signal
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import subprocess
 import rig
 
 HEADER_BYTES = 1024
+CORPUS = pathlib.Path(__file__).resolve().parent.parent / "fuzz/corpus"
 
 
 class Tokenize(rig.Runs):
@@ -42,6 +44,14 @@ class Tokenize(rig.Runs):
         self.tokenize("text.txt", output="again")
         self.assert_same_tokens("again", "tokens")
 
+    def test_a_text_that_the_tokenizer_cannot_encode_is_refused(self):
+        """A control symbol of this one is the mark of a space."""
+        (self.folder / "odd.model").write_bytes((CORPUS / "tokenizer/control_symbol_is_a_space").read_bytes())
+        for arguments in (("tokenize", "--input", "text.txt", "--output", "odd", "--tokenizer", "odd.model"),
+                          ("train", "--config", "config.toml", "--set", "data.tokenizer=odd.model", "--set", 'data.train=["text.txt"]',
+                           "--set", "run.dir=odd-run")):
+            self.assertRegex(self.trainer(*arguments, status=4), r"odd\.model: this tokenizer cannot encode the text: .*; train another")
+
     def test_the_number_of_threads_leaves_no_trace(self):
         text = self.long_text(300)
         self.tokenize(text, output="all", document="line")
@@ -73,7 +83,7 @@ class Tokenize(rig.Runs):
             self.wait_until(lambda: written()[0] > reached[-1] and written() != before, process, "tokens", pause=0)
             stderr = self.stop(process, which, status)
             if which == signal.SIGTERM:
-                self.assertIn("stopped; the same command goes on from here", stderr)
+                self.assertIn("stopped; the same command resumes here", stderr)
                 reached.append(written()[0])
                 self.assertGreaterEqual(reached[-1], reached[-2], "work that was saved is lost")
             self.assertEqual(list(self.folder.glob("parts/tokens.bin")), [], "published too early")

@@ -38,6 +38,6 @@ int main(int argc, char** argv) {
     std::printf("rank %d leaves with %d: %s\n", rank, status, error.what());
     std::fflush(stdout);
   }
-  world->meet(2);
+  world->wait_for_all_ranks(2);
   return status;
 }

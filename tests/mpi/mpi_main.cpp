@@ -47,7 +47,7 @@ int main(int argc, char** argv) {
     failures += 1;
   }
   if (failures > 0 && world->first()) std::fprintf(stderr, "%.0f ranks have failures\n", failures);
-  world->meet(10);
+  world->wait_for_all_ranks(10);
   world.reset();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

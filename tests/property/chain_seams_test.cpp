@@ -71,7 +71,7 @@ void run_chain(const Rank& rank, const Chain& chain, const std::vector<Cut>& cut
   now = whole;
   Scratch d = shard(rank, now, chain.dx.back());
   for (size_t i = cuts.size(); i-- > 0;) {
-    d = move(now, dual(cuts[i].y), std::move(d));
+    d = move(now, gradient_layout(cuts[i].y), std::move(d));
     Scratch dw = rank.take("dw", cuts[i].w.box());
     product(rank, inputs[i], true, d, false, dw);
     const Layout gradient = cuts[i].w.gradient(cuts[i].x);
@@ -81,7 +81,7 @@ void run_chain(const Rank& rank, const Chain& chain, const std::vector<Cut>& cut
     Scratch dx = rank.take("dx", cuts[i].x.box());
     product(rank, d, false, weights[i], true, dx);
     d = std::move(dx);
-    now = dual(cuts[i].x);
+    now = gradient_layout(cuts[i].x);
   }
   const Layout start(shape, now.shape());
   d = move(now, start, std::move(d));
@@ -122,13 +122,13 @@ TEST(ChainSeams, AColumnAndARowLinearNeedOneSumEachWay) {
   const int64_t m = 64, k = 64, n = 128;
   const Cut column(shape, "c", m, k, n), row(shape, "k", m, n, k);
   EXPECT_EQ(column.y, row.x);
-  EXPECT_EQ(dual(row.x), dual(column.y));
+  EXPECT_EQ(gradient_layout(row.x), gradient_layout(column.y));
   const Layout residual(shape, {m, k}), sequence = residual.with("tensor", split(0));
   const auto elements = [](const Layout& from, const Layout& to) { return find_route(from, to).ring_elements; };
   EXPECT_EQ(elements(residual, column.x) + elements(row.y, residual), 2 * 3 * m * k);
   EXPECT_EQ(elements(sequence, column.x) + elements(row.y, sequence), 2 * 3 * m * k);
-  EXPECT_EQ(elements(dual(column.x), residual) + elements(residual, dual(row.y)), 2 * 3 * m * k);
-  EXPECT_EQ(elements(dual(column.x), sequence) + elements(sequence, dual(row.y)), 2 * 3 * m * k);
+  EXPECT_EQ(elements(gradient_layout(column.x), residual) + elements(residual, gradient_layout(row.y)), 2 * 3 * m * k);
+  EXPECT_EQ(elements(gradient_layout(column.x), sequence) + elements(sequence, gradient_layout(row.y)), 2 * 3 * m * k);
 }
 
 }  // namespace

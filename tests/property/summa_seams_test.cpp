@@ -47,7 +47,7 @@ class Sums {
   Sums(Rank rank, Communicator& line, const Tensor& result) : rank_(rank), line_(line), result_(result) {}
   /// Memory for this step's partial sum: the result itself on its owner.
   Tensor next() {
-    if (tickets_[step_ % 2].open()) tickets_[step_ % 2].join(rank_.ex);
+    if (tickets_[step_ % 2].is_open()) tickets_[step_ % 2].join(rank_.ex);
     Scratch& slot = slots_[step_ % 2];
     if (line_.rank() == step_) return result_;
     if (!slot) slot = rank_.take("partial", result_.shape);
@@ -59,7 +59,7 @@ class Sums {
   }
   void finish() {
     for (int i = 0; i < 2; ++i, ++step_)
-      if (tickets_[step_ % 2].open()) tickets_[step_ % 2].join(rank_.ex);
+      if (tickets_[step_ % 2].is_open()) tickets_[step_ % 2].join(rank_.ex);
   }
 
  private:

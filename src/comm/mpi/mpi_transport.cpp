@@ -42,7 +42,7 @@ class MpiTransport final : public Transport {
   }
 
   void close(bool clean) noexcept override {
-    if (!clean || stuck_) return;  // MPI_Finalize would wait for ever for a lost peer
+    if (!clean || stuck_) return;  // MPI_Finalize would wait forever for a lost peer
     MPI_Cancel(&requests_[0]);
     MPI_Wait(&requests_[0], MPI_STATUS_IGNORE);
     MPI_Finalize();
@@ -84,8 +84,8 @@ class MpiTransport final : public Transport {
   }
 
   void cancel() noexcept override {
-    // A message to a lost peer cannot be taken back, but is only read. What is being received ends within moments
-    // unless its sender is lost in the middle of it: then MPI is not called any more, so that nothing writes.
+    // A message to a lost peer cannot be cancelled, but MPI only reads it. Receives end within moments, unless the
+    // sender is lost in the middle. Then MPI is not called again, so that nothing writes.
     for (size_t i = 1; i < requests_.size(); ++i)
       if (messages_[i].receives) MPI_Cancel(&requests_[i]);
     const double begin = now_seconds();
@@ -175,7 +175,7 @@ class MpiTransport final : public Transport {
 
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
   Bell bell_;
-  // Under way: first the control message expected next, then those of operations, described by messages_.
+  // Requests in flight: first the next control message, then those of operations, described by messages_.
   std::vector<MPI_Request> requests_{MPI_REQUEST_NULL};
   std::vector<Message> messages_{Message{}};
   std::vector<int> done_;

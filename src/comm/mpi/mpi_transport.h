@@ -1,13 +1,13 @@
 #pragma once
-// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone, and only
-// its non-blocking messages are used: they can be given up, and waiting for them need not burn a core.
+// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone. Only its
+// non-blocking messages are used: they can be cancelled, and waiting for them need not burn a core.
 #include <memory>
 
 #include "comm/transport.h"
 
 namespace trainer::comm {
 
-/// Once per process. open() throws Code::comm when MPI does not start.
+/// Makes the transport of MPI, once per process. open() throws Code::comm when MPI does not start.
 std::unique_ptr<Transport> mpi_transport();
 
 /// MPI's own sum over all ranks, in place, to compare with; call on the progress thread of an mpi_transport().

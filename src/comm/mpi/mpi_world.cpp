@@ -14,7 +14,7 @@ namespace trainer::comm {
 std::optional<std::string> mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING];
   int length = 0;
-  MPI_Get_library_version(text, &length);  // allowed before MPI_Init
+  MPI_Get_library_version(text, &length);  // MPI allows this call before MPI_Init
   const std::string_view all(text, static_cast<size_t>(length));
   return std::string(all.substr(0, all.find_first_of(",\n")));
 }

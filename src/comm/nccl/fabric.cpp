@@ -14,18 +14,18 @@
 namespace trainer::comm::nccl {
 namespace {
 
-constexpr double kGlance = 20e-3;        // between two looks at what has ended or gone wrong
-constexpr double kAbandonSeconds = 1;    // granted to operations whose ticket was lost to an exception
-constexpr double kFarewellSeconds = 10;  // granted to communicators that end
+constexpr double kGlance = 20e-3;        // between two checks for ended or failed operations
+constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
+constexpr double kFarewellSeconds = 10;  // grace for communicators that end
 constexpr double kSpin =
-    200e-6;  // NCCL's thread puts an operation on its stream: soon, unless ranks have yet to connect
+    200e-6;  // NCCL's thread puts an operation on its stream soon, unless ranks have yet to connect
 constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
 
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;  // a call that waits for a rank that is gone could not be given up
+  config.blocking = 0;  // a blocking call that waits for a lost rank could not be aborted
   return config;
 }
 
@@ -50,7 +50,7 @@ Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engin
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "communication stream");
 
   ncclUniqueId id{};
-  control.together([&] {
+  control.run_on_all_ranks([&] {
     if (engine.rank() != 0) return;
     if (const ncclResult_t result = ncclGetUniqueId(&id); result != ncclSuccess) fail("unique id", result, nullptr);
   });
@@ -81,11 +81,11 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is under way any more; children end before what they were split from.
+  // Nothing is in flight now. Children end before the communicator they were split from.
   const double until = now_seconds() + kFarewellSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
-    state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected, or broken
+    state = state == ncclSuccess ? ncclCommFinalize(made->comm) : ncclInternalError;  // not connected or failed
     while (state == ncclSuccess || state == ncclInProgress) {
       if (state = state_of(made->comm); state != ncclInProgress || now_seconds() > until) break;
       nap(kLongNap);
@@ -139,7 +139,7 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
 }
 
 ncclComm_t Fabric::split(int color, int key, const std::string& name) {
-  // Filled in by a thread of NCCL before the parent is ready again; it stays should that be given up.
+  // A thread of NCCL fills it in before the parent is ready again. It stays even if the split is abandoned.
   ncclComm_t& made = splits_.emplace_back(nullptr);
   ncclConfig_t config = configuration();
   const std::string what = format("connection along {}", name);
@@ -169,7 +169,7 @@ Launched* Fabric::launch(int lane, ncclComm_t comm, Engine::Channel& channel, Co
     }
     launched->joined = launched->over = false;
   }
-  launched->watched = engine_.watch(channel, op);  // the timeout counts from here on
+  launched->watched = engine_.watch(channel, op);  // the timeout counts from here
   check(cudaEventRecord(ready_, device::cuda::stream_of(device_)), "event");
   check(cudaStreamWaitEvent(stream, ready_), "wait for the compute stream");
   carry_out(comm, format("{} along {}", name_of(op), group), [&] { return calls(stream); });
@@ -198,7 +198,7 @@ void Fabric::abandon(Launched& launched) noexcept {
     return over();
   };
   if (!wait(kAbandonSeconds)) {
-    engine_.give_up();  // the watcher sees it and aborts
+    engine_.end_all_operations();  // the watcher sees it and aborts
     wait(kFarewellSeconds);
   }
   const std::lock_guard lock(mutex_);
@@ -211,7 +211,7 @@ void Fabric::take_ended() {
     while (!running_[lane].empty() && cudaEventQuery(running_[lane].front()->done) == cudaSuccess) {
       Launched& launched = *running_[lane].front();
       running_[lane].pop_front();
-      engine_.ended(*launched.watched);
+      engine_.mark_ended(*launched.watched);
       launched.over = true;
       if (launched.joined) free_[lane].push_back(&launched);
     }

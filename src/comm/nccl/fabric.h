@@ -1,5 +1,5 @@
 #pragma once
-// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and the end of it all.
+// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and their end.
 #include <nccl.h>
 
 #include <atomic>
@@ -20,11 +20,11 @@ namespace trainer::comm::nccl {
 
 class Fabric;
 
-/// An operation on its stream.
+/// Launched is an operation on its stream.
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
-  void wait() override;  // the compute stream's waiting; the host goes on
+  void wait() override;  // makes the compute stream wait; the host continues
   void abandon() noexcept override;
 
   Fabric& fabric;
@@ -36,7 +36,7 @@ struct Launched final : Pending {
 
 class Fabric {
  public:
-  /// Collective. Connects all ranks.
+  /// Connects all ranks. Collective.
   Fabric(Engine& engine, Control& control, device::Device& device);
   /// Ends the communicators; aborts them when the world has failed.
   ~Fabric();
@@ -46,7 +46,8 @@ class Fabric {
   int lanes() const { return static_cast<int>(streams_.size()); }
   Engine& engine() { return engine_; }
 
-  /// A communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR. Collective.
+  /// Returns a communicator of the ranks that pass the same color, ordered by `key`; null for NCCL_SPLIT_NOCOLOR.
+  /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
   /// Puts `calls`, of one communicator, on the lane's stream, after what the compute stream has done before.
@@ -75,7 +76,7 @@ class Fabric {
 
   Engine& engine_;
   device::Device& device_;
-  cudaEvent_t ready_ = nullptr;  // of the compute stream
+  cudaEvent_t ready_ = nullptr;  // an event of the compute stream
   std::vector<cudaStream_t> streams_;
 
   std::mutex mutex_;  // guards what follows and the calls of NCCL, which take no time
@@ -84,7 +85,7 @@ class Fabric {
   std::vector<Made> made_;
   std::deque<ncclComm_t> splits_;
   bool aborted_ = false, ending_ = false;
-  std::vector<std::deque<Launched*>> running_;  // by lane, in order
+  std::vector<std::deque<Launched*>> running_;  // by lane, in order of start
   std::vector<std::vector<Launched*>> free_;    // by lane
   std::deque<Launched> pool_;
 

@@ -10,7 +10,7 @@
 namespace trainer::comm::nccl {
 namespace {
 
-/// Of sums and maxima; what is only moved goes as bytes.
+/// Returns the type of a sum or maximum. Data that is only moved goes as bytes.
 ncclDataType_t type_of(DType type) {
   switch (type) {
     case DType::f64:
@@ -28,13 +28,13 @@ ncclDataType_t type_of(DType type) {
   }
 }
 
-/// The first error of several calls.
+/// Calls keeps the first error of several calls.
 class Calls {
  public:
   void add(ncclResult_t result) {
     if (result_ == ncclSuccess && result != ncclInProgress) result_ = result;
   }
-  /// Closes the group that was begun with this.
+  /// Closes the group that the constructor opened.
   ncclResult_t end() {
     const ncclResult_t ended = ncclGroupEnd();
     return result_ == ncclSuccess ? ended : result_;
@@ -44,7 +44,7 @@ class Calls {
   ncclResult_t result_ = ncclGroupStart();
 };
 
-/// The communicators of one group on one queue; known to all lanes that share it.
+/// A Link is the communicator of one group on one queue, shared by the lanes of that queue.
 struct Link {
   Group group;
   ncclComm_t comm = nullptr;
@@ -60,7 +60,7 @@ class NcclCommunicator final : public Communicator {
         channel_(fabric.engine().channel(this->group(), lane)) {}
 
  private:
-  bool reaches_gpus() const override { return true; }
+  bool can_reach_gpus() const override { return true; }
 
   Pending* start(const Request& r) override {
     TRAINER_CHECK(link_->comm != nullptr, "the communicator along {} is used before the world is connected",
@@ -99,7 +99,7 @@ class NcclCommunicator final : public Communicator {
     return group.end();
   }
 
-  // Chunks of different lengths, which NCCL does not know: one operation for each, as one group. Padding would need
+  // NCCL knows no chunks of different lengths, so each chunk is an operation, all in one NCCL group. Padding would need
   // memory for the padded whole, and copies on both sides.
   ncclResult_t scatter_unevenly(const Request& r, ncclDataType_t type, ncclRedOp_t op, cudaStream_t stream) const {
     Calls group;
@@ -151,7 +151,7 @@ class NcclWorld final : public World {
   Control& control() override { return below_.control(); }
   void configure(const WorldOptions&) override { TRAINER_CHECK(false, "a world is configured before NCCL joins it"); }
   void fail(Code code, const std::string& why) noexcept override { below_.fail(code, why); }
-  bool meet(double seconds) noexcept override { return below_.meet(seconds); }
+  bool wait_for_all_ranks(double seconds) noexcept override { return below_.wait_for_all_ranks(seconds); }
   int64_t bytes_sent() const override { return below_.bytes_sent(); }
 
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
@@ -164,7 +164,7 @@ class NcclWorld final : public World {
   }
 
   void connect() override {
-    // Every rank takes part in every split, in one order: of what any rank asks for.
+    // Every rank takes part in every split. All ranks split in one order, that of the union of what they ask for.
     std::string wanted;
     for (const auto& [key, link] : links_)
       if (link->comm == nullptr) wanted += format("{} {}\n", key.first, key.second);
@@ -179,7 +179,7 @@ class NcclWorld final : public World {
         fabric_.split(NCCL_SPLIT_NOCOLOR, 0, "groups of others");
         continue;
       }
-      const Group& group = found->second->group;  // its lowest rank stands for it
+      const Group& group = found->second->group;  // the group's lowest rank speaks for it
       const int color = *std::min_element(group.members.begin(), group.members.end());
       found->second->comm = fabric_.split(color, group.index, group.name);
     }

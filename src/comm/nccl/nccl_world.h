@@ -1,18 +1,17 @@
 #pragma once
-// NCCL between GPUs: operations on tensors in GPU memory run on the device, in the order of a stream of their own, and
+// NCCL carries operations on tensors in GPU memory. They run on the device, in the order of a stream of their own, and
 // no host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
 //
 // Order and deadlocks. Every rank starts its operations in the order of the program, which is the same on all ranks of
-// each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after
-// another; the earliest operation that is not done anywhere is then the next one on all its ranks, and so some
-// operation can always go on. With several lanes, kernels of different communicators are on a GPU at once, in orders
-// that may differ between GPUs: it goes well as long as all of them fit beside each other, which NCCL does not
-// promise. One lane is the default.
+// each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after another.
+// The earliest operation that is not done is then the next one on all its ranks, so some operation can always run. With
+// several lanes, kernels of different communicators are on a GPU at once, in orders that may differ between GPUs. That
+// works while all of them fit beside each other, which NCCL does not promise. One lane is the default.
 //
-// Sums. NCCL chooses its algorithm by size, type and the machine, and adds in the order of that; it promises nothing
-// beyond, but ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the
-// environment pin them). The sums differ in rounding from those of the other transports; bf16 is rounded after each
-// addition, or added in more precision where NVLink switches add.
+// Sums. NCCL chooses its algorithm, and with it the order of additions, by size, type and machine. It promises no more.
+// Ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the environment
+// pin them). The sums differ in rounding from those of the other transports. bf16 is rounded after each addition, or
+// added in more precision where NVLink switches add.
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,15 +20,15 @@
 
 namespace trainer::comm::nccl {
 
-/// "NCCL 2.28.9", the library in use; none when it is not compiled in.
+/// Returns "NCCL 2.28.9", the library in use; none when it is not compiled in.
 std::optional<std::string> version();
-/// What to say where it is not.
+/// Messages say this where it is not compiled in.
 inline constexpr const char* kMissing =
     "this trainer was built without NCCL (configure it with -DTRAINER_NCCL=ON where nccl.h is found)";
 
-/// `below`, with operations among the GPUs of its ranks by NCCL: `device` is this rank's, and no other rank's. Both
-/// outlive the world. World::connect() comes before the first operation. Collective; throws Code::comm when the ranks
-/// cannot reach each other, Code::usage when NCCL is not compiled in.
+/// Makes a world over `below`, with NCCL for operations among the GPUs of its ranks. `device` is this rank's, and no
+/// other rank's. Both outlive the world. World::connect() comes before the first operation. Collective; throws
+/// Code::comm when the ranks cannot reach each other, Code::usage when NCCL is not compiled in.
 std::unique_ptr<World> make_world(World& below, device::Device& device);
 
 }  // namespace trainer::comm::nccl

@@ -13,7 +13,8 @@
 namespace trainer::comm {
 namespace {
 
-/// A message as its sender offers it. The receiver claims it, copies, and reports; the sender may withdraw it before.
+/// An Offer is a message as its sender makes it known. The receiver claims it, copies, and reports. The sender may
+/// withdraw it before it is claimed.
 struct Offer {
   enum State : int { free, open, claimed, done, withdrawn };
   int from = 0, tag = 0;
@@ -24,9 +25,9 @@ struct Offer {
 
 struct Mailbox {
   std::mutex mutex;
-  std::vector<Offer*> offers;  // to this rank, in order
+  std::vector<Offer*> offers;  // to this rank, in order of sending
   std::vector<ControlMessage> control;
-  std::deque<Offer> made;  // by this rank; they outlive every receiver that knows of them
+  std::deque<Offer> made;  // by this rank; they outlive every receiver that knows them
   Bell bell;
 };
 
@@ -133,7 +134,7 @@ class ThreadsTransport final : public Transport {
     int* open;
   };
 
-  /// Whether the oldest offer that matches was there and is copied.
+  /// Copies the oldest offer that matches, and returns whether there was one.
   bool fetch(const Wanted& wanted) {
     for (auto it = offered_.begin(); it != offered_.end(); ++it) {
       Offer& offer = **it;
@@ -141,7 +142,7 @@ class ThreadsTransport final : public Transport {
       int state = Offer::open;
       const bool claimed = offer.state.compare_exchange_strong(state, Offer::claimed);
       offered_.erase(it);
-      if (!claimed) return false;  // withdrawn: its world has failed, as this one is about to hear
+      if (!claimed) return false;  // withdrawn: the sender's world failed, and this one learns of it soon
       const int64_t bytes = offer.bytes;
       if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
       offer.state.store(Offer::done, std::memory_order_release);

@@ -14,7 +14,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
   std::vector<std::string> names;
   for (int rank = 0; rank < ranks; ++rank) names.push_back(format("rank {}", rank));
 
-  // All worlds live until all bodies have ended: their progress threads answer for them.
+  // All worlds live until all bodies have ended, since their progress threads answer for them.
   std::vector<std::unique_ptr<EngineWorld>> worlds;
   for (int rank = 0; rank < ranks; ++rank) {
     auto engine = std::make_unique<Engine>(threads_transport(exchange, rank), options);
@@ -25,7 +25,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
 
   std::mutex mutex;
   std::exception_ptr first;
-  bool echo = false;  // `first` only repeats what another rank is about to throw
+  bool echo = false;  // `first` only repeats an error that another rank throws
   const auto run = [&](World& world) {
     const auto fail = [&](Code code, const std::string& why, Scope scope) {
       {
@@ -39,7 +39,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
     };
     try {
       body(world);
-      world.meet(0);  // it has ended: nobody should wait for it
+      world.wait_for_all_ranks(0);  // this rank has ended: no rank should wait for it
     } catch (const Error& error) {
       fail(error.code(), error.what(), error.scope());
     } catch (const std::exception& error) {
@@ -54,7 +54,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
       threads.push_back(
           start_thread<std::thread>(format("rank {} of {} (parallel.transport = \"threads\")", threads.size(), ranks),
                                     [&run, &world] { run(*world); }));
-  } catch (const Error& error) {  // those that have started must not wait for the others
+  } catch (const Error& error) {  // ranks that have started must not wait for the others
     {
       const std::lock_guard lock(mutex);
       first = std::current_exception();

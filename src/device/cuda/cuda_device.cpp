@@ -11,11 +11,11 @@
 namespace trainer::device::cuda {
 namespace {
 
-/// Pinned buffers that copies between host and device go through, so that they overlap with kernels and with memcpy.
+/// Copies between host and device use pinned buffers, so that they overlap with kernels and with memcpy.
 constexpr int kStages = 4;
 constexpr int64_t kStageBytes = int64_t{4} << 20;
 
-/// One of the device's numbers.
+/// Returns one of the device's numbers.
 int64_t attribute(int ordinal, cudaDeviceAttr which) {
   int value = 0;
   check(cudaDeviceGetAttribute(&value, which, ordinal), "facts of a CUDA device");
@@ -97,7 +97,7 @@ class CudaDevice final : public Device {
     void* memory = nullptr;
     const cudaError_t status = cudaMalloc(&memory, static_cast<size_t>(bytes));
     if (status == cudaErrorMemoryAllocation) {
-      cudaGetLastError();  // this error is no reason to refuse what follows
+      cudaGetLastError();  // clears the error, so that later calls do not report it
       return nullptr;
     }
     check(status, "device memory");
@@ -142,7 +142,7 @@ class CudaDevice final : public Device {
     if (direct_) return copy_directly(to, from, bytes, cudaMemcpyDeviceToHost, "copy to the host");
     const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
     std::array<Stage*, kStages> in_flight{};
-    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is handed over
+    for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is copied out
       if (const int64_t done = i - kStages + 1; done >= 0) {
         const Stage& stage = *in_flight[static_cast<size_t>(done % kStages)];
         check(cudaEventSynchronize(stage.done), "CUDA device");
@@ -246,7 +246,7 @@ std::unique_ptr<Device> make_device(int ordinal, int host_threads) {
   const int count = device_count(reason);
   if (count == 0) throw Error(Code::usage, reason);
   if (ordinal < 0 || ordinal >= count)
-    throw Error(Code::usage, format("CUDA device {} does not exist: the driver lists {}", ordinal, count));
+    throw Error(Code::usage, format("CUDA device {} not found: the driver lists {}", ordinal, count));
   return std::make_unique<CudaDevice>(facts_at(ordinal), host_threads);
 }
 

@@ -14,7 +14,7 @@ namespace trainer::device::cuda {
 std::optional<std::string> version();
 /// The devices this process may use; none without CUDA, without a driver, or without a GPU.
 std::vector<Facts> devices();
-/// Why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
+/// Says why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
 std::string no_device_reason();
 
 /// What device `ordinal` can give now, in bytes.

@@ -1,6 +1,6 @@
 #pragma once
 // What a GPU is, as far as launch geometry, scratch sizes and messages depend on it. No CUDA header is needed to know
-// it, so that dry devices and plans can stand for a GPU that is not here.
+// it, so that dry devices and plans can stand for a GPU that this machine lacks.
 #include <cstdint>
 #include <string>
 

@@ -42,7 +42,7 @@ class CudaMirror final : public Mirror {
           "copy to the host");
     check(cudaEventRecord(fetched_, copies_), "event");
   }
-  bool fetched() const override {
+  bool is_fetched() const override {
     const cudaError_t status = cudaEventQuery(fetched_);
     if (status != cudaErrorNotReady) check(status, "copy to the host");
     return status == cudaSuccess;
@@ -82,7 +82,7 @@ std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStrea
 
 std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work) {
   cudaGraph_t graph = nullptr;
-  // Of this thread: others may ask for events and allocate meanwhile.
+  // Only this thread is captured: others may query events and allocate meanwhile.
   check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "start of a CUDA graph");
   try {
     work();

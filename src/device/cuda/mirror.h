@@ -1,5 +1,5 @@
 #pragma once
-// What a CUDA device hands out beside its compute stream.
+// What a CUDA device offers beside its compute stream.
 #include <cuda_runtime.h>
 
 #include <functional>

@@ -24,7 +24,7 @@ void gelu(TileIn x, TileOut y, int64_t rows, int64_t cols) {
   }
 }
 
-/// As the epilogue of a product of bf16 panels forms it (gemm_finish.h), bit for bit.
+/// Equals the epilogue of a product of bf16 panels (gemm_finish.h), bit for bit.
 void gelu_near(TileIn x, TileOut y, int64_t rows, int64_t cols) {
   constexpr int64_t kWide = 2 * kLanes<float>;
   for (int64_t r = 0; r < rows; ++r) {

@@ -35,8 +35,8 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
   each_vector<A>(n, [&](int64_t i, auto tag) { element(i, tag); });
 }
 
-/// Sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16, added in a tree: the same additions on
-/// every set. Squares of f32 are exact in f64.
+/// There are sixteen partial sums, of the elements whose index is 0, 1, … 15 modulo 16. A tree adds them: the same
+/// additions on every set. Squares of f32 are exact in f64.
 template <typename A>
 double square_sum(const void* data, int64_t n) {
   constexpr int kSums = 16, kVectors = kSums / kLanes<double>;

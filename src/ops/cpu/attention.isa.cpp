@@ -17,14 +17,14 @@ template <typename Storage>
 [[gnu::always_inline]] inline Storage* at(const AttentionJob& job, const AttentionRows& x, int64_t row, int64_t head) {
   return as<Storage>(x.data) + row * x.ld + head * job.head_dim;
 }
-/// x in the first n lanes, `other` in the rest.
+/// Returns x in the first n lanes, `other` in the rest.
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> first_lanes(Vec<T> x, int64_t n, T other) {
   Vec<T> lane{};
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = static_cast<T>(i);
   return lane < splat(static_cast<T>(n)) ? x : splat(other);
 }
-/// The largest of start and x[0 … n). Reads whole vectors.
+/// Returns the largest of start and x[0 … n). Reads whole vectors.
 template <typename T>
 [[gnu::always_inline]] inline T vector_max(const T* x, int64_t n, T start) {
   Vec<T> best[4] = {splat(start), splat(start), splat(start), splat(start)};
@@ -48,13 +48,13 @@ template <typename T>
   }
   return lane_sum<T>(sum);
 }
-/// What products read of a row beyond the keys it sees.
+/// Clears what products read of a row beyond the keys it sees.
 template <typename T>
 [[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// What a task works on: one query head of a pair of the wave.
+/// A task works on one query head of a pair of the wave.
 struct Place {
   int64_t slot, sequence, kv_head, head;
 };
@@ -100,7 +100,7 @@ void pack(const AttentionJob& job, int64_t task) {
 
 template <typename Storage, typename T>
 void forward(const AttentionJob& job, int64_t task, int worker) {
-  // The longest rows first, so that the last tasks are short.
+  // The longest rows come first, so that the last tasks are short.
   const int64_t heads = job.pairs * job.group, in_wave = task % heads;
   const Place where = place_of(job, in_wave / job.group, in_wave % job.group);
   const int64_t query = (job.query_blocks - 1 - task / heads) * kQueryBlock;
@@ -157,7 +157,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   }
 }
 
-/// One vector of rows' columns per pass: out[columns 0 … NV vectors) = Σ_j p[j]·v[j].
+/// Computes out[columns 0 … NV vectors) = Σ_j p[j]·v[j], one vector of rows' columns per pass.
 template <int NV, typename Storage, typename T>
 [[gnu::always_inline]] inline void weighted_sum(int64_t keys, const T* p, const Storage* v, int64_t ldv,
                                                 int64_t columns, T factor, Storage* out) {
@@ -209,7 +209,7 @@ void decode(const AttentionJob& job, int64_t task, int worker) {
 
 template <typename Storage, typename T>
 void backward(const AttentionJob& job, int64_t task, int worker) {
-  const int64_t chunk = task / job.pairs;  // the first chunk is seen by every query: longest first
+  const int64_t chunk = task / job.pairs;  // every query sees the first chunk: longest first
   const Place where = place_of(job, task % job.pairs, job.head_in_group);
   const int64_t begin = chunk * job.chunk_keys, end = smaller(job.k_len, begin + job.chunk_keys);
   const int64_t d = job.head_dim, ld = job.row_ld;

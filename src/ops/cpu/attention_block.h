@@ -136,7 +136,7 @@ void transposed_product(int64_t m, int64_t n, int64_t columns, const T* p, int64
   }
 }
 
-// Packing. Rows of an operand lie far apart, where the hardware does not foresee them.
+// Packing. Rows of an operand are far apart, so the hardware does not prefetch them.
 
 inline constexpr int64_t kRowsAhead = 8;
 template <typename Storage>

@@ -48,9 +48,9 @@ struct AttentionJob {
   int64_t chunks, chunk_keys;  // backward: keys of a task; dq is summed over chunks in order
   bool backward;
 
-  // Scratch. Kernels of vectors: accumulator elements; row_ld: distance of packed rows, an odd number of cache lines.
-  // Kernels of panels: sums in f32; operands in bf16, in panels of 32 rows or columns (tile_panels.h) beside whose
-  // terms the shapes below say nothing; row_ld: D rounded up to a panel.
+  // Scratch. Kernels of vectors use accumulator elements; row_ld is the distance of packed rows, an odd number of cache
+  // lines. Kernels of panels sum in f32. Their operands are bf16 in panels of 32 rows or columns (tile_panels.h), whose
+  // terms the shapes below do not show. There row_ld is D rounded up to a panel.
   int64_t row_ld;
   std::byte *keys_t, *values_t;  // [pair][panel of keys][D][panel]; panels: [pair][row_ld][k_pad]
   std::byte *keys, *values;      // [pair][k_pad][row_ld]
@@ -85,8 +85,8 @@ struct AttentionKernels {
   int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 
-// attention_pairs, attention_tiles: bf16 by dot products of pairs and by matrix tiles, but for decoding; avx512's need
-// AVX512-BF16 and AMX, the others' compute both in plain C++, for tests.
+// attention_pairs and attention_tiles compute bf16 by dot products of pairs and by matrix tiles, except for decoding.
+// Those of avx512 need AVX512-BF16 and AMX. Those of other sets are plain C++, for tests.
 namespace plain {
 const AttentionKernels& attention_kernels(DType dtype);
 extern const AttentionKernels attention_pairs, attention_tiles;

@@ -1,6 +1,6 @@
 #pragma once
-// What attention on panels of bf16 (attention_panels.h) reads, for kernel files (*.isa.cpp): places of operands, what a
-// query sees, and the packing of keys, values and queries.
+// What attention on panels of bf16 (attention_panels.h) reads, for kernel files (*.isa.cpp). It has places of operands,
+// what a query sees, and the packing of keys, values and queries.
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/lanes.h"
@@ -28,8 +28,8 @@ template <typename T>
   return as<bf16>(x.data) + row * x.ld + head * job.head_dim;
 }
 
-/// factors[key][query], rows `ld` apart, of `keys` keys from `key` on and of queries from `position` on: a whole panel
-/// or block of them, 0 for those beyond `queries` and for keys a query does not see.
+/// factors[key][query], rows `ld` apart, of `keys` keys from `key` on and of queries from `position` on. A whole panel
+/// or block is filled: 0 beyond `queries` and for keys that a query does not see.
 void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head, int64_t position, int64_t key,
                          int64_t queries, int64_t keys, float* factors, int64_t ld) {
   float row[kKeyBlock];
@@ -66,8 +66,8 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return as<bf16>(packed) + slot * rows * terms + row * terms;
 }
 
-/// Asks for rows of a head that are packed next: they lie a token apart, which no prefetcher of a CPU sees through.
-[[gnu::always_inline]] inline void ask_for_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
+/// Prefetches rows of a head that are packed next. They are a token apart, which no hardware prefetcher follows.
+[[gnu::always_inline]] inline void prefetch_rows(const bf16* x, int64_t ld, int64_t rows, int64_t columns) {
   for (int64_t row = 0; row < rows; ++row) ask_for(x + row * ld, columns);
 }
 
@@ -86,8 +86,8 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   };
   const auto ask = [&](int64_t r) {
     const int64_t rows = smaller(kSide, n - r);
-    ask_for_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
-    ask_for_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
+    prefetch_rows(at(job, job.k, row + r, head), job.k.ld, rows, d);
+    prefetch_rows(at(job, job.v, row + r, head), job.v.ld, rows, d);
   };
   ask(0);
   for (int64_t r = 0; r < n; r += kSide) {
@@ -102,8 +102,9 @@ void pack_keys(const AttentionJob& job, int64_t task) {
   }
 }
 
-/// A block of queries of the head whose turn it is (backward): Q and dO twice, with terms along D and with terms along
-/// queries; the log-sum-exp in units of log 2, +inf where there is no query, so that probabilities vanish; Σ dO·O.
+/// A block of queries of the head whose turn it is (backward). It has Q and dO twice, with terms along D and with terms
+/// along queries, and Σ dO·O. The log-sum-exp is in units of log 2, and +inf where there is no query, so that
+/// probabilities vanish.
 void pack_queries(const AttentionJob& job, int64_t task) {
   const int64_t slot = task / job.query_blocks, query = task % job.query_blocks * kQueryBlock;
   const int64_t m = smaller(kQueryBlock, job.q_len - query), pair = job.first_pair + slot, d = job.head_dim;
@@ -121,9 +122,9 @@ void pack_queries(const AttentionJob& job, int64_t task) {
       for (int64_t c = 0; c < ld; c += kSide)
         std::memset(static_cast<void*>(block + c * kQueryBlock + kStepElements), 0, kStepElements * sizeof(bf16));
   };
-  ask_for_rows(q, job.q.ld, m, d);
-  ask_for_rows(dout, job.dout.ld, m, d);
-  ask_for_rows(out, job.out.ld, m, d);
+  prefetch_rows(q, job.q.ld, m, d);
+  prefetch_rows(dout, job.dout.ld, m, d);
+  prefetch_rows(out, job.out.ld, m, d);
   pack(q, job.q.ld, job.queries_t, job.queries);
   pack(dout, job.dout.ld, job.douts_t, job.douts);
   const float* const lse = as<const float>(job.lse) + (sequence * job.heads + head) * job.q_len + query;

@@ -1,5 +1,5 @@
-// Attention by dot products of bf16 pairs (attention_panels.h). Panels of tiles serve as they are: a pair of the left
-// factor goes into all lanes, sixteen columns of a pair of the right one are a vector.
+// Attention by dot products of bf16 pairs (attention_panels.h). It uses the panels of tiles. A pair of the left factor
+// is in all lanes; sixteen columns of a pair of the right one are a vector.
 #include "ops/cpu/attention_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {

@@ -1,8 +1,8 @@
 #pragma once
 // Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all products of panels by one unit,
 // softmax in vectors. Scores are formed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
-// vector holds neighbouring queries: maxima, sums, masks and the log-sum-exp run down the rows without a horizontal
-// step, and rounded probabilities lie as the next product reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
+// vector holds neighbouring queries. Maxima, sums, masks and the log-sum-exp run down the rows without a horizontal
+// step. Rounded probabilities are stored as the next product reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
 // log-sum-exp: dV = Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these products, sums
 // are f32.
 //
@@ -26,8 +26,8 @@ struct ForwardPanel {
 /// Online softmax of `keys` keys' scores, in powers of 2. Query q of the panel sees the keys up to last_seen + q,
 /// counted in the block. Returns whether the maximum of some query has grown.
 template <bool Dropout>
-[[gnu::always_inline]] inline bool soften_as(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen,
-                                             const float* factors) {
+[[gnu::always_inline]] inline bool online_softmax_as(const AttentionJob& job, ForwardPanel& p, int64_t keys,
+                                                     int64_t last_seen, const float* factors) {
   constexpr int64_t kWide = 2 * kVector;  // queries side by side: their rounded probabilities fill a vector
   const Vec<float> scale = splat(static_cast<float>(job.scale * kLog2E));
   bool grown = false;
@@ -85,9 +85,9 @@ template <bool Dropout>
   }
   return grown;
 }
-bool soften(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
-  return factors == nullptr ? soften_as<false>(job, p, keys, last_seen, nullptr)
-                            : soften_as<true>(job, p, keys, last_seen, factors);
+bool online_softmax(const AttentionJob& job, ForwardPanel& p, int64_t keys, int64_t last_seen, const float* factors) {
+  return factors == nullptr ? online_softmax_as<false>(job, p, keys, last_seen, nullptr)
+                            : online_softmax_as<true>(job, p, keys, last_seen, factors);
 }
 
 /// out[query, D] <- Oᵀ[D, query]·factor[query], by squares.
@@ -125,7 +125,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   float* const sums = factors + kKeyBlock * kSide;                         // Oᵀ [panel][ld][query]
   bf16* const q = reinterpret_cast<bf16*>(sums + kQueryBlock * ld);        // right factors, terms along D
 
-  ask_for_rows(at(job, job.q, row, head), job.q.ld, m, d);
+  prefetch_rows(at(job, job.q, row, head), job.q.ld, m, d);
   for (int64_t qp = 0; qp * kSide < m; ++qp) {
     ForwardPanel& p = panels[qp];
     pack_b_terms(at(job, job.q, row + qp * kSide, head), job.q.ld, m - qp * kSide, d, q + qp * kSide * ld);
@@ -141,7 +141,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
         Unit::multiply(ld / kTileTerms, panel_at(job.keys, slot, job.k_pad, ld, key + k), q + qp * kSide * ld, false,
                        p.scores + k * kSide, kSide);
       if (job.dropout) fill_dropout_square(job, sequence, head, first, key, rows, keys, factors, kSide);
-      const bool grown = soften(job, p, keys, first - key, job.dropout ? factors : nullptr);
+      const bool grown = online_softmax(job, p, keys, first - key, job.dropout ? factors : nullptr);
       float* const sum = sums + qp * kSide * ld;
       if (key > 0 && grown)
         for (int64_t c = 0; c < kSide; c += kVector) {

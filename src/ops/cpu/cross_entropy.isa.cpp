@@ -7,10 +7,11 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// portable_log takes finite numbers only.
+/// An infinite sum is its own logarithm: portable_log takes finite numbers only.
 inline double log_of(double sum) { return sum < __builtin_inf() ? portable_log(sum) : sum; }
 
-/// Online: the sum is relative to the largest logit so far and is scaled down when a larger one turns up.
+/// The softmax is online: the sum is relative to the largest logit so far, and is scaled down when a larger one
+/// follows.
 template <typename A>
 CrossEntropySums sums_of(const A* logits, int64_t vocab) {
   constexpr int64_t kChunk = 2048;  // stays in L1 between the search for its largest element and its sum
@@ -33,7 +34,7 @@ CrossEntropySums sums_of(const A* logits, int64_t vocab) {
   return {static_cast<double>(largest), sum};
 }
 
-/// factor·(softmax − onehot); target < 0: elsewhere.
+/// factor·(softmax − onehot); target < 0: another rank has it.
 template <typename T>
 void gradient(const AccumulatorOf<T>* logits, T* dlogits, const CrossEntropySums& sums, int64_t vocab, int64_t padded,
               int64_t target, double factor) {

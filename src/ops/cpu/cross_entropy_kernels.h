@@ -11,13 +11,13 @@ struct CrossEntropyRow {
   int64_t vocab, padded, target;
   double weight, scale;
 };
-/// Of a row: its largest logit, and the sum of exp(logit − largest).
+/// The largest logit of a row, and the sum of exp(logit − largest).
 struct CrossEntropySums {
   double largest, sum;
 };
 struct CrossEntropyKernels {
   double (*row[3])(const CrossEntropyRow& op);  // returns the loss
-  /// Of at least one logit.
+  /// Returns the sums of at least one logit.
   CrossEntropySums (*sums[3])(const void* logits, int64_t vocab);
   /// dlogits of a row whose sums are known; target < 0: not among these columns.
   void (*gradient[3])(const CrossEntropyRow& op, const CrossEntropySums& sums);

@@ -5,7 +5,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// All bits set in the lanes whose draw keeps the element.
+/// Sets all bits in the lanes whose draw keeps the element.
 [[gnu::always_inline]] inline Vec<float> kept(Vec<float> x, const uint32_t* draws, uint32_t threshold) {
   Vec<uint32_t> draw;
   std::memcpy(&draw, draws, sizeof(draw));

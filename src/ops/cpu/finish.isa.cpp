@@ -15,7 +15,7 @@ T* row(TileOut t, int64_t r) {
   return static_cast<T*>(t.data) + r * t.ld;
 }
 
-/// Near: bf16 by math_bf16.h, as the products of bf16 panels end.
+/// Near: bf16 by math_bf16.h, as in the epilogue of products of bf16 panels.
 template <typename T, bool Near = false>
 void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols) {
   using A = AccumulatorOf<T>;

@@ -11,13 +11,13 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows pass by
+constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows use it
 constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
 constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
-constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied meanwhile
+constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied in that time
 constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
 
-/// The sum in blocks of nearly equal length: the only choice here that bits of the result depend on.
+/// Splits the sum into blocks of nearly equal length. No other choice here changes bits of the result.
 struct SumBlocks {
   template <typename T, typename C, typename P>
   SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
@@ -27,12 +27,12 @@ struct SumBlocks {
         length(round_up(std::max<int64_t>(1, divide_up(k, count)), std::max<int64_t>(8, step))) {}
   int64_t first(int64_t block) const { return std::min(block * length, terms); }
   int64_t size(int64_t block) const { return first(block + 1) - first(block); }
-  int64_t stored(int64_t block) const { return round_up(size(block), step); }  // in panels, with the zeros that fill up
+  int64_t stored(int64_t block) const { return round_up(size(block), step); }  // in panels, with padding
   int64_t terms, step, count, length;
 };
 
-/// How a product is cut. C has tiles of tile_cols columns; a chunk is chunk_tiles tiles and chunk_blocks blocks of the
-/// sum, whose part of B is packed at once; a task is task_rows rows and group_tiles tiles of a chunk.
+/// How a product is cut. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
+/// sum, whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
 struct Plan {
   template <typename T, typename C, typename P>
   Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads);
@@ -83,7 +83,10 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
       const double task =
           static_cast<double>(p * (group * tile_cols + kPackCost)) + 0.5 * static_cast<double>(tile_cols);
       const double cost = task * static_cast<double>(divide_up(tasks, threads));
-      if (cost < best) best = cost, task_panels = p, group_tiles = group;
+      if (!(cost < best)) continue;
+      best = cost;
+      task_panels = p;
+      group_tiles = group;
     }
   task_rows = task_panels * kernels.rows;
   row_blocks = divide_up(m, task_rows);
@@ -101,7 +104,7 @@ template <typename T>
 struct Operand {
   const T* data;
   int64_t ld;
-  bool along_k;  // the terms of a row lie side by side
+  bool along_k;  // the terms of a row are contiguous
   const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
 };
 template <typename T>
@@ -109,8 +112,8 @@ Operand<T> operand(const Tensor& tensor, bool along_k) {
   return {tensor.as<T>(), tensor.ld(), along_k};
 }
 
-/// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum; dst
-/// [block][panel][k][cols]. also(block, column, columns) follows each part, which the caches then hold.
+/// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum. dst is
+/// [block][panel][k][cols]. Calls also(block, column, columns) after each part, while the caches hold it.
 template <typename T, typename D, typename Pack, typename Also>
 void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
                   int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels, Also also) {
@@ -132,7 +135,7 @@ auto column_sum_of(const Exec& ex, DType dtype) {
   return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
-/// Whether C is written past the caches: whole lines only, and more of them than a core's own caches hold.
+/// Says whether writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
   constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
@@ -174,7 +177,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
                      kernels.pack_b, sum_columns);
-      // Packed weights hold all columns and terms, a chunk's panels only its own.
+      // Packed weights hold all columns and terms, the panels of a chunk only its own.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
       const std::byte* const panels = packed ? op.packed_b.data : b_memory;
@@ -231,7 +234,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   if (sums_b) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
 }
 
-/// m <= kSkinnyRows: bound by reading B, which is therefore read once and as it lies.
+/// A product with m <= kSkinnyRows is bound by reading B. So B is read once and is not packed.
 template <typename T, typename C>
 void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
   using P = AccumulatorOf<T>;
@@ -265,7 +268,7 @@ void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels)
                reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept, [](int64_t, int64_t, int64_t) {});
 }
 
-/// fn(kernels) of vectors for the operands' dtype.
+/// Calls fn with the kernels of vectors for the operands' dtype.
 template <typename F>
 void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   switch (compute) {
@@ -278,8 +281,8 @@ void with_vectors(DType compute, DType result, const GemmTable& table, F&& fn) {
   }
 }
 
-/// fn(kernels) of bf16 panels where the table has them and they serve the dtype, else of vectors. kept: for an operand
-/// that is packed once, in the layout of a bf16 result.
+/// Calls fn with the kernels of bf16 panels where the table has them for the dtype, else with those of vectors. `kept`:
+/// for an operand that is packed once, in the layout of a bf16 result.
 template <typename F>
 void with_kernels(DType compute, DType result, bool kept, const GemmTable& table, F&& fn) {
   if (table.panels == nullptr || compute != DType::bf16) return with_vectors(compute, result, table, fn);

@@ -7,13 +7,13 @@ namespace trainer::ops {
 
 const GemmTable& gemm_table(device::Isa isa);
 
-/// op must have passed run's checks. Operands are taken as they lie: both are packed into panels anyway, and no product
-/// of a linear gained when one of them was transposed first (`bench gemm --forms`; tests/bench/RESULTS.md). Scratch
-/// "gemm": a function of shapes, dtypes, threads and table; taken on a dry device too, which computes nothing.
+/// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway. No
+/// product of a linear gained by it (`bench gemm --forms`; tests/bench/RESULTS.md). Scratch "gemm": a function of
+/// shapes, dtypes, threads and table; taken on a dry device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 /// True when own_product forms op.b_sums too: beside the packing of B.
 bool sums_columns(const Gemm& op);
-/// True when op's few rows make it a reading of B as it lies: such products leave packed_b alone.
+/// True when op has so few rows that reading B bounds it. Such products do not use packed_b.
 bool reads_b_unpacked(const Gemm& op);
 
 /// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].

@@ -31,7 +31,7 @@ template <typename C, typename V>
 
 enum class Ending { store, accumulate, epilogue };
 
-/// Near: activations of bf16 results by math_bf16.h, as every kernel of a set with bf16 panels has them, so that the
+/// Near: activations of bf16 results are those of math_bf16.h, as in every kernel of a set with bf16 panels. So the
 /// same element has the same bits wherever it is formed.
 template <Ending Kind, bool Whole, bool Near, typename T, typename C>
 [[gnu::always_inline]] inline void finish_vector(Vec<AccumulatorOf<T>> v, int64_t row, int64_t col, int64_t n,

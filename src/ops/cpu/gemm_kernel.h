@@ -2,9 +2,9 @@
 // Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
 // the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
-// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum, stored so that the
-// micro-kernel reads it in order: [k][rows] or [k][cols] for kernels of vectors, pairs of terms or tiles for those of
-// bf16 panels. Short panels are filled up with zeros.
+// A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum. It is stored in the order in
+// which the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms
+// or tiles. Short panels are filled up with zeros.
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -37,8 +37,8 @@ struct GemmBlock {
   bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
 };
 
-/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A) with its
-/// m <= kSkinnyRows rows filled up with zero rows to m_pad = 1, 2, 4 or 8.
+/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A), whose m <=
+/// kSkinnyRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
   using Operand = T;
@@ -58,10 +58,10 @@ struct GemmKernels {
   bool may_stream = false;     // large results are worth writing past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
-  /// `stride`) apart in dst. along_k: the terms of a row lie side by side in src; else the rows of a term do.
+  /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.
   void (*pack_a)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst) = nullptr;
   void (*pack_b)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, P* dst, int64_t stride) = nullptr;
-  /// The same, kept in the operands' dtype: packed weights.
+  /// Packs weights the same way, but keeps the operands' dtype.
   void (*pack_b_kept)(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, T* dst,
                       int64_t stride) = nullptr;
 
@@ -74,7 +74,7 @@ struct GemmKernels {
   /// The same for b [·, k] (trans_b); x [m_pad][k].
   void (*skinny_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                        const GemmStore<T, C>& store) = nullptr;
-  /// Epilogue alone, for sums [rows, cols] that something else has formed; element (0, 0) is (row, col) of C.
+  /// Runs the epilogue alone, on sums [rows, cols] formed elsewhere. Element (0, 0) is (row, col) of C.
   void (*finish)(const Sum* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
                  const GemmStore<T, C>& store) = nullptr;
 };
@@ -86,7 +86,7 @@ constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 
 /// Kernels of panels of bf16, by tiles or by pairs: packing and block products only.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
-  GemmKernels<bf16, float, bf16> f32_out;       // for operands as they lie
+  GemmKernels<bf16, float, bf16> f32_out;       // for operands not packed
   GemmKernels<bf16, float, bf16> f32_out_kept;  // for packed weights: panels and blocks of bf16_out
 };
 
@@ -98,8 +98,8 @@ struct GemmTable {
   const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16; those of other sets compute both in plain C++,
-// for tests: the loops around them run on any machine.
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++, so that tests
+// run the loops around them on any machine.
 namespace plain {
 extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
 }

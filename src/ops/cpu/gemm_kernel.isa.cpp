@@ -8,7 +8,7 @@ namespace {
 
 // --- products of panels ---
 
-/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each term asks for `share` bytes from `next` on.
+/// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each term prefetches `share` bytes from `next` on.
 template <int R, typename P>
 [[gnu::always_inline]] inline void micro_kernel(int64_t k, const P* a, const P* b, P* sums, bool first,
                                                 const char* next, int64_t share) {
@@ -32,7 +32,8 @@ template <int R, typename P>
   }
 }
 
-/// B: the dtype of the column panels, P or T. Each column panel stays in L1 while the row panels pass by.
+/// B is the dtype of the column panels, P or T. Each column panel stays in L1 while all row panels are multiplied with
+/// it.
 template <int R, bool Near, typename B, typename T, typename C>
 void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   using P = AccumulatorOf<T>;
@@ -48,8 +49,8 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       for (int64_t i = 0; i < g.k * kWidth; i += kLanes<P>) store(widened + i, load(kept + i));
       b = widened;
     }
-    // The next panel comes from L3 or memory: each term of each row panel asks for its share, as a line at a time is no
-    // burden where dozens at once would hold up what the products read.
+    // The next panel comes from L3 or memory, so each term of each row panel prefetches a share of it. One line at a
+    // time costs little; dozens at once would delay what the products read.
     const char* next = reinterpret_cast<const char*>(kept + g.b_stride);
     const int64_t row_panels = (g.rows + R - 1) / R;
     const int64_t share = (kWidth * static_cast<int64_t>(sizeof(B)) + row_panels - 1) / row_panels;
@@ -62,9 +63,9 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   }
 }
 
-// --- few rows: B is read once, as it lies ---
+// --- few rows: B is read once and not packed ---
 
-/// Sums of M rows stay in L1 while eight rows of B at a time stream by.
+/// Sums of M rows stay in L1 while B is read eight rows at a time.
 template <int M, bool Near, typename T, typename C>
 void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                  const GemmStore<T, C>& s) {
@@ -103,7 +104,7 @@ void skinny_rows(const AccumulatorOf<T>* x, int64_t m, const T* b, int64_t ldb, 
   finish<Near>(sums, kSkinnyCols, 0, col, m, cols, s);
 }
 
-/// Scalar products of M rows of x with W rows of b, whose sums share the loads.
+/// Forms scalar products of M rows of x with W rows of b. Their sums share the loads.
 template <int M, int W, typename T>
 [[gnu::always_inline]] inline void skinny_dots(const AccumulatorOf<T>* x, const T* b, int64_t ldb, int64_t k,
                                                AccumulatorOf<T>* sums) {

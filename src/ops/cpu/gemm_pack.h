@@ -102,7 +102,8 @@ template <int R, int Group, typename T>
   return shuffled<down>(last, last);
 }
 
-/// Panels whose terms lie `ld` apart, the rows of a term side by side: a term's rows are read once, for all panels.
+/// Packs panels whose terms are `ld` apart, with contiguous rows of a term. A term's rows are read once, for all
+/// panels.
 template <int R, typename T, typename D>
 void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst, int64_t stride) {
   using P = AccumulatorOf<T>;
@@ -121,7 +122,7 @@ void pack_rows_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* 
   }
 }
 
-/// A panel whose rows lie `ld` apart, the terms of a row side by side.
+/// Packs a panel whose rows are `ld` apart, with contiguous terms of a row.
 template <int R, typename T, typename D>
 void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D* dst) {
   using P = AccumulatorOf<T>;
@@ -153,8 +154,8 @@ void pack_terms_adjacent(const T* src, int64_t ld, int64_t extent, int64_t k, D*
 template <int R, typename T, typename D>
 void pack(const T* src, int64_t ld, bool along_k, int64_t extent, int64_t k, D* dst, int64_t stride) {
   if (!along_k) {
-    // A few panels at a time: their strides are multiples of large powers of two, so that lines of many panels would
-    // fall into the same few sets of L1.
+    // Only a few panels at a time: their strides are multiples of large powers of two. Lines of many panels would fall
+    // into the same few sets of L1.
     constexpr int64_t kTogether = 8;
     for (int64_t row = 0; row < extent; row += kTogether * R, dst += kTogether * stride)
       pack_rows_adjacent<R>(src + row, ld, at_most(extent - row, kTogether * R), k, dst, stride);

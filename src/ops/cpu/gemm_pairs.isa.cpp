@@ -2,8 +2,8 @@
 // multiplies bf16 faster than f32.
 //
 // A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
-// lanes meets V vectors of B's pairs. Sums of earlier blocks are where the next one starts, so that bits do not depend
-// on how long blocks are. What needs no epilogue goes from registers into C.
+// lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not
+// depend on how long blocks are. What needs no epilogue is stored from registers into C.
 #include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/pairs.h"
 
@@ -17,7 +17,7 @@ constexpr int64_t kLine = 64;
 
 // --- packing ---
 
-/// The first N lanes.
+/// Returns the first N lanes.
 template <int N>
 [[gnu::always_inline]] inline void store_lanes(bf16* to, Pairs pairs) {
 #if defined(__AVX512F__)
@@ -36,7 +36,7 @@ template <int R, typename F>
   });
 }
 
-/// Two rows of src make a row of pairs of every panel: src is read in order.
+/// Two rows of src make a row of pairs of every panel, so src is read in order.
 template <int R>
 void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int L = static_cast<int>(kPairLanes), kWhole = 2 * L;
@@ -46,7 +46,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
     const bf16 *const above = src + term * ld, *const below = term + 1 < k ? above + ld : nullptr;
     int64_t row = 0;
     bf16* to = dst;
-    // Four panels share the two vectors of pairs that two of elements make, or a panel takes all of both.
+    // Two vectors of elements make two vectors of pairs. Four panels share both, or one panel takes both.
     if constexpr (R == L / 2 || R == kWhole || R == L + kWhole) {
       constexpr int kPanels = R == L / 2 ? 4 : 1;
       for (; below != nullptr && row + kPanels * R <= extent; row += kPanels * R) {
@@ -74,7 +74,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
   }
 }
 
-/// A panel whose terms lie side by side in src: turned by squares.
+/// Packs a panel whose terms are contiguous in src, by transposing squares.
 template <int R>
 void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   for (int64_t term = 0; term < k; term += 2 * kPairLanes) {
@@ -98,7 +98,7 @@ void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf1
 
 template <int R>
 void pack_pairs(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
-  constexpr int64_t kTogether = R <= 16 ? 8 : 4;  // panels: strides of many would meet in few sets of L1
+  constexpr int64_t kTogether = R <= 16 ? 8 : 4;  // panels: more would share few sets of L1
   if (along_k) {
     for (int64_t row = 0; row < extent; row += R, dst += stride)
       pack_term_pairs<R>(src + row * ld, ld, extent - row, k, dst);
@@ -120,7 +120,7 @@ using Sums = Vec<float>[R][V];
 template <int R, int V>
 [[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
                                             const char* next, int64_t share) {
-#pragma GCC unroll 1  // more of them at a time and GCC keeps some sums in memory
+#pragma GCC unroll 1  // with more at a time GCC keeps some sums in memory
   for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes, next += share) {
     __builtin_prefetch(next, 0, 2);
     Pairs columns[V];
@@ -135,7 +135,7 @@ template <int R, int V>
   }
 }
 
-/// A vector of finished sums without an epilogue, at its place in C.
+/// Stores a vector of finished sums without an epilogue, at its place in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
   store(c, s.accumulate ? load(c) + x : x);
 }
@@ -158,7 +158,7 @@ template <int R>
     store_halves(c, round_halves(sums[r][0], sums[r][1]));
   }
 }
-/// The same from memory, for columns that do not fill the block.
+/// Stores sums from memory, for columns that do not fill the block.
 inline void put_part(const float* sums, int64_t cols, float* c, bool accumulate) {
   for (int64_t j = 0; j < cols; ++j) c[j] = accumulate ? c[j] + sums[j] : sums[j];
 }
@@ -179,8 +179,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j / kWidth * g.b_stride;
     const int64_t cols = at_most(g.cols - j, kWidth);
-    // The next panel comes from L3 or memory: each pair of each row panel asks for its share, as a line at a time is no
-    // burden where dozens at once would hold up what the products read.
+    // The next panel comes from L3 or memory, so each pair of each row panel prefetches a share of it. One line at a
+    // time costs little; dozens at once would delay what the products read.
     const char* next = reinterpret_cast<const char*>(b + g.b_stride);
     const int64_t row_panels = (g.rows + R - 1) / R;
     const int64_t share = (2 * kWidth * static_cast<int64_t>(sizeof(bf16)) + row_panels - 1) / row_panels;
@@ -241,7 +241,8 @@ constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, i
 }  // namespace
 
 // Blocks for 32 KiB of L1 and 1 MiB of L2. Wide blocks of few rows write fewer lines of C at a time and read fewer of
-// A: better for sums over all tokens, whose A is packed with each product; tall ones have rows of one line of bf16.
+// A. They are better for sums over all tokens, whose A is packed with each product. Tall blocks have rows of one line
+// of bf16.
 constinit const Bf16Table pair_table{.bf16_out = kernels<14, 2, bf16>(1024, 3072, 126, 1024, 8192),
                                      .f32_out = kernels<8, 3, float>(512, 512, 256, 768, 1024),
                                      .f32_out_kept = kernels<14, 2, float>(1024, 3072, 126, 1024, 8192)};

@@ -1,9 +1,9 @@
 // Products of bf16 matrices by tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
 //
-// A panel of B stays in L1 while panels of A pass by from L2; four tiles of sums take four products per four loads.
-// Walking every other block of C backwards along k meets the end of the panel that is still in L1. Finished sums go
-// through the epilogue a few rows at a time between the products of the next block, so that vectors work while the
-// matrix unit does.
+// A panel of B stays in L1 while panels of A are read from L2. Four tiles of sums take four products per four loads.
+// Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
+// finished sums takes a few rows at a time between the products of the next block. So vectors work while the matrix
+// unit does.
 #include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/tile_panels.h"
 
@@ -28,7 +28,7 @@ void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k
     pack_b_terms(src + column * ld, ld, extent - column, k, dst);
 }
 
-/// A row of a whole panel of finished sums: its 32 elements of C are one cache line in bf16, two in f32.
+/// Finishes a row of a whole panel of sums. Its 32 elements of C are one cache line in bf16, two in f32.
 template <Ending Kind>
 [[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
                                               const GemmStore<bf16, bf16>& s) {
@@ -50,7 +50,7 @@ template <Ending Kind>
         if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
         const Halves rounded = round_halves(x, y);
         if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as they come out of a word
+        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as a word yields them
           Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
           if (residual != nullptr) {
             const Halves added = load_halves(residual);
@@ -72,7 +72,7 @@ template <Ending Kind>
     finish_vector<Kind, true, true>(load(sums + j), row, col + j, kLanes<float>, s);
 }
 
-/// A block of finished sums on its way into C.
+/// A block of finished sums that is being stored into C.
 template <Ending Kind, typename C>
 struct Finished {
   const float* sums = nullptr;
@@ -90,7 +90,7 @@ struct Finished {
   }
 };
 
-/// Asks for a share of what comes next at every step: `lines` of it.
+/// Prefetches `lines` lines of what comes next at every step.
 struct Ahead {
   const char* next;
   int64_t lines;
@@ -99,7 +99,7 @@ struct Ahead {
   }
 };
 
-/// Asks for what the finished sums of a block will meet, some rows at every step of its products.
+/// Prefetches what the epilogue of a block reads, some rows at every step of its products.
 template <Ending Kind, typename C>
 struct EndAhead {
   const GemmStore<bf16, C>& s;
@@ -130,12 +130,12 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   const int64_t row_panels = (g.rows + kTilePanel - 1) / kTilePanel,
                 col_panels = (g.cols + kTilePanel - 1) / kTilePanel;
   const bool whole = g.first && g.last;
-  alignas(64) float own[2][kBlockSums];  // of a sum of one block: one is formed while the other is finished
+  alignas(64) float own[2][kBlockSums];  // of one-block sums: one is formed while the other is finished
   Finished<Kind, C> finished;
   float* sums = g.sums;
   for (int64_t j = 0; j < col_panels; ++j) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j * g.b_stride;
-    // A panel has 32 lines per step: the next one is asked for while the row panels of this one pass by.
+    // A panel has 32 lines per step. The next one is prefetched while the row panels of this one are multiplied.
     Ahead next_b{reinterpret_cast<const char*>(b + g.b_stride), (kTilePanel + row_panels - 1) / row_panels};
     for (int64_t i = 0; i < row_panels; ++i) {
       const bf16* const a = g.a + i * g.k * kTilePanel;
@@ -147,7 +147,8 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
         end.ask(rows_per_step);
         finished.store_rows(rows_per_step, s);
       };
-      // By the place in C, not in the task: the order of a sum must not depend on how work is divided.
+      // The direction depends on the place in C, not in the task: the order of a sum must not depend on how work is
+      // divided.
       if ((row + col) / kTilePanel % 2 != 0) {
         multiply_panels<true>(steps, a, b, g.first, to, kTilePanel, between);
       } else {
@@ -172,8 +173,8 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
   block_as<Ending::epilogue>(g, s);
 }
 
-/// Blocks for 48 KiB of L1 and 2 MiB of L2: up to 1024 terms a task's rows of A, 1 MiB, stay in L2; of longer sums,
-/// 256 × 512 sums and 512 terms of 256 rows do, 768 KiB.
+/// Blocks for 48 KiB of L1 and 2 MiB of L2. Up to 1024 terms, a task's rows of A (1 MiB) stay in L2. Of longer sums,
+/// 256 × 512 sums and 512 terms of 256 rows do (768 KiB).
 template <typename C>
 constexpr GemmKernels<bf16, C, bf16> kernels() {
   return {.rows = kTilePanel,

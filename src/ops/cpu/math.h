@@ -1,8 +1,8 @@
 #pragma once
 // Elementary functions on vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). exp is reduced
-// by multiples of ln 2, held in two parts (Cody & Waite 1980), to a polynomial on |r| <= ln2/2. Errors, in units of the
-// last place: exp 1.5, sigmoid and tanh 3, in f32 and f64, where the set has FMA; plain sets lose about one more. NaN
-// stays NaN; exp(−inf) = 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
+// by multiples of ln 2, held in two parts (Cody & Waite 1980), to a polynomial on |r| <= ln2/2. Errors in f32 and f64,
+// in units of the last place, are 1.5 of exp and 3 of sigmoid and tanh. Sets without FMA lose about one more. NaN stays
+// NaN; exp(−inf) = 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {

@@ -1,7 +1,7 @@
 #pragma once
 // Elementary functions and rounding for results that end as bf16, for kernel files (*.isa.cpp; see simd.h for the
-// unnamed namespace): half the instructions of math.h and no division, at a relative error below 2^−20, where bf16
-// keeps 2^−9. The same bits on every instruction set with FMA.
+// unnamed namespace). They take half the instructions of math.h and no division. Their relative error is below 2^−20,
+// where bf16 keeps 2^−9. The same bits on every instruction set with FMA.
 #include "ops/cpu/math.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -9,8 +9,9 @@ namespace {
 
 inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
 
-/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100: nothing beside 1, and
-/// products with it do not become subnormal, which costs a CPU a hundred cycles each. Fit on x − floor(x), p(0) = 1.
+/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100, nothing beside 1.
+/// Products with it do not become subnormal, which would cost a CPU a hundred cycles each. Fit on x − floor(x), p(0) =
+/// 1.
 [[gnu::always_inline]] inline Vec<float> vexp2_near(Vec<float> x) {
   x = vmax(splat(-100.0f), x);  // NaN stays: the second operand
 #if defined(__AVX512F__)

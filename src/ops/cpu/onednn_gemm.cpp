@@ -25,7 +25,8 @@ const dnnl::engine& engine() {
   return cpu;
 }
 
-/// oneDNN parallelises by OpenMP, whose thread count is a setting of each thread: ours are the pool's, one each.
+/// oneDNN uses OpenMP, whose number of threads is a setting of each thread. The pool already has the threads, so each
+/// asks for one.
 void use_one_thread() {
   using SetThreads = void (*)(int);
   static const auto set_threads = reinterpret_cast<SetThreads>(dlsym(RTLD_DEFAULT, "omp_set_num_threads"));
@@ -61,14 +62,14 @@ dnnl::matmul::primitive_desc describe(const Desc& src, const Desc& weights, cons
 #endif
 }
 
-/// Packed form of a tile of a weight: what oneDNN likes best for many rows.
+/// Returns the packed form of a tile of a weight that oneDNN prefers for many rows.
 Desc packed_desc(DType compute, int64_t k, int64_t n) {
   const Desc any({k, n}, type_of(compute), dnnl::memory::format_tag::any);
   return describe(matrix(kTileCols, k, compute, k), any, Desc(), matrix(kTileCols, n, compute, n), attributes(false))
       .weights_desc();
 }
 
-/// A primitive with what its callers need to know. Immutable; executed by several threads at a time.
+/// A primitive and its descriptors. It is immutable, and several threads execute it at a time.
 struct TileProduct {
   dnnl::matmul primitive;
   Desc src, weights, bias, dst, scratchpad;
@@ -86,7 +87,7 @@ struct PackKey {
   auto operator<=>(const PackKey&) const = default;
 };
 
-/// Primitives by shape, made on first use: none is created in the training loop.
+/// Primitives by shape, created on first use, so that the training loop creates none.
 class Cache {
  public:
   static Cache& instance() {
@@ -138,7 +139,7 @@ class Cache {
 
 dnnl::memory memory(const Desc& desc, const std::byte* data) { return {desc, engine(), const_cast<std::byte*>(data)}; }
 
-/// Columns of op(B), and so of C, in tiles: a function of n alone, since packed weights know nothing of m.
+/// Columns of op(B), and so of C, in tiles. They depend on n alone, since packed weights serve any m.
 struct ColumnTiles {
   explicit ColumnTiles(int64_t cols)
       : n(cols),
@@ -168,7 +169,8 @@ void pack_tiles(device::ThreadPool& pool, const Tensor& b, bool trans, int64_t k
   });
 }
 
-/// Rows of a tile of C: enough to reuse the weights, few enough to give every thread some. A function of shape.
+/// Returns the rows of a tile of C: enough to reuse the weights, few enough to give every thread some. Depends on shape
+/// only.
 int64_t rows_per_tile(int64_t m) { return m >= 2048 ? 512 : m >= 512 ? 256 : 128; }
 
 template <typename T, typename C>
@@ -176,7 +178,7 @@ void product_of(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], k = op.a.shape[op.trans_a ? 0 : 1];
   const DType in = op.a.dtype, out = op.c.dtype;
   const Epilogue& e = op.epilogue;
-  // oneDNN adds to c and adds a bias; anything else is our pass over a tile of unrounded sums.
+  // oneDNN adds to c and adds a bias. Other epilogues are a pass of ours over a tile of unrounded sums.
   const bool by_us = e.pre || e.residual || e.act != Activation::none;
   const bool bias = e.bias && !by_us;
   const ColumnTiles tiles(n);

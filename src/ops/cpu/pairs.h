@@ -1,9 +1,9 @@
 #pragma once
 // Sums of products of bf16 pairs in vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). A pair
-// is two neighbouring terms of a sum in one 32-bit lane, the first in its low half. AVX512-BF16 on AVX-512 machines
-// that have it (device::Isa::avx512bf16); the same in plain C++, bit by bit, on other sets: slow, but the loops around
-// pairs run, and are tested, on any machine. By inline assembly like tiles.h, in the AVX-512 objects: a fourth
-// compilation of all kernel files would make others of three of them.
+// is two neighbouring terms of a sum in one 32-bit lane, the first in its low half. AVX-512 machines that have
+// AVX512-BF16 use it (device::Isa::avx512bf16). Other sets compute the same bits in plain C++: slow, but the loops
+// around pairs are tested on any machine. The AVX-512 objects use inline assembly, as tiles.h does, which saves a
+// fourth compilation of all kernel files.
 //
 // Subnormals count as zero in operands, products, sums and roundings, whatever MXCSR says. A sum of two products is
 // rounded twice, to nearest even: fma(a0, b0, fma(a1, b1, sum)), the second term of a pair first.
@@ -35,7 +35,8 @@ constexpr int64_t kPairLanes = kLanes<uint32_t>;
 [[gnu::always_inline]] inline void add_dots(Vec<float>& sums, Pairs a, Pairs b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sums) : "v"(a), "v"(b));
 }
-/// Asks for a line that will be written. (The builtin asks for reading where the compiler is not told of the set.)
+/// Prefetches a line that will be written. (The builtin prefetches for reading when the compiler does not know of the
+/// set.)
 [[gnu::always_inline]] inline void prefetch_to_write(const void* p) {
   asm volatile("prefetchw %0" ::"m"(*static_cast<const char*>(p)));
 }
@@ -49,8 +50,9 @@ inline float pair_half(uint32_t pair, int second) {
   std::memcpy(&value, &bits, sizeof(value));
   return without_subnormal(value);
 }
-/// a·b + c. What is below the normal numbers after rounding to 24 bits becomes zero: a sum that rounds up to the
-/// smallest of them only for want of bits is such a one, and is rounded once more further up, where there are enough.
+/// a·b + c. Results below the normal numbers after rounding to 24 bits become zero. A sum may round up to the smallest
+/// normal number only because bits are missing. It is therefore rounded once more at a larger exponent, where there are
+/// enough.
 inline float fma_of_pairs(float a, float b, float c) {
   const float sum = __builtin_fmaf(a, b, c);
   if (__builtin_fabsf(sum) == 0x1p-126f &&

@@ -14,7 +14,8 @@ constexpr int kLeft = 4;
 #endif
 constexpr int kRight = 3;  // kLeft·3 sums, kLeft + 1 operands at a time in registers
 
-/// Outer products of kLeft vectors of one half with three of the other: more multiply-adds than loads, no shuffles.
+/// Forms outer products of kLeft vectors of one half with three of the other: more multiply-adds than loads, no
+/// shuffles.
 template <typename T>
 double peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int L = kLanes<T>;
@@ -29,7 +30,7 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
 #pragma GCC unroll 8
       for (int i = 0; i < kLeft; ++i) {
         Vec<T> xi = load(x + i * L);
-        asm("" : "+v"(xi));  // loaded once: as an operand in memory of all three it costs more than the products
+        asm("" : "+v"(xi));  // loaded once: as a memory operand of all three it costs more than the products
         acc[i][0] = fmadd(xi, y0, acc[i][0]);
         acc[i][1] = fmadd(xi, y1, acc[i][1]);
         acc[i][2] = fmadd(xi, y2, acc[i][2]);
@@ -41,7 +42,7 @@ double peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 
-/// The same by dot products of bf16 pairs: as many bytes of operands per instruction.
+/// The same by dot products of bf16 pairs, with as many bytes of operands per instruction.
 double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int L = 2 * kPairLanes;
   constexpr int64_t kHalf = kPeakOperandBytes / 2 / static_cast<int64_t>(sizeof(bf16)), kSteps = kHalf / (kLeft * L);
@@ -73,7 +74,7 @@ double pair_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 2.0 * L * kLeft * kRight * static_cast<double>(kSteps * rounds);
 }
 
-/// A block of two by two tiles, all operands from L1.
+/// Multiplies blocks of two by two tiles, with all operands in L1.
 double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   constexpr int64_t kTileBytes = 1024, kHalf = kPeakOperandBytes / 2, kSteps = kHalf / (2 * kTileBytes);
   configure_tiles();

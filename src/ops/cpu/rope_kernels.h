@@ -17,7 +17,7 @@ struct RopeRows {
   bool inverse;
 };
 
-/// By kernel_index of the element type: f64, f32, bf16.
+/// Kernels by kernel_index of the element type: f64, f32, bf16.
 struct RopeKernels {
   void (*rotate[3])(const RopeRows& rows);
 };

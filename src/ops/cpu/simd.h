@@ -1,7 +1,7 @@
 #pragma once
-// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here lives in an unnamed
-// namespace: the same source is compiled once per instruction set, and a shared inline function could be linked from
-// the wrong one. For the same reason kernel files call no standard-library templates.
+// Vectors of the instruction set a kernel file (*.isa.cpp) is compiled for. Everything here is in an unnamed namespace.
+// The same source is compiled once per instruction set, and a shared inline function could be linked from the wrong
+// one. For the same reason kernel files call no standard-library templates.
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -50,7 +50,7 @@ template <typename T>
 [[gnu::always_inline]] inline Vec<T> splat(T x) {
   return x - Vec<T>{};  // a bare broadcast: x - 0 is x, whatever its sign; 0 + x would be an addition
 }
-/// The first n lanes; the others are 0 (load) or left alone (store).
+/// The first n lanes; the others are 0 (load) or not written (store).
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> load_n(const T* p, int64_t n) {
   T lanes[kLanes<T>] = {};

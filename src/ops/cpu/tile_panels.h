@@ -1,8 +1,8 @@
 #pragma once
 // Panels of bf16 operands for products by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left
-// or 32 columns of a right factor; one step is 32 terms and 2 KiB of it:
+// or 32 columns of a right factor. One step is 32 terms and 2 KiB of it:
 //   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
-// Rows, columns and terms that are not there are zero.
+// Missing rows, columns and terms are zero.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/tiles.h"
 
@@ -15,13 +15,13 @@ constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a st
 
 // --- packing ---
 
-/// Asks for `elements` of a row that will be packed soon.
+/// Prefetches `elements` of a row that will be packed soon.
 [[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
   constexpr int64_t kLineElements = 32;
   for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
 }
 
-/// Rows of A as they lie, 64 bytes of terms at a time.
+/// Packs rows of A that are not transposed, 64 bytes of terms at a time.
 void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
   if (extent >= kTilePanel && whole == steps) {
@@ -88,12 +88,13 @@ void pack_a_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
     }
 }
 
-/// Where pair `pair` of terms of columns [column, …) lies in a panel of B.
+/// Returns where pair `pair` of terms of columns [column, …) is in a panel of B.
 [[gnu::always_inline]] inline bf16* pair_of(bf16* panel, int64_t pair, int64_t column) {
   return panel + pair / kPairs * kStepElements + column / kTileRows * kTileElements + pair % kPairs * kTileTerms +
          column % kTileRows * 2;
 }
-/// B as it lies: two rows of it make a row of pairs. All panels of a row before the next one: src is read in order.
+/// Packs B that is not transposed: two rows of it make a row of pairs. All panels of a row before the next one: src is
+/// read in order.
 void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
   constexpr int64_t kAhead = 16;  // rows
   const int64_t pairs = (k + kTileTerms - 1) / kTileTerms * kPairs, whole = extent / kTilePanel * kTilePanel;
@@ -120,7 +121,7 @@ void pack_b_rows(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* d
       }
   }
 }
-/// B transposed: a column's terms lie side by side in src, and are turned by squares.
+/// Packs B transposed: a column's terms are contiguous in src, and are transposed by squares.
 void pack_b_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t padded = (k + kTileTerms - 1) / kTileTerms * kTileTerms;
   for (int64_t column = 0; column < kTilePanel; column += kPairLanes)

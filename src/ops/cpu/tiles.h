@@ -1,7 +1,8 @@
 #pragma once
-// Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace): eight registers of 16 rows × 64
-// bytes and one operation, sums of products of bf16 pairs. AMX on AVX-512 machines that have it (device::Isa::amx); the
-// same in plain C++ on other sets: slow, but the loops around tiles run, and are tested, on any machine.
+// Matrix tiles, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). There are eight registers of 16
+// rows × 64 bytes and one operation, sums of products of bf16 pairs. AVX-512 machines that have AMX use it
+// (device::Isa::amx). Other sets compute the same in plain C++: slow, but the loops around tiles are tested on any
+// machine.
 //
 // A tile of the left factor holds 16 rows of 32 terms; of the right factor 16 pairs of terms, [pair][column][2]; of
 // sums 16 × 16 floats. Subnormals count as zero in operands, products and sums, whatever MXCSR says.
@@ -79,7 +80,8 @@ inline void store_tile(void* to, int64_t stride) {
     std::memcpy(static_cast<std::byte*>(to) + row * stride, tile_file[Tile].bytes + row * 64, 64);
 }
 inline float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0, x) : x; }
-/// As the instruction: even and odd terms in sums of their own, their sum added to the tile.
+/// Computes as the instruction does: even and odd terms have their own sums, which are added and then added to the
+/// tile.
 template <int Sums, int Left, int Right>
 inline void multiply_tiles() {
   bf16 left[kTileElements], right[kTileElements];

@@ -6,8 +6,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// The canonical arithmetic: fmaf, *, / and sqrtf round once each, and none of these products meets an addition that
-/// could absorb it.
+/// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here precedes an addition that the
+/// compiler could fuse it with.
 struct AdamWBody {
   Rows<float> p, m, v;
   Rows<const float> g;
@@ -42,9 +42,9 @@ struct AdamWBody {
   }
 };
 
-// The sixteen sums of a block (ops/adamw.h) are chains of additions, one per thread; other blocks fill the machine.
+// The sixteen sums of a block (ops/adamw.h) are chains of additions, one per thread. Other blocks keep the GPU busy.
 constexpr int kSums = 16, kBlocksPerGroup = 4;
-constexpr int kAhead = 32;  // loads under way per chain
+constexpr int kAhead = 32;  // loads in flight per chain
 
 __global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(const float* x, int64_t n, double* blocks) {
   const int lane = static_cast<int>(threadIdx.x) % kSums;
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kSums* kBlocksPerGroup) square_sum_kernel(cons
     for (int k = 0; k < kAhead; ++k) sum = fma(static_cast<double>(next[k]), static_cast<double>(next[k]), sum);
   }
   for (; i < end; i += kSums) sum = fma(static_cast<double>(x[i]), static_cast<double>(x[i]), sum);
-    // The tree of the CPU: lane j takes lane j + width. Lanes above hold sums that nobody reads.
+    // The tree is that of the CPU: lane j takes lane j + width. Sums in lanes above are unused.
 #pragma unroll
   for (int width = kSums / 2; width > 0; width /= 2) sum += shuffle_xor(sum, width);
   if (lane == 0 && first < n) blocks[block] = sum;

@@ -1,4 +1,4 @@
-// Attention on a CUDA device: which kernels run, ours or a library's, and what scratch they need.
+// Attention on a CUDA device: chooses our kernels or a library's, and takes their scratch.
 #include "ops/attention.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Up to this many queries are a matter of reading the cache.
+/// Up to this many queries are bound by reading the cache.
 constexpr int64_t kDecodeQueries = 4;
 constexpr double kLog2e = 1.44269504088896340736;
 
@@ -46,7 +46,7 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
   return args;
 }
 
-/// What the grids and 32-bit positions of the kernels can hold.
+/// Checks what the grids and 32-bit positions of the kernels can hold.
 void check_limits(const AttentionShape& s, double scale, DType dtype) {
   constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
   TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention of {}: CUDA computes in fp32 and bf16",
@@ -57,8 +57,8 @@ void check_limits(const AttentionShape& s, double scale, DType dtype) {
   TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
 }
 
-/// The library in the place of our kernels, by GPU; never given back, as the driver may be gone when static objects
-/// end.
+/// The libraries used instead of our kernels, by GPU. They are never freed, since the driver may have shut down before
+/// static objects are destroyed.
 struct FusedChoice {
   std::mutex mutex;
   std::map<int, std::unique_ptr<FusedAttention>> libraries;
@@ -74,8 +74,8 @@ FusedAttention* fused_on(const device::Device& device) {
   return found == choice.libraries.end() ? nullptr : found->second.get();
 }
 
-/// The pass as a library may do it; none where only our kernels can. The operands of a dry device count as aligned, as
-/// all memory of an arena is.
+/// Returns the pass as a library may run it, or none where only our kernels can. Operands of a dry device count as
+/// aligned, as all memory of an arena is.
 std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, const AttentionDropout& dropout,
                                       std::initializer_list<const Tensor*> operands) {
   if (dropout.p > 0 || s.q_len != s.k_len || s.q_len <= kDecodeQueries || s.head_dim % 8 != 0) return {};
@@ -94,7 +94,7 @@ std::optional<FusedShape> fused_shape(const AttentionShape& s, double scale, con
   return shape;
 }
 
-/// Whether a library has taken the pass.
+/// Returns whether a library has run the pass.
 bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOperands& operands) {
   FusedAttention* const library = fused_on(ex.device);
   if (library == nullptr || !shape) return false;
@@ -134,7 +134,7 @@ void run(Exec& ex, const AttentionForward& op) {
                  .lse = op.lse ? reinterpret_cast<float*>(op.lse.data) : nullptr}))
     return;
   AttentionArgs args = args_of(s, op.scale, op.dropout);
-  // One arena program decodes at every length: scratch depends on the room for keys only.
+  // One arena program decodes at every length, since scratch depends on k_capacity only.
   const bool decodes = s.q_len <= kDecodeQueries && op.dropout.p == 0;
   Scratch scratch;
   if (decodes)

@@ -1,9 +1,9 @@
-// Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). Two passes of one kernel: the first
-// keeps a tile of keys and passes over queries for dk and dv, the second keeps a tile of queries and passes over keys
-// for dq. Both compute scores and their gradients, 7 products instead of 5; in return every sum has one owner and a
-// fixed order without atomics, and no f32 parts of dq (S/128 of them would be an s×s matrix) go through memory. The
-// tiles kept are left factors, so that probabilities and score gradients become left factors of the second products
-// within registers.
+// Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). One kernel makes two passes. The first
+// keeps a tile of keys and passes over queries for dk and dv. The second keeps a tile of queries and passes over keys
+// for dq. Both compute scores and their gradients, which takes 7 products instead of 5. In return every sum has one
+// owner and a fixed order without atomics. Nor are f32 parts of dq written to memory: S/128 of them would be an s×s
+// matrix. The tiles kept are left factors. So probabilities and score gradients become left factors of the second
+// products within registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -11,15 +11,15 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A warp owns 16 rows of the tiles kept; for the widest heads two warps share rows and halve the columns of the sums,
-/// which would not fit the registers of one. Tiles that pass by are shorter for the same reason.
+/// A warp owns 16 rows of the tiles kept. For the widest heads two warps share rows and halve the columns of the sums,
+/// which would not fit the registers of one. Passing tiles are shorter for the same reason.
 template <int kCols, bool kDropout>
 struct BackwardShape {
   static constexpr int kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kColumnWarps = kCols <= 128 ? 1 : 2;
   /// Rows of the tiles kept.
   static constexpr int kKept = 16 * kWarps / kColumnWarps;
-  /// Rows of the tiles that pass by, two of each in memory.
+  /// Rows of the passing tiles, two of each in memory.
   static constexpr int kPassing = kCols <= (kDropout ? 64 : 128) ? 64 : 32;
   static constexpr int kSumCols = kCols / kColumnWarps;
   static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
@@ -28,7 +28,7 @@ struct BackwardShape {
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
-/// kKeysKept: kept are k, v, passing are q, dout of all heads of the group; else the other way round.
+/// With kKeysKept, k and v are kept, and q and dout of all heads of the group pass. Else it is the reverse.
 template <int kCols, bool kKeysKept, bool kDropout>
 __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
     attention_backward_kernel(const AttentionArgs args) {
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
   const int warp_row = warp / Shape::kColumnWarps * 16,
             column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
   const int length = args.q_len;
-  // The longest passes first: the first keys are seen by all queries, the last queries see all keys.
+  // The longest passes come first: all queries see the first keys, and the last queries see all keys.
   const int first = static_cast<int>(kKeysKept ? blockIdx.x : gridDim.x - 1 - blockIdx.x) * kKept;
   const int valid = smaller(kKept, length - first);
   const int kept_head = static_cast<int>(blockIdx.y);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
                                            args.head_dim);
   load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
                                            args.head_dim);
-  int next_row = first_row, next_head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // to pass by
+  int next_row = first_row, next_head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // next tile
   load_passing(next_row, next_head, 0);
 
   float row_lse[2] = {}, row_delta[2] = {};  // of queries kept; in units of log2
@@ -103,10 +103,10 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
       ++next_head;
     }
     copies_wait();
-    __syncthreads();  // this step's tiles are here, and all are done with the ones before
+    __syncthreads();  // this step's tiles have arrived, and no warp reads the previous ones
     if (step + 1 < steps) load_passing(next_row, next_head, 1 - stage);
 
-    // Of this warp's rows and the tile's: does any query see any key, does each see all?
+    // Of this warp's rows and the tile's: `seen` if any query sees any key, `whole` if each sees all.
     const int kept_low = first + warp_row, kept_high = kept_low + 15, passing_high = row + kPassing - 1;
     const bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
     const bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
     add_weighted<kCols>(sums_a, as_weights(dp), tile_a, rows, column_block);
   }
 
-  __syncthreads();  // results leave through the tiles kept
+  __syncthreads();  // results are stored by way of the tiles kept
   const float scales[1][2] = {{args.scale, args.scale}};
   put_block<kCols>(kept_a, sums_a, scales, warp_row, column_block, lane);
   if constexpr (kKeysKept) {

@@ -1,14 +1,14 @@
-// Attention of few queries over a long cache: keys are divided among blocks, whose parts are put together in order.
-// Also the row products that backward begins with.
+// Attention of few queries over a long cache: keys are divided among blocks, whose parts are merged in order. It also
+// has the row products that backward begins with.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
 
-/// Keys of a part: the same on every machine, so that results are too.
+/// A part has this many keys on every machine, so that results are the same.
 constexpr int kDecodeKeys = 256;
-/// Rows (query heads of a group × queries) that share a pass over the keys; one warp each for the softmax.
+/// This many rows (query heads of a group × queries) share a pass over the keys. Each has a warp for the softmax.
 constexpr int kDecodeRows = 4;
 constexpr int kDecodeThreads = 32 * kDecodeRows;
 /// Threads that read a row of keys together; of values, across a block of columns.
@@ -25,7 +25,7 @@ struct DecodeShape {
   }
 };
 
-/// Up to kVector elements in f32, zeros beyond `count`.
+/// Loads up to kVector elements in f32, zeros beyond `count`.
 template <typename T, int kVector>
 __device__ __forceinline__ void load_vector(float (&values)[kVector], const T* from, int count, bool vectors) {
   if (vectors && count >= kVector) {
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_parts_kernel(const Atte
   }
 }
 
-/// out, lse of a row from its parts, first to last.
+/// Merges the parts of a row, first to last, into out and lse.
 template <typename T>
 __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const AttentionArgs args) {
   const int head = static_cast<int>(blockIdx.x) / args.q_len, query = static_cast<int>(blockIdx.x) % args.q_len;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const At
   if (args.lse != nullptr && threadIdx.x == 0) args.lse[row] = fmaf(top, kLn2, logf(sum));
 }
 
-/// One warp for each row and head.
+/// Each row and head has one warp.
 constexpr int kProductThreads = 128;
 template <typename T>
 __global__ void __launch_bounds__(kProductThreads) row_products_kernel(const AttentionArgs args, int64_t rows) {

@@ -5,21 +5,21 @@
 
 namespace trainer::ops::cuda {
 
-/// Index of (sequence, head, position, key 0) in the whole batch.
+/// Returns the index of (sequence, head, position, key 0) in the whole batch.
 __device__ __forceinline__ uint64_t dropout_index(const AttentionArgs& args, int sequence, int head, int position) {
   const int64_t global_head = args.first_head + sequence * args.heads_global + head;
   return (static_cast<uint64_t>(global_head) * static_cast<uint64_t>(args.k_len) + static_cast<uint64_t>(position)) *
          static_cast<uint64_t>(args.k_len);
 }
 
-/// The draw of one element.
+/// Returns the draw of one element.
 __device__ __forceinline__ uint32_t dropout_draw(const AttentionArgs& args, uint64_t index) {
   const Philox4 draws = philox_block(args.key, index / 4, args.step);
   const uint32_t low = index % 2 == 0 ? draws[0] : draws[1], high = index % 2 == 0 ? draws[2] : draws[3];
   return index % 4 < 2 ? low : high;
 }
 
-/// Between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
+/// Exchanges between lanes that differ in `mask` (a power of two): the upper lane gives its x for the lower lane's y.
 __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int mask) {
   const bool upper = (lane & mask) != 0;
   const uint32_t received = shuffle_xor(upper ? x : y, mask);
@@ -27,14 +27,14 @@ __device__ __forceinline__ void exchange(uint32_t& x, uint32_t& y, int lane, int
   y = upper ? y : received;
 }
 
-/// The draws of the four elements a lane holds in a block of sums of mma.m16n8k16. `line_index`: index of key 0 of the
-/// block's row (or column) r is line_index + r·k_len. All lanes of the warp together.
-/// Rows are queries, columns the keys from first_key on.
+/// Returns the draws of the four elements that a lane holds in a block of sums of mma.m16n8k16. The index of key 0 of
+/// the block's row (or column) r is line_index + r·k_len. All lanes of the warp take part. Rows are queries, columns
+/// the keys from first_key on.
 __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                     int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;
   const auto length = static_cast<uint64_t>(args.k_len);
-  if (args.k_len % 4 == 0) {  // four keys are one call: neighbours draw a row each for both
+  if (args.k_len % 4 == 0) {  // a call draws four keys: neighbours draw a row each for both
     const uint64_t index =
         line_index + static_cast<uint64_t>(g + 8 * (t & 1)) * length + static_cast<uint64_t>(first_key + 4 * (t / 2));
     const Philox4 block = philox_block(args.key, index / 4, args.step);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void draws_of_query_rows(const AttentionArgs& args, u
                                         static_cast<uint64_t>(first_key + 2 * t + i % 2));
   }
 }
-/// Rows are the keys from first_key on, columns queries.
+/// The same where rows are the keys from first_key on, and columns are queries.
 __device__ __forceinline__ void draws_of_key_rows(const AttentionArgs& args, uint64_t line_index, int first_key,
                                                   int lane, uint32_t (&draws)[4]) {
   const int g = lane / 4, t = lane % 4;

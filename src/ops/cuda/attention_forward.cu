@@ -1,7 +1,7 @@
-// Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023): a block keeps a tile of queries and
-// passes over the keys it sees, the scores never leave registers. The tile of values is on its way while queries and
-// keys are multiplied, the next tile of keys while probabilities and values are: one buffer of each is enough, and two
-// blocks fit a multiprocessor.
+// Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023). A block keeps a tile of queries and
+// passes over the keys it sees; scores never leave registers. The tile of values is in flight while queries and keys
+// are multiplied. The next tile of keys is in flight while probabilities and values are. So one buffer of each is
+// enough, and two blocks fit a multiprocessor.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -9,7 +9,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Each warp owns kBlocks·16 rows of queries; two blocks halve what it reads of keys and values per product. Tiles of
+/// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per product. Tiles of
 /// keys are shorter where sums, scores and draws would not fit the registers.
 template <int kCols, bool kDropout>
 struct ForwardShape {
@@ -20,14 +20,14 @@ struct ForwardShape {
   static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kCols * static_cast<int>(sizeof(bf16));
 };
 
-/// A row's largest score so far and the sum of its probabilities relative to it; [block][upper, lower half].
+/// A row's largest score so far, and the sum of its probabilities relative to it. Both are [block][upper, lower half].
 template <int kBlocks>
 struct RowState {
   float top[kBlocks][2], sum[kBlocks][2];
 };
 
-/// Scores become probabilities relative to the row's top; returns by how much earlier sums shrink.
-/// Sums are over this lane's columns only until the end: all four lanes of a row shrink them alike.
+/// Turns scores into probabilities relative to the row's top. Returns by how much earlier sums shrink. Until the end
+/// sums are over this lane's columns only, since all four lanes of a row shrink them alike.
 template <int kBlocks, int kN>
 __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], RowState<kBlocks>& rows, float scale_log2,
                                              float (&shrink)[kBlocks][2]) {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
   bf16* const k_tile = q_tile + Shape::kRows * kCols;
   bf16* const v_tile = k_tile + Shape::kKeys * kCols;
 
-  // The longest rows first, so that the last blocks are short; blocks next to each other share keys in L2.
+  // The longest rows come first, so that the last blocks are short. Neighbouring blocks share keys in L2.
   const int query = static_cast<int>(gridDim.x - 1 - blockIdx.x) * Shape::kRows;
   const int head = static_cast<int>(blockIdx.y), kv_head = head / args.group;
   const int64_t sequence = blockIdx.z;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
     const int key = tile * Shape::kKeys;
     const bool seen = key < position + warp_row + Shape::kWarpRows;  // by a row of this warp
     copies_wait();
-    __syncthreads();  // keys are here, and all are done with the values before
+    __syncthreads();  // keys have arrived, and no warp reads the previous values
     load_keys(v_tile, args.v, key);
 
     float scores[kBlocks][kScoreTiles][4] = {};
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
       }
     }
     copies_wait();
-    __syncthreads();  // values are here, and all are done with the keys
+    __syncthreads();  // values have arrived, and no warp reads the keys
     if (tile > 0) load_keys(k_tile, args.k, key - Shape::kKeys);
     if (seen) {
 #pragma unroll
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
         args.lse[(sequence * args.heads + head) * args.q_len + row] = state.top[i][half] * args.scale + logf(sum);
     }
   }
-  // Through the warp's own rows of the tile of queries, so that rows leave in whole chunks.
+  // Results are stored by way of the warp's own rows of the tile of queries, so that rows are written in whole chunks.
   put_block<kCols>(q_tile, out, factors, warp_row, 0, lane);
   sync_warp();
   store_rows<kCols, Shape::kWarpRows>(args.out, query_row + warp_row, queries - warp_row, head, args.head_dim, q_tile,

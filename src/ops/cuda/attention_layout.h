@@ -1,14 +1,14 @@
 #pragma once
-// Where a tile of bf16 rows lies in shared memory and which rows the lanes of a warp name to ldmatrix. Plain
-// arithmetic: a test on the host counts bank conflicts with it.
+// Where a tile of bf16 rows is in shared memory, and which rows the lanes of a warp name to ldmatrix. Plain arithmetic:
+// a test on the host counts bank conflicts with it.
 
 namespace trainer::ops::cuda {
 
 /// Elements of bf16 in 16 bytes, the unit of copies and of ldmatrix.
 inline constexpr int kChunk = 8;
 
-/// A row-major tile whose chunks are permuted within each row, by the row: the same chunk of eight successive rows lies
-/// in eight different groups of banks, and so do eight successive chunks.
+/// A row-major tile whose chunks are permuted within each row, by the row. The same chunk of eight successive rows is
+/// in eight different groups of banks, and so are eight successive chunks.
 template <int kCols>
 struct TileLayout {
   static_assert(kCols % 32 == 0);

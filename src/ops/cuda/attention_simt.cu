@@ -5,7 +5,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// One of the three blocks is probabilities.
+/// One of the three blocks holds probabilities.
 constexpr size_t kSharedBytes = 3 * kBlockElements * sizeof(float);
 
 template <typename T, int kColumnBlocks>

@@ -1,6 +1,6 @@
 #pragma once
-// Products of 64 × 64 blocks in f32 by 256 threads, for attention of any head size: thread (ty, tx) of 16 × 16 owns
-// rows 4·ty … 4·ty + 3. Sixteen lanes next to each other hold a row.
+// Products of 64 × 64 blocks in f32 by 256 threads, for attention of any head size. Thread (ty, tx) of 16 × 16 owns
+// rows 4·ty … 4·ty + 3. Sixteen neighbouring lanes hold a row.
 #include <type_traits>
 
 #include "ops/cuda/attention_args.h"
@@ -10,10 +10,11 @@
 namespace trainer::ops::cuda {
 
 inline constexpr int kBlockRows = 64, kBlockThreads = 256;
-/// Row distance of a block in shared memory: rows at 16 bytes, eight successive ones in different banks.
+/// Row distance of a block in shared memory. Rows are 16-byte aligned, and eight successive ones are in different
+/// banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
-/// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut in slices.
+/// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut into slices.
 inline constexpr int kMaxColumnBlocks = 4;
 
 struct alignas(16) Float4 {
@@ -87,7 +88,7 @@ __device__ __forceinline__ void store_block(const AttentionRows& x, int64_t firs
   }
 }
 
-/// Calls fn with the number of column blocks a thread keeps sums of, as a constant, after setting the slices.
+/// Sets the slices. Then calls fn with the number of column blocks that a thread keeps sums of, as a constant.
 template <typename F>
 void with_column_blocks(AttentionArgs& args, F&& call) {
   const int blocks = (args.head_dim + kBlockRows - 1) / kBlockRows;

@@ -19,15 +19,15 @@ struct alignas(16) Chunk {
   bf16 at[kChunk];
 };
 
-/// tile <- kRows rows of a head from `first_row` on; zeros beyond `valid` rows and beyond the head size. Asynchronous:
-/// complete after copies_wait and a barrier. All kThreads threads of the block take part.
+/// tile <- kRows rows of a head from `first_row` on; zeros beyond `valid` rows and beyond the head size. It is
+/// asynchronous: complete after copies_wait and a barrier. All kThreads threads of the block take part.
 template <int kCols, int kRows, int kThreads>
 __device__ __forceinline__ void load_tile(bf16* tile, const AttentionRows& x, int64_t first_row, int valid, int head,
                                           int head_dim) {
   using Layout = TileLayout<kCols>;
   constexpr int kChunks = Layout::kRowChunks, kAll = kRows * kChunks;
   const bf16* const head_rows = row_of<const bf16>(x, first_row, head, head_dim);
-  // Not unrolled: the addresses of all steps would be kept in registers across the loop over tiles.
+  // The loop is not unrolled, as the addresses of all steps would be kept in registers across the loop over tiles.
 #pragma unroll 1
   for (int step = 0; step < (kAll + kThreads - 1) / kThreads; ++step) {
     const int i = static_cast<int>(threadIdx.x) + step * kThreads, row = i / kChunks, chunk = i % kChunks;

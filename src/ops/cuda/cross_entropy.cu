@@ -24,12 +24,13 @@ struct LossRows {
   bool keep;                      // rows are kept in shared memory between the two passes over them
 
   __device__ float weight(int64_t r) const { return weights == nullptr ? 1.0f : weights[r]; }
-  /// Column of the target; −1: not here.
+  /// Returns the column of the target, or −1 when another rank has it.
   __device__ int64_t column(int64_t r) const {
     const int64_t c = targets[r] - first;
     return c >= 0 && c < vocab ? c : -1;
   }
-  /// No token at all: the loss becomes NaN, so that the step is refused (the CPU throws at once).
+  /// Says whether the target is no token. Then the loss becomes NaN, so that the step is refused (the CPU throws at
+  /// once).
   __device__ bool lost(int64_t r) const { return targets[r] < 0 || targets[r] >= vocabulary; }
 };
 
@@ -55,7 +56,7 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
     if (i < n) row.sum += expf(x[i] - shift);
 }
 
-/// Sums of a row over the block; the threads' f32 sums are added in f64. Keeps the row in `kept` unless that is null.
+/// Sums a row over the block. The threads' f32 sums are added in f64. Keeps the row in `kept` unless that is null.
 struct RowSums {
   float largest;
   double sum;
@@ -90,7 +91,7 @@ __device__ inline RowSums sums_of(const float* logits, int64_t vocab, float* kep
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// factor·(softmax − onehot) of the columns of this thread; 0 in the padding. target < 0: elsewhere.
+/// factor·(softmax − onehot) of the columns of this thread; 0 in the padding. target < 0: another rank has it.
 template <int V, typename T>
 __device__ inline void write_gradient(const float* logits, T* dlogits, float largest, double sum, int64_t vocab,
                                       int64_t padded, int64_t target, double factor) {
@@ -177,13 +178,13 @@ __global__ void __launch_bounds__(kThreads) shard_loss_kernel(LossRows<T> op) {
                     op.padded, op.column(r), static_cast<double>(weight) * op.scale);
 }
 
-/// Whole warps, no more than a row of `pieces` keeps busy.
+/// Returns whole warps, no more than a row of `pieces` keeps busy.
 dim3 threads_for(int64_t pieces) {
   return dim3(static_cast<unsigned>(std::clamp<int64_t>(round_up(pieces, kWarp), kWarp, kThreads)));
 }
 
-/// Calls launch(integral_constant<V>) with the widest piece that the operands allow: the same for every type of the
-/// gradient, so that a loss does not depend on it.
+/// Calls launch(integral_constant<V>) with the widest piece that the operands allow. It is the same for every type of
+/// the gradient, so that a loss does not depend on that type.
 template <typename F>
 void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
   constexpr int kPiece = 4;

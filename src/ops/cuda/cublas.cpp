@@ -33,26 +33,32 @@ struct Sizes {
 };
 Sizes sizes_of(const LtProduct& op) { return {op.d.shape[0], op.d.shape[1], op.a.shape[op.trans_a ? 0 : 1]}; }
 
-/// An operand transposed, in memory for it: its rows start where the library reads fastest.
+/// Returns an operand transposed, in `memory`. Its rows start where the library reads fastest.
 Tensor transposed_in(const Tensor& memory, const Tensor& x) {
   const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
   return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
 }
 int64_t transposed_bytes(const Tensor& x) { return x.cols() * transposed_in({}, x).pitch * size_of(x.dtype); }
 
-/// The same product in another form, `copy` being the memory of the operand that is transposed first.
+/// Returns the same product in another form. `copy` is the memory of the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy) {
-  if (form == GemmForm::left_first) op.a = transposed_in(copy, op.a), op.trans_a = !op.trans_a;
-  if (form == GemmForm::right_first) op.b = transposed_in(copy, op.b), op.trans_b = !op.trans_b;
+  if (form == GemmForm::left_first) {
+    op.a = transposed_in(copy, op.a);
+    op.trans_a = !op.trans_a;
+  }
+  if (form == GemmForm::right_first) {
+    op.b = transposed_in(copy, op.b);
+    op.trans_b = !op.trans_b;
+  }
   return op;
 }
-/// The copy that comes before it.
+/// Queues the copy that precedes the product.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed) {
   if (form == GemmForm::left_first) cuda::run(ex, Transpose{op.a, formed.a});
   if (form == GemmForm::right_first) cuda::run(ex, Transpose{op.b, formed.b});
 }
 
-/// What an algorithm may depend on.
+/// The choice of an algorithm may depend on these.
 using Key = std::array<int64_t, 15>;
 int64_t alignment(const Tensor& t) {
   return t ? std::min<int64_t>(16, int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | 16)) : 0;
@@ -133,8 +139,8 @@ Plan described(const LtProduct& op) {
   return plan;
 }
 
-/// The heuristic's proposals within the workspace, best first. Partial sums, where an algorithm cuts k, are added in
-/// f32 in a fixed order: no atomics, no rounding to the result's type.
+/// Returns the heuristic's proposals within the workspace, best first. Where an algorithm cuts k, it adds partial sums
+/// in f32 in a fixed order: no atomics, no rounding to the result's type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, Plan& plan, const LtProduct& op,
                                                        int64_t workspace, int most) {
   cublasLtMatmulPreferenceOpaque_t preference{};
@@ -185,7 +191,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// cuBLASLt on one GPU, for the whole process: plans are functions of their keys, whoever asks first.
+/// cuBLASLt on one GPU, for the whole process. A plan is a function of its key, whoever asks first.
 class Library {
  public:
   int64_t copy_bytes(const LtProduct& op) {
@@ -259,20 +265,20 @@ class Library {
  private:
   cublasStatus_t multiply(cudaStream_t stream, const Plan& plan, const LtProduct& op, const Tensor& workspace) {
     const float alpha = 1;
-    // The descriptors are only read; the library's declarations do not say so everywhere.
+    // The library only reads the descriptors, though its declarations are not all const.
     Plan& p = const_cast<Plan&>(plan);
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
                           op.d.data, &p.d, &p.algorithm, workspace.data, static_cast<size_t>(workspace.bytes()),
                           stream);
   }
 
-  /// Made when a product is asked for: tables are also read where none are computed.
+  /// Creates the handle when a product is asked for: tables are also read where none are computed.
   cublasLtHandle_t handle() {
     if (handle_ == nullptr) check(cublasLtCreate(&handle_), "cuBLASLt");
     return handle_;
   }
 
-  /// Notes the fastest of the proposals for each form that there is memory for; one that fails is skipped.
+  /// Records the fastest of the proposals over all forms that there is memory for. Skips one that fails.
   void measure(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
     constexpr double kWorthMemory = 0.95;  // of the time as it is
     const std::string name = name_of_product(op);
@@ -296,10 +302,10 @@ class Library {
     if (best.microseconds > 0) tuning_.products[name] = best;
   }
 
-  /// Microseconds, the copy included; none when the library refuses after all.
+  /// Returns microseconds, the copy included, or none when the library refuses the proposal.
   std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, const Plan& plan,
                                 const Tensor& workspace) {
-    constexpr int kInARow = 5;  // so that the time of starting one does not count
+    constexpr int kInARow = 5;  // so that the time to start one does not count
     const cudaStream_t stream = device::cuda::stream_of(ex.device);
     std::vector<double> microseconds;
     for (int round = 0; round <= repeats_; ++round) {
@@ -342,7 +348,7 @@ class Library {
   std::map<std::string, double> favourites_;
 };
 
-/// Never given back: the driver may be gone when static objects end.
+/// Libraries are never freed: the driver may have shut down before static objects are destroyed.
 Library& library_of(const device::Device& device) {
   static std::mutex mutex;
   static auto& libraries = *new std::map<int, std::unique_ptr<Library>>;

@@ -14,15 +14,15 @@ struct LtProduct {
   Tensor aux;   // [m, n], dtype of d, at a multiple of 16 bytes, rows a multiple of 8 elements apart; empty: none
 };
 
-/// Bytes of the operand that is transposed first, in the form that the table has for the product; while forms are
-/// measured, of the larger operand; else 0. A function of shapes, dtypes and the table, so that a dry device plans what
-/// a real one takes, and the same whether the product is added to d or not, since micro-steps that differ in that alone
-/// share a plan.
+/// Returns the bytes of the operand that is transposed first, in the form that the table has for the product, else 0.
+/// While forms are measured, returns those of the larger operand. It is a function of shapes, dtypes and the table, so
+/// that a dry device plans what a real one takes. It does not depend on whether the product is added to d, since
+/// micro-steps that differ in that alone share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 
-/// Queues the product, and before it the copy that its form asks for; false, and nothing is queued, when cuBLASLt has
-/// no algorithm for it within the workspace. The choice is a function of shapes, dtypes, alignments and of the tuning
-/// table: the same in every run. `copy`: copy_bytes(op), or empty for the product as it is.
+/// Queues the product, and before it the copy that its form asks for. Returns false and queues nothing when cuBLASLt
+/// has no algorithm for it within the workspace. The choice is a function of shapes, dtypes, alignments and of the
+/// tuning table: the same in every run. `copy`: copy_bytes(op), or empty for the product as it is.
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy = {});
 
 /// Its name in a tuning table, and what the library's heuristic proposes.

@@ -19,7 +19,7 @@ __device__ inline void draws_from(PhiloxKey key, uint32_t step, uint64_t index, 
 #pragma unroll
     for (size_t i = 0; i < 4; ++i) all[4 + i] = next[i];
   }
-  // Moves down by `skip`, without indexing registers.
+  // Shifts draws down by `skip`, without indexing registers.
 #pragma unroll
   for (unsigned bit = 1; bit <= 2; ++bit)
 #pragma unroll
@@ -75,7 +75,7 @@ struct CastBody : FromOne<From, To> {
   }
 };
 
-/// Element by element, where one of the types is f64: losses and statistics, never long.
+/// Casts element by element where one of the types is f64: losses and statistics are never long.
 template <typename From, typename To>
 struct WideCastBody {
   const From* x;
@@ -129,8 +129,8 @@ struct FillBody {
 
 inline constexpr int kTransposeTile = 32, kTransposeRows = 8;  // a thread moves every kTransposeRows-th row of a tile
 
-/// A tile goes through shared memory, so that rows are read and written whole. Its rows there are an odd number of
-/// banks apart: a column lies in all of them.
+/// A tile is transposed in shared memory, so that rows are read and written whole. Its rows there are an odd number of
+/// banks apart, so that a column is in all banks.
 template <typename Unit>
 __global__ void __launch_bounds__(kTransposeTile* kTransposeRows)
     transpose_kernel(Rows<const Unit> x, Rows<Unit> y, int64_t rows, int64_t cols, int64_t across) {
@@ -173,7 +173,7 @@ void fill_units(Exec& ex, std::byte* data, int64_t bytes, Unit value) {
                 bytes / static_cast<int64_t>(sizeof(Unit)));
 }
 
-/// `size` bytes of the number, as often as they fit into 16.
+/// Fills x with `value`, as often as it fits into 16 bytes at a time.
 template <typename T>
 void fill(Exec& ex, const Tensor& x, T value) {
   if (reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.bytes() % 16 == 0) {

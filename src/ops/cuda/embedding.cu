@@ -9,7 +9,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// y = token + position, either of which may be missing; an id outside the vocabulary gives NaN, so that the step is
+/// y = token + position, either of which may be missing. An id outside the vocabulary gives NaN, so that the step is
 /// refused (the CPU throws at once).
 template <typename T>
 struct LookUpBody {
@@ -48,7 +48,8 @@ struct LookUpBody {
   }
 };
 
-/// Which rows of dy belong to row v of a table: order[start[v] … start[v + 1]), or every stride-th from a first one on.
+/// These say which rows of dy belong to row v of a table. They are order[start[v] … start[v + 1]), or every stride-th
+/// from a first one on.
 struct ListedRows {
   const int32_t *start, *order;
   __device__ int64_t count(int64_t v) const { return start[v + 1] - start[v]; }
@@ -65,8 +66,8 @@ struct SpacedRows {
 
 constexpr int kSumThreads = 128;
 
-/// table[v] (+)= Σ dy[rows of v], in order: a thread forms the sums of V columns. Threads of one table row follow each
-/// other.
+/// table[v] (+)= Σ dy[rows of v], in order. A thread forms the sums of V columns. Threads of one table row are
+/// neighbours.
 template <typename T, int V, typename Source>
 __global__ void __launch_bounds__(kSumThreads)
     row_sum_kernel(Rows<const T> dy, Source source, Rows<float> table, int64_t items, int64_t per_row, int64_t cols,

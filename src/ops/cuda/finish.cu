@@ -9,7 +9,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// v as it reads back after a store.
+/// Returns v as it reads back after a store.
 template <typename T>
 __device__ inline float as_stored(float v) {
   return static_cast<float>(T(v));

@@ -13,7 +13,7 @@
 namespace trainer::ops::cuda {
 
 /// One pass of causal attention over `batch` sequences of `length` queries and as many keys, in bf16. Row distances in
-/// elements, multiples of 8 as is head_dim; a head's columns lie together, heads one behind the other.
+/// elements, multiples of 8 as is head_dim. A head's columns are contiguous, and heads follow each other.
 struct FusedShape {
   bool backward = false;
   bool keeps_lse = true;  // forward

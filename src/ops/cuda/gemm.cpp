@@ -12,20 +12,20 @@ namespace {
 
 constexpr int64_t kLeastWorkspace = int64_t{1} << 20, kMostWorkspace = int64_t{32} << 20;  // bytes
 
-/// Enough for the partial sums of 16 parts of k, between the bounds.
+/// Returns enough for the partial sums of 16 parts of k, between the bounds.
 int64_t workspace_bytes(const Gemm& op) { return std::clamp(64 * op.c.count(), kLeastWorkspace, kMostWorkspace); }
 
 bool on_16_bytes(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
-/// One call of the library, and what it leaves to do: c = `rest` of `sums`, unless sums is empty.
+/// One call of the library, and what then remains: c = `rest` of `sums`, unless sums is empty.
 struct Direct {
   LtProduct product;
   Tensor sums;
   Epilogue rest = {};
 };
 
-/// No value: the epilogue needs the sums before they are rounded, and the library cannot apply it. A function of shapes
-/// and dtypes; whether addresses suit the library too, fits() says.
+/// Returns nothing when the epilogue needs the unrounded sums and the library cannot apply it. Depends on shapes and
+/// dtypes only; fits() says whether addresses suit the library.
 std::optional<Direct> direct(const Gemm& op) {
   const Epilogue& e = op.epilogue;
   const bool gelu = e.act == Activation::gelu;
@@ -50,7 +50,7 @@ std::optional<Direct> direct(const Gemm& op) {
     product.c = e.residual;
     product.beta = 1;
   }
-  if (gelu) {  // of the rounded sums: the library would take it of the others
+  if (gelu) {  // of the rounded sums: the library would use the unrounded ones
     product.d = product.c = e.pre ? e.pre : op.c;
     way.sums = product.d;
     way.rest.act = e.act;
@@ -62,11 +62,11 @@ bool fits(const LtProduct& op) {
   return (!op.bias || on_16_bytes(op.bias)) && (!op.aux || (on_16_bytes(op.aux) && on_16_bytes(op.d)));
 }
 
-/// Any epilogue: sums of some rows at a time, in f32, in half of the workspace.
+/// Runs a product with any epilogue: sums of some rows at a time, in f32, in half of the workspace.
 void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
   int64_t most = std::min(m, half / (n * size_of(DType::f32)));
-  if (most < m && most > 64) most -= most % 64;  // parts start where whole ones would be aligned
+  if (most < m && most > 64) most -= most % 64;  // aligned as a whole product is
   TRAINER_CHECK(most > 0, "{} columns in {} bytes of workspace", n, half);
   const Tensor rest = workspace.range(half, workspace.count() - half);
   for (int64_t first = 0; first < m; first += most) {

@@ -6,7 +6,7 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Sums S, bias B, everything else C.
+/// Sums are of type S, the bias of B, everything else of C.
 template <typename S, typename B, typename C>
 struct FinishBody {
   Rows<const S> sums;

@@ -1,6 +1,6 @@
 #pragma once
-// Elements of a row in pieces of V, for kernels: one access of up to 16 bytes per piece where addresses and row
-// distances allow it, single elements otherwise. Arithmetic is in f32.
+// Elements of a row in pieces of V, for kernels. A piece is one access of up to 16 bytes where addresses and row
+// distances allow it, else single elements. Arithmetic is in f32.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -17,7 +17,7 @@ constexpr int wide_of() {
   return 16 / static_cast<int>(sizeof(T));
 }
 
-/// a / b of numbers that are not negative: a division of 64 bits costs several of 32.
+/// a / b of numbers that are not negative, in 32 bits where both fit: a 64-bit division costs several times more.
 __device__ inline int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b)) : a / b;
 }
@@ -27,7 +27,7 @@ struct alignas(4 * N) [[gnu::may_alias]] Words {
   uint32_t word[N];
 };
 
-/// x[i] = p[i], i < n <= V; 0 behind. A whole piece (n = V) is aligned to its size, 16 bytes at most.
+/// x[i] = p[i], i < n <= V, and 0 from n on. A whole piece (n = V) is aligned to its size, 16 bytes at most.
 template <int V>
 __device__ inline void get(const float* p, int n, float (&x)[V]) {
   if constexpr (V % 4 == 0) {
@@ -104,7 +104,7 @@ __device__ inline void put(bf16* p, int n, const float (&x)[V]) {
     if (i < n) p[i] = bf16(x[i]);
 }
 
-/// A matrix as kernels see it. ld = 0: one row that stands for all.
+/// A matrix as kernels see it. With ld = 0 all rows are the same.
 template <typename T>
 struct Rows {
   T* data;
@@ -119,13 +119,13 @@ template <typename T>
 Rows<const T> rows_in(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, t ? t.ld() : 0};
 }
-/// A vector [cols] that every row meets.
+/// A vector [cols] that all rows share.
 template <typename T>
 Rows<const T> every_row(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, 0};
 }
 
-/// Whether pieces of v elements at columns 0, v, 2·v, … of every one of `rows` rows are aligned as get and put want.
+/// Says whether pieces of v elements at columns 0, v, 2·v, … of each of `rows` rows are aligned for get and put.
 inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, int64_t v) {
   for (const Tensor& t : tensors) {
     const int64_t unit = std::min<int64_t>(16, v * size_of(t.dtype));

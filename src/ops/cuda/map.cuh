@@ -1,6 +1,6 @@
 #pragma once
 // Elementwise kernels: a body loads a piece of V elements of a row, computes and stores it. A thread loads all its
-// pieces before it stores the first, which keeps enough accesses in flight; outputs may therefore be inputs, element by
+// pieces before it stores the first, which keeps enough accesses in flight. So outputs may be inputs, element by
 // element.
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 
 namespace trainer::ops::cuda {
 
-/// A piece of a row: columns c … c + n − 1 of row r, n <= V.
+/// A piece is columns c … c + n − 1 of row r, n <= V.
 struct Piece {
   int64_t r, c;
   int n;
@@ -67,9 +67,9 @@ struct FromOne {
   }
 };
 
-/// body over rows × cols, in pieces of V elements where all operands (empty ones do not count) are aligned for that,
-/// else element by element. `joins`: packed operands may be taken as one long row; the body then asks for nothing but
-/// places.
+/// Runs body over rows × cols, in pieces of V elements where all operands (except empty ones) are aligned for that.
+/// Else it runs element by element. `joins`: packed operands may be taken as one long row; the body then uses places
+/// only.
 template <int V, typename Body>
 void map(Exec& ex, const Body& body, int64_t rows, int64_t cols, std::initializer_list<Tensor> operands, bool joins) {
   if (joins && std::all_of(operands.begin(), operands.end(), [](const Tensor& t) { return !t || t.packed(); })) {
@@ -79,7 +79,7 @@ void map(Exec& ex, const Body& body, int64_t rows, int64_t cols, std::initialize
   aligned_rows(operands, rows, V) ? map_pieces<V>(ex, body, rows, cols) : map_pieces<1>(ex, body, rows, cols);
 }
 
-/// fn(T{}) for the compute type of a CUDA operator.
+/// Calls fn(T{}) for the compute type of a CUDA operator.
 template <typename F>
 void for_compute_type(DType dtype, const char* name, F&& fn) {
   switch (dtype) {

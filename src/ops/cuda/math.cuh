@@ -1,6 +1,6 @@
 #pragma once
-// Activation functions in f32, for kernels whose results are stored as T: to a few units in the last place for f32; for
-// bf16, whose rounding is 2^15 times larger, with the instructions that are fast.
+// Activation functions in f32, for kernels whose results are stored as T. For f32 their error is a few units in the
+// last place. For bf16, whose rounding is 2^15 times larger, they use fast instructions.
 #include <type_traits>
 
 #include "base/dtype.h"
@@ -24,7 +24,7 @@ __device__ inline float silu(float x) {
   return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
 }
 
-/// sigmoid(y) and its derivative s·(1 − s), both to full relative accuracy: from exp(−|y|).
+/// sigmoid(y) and its derivative s·(1 − s). Both have full relative accuracy, as they come from exp(−|y|).
 struct Sigmoid {
   float value, slope;
 };
@@ -44,7 +44,7 @@ __device__ inline float gelu(float x) {
 }
 template <typename T>
 __device__ inline float gelu_gradient(float x) {
-  // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16 s' is 0; the bound keeps x² finite, and comparisons keep a NaN.
+  // d/dx x·s(2u) = s + x·s'·2u'. Beyond 16, s' is 0. The bound keeps x² finite, and comparisons keep a NaN.
   x = x > 16.0f ? 16.0f : x < -16.0f ? -16.0f : x;
   const float square = x * x;
   const Sigmoid s = sigmoid_with_slope<T>(x * fmaf(square, kGeluCubic, kGeluLinear));

@@ -1,6 +1,6 @@
 #pragma once
 // Matrix instructions of a warp and asynchronous copies into shared memory (PTX ISA, sm_80 and up). Fragments of
-// mma.m16n8k16, lane = 4·g + t:
+// mma.m16n8k16, with lane = 4·g + t:
 //   left  (m × k): r[0] row g, columns 2t, 2t+1;  r[1] row g+8;  r[2], r[3] the same rows, columns 8 further
 //   right (k × n): r[0] rows 2t, 2t+1 of column g;  r[1] rows 8 further
 //   sums  (m × n): c[0], c[1] row g, columns 2t, 2t+1;  c[2], c[3] row g+8
@@ -15,8 +15,8 @@
 
 namespace trainer::ops::cuda {
 
-/// Four 8×8 matrices of 16-bit elements: lane 8·i + r names row r (16 bytes) of matrix i; r[i] receives row lane/4,
-/// columns 2·(lane % 4) and the next.
+/// Loads four 8×8 matrices of 16-bit elements. Lane 8·i + r names row r (16 bytes) of matrix i. r[i] receives row
+/// lane/4, columns 2·(lane % 4) and the next.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const bf16* row)
                : "r"(address)
                : "memory");
 }
-/// The same, each matrix transposed.
+/// Loads the same, each matrix transposed.
 __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const bf16* row) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
@@ -49,8 +49,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-/// shared <- 16 (4) bytes of global memory, or zeros if not valid; arrives by copies_wait. Both aligned to their size;
-/// `global` is an address of memory even if not valid.
+/// shared <- 16 (4) bytes of global memory, or zeros if not valid; arrives by copies_wait. Both are aligned to their
+/// size; `global` is a readable address even if not valid.
 __device__ __forceinline__ void copy_16_async(void* shared, const void* global, bool valid) {
   const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void copy_4_async(void* shared, const void* global, b
   const int bytes = valid ? 4 : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(address), "l"(global), "r"(bytes) : "memory");
 }
-/// Waits for this thread's copies; those of others are there after the next barrier.
+/// Waits for this thread's copies. Those of others are visible after the next barrier.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;\n" ::: "memory"); }
 
 }  // namespace trainer::ops::cuda

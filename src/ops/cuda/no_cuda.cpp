@@ -1,5 +1,5 @@
-// Compiled instead of the CUDA operators where there is no CUDA compiler. A device to run them on cannot be made then;
-// dry devices that stand for a GPU can.
+// This file is compiled instead of the CUDA operators where there is no CUDA compiler. Then no CUDA device can be
+// created, but a dry device that stands for a GPU can.
 #include "device/cuda/cuda_device.h"
 #include "ops/cuda/ops.h"
 

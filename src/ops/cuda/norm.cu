@@ -6,7 +6,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// The one place that forms y, so that forward and apply agree in every bit: nothing here can be contracted two ways.
+/// Only this function forms y, so that forward and apply agree in every bit: nothing here can be contracted in two
+/// ways.
 __device__ inline float normalised(float x, float mean, float rstd, float gain) { return (x - mean) * rstd * gain; }
 __device__ inline float normalised(float x, float mean, float rstd, float gain, float bias) {
   return fmaf((x - mean) * rstd, gain, bias);
@@ -152,8 +153,8 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
-/// A block walks over its rows; each thread keeps the sums of its K·V columns. The next row is on its way while a row
-/// is reduced, where registers allow it.
+/// A block walks over its rows; each thread keeps the sums of its K·V columns. The loads of the next row are in flight
+/// while a row is reduced, where registers allow it.
 template <typename T, int V, int K>
 __global__ void __launch_bounds__(kBackwardThreads) norm_backward_kernel(BackwardRows<T> op) {
   constexpr bool kAhead = K * V <= 8;
@@ -232,7 +233,8 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_kernel(Backwar
   }
 }
 
-/// Rows too long for the registers of a block: the sums stay in memory (that is, in the caches), rows are read twice.
+/// Serves rows too long for the registers of a block. The sums stay in memory (that is, in the caches), and rows are
+/// read twice.
 template <typename T, int V>
 __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
@@ -278,7 +280,7 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
   }
 }
 
-/// Threads and columns of a thread for rows of a length; 0 columns: the kernel for long rows.
+/// Threads, and columns of a thread, for rows of a length. 0 columns mean the kernel for long rows.
 struct BackwardShape {
   int columns, threads;
 };
@@ -345,7 +347,7 @@ void run(Exec& ex, const NormBackward& op) {
     constexpr int kPiece = wide_of<T>();
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const BackwardShape shape = backward_shape(cols);
-    // One wave: what the registers of a multiprocessor hold at a time.
+    // There is one wave of blocks: what the registers of a multiprocessor hold at a time.
     const int64_t most = device::cuda::facts_of(ex.device).multiprocessors * std::max(1, 640 / shape.threads);
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
     const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, DType::f32);

@@ -3,12 +3,13 @@
 namespace trainer::ops::cuda {
 namespace {
 
-// A block sums 32 threads' columns; its warps take every kRowWarps-th row and are added in order at the end.
+// A block sums 32 threads' columns. Its warps take every kRowWarps-th row, and their sums are added in order at the
+// end.
 constexpr int kRowWarps = 8;
 constexpr int64_t kBlocks = 1024;  // aimed at: several per multiprocessor
 constexpr int64_t kLeastRows = 64;
 
-/// sums of the warps of a block, in order, left in warp 0.
+/// Adds the sums of the warps of a block, in order. Warp 0 holds the result.
 template <int V>
 __device__ inline void add_warps(float (&sum)[V], float (*shared)[kWarp][V]) {
   const int lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);

@@ -1,5 +1,5 @@
 #pragma once
-// Sums whose order is a function of shapes: over the threads of a block, and over rows by way of partial sums.
+// Sums whose order is a function of shapes: over the threads of a block, and over rows by partial sums.
 #include "ops/cuda/map.cuh"
 #include "ops/elementwise.h"
 
@@ -7,8 +7,8 @@ namespace trainer::ops::cuda {
 
 inline constexpr int kWarp = 32, kMostWarps = 32;  // threads of a warp; warps of a block
 
-/// Sums of K values over a one-dimensional block of whole warps, the same bits in every thread, with one barrier.
-/// `shared` holds K·kMostWarps values; the next call must use other memory, or a barrier lies between.
+/// Sums K values over a one-dimensional block of whole warps, with one barrier. Every thread has the same bits.
+/// `shared` holds K·kMostWarps values. The next call must use other memory, or follow a barrier.
 template <typename T, int K>
 __device__ inline void block_sums(T (&values)[K], T* shared) {
 #pragma unroll
@@ -26,7 +26,7 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
 /// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed; sums f32.
 void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate);
 
-/// ColumnSum's body, checked. Scratch "column_sum.partials" is a function of the shape.
+/// Runs a ColumnSum whose operands are checked. Scratch "column_sum.partials" is a function of the shape.
 template <typename T>
 void sum_columns(Exec& ex, const ColumnSum& op);
 

@@ -5,8 +5,8 @@
 
 #include "device/cuda/runtime.h"
 
-// A stable radix sort, eight bits at a time from the lowest. A block owns a run of keys; its thread d looks after the
-// keys whose digit is d, so keys keep their order without any communication beyond the counts.
+// A stable radix sort, eight bits at a time from the lowest. A block owns a run of keys. Its thread d places the keys
+// whose digit is d. So keys keep their order without any communication beyond the counts.
 namespace trainer::ops::cuda {
 namespace {
 
@@ -20,7 +20,7 @@ struct Run {
   int shift;
 };
 
-/// Digits of this block's keys, in shared memory; returns how many there are.
+/// Loads the digits of this block's keys into shared memory. Returns how many there are.
 __device__ inline int load_digits(const Run& run, uint8_t* digits) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kKeys, left = run.count - first;
   const int n = static_cast<int>(left < kKeys ? left : kKeys);

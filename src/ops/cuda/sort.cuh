@@ -4,8 +4,8 @@
 
 namespace trainer::ops::cuda {
 
-/// order[start[v] … start[v + 1]) are the rows r with ids[r] = first + v, ascending. start [rows + 1] i32; order i32,
-/// at least as long as ids, with the rows of other tokens at its end.
+/// order[start[v] … start[v + 1]) are the rows r with ids[r] = first + v, ascending. start [rows + 1] i32; order is i32
+/// and at least as long as ids, with the rows of other tokens at its end.
 struct SortedRows {
   Scratch start, order;
 };

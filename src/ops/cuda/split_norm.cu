@@ -9,7 +9,7 @@ namespace {
 constexpr int kWarpRows = 4;         // rows, each a warp's, of a block
 constexpr int kColumnThreads = 128;  // of a block that walks over rows
 
-/// body(values, first column) for the row's pieces that belong to this lane.
+/// Calls body(first column, elements) for the row's pieces that belong to this lane.
 template <int V, typename F>
 __device__ inline void each_piece(int64_t cols, F&& body) {
   for (int64_t c = int64_t{lane_id()} * V; c < cols; c += kWarp * V)
@@ -158,7 +158,7 @@ float* plane_of(const Tensor& t, int64_t rows, bool center, int plane) {
   return center ? t.as<float>() + plane * rows : plane == 0 ? nullptr : t.as<float>();
 }
 
-/// What SplitNormSums and SplitNormBackward share.
+/// Returns the arguments that SplitNormSums and SplitNormBackward share.
 template <typename T, typename Op>
 Gradient<T> gradient_of(const Op& op) {
   Gradient<T> args{};

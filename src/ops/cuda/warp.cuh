@@ -1,6 +1,6 @@
 #pragma once
 // The parts of a kernel that are not plain C++: collectives of a warp, shared memory, vector accesses, fast functions.
-// Everything else is built from these, so that kernels also run where they are compiled as C++ and a warp is emulated.
+// Everything else is built from these. So kernels also run where they are compiled as C++ and a warp is emulated.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -12,14 +12,14 @@ namespace trainer::ops::cuda {
 
 inline constexpr unsigned kWarpMask = 0xffffffffu;
 
-/// Of blocks whose x extent is a multiple of 32, or that are one-dimensional.
+/// This holds in blocks whose x extent is a multiple of 32, or that are one-dimensional.
 __device__ __forceinline__ int lane_id() {
   unsigned lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));
   return static_cast<int>(lane);
 }
 
-/// The dynamic shared memory of the block, 16-byte aligned at least.
+/// Returns the dynamic shared memory of the block, at least 16-byte aligned.
 template <typename T>
 __device__ __forceinline__ T* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char trainer_dynamic_shared[];
@@ -28,8 +28,8 @@ __device__ __forceinline__ T* dynamic_shared() {
 
 __device__ __forceinline__ void sync_warp() { __syncwarp(kWarpMask); }
 
-/// The value of lane `source`; of the lane whose number differs in `bits`; of the lane `delta` below (the own value in
-/// lanes that have none). All 32 lanes take part, as in every collective here.
+/// These return the value of lane `source`, of the lane whose number differs in `bits`, or of the lane `delta` below.
+/// Lanes without such a lane get their own value. All 32 lanes take part, as in every collective here.
 template <typename T>
 __device__ __forceinline__ T shuffle(T value, int source) {
   return __shfl_sync(kWarpMask, value, source);
@@ -42,7 +42,7 @@ template <typename T>
 __device__ __forceinline__ T shuffle_up(T value, int delta) {
   return __shfl_up_sync(kWarpMask, value, static_cast<unsigned>(delta));
 }
-/// Bit i: lane i's predicate.
+/// Bit i of the result is lane i's predicate.
 __device__ __forceinline__ unsigned ballot(bool predicate) { return __ballot_sync(kWarpMask, predicate); }
 
 /// 2^x to about two units in the last place; 0 for −inf.
@@ -84,7 +84,7 @@ __device__ __forceinline__ T warp_max(T value) {
   return value;
 }
 
-/// Sum over a one-dimensional block of `warps` full warps, the same bits in every thread: warps are added in order.
+/// Sum over a one-dimensional block of `warps` full warps. Warps are added in order, so every thread has the same bits.
 /// `shared` has room for `warps` values; it may be used again at once.
 template <typename T>
 __device__ __forceinline__ T block_sum(T value, T* shared, int warps) {
@@ -114,7 +114,7 @@ template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];
 };
-/// As many values as 16 bytes hold.
+/// The number of values in 16 bytes.
 template <typename T>
 inline constexpr int kPack = static_cast<int>(16 / sizeof(T));
 /// `from` and `to` are aligned to the size of the pack.

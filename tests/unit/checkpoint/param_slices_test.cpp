@@ -11,15 +11,15 @@ void declare(params::ParamStore& store, bool fused) {
   const int group = store.add_group("block");
   const params::Init normal{params::Init::Kind::normal, 0.1};
   if (fused) {
-    store.add_slot(
-        group,
-        {{"q", store.whole({6, 6}), normal}, {"k", store.whole({6, 3}), normal}, {"v", store.whole({6, 3}), normal}});
+    store.add_slot(group, {{"q", store.replicated({6, 6}), normal},
+                           {"k", store.replicated({6, 3}), normal},
+                           {"v", store.replicated({6, 3}), normal}});
   } else {
     for (const auto& [name, width] : {std::pair("v", 3), std::pair("q", 6), std::pair("k", 3)}) {
-      store.add_slot(group, {{name, store.whole({6, width}).padded(0, 8), normal}});
+      store.add_slot(group, {{name, store.replicated({6, width}).padded(0, 8), normal}});
     }
   }
-  store.add_slot(group, {{"bias", store.whole({5}), normal}});
+  store.add_slot(group, {{"bias", store.replicated({5}), normal}});
   store.allocate(true);
 }
 

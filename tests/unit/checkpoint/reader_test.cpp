@@ -155,8 +155,8 @@ TEST(Reader, FindsTheCheckpointInAStepACheckpointsAndARunFolder) {
   }
   fs::rename(step, run.path() / "moved elsewhere");
   EXPECT_EQ(Reader(run.path() / "moved elsewhere").header().state.step, 100);
-  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "absent"); }), "does not exist");
-  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "checkpoints"); }), "no checkpoint here");
+  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "absent"); }), "not found");
+  EXPECT_MENTIONS(message_of([&] { Reader reader(run.path() / "checkpoints"); }), "no checkpoint found");
 }
 
 TEST(Reader, TakesTheNewestCompleteOneWhenLatestIsMissingOrWrong) {

@@ -43,12 +43,12 @@ TEST(Ticket, IsJoinedOnceAndNotOverwritten) {
   between_two([](World& world, Rig& rig, Communicator& comm) {
     std::vector<float> x(10, 1.0f);
     Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
-    EXPECT_TRUE(ticket.open());
+    EXPECT_TRUE(ticket.is_open());
     EXPECT_THROW(ticket = Ticket(), Error);
     Ticket moved = std::move(ticket);
-    EXPECT_FALSE(ticket.open());
+    EXPECT_FALSE(ticket.is_open());
     moved.join(rig.ex);
-    EXPECT_FALSE(moved.open());
+    EXPECT_FALSE(moved.is_open());
     EXPECT_THROW(moved.join(rig.ex), Error);
     EXPECT_THROW(Ticket().join(rig.ex), Error);
     EXPECT_EQ(x[9], 2.0f);

@@ -56,9 +56,9 @@ TEST(Control, MovesHostDataAmongAllRanks) {
 TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
   std::atomic<int> thrown{0};
   run_on_threads(4, {}, [&](World& world) {
-    world.control().agree({});
+    world.control().throw_if_any_failed({});
     const Error error = error_of([&] {
-      world.control().together([&] {
+      world.control().run_on_all_ranks([&] {
         if (world.rank() >= 2) throw Error(Code::data, format("file {} is bad", world.rank()));
       });
     });
@@ -66,7 +66,7 @@ TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
     EXPECT_EQ(error.scope(), Scope::all_ranks);
     EXPECT_STREQ(error.what(), "rank 2: file 2 is bad");
     ++thrown;
-    const Error first = error_of([&] { world.control().agree(Error(Code::config, "no such key")); });
+    const Error first = error_of([&] { world.control().throw_if_any_failed(Error(Code::config, "no such key")); });
     EXPECT_STREQ(first.what(), "no such key");
     world.control().barrier();  // the world goes on
   });
@@ -76,7 +76,7 @@ TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
 TEST(SoloWorld, CopiesAndCountsNothing) {
   const auto world = solo_world();
   EXPECT_EQ(world->transport(), "self");
-  EXPECT_TRUE(world->meet(0));
+  EXPECT_TRUE(world->wait_for_all_ranks(0));
   Rig rig;
   const auto comm = world->communicator(rig.device, group_of(*world, 1), Lane::critical);
   std::vector<float> x = values<float>(0, 10), y(10);
@@ -153,12 +153,12 @@ TEST(ThreadsWorld, MeetsWhenAllHaveCome) {
   std::atomic<bool> tried{false};
   run_on_threads(3, {}, [&](World& world) {
     if (world.rank() == 0) {
-      EXPECT_FALSE(world.meet(0.01));  // rank 1 has not come
+      EXPECT_FALSE(world.wait_for_all_ranks(0.01));  // rank 1 has not come
       tried = true;
     }
     if (world.rank() == 1)
       while (!tried) std::this_thread::yield();
-    EXPECT_TRUE(world.meet(60));
+    EXPECT_TRUE(world.wait_for_all_ranks(60));
   });
 }
 

@@ -256,12 +256,12 @@ const Case kCases[] = {
     {"missing_file",
      "[data]\ntrain = [\"no/such.txt\", \"nor/*.txt\"]\ntokenizer = \"train\"\nvocab_size = 500\n",
      {},
-     "f.toml:2:9: data.train: no such file: \"no/such.txt\", \"nor/*.txt\"",
+     "f.toml:2:9: data.train: \"no/such.txt\", \"nor/*.txt\" not found",
      kFiles},
     {"missing_tokenizer",
      "[data]\ntrain = [\"/etc/passwd\"]\ntokenizer = \"trian\"\n",
      {},
-     "f.toml:3:13: data.tokenizer: no such file: \"trian\"; expected \"train\" or a SentencePiece .model file; did you "
+     "f.toml:3:13: data.tokenizer: \"trian\" not found; expected \"train\" or a SentencePiece .model file; did you "
      "mean \"train\"?",
      kFiles},
     {"text_without_tokenizer",
@@ -272,18 +272,19 @@ const Case kCases[] = {
     {"missing_checkpoint",
      "[checkpoint]\nresume = \"nver\"\n",
      {},
-     "f.toml:2:10: checkpoint.resume: no such checkpoint: \"nver\"; expected auto, must, never or a path; did you mean "
+     "f.toml:2:10: checkpoint.resume: checkpoint \"nver\" not found; expected auto, must, never or a path; did you "
+     "mean "
      "\"never\"?",
      kFiles},
     {"missing_initial_weights",
      "[model]\ninit_from = \"no/run\"\n",
      {},
-     "f.toml:2:13: model.init_from: no such checkpoint: \"no/run\"",
+     "f.toml:2:13: model.init_from: checkpoint \"no/run\" not found",
      kFiles},
     {"missing_tuning_table",
      "[hardware]\ngemm_tuning = \"no/table.json\"\n",
      {},
-     "f.toml:2:15: hardware.gemm_tuning: no such file: \"no/table.json\"; `trainer bench gemm --write-tuning` makes it",
+     "f.toml:2:15: hardware.gemm_tuning: \"no/table.json\" not found; `trainer bench gemm --write-tuning` makes it",
      kFiles},
     // --set.
     {"set_mistyped", "", {"parallel.tenser=2"}, "--set parallel.tenser=2: unknown key; did you mean \"tensor\"?"},

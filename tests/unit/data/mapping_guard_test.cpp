@@ -14,9 +14,9 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
   const std::string path = write(folder / "x", std::string(3 * 4096, 'a'));
   const MappedFile file(path), other(write(folder / "y", std::string(4096, 'b')));
   file.require_whole(/*ask=*/true);
-  EXPECT_TRUE(mappings_whole());
+  EXPECT_TRUE(mappings_are_whole());
   fs::resize_file(path, 4096);
-  EXPECT_FALSE(mappings_whole()) << "the system says so";
+  EXPECT_FALSE(mappings_are_whole()) << "the system says so";
   file.require_whole();  // no page that is gone was met yet
   EXPECT_EQ(static_cast<char>(file.data()[4095]), 'a');
   EXPECT_EQ(static_cast<char>(file.data()[4096]), '\0');
@@ -25,7 +25,7 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
     expect_error(Code::data, {path, "12288 bytes were there, 4096 are now"}, [&] { file.require_whole(ask); });
   other.require_whole(/*ask=*/true);
   fs::resize_file(path, 3 * 4096);
-  EXPECT_FALSE(mappings_whole()) << "what was read stays read";
+  EXPECT_FALSE(mappings_are_whole()) << "what was read stays read";
 }
 
 TEST(MappingGuard, TakesAFileThatWasReplacedForWhole) {
@@ -34,9 +34,9 @@ TEST(MappingGuard, TakesAFileThatWasReplacedForWhole) {
   const MappedFile file(path);
   fs::rename(write(folder / "new", "short"), path);
   file.require_whole(/*ask=*/true);
-  EXPECT_TRUE(mappings_whole());
+  EXPECT_TRUE(mappings_are_whole());
   fs::remove(path);
-  EXPECT_TRUE(mappings_whole());
+  EXPECT_TRUE(mappings_are_whole());
   EXPECT_EQ(static_cast<char>(file.data()[8191]), 'a');
 }
 
@@ -47,11 +47,11 @@ TEST(MappingGuard, ForgetsMappingsThatAreGone) {
     {
       const MappedFile file(path);
       fs::resize_file(path, 0);
-      EXPECT_FALSE(mappings_whole());
+      EXPECT_FALSE(mappings_are_whole());
       EXPECT_EQ(static_cast<char>(file.data()[0]), '\0');
-      EXPECT_FALSE(mappings_whole());
+      EXPECT_FALSE(mappings_are_whole());
     }
-    EXPECT_TRUE(mappings_whole());
+    EXPECT_TRUE(mappings_are_whole());
   }
 }
 

@@ -56,27 +56,27 @@ TEST(Peak, VisitsTakeTheirShareOfTheRunAndNoMore) {
   PeakTracker peak = machine.tracker();
   peak.measure();
   const double started = machine.now;
-  EXPECT_FALSE(peak.due());
+  EXPECT_FALSE(peak.is_due());
   // Steps of 50 ms: 4 windows of 1 ms are due for every 2 seconds.
   double measuring = 0;
   for (int step = 1; step <= 400; ++step) {
     machine.now += 0.05;
-    if (!peak.due()) continue;
+    if (!peak.is_due()) continue;
     const double before = machine.now;
     peak.visit();
     measuring += machine.now - before;
-    EXPECT_FALSE(peak.due()) << "twice at step " << step;
+    EXPECT_FALSE(peak.is_due()) << "twice at step " << step;
   }
   EXPECT_LE(measuring, PeakTracker::kShare * (machine.now - started + 1e-3 * PeakTracker::kAtStart));
   EXPECT_GE(measuring, 0.85 * PeakTracker::kShare * (machine.now - started));
   // A long run stops asking.
   machine.now += 1e6;
-  for (int step = 0; step < 100'000 && peak.due(); ++step) {
+  for (int step = 0; step < 100'000 && peak.is_due(); ++step) {
     const double before = machine.now;
     peak.visit();
     measuring += machine.now - before;
   }
-  EXPECT_FALSE(peak.due());
+  EXPECT_FALSE(peak.is_due());
   EXPECT_LE(measuring, PeakTracker::kMostSeconds);
   EXPECT_GT(measuring, 0.95 * PeakTracker::kMostSeconds);
 }
@@ -97,29 +97,29 @@ TEST(Peak, AVisitThatWasDisturbedIsPaidForBeforeTheNext) {
   peak.measure();
   EXPECT_NEAR(peak.seconds(), 0.5 + 2e-3 * PeakTracker::kAtStart, 1e-9);
   machine.now += 3;
-  EXPECT_TRUE(peak.due()) << "start-up is not charged, and its slow measurement no measure of the next";
+  EXPECT_TRUE(peak.is_due()) << "start-up is not charged, and its slow measurement no measure of the next";
   slow = 0.02;
   peak.visit();
   machine.now += 9;
-  EXPECT_FALSE(peak.due()) << "24 ms are two thousandths of 12 s, and the next needs 4 more";
+  EXPECT_FALSE(peak.is_due()) << "24 ms are two thousandths of 12 s, and the next needs 4 more";
   machine.now += 3;
-  EXPECT_TRUE(peak.due());
+  EXPECT_TRUE(peak.is_due());
 }
 
 TEST(Peak, IsRaisedByWhatWasReachedAndSaysSoOnce) {
   Machinery machine{.rates = {1}};
   PeakTracker peak = machine.tracker();
   peak.measure(3);
-  EXPECT_EQ(peak.saw(0.9e12, "the products of step 1"), "");
-  EXPECT_EQ(peak.saw(std::nan(""), "nothing"), "");
+  EXPECT_EQ(peak.raise_to_rate(0.9e12, "the products of step 1"), "");
+  EXPECT_EQ(peak.raise_to_rate(std::nan(""), "nothing"), "");
   EXPECT_EQ(peak.flops(), 1e12);
-  const std::string told = peak.saw(1.25e12, "the products of step 2");
+  const std::string told = peak.raise_to_rate(1.25e12, "the products of step 2");
   EXPECT_NE(told.find("the products of step 2 ran at 1.25 TFLOP/s, above the peak of 1 that 3 windows"),
             std::string::npos)
       << told;
   EXPECT_EQ(peak.flops(), 1.25e12);
   EXPECT_EQ(peak.report().raised_by, "the products of step 2");
-  EXPECT_EQ(peak.saw(1.5e12, "the whole of step 3"), "");  // raised again, without a word
+  EXPECT_EQ(peak.raise_to_rate(1.5e12, "the whole of step 3"), "");  // raised again, without a word
   EXPECT_EQ(peak.report().flops, 1.5e12);
   EXPECT_EQ(peak.report().raised_by, "the whole of step 3");
   machine.rates = {2};
@@ -134,7 +134,7 @@ TEST(Peak, OfAStepThatRaisesItUtilisationIsOneWithoutRounding) {
     const FlopsPerToken flops{.matmul = 1.1e9 / 3, .attention = 1e7 / 9, .recomputed = 1e8 / 7};
     PeakTracker peak = machine.tracker();
     peak.measure(1);
-    peak.saw(flops.hardware() * tokens_per_s, "a step");
+    peak.raise_to_rate(flops.hardware() * tokens_per_s, "a step");
     const Utilisation use = utilisation(flops, tokens_per_s, peak.flops());
     EXPECT_EQ(use.hfu, 1);
     EXPECT_LT(use.mfu_causal, 1);
@@ -146,16 +146,16 @@ TEST(Peak, ThatWasGivenStaysAndSaysOnceThatItIsTooLow) {
        {std::pair{"user", "hardware.peak_tflops gives"}, {"data sheet", "of the data sheet"}}) {
     PeakTracker peak(1e12, origin);
     peak.measure();
-    EXPECT_FALSE(peak.due());
-    EXPECT_EQ(peak.saw(0.5e12, "step 1"), "");
-    EXPECT_NE(peak.saw(2e12, "step 2").find(advice), std::string::npos);
-    EXPECT_EQ(peak.saw(3e12, "step 3"), "");
+    EXPECT_FALSE(peak.is_due());
+    EXPECT_EQ(peak.raise_to_rate(0.5e12, "step 1"), "");
+    EXPECT_NE(peak.raise_to_rate(2e12, "step 2").find(advice), std::string::npos);
+    EXPECT_EQ(peak.raise_to_rate(3e12, "step 3"), "");
     EXPECT_EQ(peak.flops(), 1e12);
     EXPECT_EQ(peak.report().origin, origin);
     EXPECT_EQ(peak.report().windows, 0);
   }
   PeakTracker product(1e12, "measured", "products of the library");  // a GPU whose part is not known
-  EXPECT_NE(product.saw(2e12, "step 2"), "");
+  EXPECT_NE(product.raise_to_rate(2e12, "step 2"), "");
   EXPECT_EQ(product.flops(), 2e12);
 }
 

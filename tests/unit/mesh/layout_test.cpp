@@ -46,7 +46,7 @@ TEST(LayoutTables, GroupedHeadsSplitTheKeysOverOneFactorAndRepeatThemOverTheOthe
   EXPECT_EQ(k.box(), (Shape{36, 6}));
   EXPECT_EQ(k.replicas(), 6);
   int owners = 0;
-  for (int rank = 0; rank < mesh.world_size(); ++rank) owners += k.owner(rank);
+  for (int rank = 0; rank < mesh.world_size(); ++rank) owners += k.is_owner(rank);
   EXPECT_EQ(owners, 2);  // counted once in the norm
   // Each replica of a key head sees other queries: its activations are split over rep, so its gradient is summed there.
   const Layout queries = Layout(mesh, {24, 36}).with("data", split(0)).with("tensor", split(1));
@@ -81,9 +81,9 @@ TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero
   EXPECT_EQ(bias.local(4), (Shape{24}));
   EXPECT_EQ(positions.local(5), (Shape{8, 6}));
   EXPECT_EQ(bias.gradient(residual).axes(kPartial), mesh.set("data") | mesh.set("row"));
-  EXPECT_TRUE(bias.owner(2));
-  EXPECT_FALSE(bias.owner(9 + 2));  // its copy in the other replica
-  EXPECT_FALSE(bias.owner(3));
+  EXPECT_TRUE(bias.is_owner(2));
+  EXPECT_FALSE(bias.is_owner(9 + 2));  // its copy in the other replica
+  EXPECT_FALSE(bias.is_owner(3));
 }
 
 TEST(LayoutTables, AxonnCutsTheLocalBlockOfAWeightOverZ) {
@@ -190,7 +190,7 @@ TEST(LayoutProperties, EveryElementIsOwnedOnceAndGatheringShardsIsTheIdentity) {
           ASSERT_EQ(memory[static_cast<size_t>(local)], -1) << "stored twice";
           memory[static_cast<size_t>(local)] = global;
           ++held[static_cast<size_t>(global)];
-          owned[static_cast<size_t>(global)] += layout.owner(rank);
+          owned[static_cast<size_t>(global)] += layout.is_owner(rank);
         }
       }
       // Where the definition puts each element of the box, and padding everywhere else.
@@ -274,7 +274,7 @@ TEST(Layout, ADimThatDoesNotDivideIsAConfigurationErrorWithTheNumbers) {
   EXPECT_THROW(Layout(mesh, {16, 768}).with("tensor", split(2)), Error);
   EXPECT_THROW(Layout(mesh, {16, 768}).padded(0, 15), Error);
   EXPECT_THROW(Layout(mesh, {16}).transposed(), Error);
-  EXPECT_THROW(Layout(mesh, {16}).with("data", kPartial).owner(0), Error);
+  EXPECT_THROW(Layout(mesh, {16}).with("data", kPartial).is_owner(0), Error);
 }
 
 TEST(Layout, ReadsLikeASentence) {
@@ -290,8 +290,8 @@ TEST(Layout, DualExchangesReplicasAndAddendsAndIsItsOwnInverse) {
   const MeshShape mesh({{"a", 2}, {"b", 3}, {"c", 2}, {"d", 2}});
   const Layout layout = Layout(mesh, {12, 12}).with("b", kPartial).with("c", split(1)).with("d", split(0));
   const Layout expected = Layout(mesh, {12, 12}).with("a", kPartial).with("c", split(1)).with("d", split(0));
-  EXPECT_EQ(dual(layout), expected);
-  EXPECT_EQ(dual(dual(layout)), layout);
+  EXPECT_EQ(gradient_layout(layout), expected);
+  EXPECT_EQ(gradient_layout(gradient_layout(layout)), layout);
 }
 
 }  // namespace

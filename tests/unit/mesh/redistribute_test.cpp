@@ -336,11 +336,12 @@ TEST(Redistribute, BackwardIsTheDualTheOtherWayRound) {
       for (const Layout& to : states) {
         const int me = rank.mesh.rank();
         const Scratch x = rank.ex.take("x", from.local(me), DType::f64),
-                      dy = rank.ex.take("dy", dual(to).local(me), DType::f64);
+                      dy = rank.ex.take("dy", gradient_layout(to).local(me), DType::f64);
         fill<double>(from, me, 41, x);
-        fill<double>(dual(to), me, 42, dy);
+        fill<double>(gradient_layout(to), me, 42, dy);
         const Scratch y = redistribute(rank.ex, rank.mesh, comm::Lane::critical, from, to, x.tensor());
-        const Scratch dx = redistribute(rank.ex, rank.mesh, comm::Lane::critical, dual(to), dual(from), dy.tensor());
+        const Scratch dx = redistribute(rank.ex, rank.mesh, comm::Lane::critical, gradient_layout(to),
+                                        gradient_layout(from), dy.tensor());
         const double forward = inner(y ? y : x, dy), backward = inner(x, dx ? dx : dy);
         TRAINER_CHECK(forward == product && backward == product, "{} to {}: {} and {}, not {}", to_string(from),
                       to_string(to), forward, backward, product);

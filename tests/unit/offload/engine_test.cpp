@@ -21,11 +21,11 @@ constexpr config::Optim kOptim{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight
 void declare(params::ParamStore& store) {
   const int embedding = store.add_group("embedding"), block = store.add_group("block"), head = store.add_group("head");
   const Init normal{Init::Kind::normal, 0.02}, ones{Init::Kind::ones, 0};
-  store.add_slot(embedding, {{"wte", store.whole({61, 13}), normal}});
-  store.add_slot(block, {{"w1", store.whole({13, 29}), normal}});
-  store.add_slot(block, {{"b1", store.whole({29}), normal}});
-  store.add_slot(block, {{"w2", store.whole({29, 13}), normal}});
-  store.add_slot(head, {{"gain", store.whole({13}), ones}});
+  store.add_slot(embedding, {{"wte", store.replicated({61, 13}), normal}});
+  store.add_slot(block, {{"w1", store.replicated({13, 29}), normal}});
+  store.add_slot(block, {{"b1", store.replicated({29}), normal}});
+  store.add_slot(block, {{"w2", store.replicated({29, 13}), normal}});
+  store.add_slot(head, {{"gain", store.replicated({13}), ones}});
 }
 
 /// A store and who updates it, fed with gradients that depend on step and place alone.
@@ -110,7 +110,7 @@ std::vector<std::byte> reference(DType compute, int64_t steps) {
 
 class EveryType : public ::testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, EveryType, ::testing::Values(DType::f64, DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& param) { return std::string(name_of(param.param)); });
 
 TEST_P(EveryType, AnyScheduleGivesTheSameBits) {
   constexpr int64_t kSteps = 5;

@@ -28,7 +28,7 @@ Timeline feed_forward(bool overlap) {
   const auto up = rig.strategy->linear(0, group, {.site = Site::up, .in = kHidden, .parts = {{"up", kInner}}});
   const auto down = rig.strategy->linear(0, group, {.site = Site::down, .in = kInner, .parts = {{"down", kHidden}}});
   rig.store.allocate(true);
-  rig.store.weights().gather_ahead(overlap);
+  rig.store.weights().set_gather_ahead(overlap);
   GradSink sink(rig.store, {.overlap = overlap});
   sink.prepare(rig.device);
   const auto pass = [&](Exec& ex) {
@@ -38,7 +38,7 @@ Timeline feed_forward(bool overlap) {
     const Scratch h = up->forward(ex, rig.batch.rows(), x, {}), y = down->forward(ex, rig.batch.rows(), h, {});
     const Scratch dh = down->backward(ex, rig.batch.rows(), dy, h, {}, sink),
                   dx = up->backward(ex, rig.batch.rows(), dh, x, {}, sink);
-    sink.group_done(ex, group);
+    sink.end_group(ex, group);
     sink.end_micro(ex);
   };
   device::DryDevice dry(1);

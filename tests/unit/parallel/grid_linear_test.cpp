@@ -187,7 +187,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
     through = {.act = ops::Activation::gelu, .pre = gelu};
   }
   const Scratch dx = linear->backward(ex, rows, dy, x, through, sink);
-  sink.group_done(ex, 0);
+  sink.end_group(ex, 0);
   sink.end_micro(ex);
   sink.finish(ex);
 

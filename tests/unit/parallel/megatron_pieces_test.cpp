@@ -21,11 +21,11 @@ Rig make_rig(comm::World& world, int tensor, bool sequence_parallel, DType dtype
 
 /// y, dx and all gradients of an expand or a contract linear with biases.
 Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType type) {
-  const int64_t in = leads_out(site) ? 8 : 48, out = leads_out(site) ? 48 : 8;
+  const int64_t in = reads_residual(site) ? 8 : 48, out = reads_residual(site) ? 48 : 8;
   return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
     Rig rig = make_rig(world, tensor, sequence_parallel, type);
     LinearSpec spec{.site = site, .in = in, .parts = {}, .bias = true};
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       spec.parts = {{"q", out / 2}, {"k", out / 4}, {"v", out / 4}};
     } else {
       spec.parts = {{"o", out}};
@@ -39,17 +39,17 @@ Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType
     const Shape residual{rig.tile(8).rows, 8};
     Named own;
     Scratch x, dy;
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       x = local(rig, "x", residual, rows, integers);
     } else {
       x = local(rig, "x", {kRows, in / t}, {0, r * in / t, in}, integers);
     }
     const Scratch add = local(rig, "residual", residual, rows, integers);
     parallel::ForwardFusion fusion;
-    if (!leads_out(site)) fusion.residual = add;
+    if (!reads_residual(site)) fusion.residual = add;
     const Scratch y = linear->forward(rig.ex, rig.batch.rows(), x, fusion);
     // Columns of parts lie side by side: dy is drawn by part and column.
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       dy = rig.ex.take("dy", {kRows, out / t}, type);
       int64_t col = 0;
       for (const auto& part : spec.parts)
@@ -62,7 +62,7 @@ Named linear(int tensor, bool sequence_parallel, Site site, bool integers, DType
     const Scratch dx = linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
     rig.done();
     const std::lock_guard lock(mutex);
-    if (leads_out(site)) {
+    if (reads_residual(site)) {
       int64_t col = 0;
       for (const auto& part : spec.parts) {
         const int64_t width = part.out / t;
@@ -85,7 +85,7 @@ TEST(MegatronPieces, LinearsEqualDenseOnesBitForBitOnIntegers) {
     const Named dense = linear(1, false, site, true, DType::f64);
     for (const int tensor : {2, 3, 4})
       for (const bool sequence_parallel : {false, true}) {
-        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, leads_out(site)));
+        SCOPED_TRACE(format("{} ranks, sequence parallel {}, {}", tensor, sequence_parallel, reads_residual(site)));
         const Named cut = linear(tensor, sequence_parallel, site, true, DType::f64);
         ASSERT_EQ(cut.size(), dense.size());
         for (const auto& [name, values] : dense) EXPECT_EQ(cut.at(name), values) << name;
@@ -99,46 +99,6 @@ TEST(MegatronPieces, LinearsStayNearDenseOnesInSinglePrecision) {
     for (const bool sequence_parallel : {false, true})
       for (const auto& [name, values] : linear(4, sequence_parallel, site, false, DType::f32))
         EXPECT_LE(difference(values, dense.at(name)), 1e-5) << name;
-  }
-}
-
-/// Forward and backward of the embedding with positions.
-Named embedding(int tensor, bool sequence_parallel, const std::vector<int32_t>& ids, DType type) {
-  return on_ranks(tensor, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig = make_rig(world, tensor, sequence_parallel, type);
-    const auto embedding = rig.strategy->embedding(
-        rig.store.add_group("g"), {.vocab = 37, .d_model = 6, .positions = kLength, .vocab_multiple = 48});
-    rig.ready();
-    fill_weights(rig.store, false);
-    std::vector<int32_t> own = ids;
-    rig.batch.ids = {reinterpret_cast<std::byte*>(own.data()), {kRows}, DType::i32};
-    const Scratch y = embedding->forward(rig.ex, rig.batch);
-    const Piece rows{rig.tile(6).first_row, 0, 6};
-    const Scratch dy = local(rig, "dy", {rig.tile(6).rows, 6}, rows, false);
-    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
-    rig.done();
-    const std::lock_guard lock(mutex);
-    collect(all, "y", y, rows, kRows);
-    collect_gradients(all, rig.store);
-  });
-}
-
-TEST(MegatronPieces, TheEmbeddingIsExactAtTheEdgesOfItsShards) {
-  // 48 rows over 4 ranks: shards begin at 0, 12, 24 and 36, which holds one token.
-  const std::vector<int32_t> edges = {0, 11, 12, 35, 36, 23, 24, 36, 0, 0, 12, 11,
-                                      5, 5,  5,  36, 35, 24, 23, 1,  2, 3, 0,  36};
-  for (const DType type : {DType::f64, DType::f32}) {
-    const Named dense = embedding(1, false, edges, type);
-    for (const int tensor : {2, 3, 4})
-      for (const bool sequence_parallel : {false, true}) {
-        SCOPED_TRACE(format("{} ranks, sequence parallel {}", tensor, sequence_parallel));
-        const Named cut = embedding(tensor, sequence_parallel, edges, type),
-                    again = embedding(tensor, sequence_parallel, edges, type);
-        EXPECT_EQ(cut.at("y"), dense.at("y"));
-        EXPECT_EQ(cut.at("dwte"), dense.at("dwte"));  // in order of rows, wherever they come from
-        EXPECT_LE(difference(cut.at("dwpe"), dense.at("dwpe")), 1e-6);
-        EXPECT_TRUE(cut == again);
-      }
   }
 }
 

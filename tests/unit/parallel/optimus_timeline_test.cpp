@@ -40,7 +40,7 @@ Timeline feed_forward(bool overlap) {
   const Scratch h = up->forward(ex, rig.batch.rows(), x, {}), y = down->forward(ex, rig.batch.rows(), h, {});
   const Scratch dh = down->backward(ex, rig.batch.rows(), dy, h, {}, sink),
                 dx = up->backward(ex, rig.batch.rows(), dh, x, {}, sink);
-  sink.group_done(ex, group);
+  sink.end_group(ex, group);
   sink.end_micro(ex);
   return timeline;
 }

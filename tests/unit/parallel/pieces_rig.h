@@ -37,7 +37,7 @@ struct Rig {
     sink->begin_micro(true);
   }
   void done() {
-    for (size_t g = store.groups().size(); g-- > 0;) sink->group_done(ex, static_cast<int>(g));
+    for (size_t g = store.groups().size(); g-- > 0;) sink->end_group(ex, static_cast<int>(g));
     sink->end_micro(ex);
     sink->finish(ex);
   }
@@ -45,9 +45,9 @@ struct Rig {
   Scratch backward(parallel::Embedding& embedding, parallel::Head& head, const Tensor& x, const Tensor& dy) {
     Scratch dx;
     head.loss_backward(ex, batch, x, dx, *sink);
-    sink->group_done(ex, 1);
+    sink->end_group(ex, 1);
     embedding.backward(ex, batch, dy, *sink);
-    sink->group_done(ex, 0);
+    sink->end_group(ex, 0);
     sink->end_micro(ex);
     sink->finish(ex);
     return dx;

@@ -152,7 +152,7 @@ Named results(const Case& c, Kind kind, int q, bool integers, DType type, bool o
       pre.reset();
       y = linear->forward(rig.ex, {rows}, x, fusion);
       dx = linear->backward(rig.ex, {rows}, dy, x, through, sink);
-      sink.group_done(rig.ex, 0);
+      sink.end_group(rig.ex, 0);
       sink.end_micro(rig.ex);
     }
     sink.finish(rig.ex);
@@ -213,6 +213,68 @@ TEST(SummaLinear, WaitsChangeNoBit) {
     EXPECT_TRUE(results(c, Kind::ring, q, false, DType::f32, true) ==
                 results(c, Kind::ring, q, false, DType::f32, false));
   }
+}
+
+/// Zero or the factor of what is kept: dropout of a linear whose result is one everywhere.
+Values mask(Kind kind, int q, double p, int64_t rows) {
+  constexpr int64_t kWidth = 48;
+  const Named found = on_ranks(q * q, [&](comm::World& world, Named& all, std::mutex& mutex) {
+    Rig rig(world, shape_of(q, q), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+      return std::make_unique<OneLinear>(mesh, store, kind, false, true);
+    });
+    const auto linear = rig.strategy->linear(0, rig.store.add_group("g"),
+                                             {.site = Site::out, .in = kWidth, .parts = {{"o", kWidth}}, .bias = true});
+    rig.ready();
+    for (const params::Param& param : rig.store.params())
+      for (const mesh::Run& run : param.runs)
+        for (int64_t i = 0; i < run.length; ++i)
+          set(rig.store.groups()[0].master, run.local + i * run.stride, param.shape.dims() == 1 ? 1 : 0);
+    rig.store.weights_changed();
+    const Shape shape{rows / q, kWidth / q};
+    const Piece piece{world.rank() / q * shape[0], world.rank() % q * shape[1], kWidth};
+    const Scratch x = local(rig, "x", shape, piece, true), none = rig.ex.take("none", shape, rig.type);
+    for (int64_t i = 0; i < shape.count(); ++i) set(none, i, 0);
+    parallel::ForwardFusion fusion;
+    fusion.residual = none;
+    fusion.dropout = {.p = p,
+                      .key = philox_key(3, "mask"),
+                      .first_row = piece.first_row,
+                      .first_col = piece.first_col,
+                      .width = kWidth};
+    const Scratch y = linear->forward(rig.ex, {rows}, x, fusion);
+    const std::lock_guard lock(mutex);
+    collect(all, "y", y, piece, rows);
+  });
+  return found.at("y");
+}
+
+TEST(SummaLinear, DropsTheSameElementsOnEverySquareAtTheRateThatWasAsked) {
+  constexpr int64_t kRows = 480;
+  constexpr double kRate = 0.1;
+  const Values one = mask(Kind::gathered, 1, kRate, kRows);
+  const auto count = static_cast<double>(one.size());
+  double kept = 0;
+  for (const double value : one) {
+    ASSERT_TRUE(value == 0 || std::abs(value - 1 / (1 - kRate)) < 1e-7) << value;
+    kept += value != 0;
+  }
+  EXPECT_NEAR(kept / count, 1 - kRate, 3 * std::sqrt(kRate * (1 - kRate) / count));
+  for (const int q : {2, 3, 4})
+    for (const Kind kind : {Kind::ring, Kind::gathered}) EXPECT_TRUE(mask(kind, q, kRate, kRows) == one) << "q = " << q;
+  // Blocks of a square of four are as different as chance makes them: equal in 0.82 of their elements.
+  const int64_t rows = kRows / 4, width = static_cast<int64_t>(one.size()) / kRows, cols = width / 4;
+  for (int64_t a = 0; a < 16; ++a)
+    for (int64_t b = 0; b < a; ++b) {
+      double equal = 0;
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < cols; ++c) {
+          const auto at = [&](int64_t block) {
+            return one[static_cast<size_t>((block / 4 * rows + r) * width + block % 4 * cols + c)];
+          };
+          equal += at(a) == at(b);
+        }
+      EXPECT_NEAR(equal / static_cast<double>(rows * cols), 0.82, 0.06) << a << " and " << b;  // 6 deviations
+    }
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ class NotingWorld final : public comm::World {
   }
   void configure(const comm::WorldOptions&) override {}
   void fail(Code, const std::string&) noexcept override {}
-  bool meet(double) noexcept override { return true; }
+  bool wait_for_all_ranks(double) noexcept override { return true; }
   int64_t bytes_sent() const override { return 0; }
 
  private:

@@ -42,6 +42,17 @@ class Spreads final : public Strategy {
   const Layout layout_;
 };
 
+/// A rank's rig; without axes, that of one rank alone.
+Rig rig_of(comm::World& world, const Layout& layout, DType type = DType::f64) {
+  return Rig(
+      world, layout.shape(),
+      [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
+        if (layout.axes.empty()) return std::make_unique<parallel::Serial>(store);
+        return std::make_unique<Spreads>(mesh, store, layout);
+      },
+      type);
+}
+
 std::vector<Layout> layouts() {
   return {
       {{{"t", 4}}, {"t"}, {}, {"t"}, {}, {}},                                   // Megatron's
@@ -67,10 +78,7 @@ constexpr int64_t kVocab = 37, kWidth = 12;
 Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integers) {
   const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, layout.shape(), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-      if (dense) return std::make_unique<parallel::Serial>(store);
-      return std::make_unique<Spreads>(mesh, store, layout);
-    });
+    Rig rig = rig_of(world, layout);
     const int64_t sequences = dense ? kSequences * replicas : kSequences, rows = sequences * kLength;
     const int64_t first = dense ? 0 : rig.store.replicas().index() * kRows;  // of this replica's rows
     rig.batch.sequences = sequences;
@@ -145,22 +153,63 @@ TEST(Vocabulary, EmbeddingAndHeadEqualThoseOfOneRankInAnySpread) {
     }
 }
 
+/// Forward and backward of the embedding with positions.
+Named embedding(const Layout& layout, const std::vector<int32_t>& ids, DType type) {
+  return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
+    Rig rig = rig_of(world, layout, type);
+    const auto embedding = rig.strategy->embedding(
+        rig.store.add_group("g"), {.vocab = kVocab, .d_model = kWidth, .positions = kLength, .vocab_multiple = 48});
+    rig.ready();
+    fill_weights(rig.store, false);
+    std::vector<int32_t> own = ids;
+    rig.batch.ids = {reinterpret_cast<std::byte*>(own.data()), {kRows}, DType::i32};
+    const parallel::Tile tile = rig.tile(kWidth);
+    const Piece piece{tile.first_row, tile.first_col, kWidth};
+    const Scratch y = embedding->forward(rig.ex, rig.batch);
+    const Scratch dy = local(rig, "dy", {tile.rows, tile.cols}, piece, false);
+    embedding->backward(rig.ex, rig.batch, dy, *rig.sink);
+    rig.done();
+    const std::lock_guard lock(mutex);
+    collect(all, "y", y, piece, kRows);
+    collect_gradients(all, rig.store);
+  });
+}
+
+TEST(Vocabulary, TheEmbeddingIsExactAtTheEdgesOfItsBlocks) {
+  // 48 rows in 2, 3 or 4 blocks, each perhaps in flat pieces: their first and last tokens, some more than once.
+  const std::vector<int32_t> edges = {0, 11, 12, 35, 36, 23, 24, 36, 15, 16, 31, 32,
+                                      5, 5,  5,  36, 35, 24, 23, 1,  2,  3,  0,  36};
+  std::vector<Layout> cut = {{{{"t", 2}}, {"t"}, {}, {"t"}, {}, {}},
+                             {{{"t", 2}}, {}, {}, {"t"}, {}, {}},
+                             {{{"t", 3}}, {"t"}, {}, {"t"}, {}, {}},
+                             {{{"t", 4}}, {}, {}, {"t"}, {}, {}},
+                             {{{"row", 4}, {"col", 4}}, {"row"}, {"col"}, {"col"}, {}, {"row"}}};
+  for (const Layout& layout : layouts())
+    if (!layout.shape().has("data")) cut.push_back(layout);
+  for (const DType type : {DType::f64, DType::f32}) {
+    const Named dense = embedding({}, edges, type);
+    for (const Layout& layout : cut) {
+      SCOPED_TRACE(layout.text());
+      const Named found = embedding(layout, edges, type), again = embedding(layout, edges, type);
+      EXPECT_EQ(found.at("y"), dense.at("y"));
+      // Tokens that stand in rows of several ranks are summed by each, and then over the ranks.
+      EXPECT_LE(difference(found.at("dwte"), dense.at("dwte")), type == DType::f64 ? 1e-15 : 1e-6);
+      EXPECT_LE(difference(found.at("dwpe"), dense.at("dwpe")), type == DType::f64 ? 1e-15 : 1e-6);
+      EXPECT_TRUE(found == again) << "twice the same";
+    }
+  }
+}
+
 TEST(Vocabulary, FlatPiecesOverRanksWithTheSameRowsAreRefused) {
   EXPECT_THROW(vocabulary({{{"z", 2}}, {}, {}, {}, {}, {"z"}}, 1, true, false), Error);
 }
 
-/// y, y rebuilt, dx onto a residual, and both gradients of a norm; the residual stream of `layout`.
-Named norm(const Layout& layout, bool center, DType type) {
+/// y, y rebuilt, dx onto a residual, and both gradients of a norm of values of deviation 1 about `mean`; the residual
+/// stream of `layout`.
+Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
   constexpr int64_t kHidden = 24;
-  const bool dense = layout.axes.empty();
   return on_ranks(layout.ranks(), [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(
-        world, layout.shape(),
-        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-          if (dense) return std::make_unique<parallel::Serial>(store);
-          return std::make_unique<Spreads>(mesh, store, layout);
-        },
-        type);
+    Rig rig = rig_of(world, layout, type);
     const auto norm = rig.strategy->norm(0, rig.store.add_group("g"),
                                          {.name = "norm", .width = kHidden, .center = center, .bias = center});
     rig.ready();
@@ -170,6 +219,8 @@ Named norm(const Layout& layout, bool center, DType type) {
     const Shape shape{tile.rows, tile.cols};
     const Scratch x = local(rig, "x", shape, piece, false), dy = local(rig, "dy", shape, piece, false),
                   residual = local(rig, "residual", shape, piece, false);
+    // What single precision can hold of it, in every type.
+    for (int64_t i = 0; i < shape.count(); ++i) set(x, i, static_cast<float>(mean + std::sqrt(3.0) * get(x, i)));
     parallel::NormStats stats;
     const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->apply(rig.ex, x, stats),
                   unkept = norm->forward(rig.ex, x, nullptr);
@@ -201,6 +252,18 @@ TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
       EXPECT_TRUE(found == norm(layout, center, DType::f64)) << "twice the same";
       expect_same(norm(layout, center, DType::f32), dense, 2e-6);
     }
+  }
+}
+
+TEST(Norms, OverSharedColumnsKeepTheirDigitsFarFromZero) {
+  // A variance from mean(x²) − mean(x)² has no digit left at 1e3 in single precision.
+  const Named dense = norm({}, true, DType::f64, 1e3);
+  for (const Layout& layout :
+       {Layout{{{"y", 2}}, {}, {"y"}, {}, {}, {}}, Layout{{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {}, {}, {}},
+        Layout{{{"row", 3}, {"col", 3}}, {"row"}, {"col"}, {}, {}, {}},
+        Layout{{{"row", 4}, {"col", 4}}, {"row"}, {"col"}, {}, {}, {}}}) {
+    SCOPED_TRACE(layout.text());
+    expect_same(norm(layout, true, DType::f32, 1e3), dense, 1e-4);
   }
 }
 

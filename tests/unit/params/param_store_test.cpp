@@ -17,11 +17,11 @@ namespace {
 struct Store {
   explicit Store(device::Device& device, DType compute) : store(device, compute) {
     const int group = store.add_group("block");
-    qkv = store.add_slot(group, {{"q", store.whole({5, 6}), {Init::Kind::normal, 0.02}},
-                                 {"k", store.whole({5, 3}), {Init::Kind::normal, 0.02}},
-                                 {"v", store.whole({5, 3}), {Init::Kind::normal, 0.5}}});
-    gain = store.add_slot(group, {{"gain", store.whole({7}), {Init::Kind::ones, 0}}});
-    table = store.add_slot(group, {{"wte", store.whole({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
+    qkv = store.add_slot(group, {{"q", store.replicated({5, 6}), {Init::Kind::normal, 0.02}},
+                                 {"k", store.replicated({5, 3}), {Init::Kind::normal, 0.02}},
+                                 {"v", store.replicated({5, 3}), {Init::Kind::normal, 0.5}}});
+    gain = store.add_slot(group, {{"gain", store.replicated({7}), {Init::Kind::ones, 0}}});
+    table = store.add_slot(group, {{"wte", store.replicated({11, 4}).padded(0, 16), {Init::Kind::normal, 0.1}}});
     store.allocate(true);
   }
   ParamStore store;
@@ -103,15 +103,15 @@ TEST(GradSink, NormIsOfAllGroupsAndNamesTheFirstBadTensor) {
   s.store.gradient(s.gain).span<float>()[6] = 4;
   const double expected = std::sqrt(60 * 9 + 16.0);
   params::GradNorm norm = sink.finish(ex);
-  EXPECT_TRUE(norm.finite());
+  EXPECT_TRUE(norm.is_finite());
   EXPECT_DOUBLE_EQ(norm.norm, expected);
-  EXPECT_DOUBLE_EQ(norm.clip(1.0), 1.0 / (expected + 1e-6));
-  EXPECT_EQ(norm.clip(1e9), 1.0);
-  EXPECT_EQ(norm.clip(0), 1.0);
+  EXPECT_DOUBLE_EQ(norm.clip_factor(1.0), 1.0 / (expected + 1e-6));
+  EXPECT_EQ(norm.clip_factor(1e9), 1.0);
+  EXPECT_EQ(norm.clip_factor(0), 1.0);
   s.store.gradient(s.qkv).span<float>()[1 * 12 + 7] = std::nanf("");
   s.store.gradient(s.table).span<float>()[0] = INFINITY;
   norm = sink.finish(ex);
-  EXPECT_FALSE(norm.finite());
+  EXPECT_FALSE(norm.is_finite());
   EXPECT_EQ(norm.bad_tensor, "k");
 }
 

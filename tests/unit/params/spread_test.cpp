@@ -161,7 +161,7 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
         });
       }
     }
-    if (s == 0 || rank.model.groups[s - 1] != rank.model.groups[s]) sink.group_done(rank.ex, rank.model.groups[s]);
+    if (s == 0 || rank.model.groups[s - 1] != rank.model.groups[s]) sink.end_group(rank.ex, rank.model.groups[s]);
   }
   sink.end_micro(rank.ex);
 }
@@ -291,7 +291,7 @@ TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
       for (int64_t i = 0; i < out.count(); ++i)
         out.as<float>()[i] = 1.0f / static_cast<float>(1 + i % 97 + 31 * world.rank());
     }
-    sink.group_done(ex, group);
+    sink.end_group(ex, group);
     sink.end_micro(ex);
     sink.finish(ex);
     const std::lock_guard lock(mutex);
@@ -325,7 +325,7 @@ TEST(SpreadSlots, AGradientWithoutALastWriteIsAnError) {
     sink.begin_step();
     sink.begin_micro(true);
     sink.slot(rank.ex, rank.model.slots[0].first, Write::more);
-    sink.group_done(rank.ex, 0);
+    sink.end_group(rank.ex, 0);
     EXPECT_THROW(sink.end_micro(rank.ex), Error);
   });
 }

@@ -136,7 +136,7 @@ TEST(WeightCache, WhatIsHeldOrNextIsGatheredOnce) {
     EXPECT_EQ(rig.run({00, 11, 1, 2}), 3) << "within a use of itself";
     EXPECT_EQ(rig.run({0, 31, 2}), 4) << "another within a use";
     EXPECT_EQ(rig.most_live, 3);
-    rig.store.weights().gather_ahead(false);
+    rig.store.weights().set_gather_ahead(false);
     EXPECT_EQ(rig.run({0, 1, 1, 2, 0}), 4) << "the same without gathers ahead";
     EXPECT_EQ(rig.most_live, 1);
   });
@@ -194,7 +194,7 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
           for (int64_t i = 0; i < kElements; ++i)
             dw.tensor.as<double>()[i] = static_cast<double>((world.rank() + 1) * (i + 100 * s));
         }
-        sink.group_done(ex, 0);
+        sink.end_group(ex, 0);
         sink.end_micro(ex);
       };
       Meter planned, real;
@@ -232,8 +232,8 @@ TEST(GradSink, SaysWhenAGroupIsReduced) {
         ParamStore store(device, DType::f64, &mesh, zero);
         std::vector<SlotId> slots;
         for (int g = 0; g < 4; ++g)
-          slots.push_back(
-              store.add_slot(store.add_group(format("{}", g)), {{format("w{}", g), store.whole({kRows, kCols}), {}}}));
+          slots.push_back(store.add_slot(store.add_group(format("{}", g)),
+                                         {{format("w{}", g), store.replicated({kRows, kCols}), {}}}));
         store.allocate(true);
         GradSink sink(store);
         sink.prepare(device);
@@ -264,7 +264,7 @@ TEST(GradSink, SaysWhenAGroupIsReduced) {
                   element = (dw.accumulate ? element : 0) + 0.5 * (world.rank() + 1) * (done + 1);
                 }
               }
-              sink.group_done(ex, done);
+              sink.end_group(ex, done);
             }
             sink.end_micro(ex);
             if (!last) {

@@ -62,7 +62,7 @@ TEST(RunPlan, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
     const plan::RunPlan plan = plan::plan_run(c, kTinyVocab, machine, true);
     machine.memory_limit = world.rank() == 1 ? plan.total - 1 : 4 * plan.total;
     try {
-      world.control().together([&] { plan::require_memory(plan, c, kTinyVocab, machine); });
+      world.control().run_on_all_ranks([&] { plan::require_memory(plan, c, kTinyVocab, machine); });
       ADD_FAILURE() << "rank " << world.rank() << " goes on";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Code::plan);

@@ -32,10 +32,10 @@ TEST(Duration, RefusesWhatIsNoDurationAsAUsageErrorThatQuotesIt) {
 }
 
 TEST(Deadline, PassesAfterItsTimeAndNeverByDefault) {
-  EXPECT_FALSE(Deadline().passed());
-  EXPECT_FALSE(Deadline(1000).passed());
+  EXPECT_FALSE(Deadline().has_passed());
+  EXPECT_FALSE(Deadline(1000).has_passed());
   EXPECT_NEAR(Deadline(1000).seconds_left(), 1000, 10);
-  EXPECT_TRUE(Deadline(-1e-3).passed());
+  EXPECT_TRUE(Deadline(-1e-3).has_passed());
 }
 
 }  // namespace

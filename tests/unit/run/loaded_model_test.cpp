@@ -20,10 +20,12 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
   told.model = trained.model;
   told.train.global_batch = trained.train.global_batch;
   told.train.micro_batch = trained.train.micro_batch;
+  told.parallel.strategy = trained.parallel.strategy;
   told.parallel.tensor = trained.parallel.tensor;
+  told.parallel.mesh = trained.parallel.mesh;
   told.parallel.data = trained.parallel.data;
   told.hardware.memory_limit = memory_gib;
-  const auto ranks = static_cast<int>(trained.parallel.tensor * trained.parallel.data);
+  const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, trained, DType::f32, 1);
     checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
@@ -56,6 +58,7 @@ double needed(config::Config c, int tensor) {
 struct Loaded {
   int64_t tensor = 0, data = 0;
   double nats = 0;
+  std::string strategy;
 };
 Loaded load(const std::filesystem::path& path, int ranks) {
   Loaded found;
@@ -64,7 +67,10 @@ Loaded load(const std::filesystem::path& path, int ranks) {
     data::TokenBatch batch;
     tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
     double nats = model.trainer->loss_sum(batch);
-    if (world.first()) found = {model.config.parallel.tensor, model.config.parallel.data, nats};
+    model.trainer->scalars().sum_over_rows({&nats, 1});  // of replicas too, which all have the same batch
+    nats /= static_cast<double>(model.config.parallel.data);
+    if (world.first())
+      found = {model.config.parallel.tensor, model.config.parallel.data, nats, model.config.parallel.strategy};
   });
   return found;
 }
@@ -98,6 +104,26 @@ TEST(LoadedModel, IsSharedByAsFewRanksAsCanHoldIt) {
       EXPECT_EQ(error.code(), Code::plan) << error.what();
     }
   }
+}
+
+TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
+  config::Config c = large();
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = {2, 2};
+  c.parallel.tensor = 1;
+  c.train.micro_batch = c.train.global_batch = 4;
+  checkpoint::TempFolder folder;
+  plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  machine.ranks = 4;
+  const double square = static_cast<double>(plan::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  const double whole = needed(on_one_rank(c), 1), half = needed(on_one_rank(c), 2);
+  ASSERT_LT(square, 0.8 * half);
+  save(c, 1.1 * whole, folder.path() / "roomy");
+  save(c, 0.5 * (square + half), folder.path() / "tight");
+  const Loaded one = load(folder.path() / "roomy", 1), four = load(folder.path() / "tight", 4);
+  EXPECT_EQ(one.strategy, "megatron-1d");
+  EXPECT_EQ(four.strategy, "optimus-2d");
+  EXPECT_NEAR(four.nats, one.nats, 1e-5 * one.nats);
 }
 
 TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {

@@ -44,7 +44,7 @@ Ran run_alone(const config::Config& c, DType compute, int64_t steps) {
 
 class OffloadInEveryType : public testing::TestWithParam<DType> {};
 INSTANTIATE_TEST_SUITE_P(Types, OffloadInEveryType, testing::Values(DType::f64, DType::f32, DType::bf16),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+                         [](const auto& param) { return std::string(name_of(param.param)); });
 
 TEST_P(OffloadInEveryType, EveryPlanGivesTheLossesAndBitsOfNone) {
   for (const config::Arch arch : {config::Arch::gpt2, config::Arch::llama}) {

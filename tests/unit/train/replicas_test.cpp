@@ -112,7 +112,7 @@ TEST(ReplicasOf, ANonFiniteGradientOnOneRankStopsTheUpdateOnAll) {
     const auto before = run.state();
     const auto outcome = run.step(1);
     EXPECT_TRUE(outcome.skipped);
-    EXPECT_FALSE(outcome.norm.finite());
+    EXPECT_FALSE(outcome.norm.is_finite());
     EXPECT_FALSE(outcome.norm.bad_tensor.empty());
     EXPECT_TRUE(run.state() == before) << "rank " << world.rank();
     std::string name = outcome.norm.bad_tensor;

@@ -1,5 +1,5 @@
-// Fused attention by cuDNN 9 through its header-only front end. The library is opened when it is asked for, so that the
-// program starts where there is none.
+// Fused attention by cuDNN 9 through its header-only front end. The library is loaded on first use, so that the program
+// also starts without it.
 #include <cudnn_frontend.h>
 #include <dlfcn.h>
 
@@ -77,7 +77,7 @@ class Cudnn final : public FusedAttention {
     return plan;
   }
 
-  /// The pass as a graph: [batch, heads, length, head_dim] with the strides that our rows have.
+  /// Builds the graph of the pass: [batch, heads, length, head_dim] with the strides that our rows have.
   static std::unique_ptr<Graph> described(const FusedShape& s) {
     auto graph = std::make_unique<Graph>();
     graph->set_io_data_type(fe::DataType_t::BFLOAT16)
@@ -143,7 +143,7 @@ std::unique_ptr<FusedAttention> load_cudnn(int ordinal) {
     const std::string name = format("libcudnn.so.{}", CUDNN_MAJOR);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (fe::cudnn_dlhandle == nullptr)
-      throw Error(Code::usage, format("{} is not here (is its folder in LD_LIBRARY_PATH?)", name));
+      throw Error(Code::usage, format("{} not found; LD_LIBRARY_PATH must name its folder", name));
   }
   try {
     return std::make_unique<Cudnn>(ordinal);

@@ -1,4 +1,4 @@
-// Compiled instead of attention.cpp where cuDNN and its front end were not found.
+// This file is compiled instead of attention.cpp where cuDNN and its front end were not found.
 #include "base/error.h"
 #include "ops/cuda/fused_attention.h"
 

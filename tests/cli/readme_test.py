@@ -1,0 +1,374 @@
+#!/usr/bin/env python3
+"""What every README says: paths exist, verbs and options are those of --help, keys those of `config reference`, example
+configurations have no mistakes, and what computes nothing (`config check`, --dry-run) is run.
+
+Code blocks of READMEs are read line by line: ```sh has one command a line, ```toml a configuration, ```bash a script whose
+commands count, ```text a sample, with commands after "$ ". In text, `code` counts as a command, an option, a key or a path by
+how it looks. Words in capitals (FILE, N, NEW_INPUTS) stand for what a reader puts there.
+"""
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import rig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+READMES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("*/README.md")]
+           if not path.parent.name.startswith("build")}
+VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "plan")
+# What commands make, and what lies on other machines.
+MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|NEW_INPUTS)(/|$|\.)|~")
+# Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
+OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
+           "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints"}
+ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
+# Programs of others, and the options of theirs that READMEs name alone.
+FOREIGN = {"tar", "docker", "git", "scontrol", "if", "fi", "exit"}
+FOREIGN_OPTIONS = {"--bind-to", "--mca", "--enable-recovery", "--gtest_filter", "--gpus-per-task", "--help"}
+ASSIGNMENT = re.compile(r"[A-Z][A-Za-z_]*=\S*$")
+PLACEHOLDER = re.compile(r"<?[A-Z][A-Z_]*>?$|…")
+
+
+class Code:
+    """What a README has in code: blocks with their language, and spans."""
+
+    def __init__(self, name, text):
+        self.name, self.folder = name, (ROOT / name).parent
+        self.blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.M | re.S)
+        prose = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+        self.spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose)]
+        self.links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", prose) if "://" not in link]
+        # Paths in plain words as well: (tests/README.md).
+        path = r"(?<!\]\()(?<![\w/`\[])((?:\w+/)+[\w.-]+\.(?:" + "|".join(ENDINGS) + r"))\b"
+        self.named = re.findall(path, re.sub("`[^`]*`", "", prose))
+
+    def commands(self):
+        """Every command as words."""
+        lines = [line for language, text in self.blocks if language in ("sh", "bash")
+                 for line in text.replace("\\\n", " ").splitlines()]
+        first = re.compile(r"(trainer|build/trainer|cmake|ctest|mpirun|srun|TRAINER=\S+|scripts/\S+|tests/\S+\.(?:sh|py)) \S")
+        lines += [span for span in self.spans if first.match(span)]
+        lines += [line[2:] for language, text in self.blocks if language == "text" for line in text.splitlines() if line[:2] == "$ "]
+        for line in lines:
+            words = shlex.split(line.replace("…", " "), comments=True)
+            for word in ("&&", ";"):
+                while word in words:
+                    yield words[:words.index(word)]
+                    words = words[words.index(word) + 1:]
+            if words:
+                yield words
+
+
+CODE = [Code(name, text) for name, text in sorted(READMES.items())]
+
+
+def files_of(folder, pattern="*"):
+    return sorted(path for path in (ROOT / folder).glob(pattern) if path.name not in ("README.md", "__pycache__"))
+
+
+class Readmes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="trainer-readme-"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        for name in ("configs", "data"):
+            (cls.folder / name).symlink_to(ROOT / name)
+        cls.help = {verb: cls.output(rig.TRAINER, verb, "--help") for verb in VERBS}
+        cls.help[""] = cls.output(rig.TRAINER, "--help")
+        cls.keys, section = set(), ""
+        for line in cls.output(rig.TRAINER, "config", "reference").splitlines():
+            if found := re.match(r"\[(\w+)\]", line):
+                section = found.group(1)
+            elif found := re.match(r"(?:# )?([a-z_0-9.]+) = ", line):
+                cls.keys.add(f"{section}.{found.group(1)}")
+        cls.scripts = {}
+
+    @classmethod
+    def output(cls, *command, status=0):
+        result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True,
+                                timeout=rig.TIMEOUT_SECONDS)
+        if result.returncode != status:
+            raise AssertionError(f"{shlex.join(map(str, command))}: status {result.returncode}\n{result.stdout}{result.stderr}")
+        return result.stdout
+
+    def each(self, items, check):
+        """check(README, item) of all items of all READMEs; a failure does not keep the others from being looked at."""
+        for code in CODE:
+            for item in items(code):
+                with self.subTest(readme=code.name, item=item if isinstance(item, str) else shlex.join(item)):
+                    check(code, item)
+
+    def require(self, code, path):
+        if PLACEHOLDER.match(path) or MADE.match(path) or path.rstrip("/") in OF_RUNS:
+            return
+        found = [base for base in (code.folder, ROOT) if list(base.glob(path.rstrip("/")))] if path.strip("./") else [ROOT]
+        self.assertTrue(found, f"{path} is neither in {code.folder.relative_to(ROOT)}/ nor in the project's root")
+
+    def require_option(self, option, text, where):
+        option = re.split("[= ]", option)[0]
+        self.assertTrue(re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text), f"{option} is not in {where}")
+
+    # --- paths
+
+    def test_every_folder_that_is_to_have_a_readme_has_one(self):
+        self.assertLessEqual({"README.md", *(f"{folder}/README.md" for folder in ("configs", "data", "scripts", "src", "tests"))},
+                             set(READMES))
+
+    def test_links_lead_to_files(self):
+        self.each(lambda code: code.links, lambda code, link: self.assertTrue((code.folder / link).exists()))
+
+    def test_paths_exist(self):
+        def paths(code):
+            looks = [span for span in code.spans + code.named if re.match(r"(\.\./)*\w[\w./-]*$", span) and span not in self.keys]
+            return [span for span in looks if "/" in span or span.rsplit(".", 1)[-1] in ENDINGS]
+
+        # unit/FOLDER/NAME_test.cpp: some file is called so
+        self.each(paths, lambda code, path: self.require(code, re.sub("NAME|FOLDER", "*", path)))
+
+    def test_nothing_is_left_out(self):
+        """Every configuration, script, folder of the source and of the tests begins a row in its folder's README."""
+        for name, items in (("configs", [path.name for path in files_of("configs")]),
+                            ("scripts", [path.name for path in files_of("scripts")]),
+                            ("src", [f"{path.name}/" for path in files_of("src") if path.is_dir()]),
+                            ("tests", [f"{path.name}/" for path in files_of("tests") if path.is_dir()])):
+            for item in items:
+                with self.subTest(readme=f"{name}/README.md", item=item):
+                    self.assertTrue(re.search(rf"^\|[^|]*[`(/]{re.escape(item)}[`)/]", READMES[f"{name}/README.md"], re.M),
+                                    f"{name}/README.md has no row for {item}")
+
+    # --- the program
+
+    def test_verbs_are_those_of_the_program(self):
+        listed = re.search(r"^subcommands:\n((?:  .*\n)+)", self.help[""], re.M | re.I).group(1)
+        self.assertEqual(set(VERBS), set(re.findall(r"^  (\w+) ", listed, re.M)))
+        documented = "".join(text for name, text in READMES.items() if name in ("README.md", "configs/README.md"))
+        for verb in VERBS:
+            self.assertIn(f"`trainer {verb}", documented)
+
+    def test_commands_name_what_there_is(self):
+        self.each(Code.commands, self.command)
+
+    def command(self, code, words):
+        while words and ASSIGNMENT.match(words[0]):
+            words = words[1:]
+        if not words:
+            return
+        program, arguments = words[0], words[1:]
+        if program in ("mpirun", "srun"):
+            start = next((i for i, word in enumerate(arguments) if word.rsplit("/")[-1] == "trainer"), len(arguments))
+            ranks = arguments[arguments.index("-np") + 1] if "-np" in arguments[:start] else None
+            self.trainer(code, arguments[start + 1:], ranks)
+        elif program in ("trainer", "build/trainer"):
+            self.trainer(code, arguments)
+        elif program == "cmake":
+            self.cmake(arguments)
+        elif program == "ctest":
+            self.ctest(arguments)
+        elif program == "python3":
+            self.require(code, arguments[0])
+        elif program.startswith(("scripts/", "tests/", "trainer-gpu/")):
+            self.script(code, program.removeprefix("trainer-gpu/"), arguments)
+        elif program.startswith("build"):
+            self.assertRegex(program, r"^build(-[a-z-]+)?/(fuzz_|unit_|trainer$)")
+            for path in [word.split("=")[-1] for word in arguments if "/" in word]:
+                self.require(code, path)
+        else:
+            self.assertTrue(program.startswith("#") or program in FOREIGN, f"{program} is no program that READMEs may name")
+            if program == "docker" and "--target" in arguments:
+                self.assertIn(f" AS {arguments[arguments.index('--target') + 1]}\n", (ROOT / "Dockerfile").read_text())
+
+    def trainer(self, code, arguments, ranks=None):
+        verb = arguments[0] if arguments and not arguments[0].startswith("-") else ""
+        self.assertIn(verb, ("", "VERB", *VERBS))
+        if verb == "VERB":
+            return
+        sets = []
+        for i, word in enumerate(arguments):
+            if word.startswith("-") and len(word) > 1:
+                self.require_option(word, self.help[verb], f"trainer {verb} --help")
+            if i > 0 and arguments[i - 1] in ("--set", "-s"):
+                self.assertIn(word.split("=")[0], self.keys)
+                sets += ["--set", word]
+        if verb in ("bench", "checkpoint", "config") and len(arguments) > 1 and not arguments[1].startswith("-"):
+            self.assertTrue(re.search(rf"\b{arguments[1]}\b", self.help[verb]), f"trainer {verb} --help has no {arguments[1]}")
+        if "--config" not in arguments:
+            return
+        config = arguments[arguments.index("--config") + 1]
+        if PLACEHOLDER.match(config) or config == "-":
+            return
+        self.require(code, config)
+        more = ["--ranks", ranks] if ranks and ranks.isdigit() else []
+        self.output(rig.TRAINER, "config", "check", "--config", config, *sets, *more)
+        if "--dry-run" in arguments:
+            self.assertTrue(self.output(rig.TRAINER, *arguments, "--set", "hardware.memory_limit=64"))  # however busy this machine
+        if verb == "config":
+            self.assertTrue(self.output(rig.TRAINER, *arguments))
+
+    def cmake(self, arguments):
+        presets = json.loads((ROOT / "CMakePresets.json").read_text())
+        kind = "buildPresets" if "--build" in arguments else "configurePresets"
+        options = re.findall(r"TRAINER_\w+", (ROOT / "CMakeLists.txt").read_text())
+        for i, word in enumerate(arguments):
+            if i > 0 and arguments[i - 1] == "--preset":
+                self.assertIn(word, [preset["name"] for preset in presets[kind]])
+            if word.startswith("-DTRAINER_"):
+                self.assertIn(word[2:].split("=")[0], options)
+
+    def ctest(self, arguments):
+        presets = json.loads((ROOT / "CMakePresets.json").read_text())["testPresets"]
+        lists = "".join(path.read_text() for path in (ROOT / "tests").rglob("CMakeLists.txt"))
+        for option, word in zip(arguments, arguments[1:]):
+            if option == "--preset":
+                self.assertIn(word, [preset["name"] for preset in presets])
+            if option == "-L":
+                self.assertRegex(lists, rf"LABELS? \"?{word}\b")
+            if option == "-R":
+                self.assertRegex(lists, rf"NAME {word}\b")
+
+    def script(self, code, path, arguments):
+        """Options are in what --help prints, arguments that look like files of the project exist."""
+        self.assertTrue((ROOT / path).is_file(), f"no {path}")
+        self.assertTrue(os.access(ROOT / path, os.X_OK), f"{path} is not executable")
+        if path not in self.scripts:
+            self.scripts[path] = self.output(ROOT / path, "--help")
+        own, behind = arguments, []
+        if "--" in arguments:
+            own, behind = arguments[:arguments.index("--")], arguments[arguments.index("--") + 1:]
+        for word in own:
+            if word.startswith("-"):
+                self.require_option(word, self.scripts[path], f"{path} --help")
+            elif re.match(r"(configs|data|scripts|src|tests)/", word):
+                self.require(code, word)
+        if "--config" in own:
+            sets = [[option, word] for option, word in zip(own, own[1:]) if option == "--set"]
+            self.output(rig.TRAINER, "config", "check", "--config", own[own.index("--config") + 1], *sum(sets, []))
+        if behind:
+            self.command(code, behind)
+
+    def test_options_are_somebodys(self):
+        everything = "".join(self.help.values())
+
+        def check(_, span):
+            if re.split("[= ]", span)[0] not in FOREIGN_OPTIONS:
+                self.require_option(span, everything, "any verb's --help")
+        self.each(lambda code: [span for span in code.spans if re.match(r"--?[a-z]", span)], check)
+
+    def test_build_options_are_those_of_cmake(self):
+        lists = (ROOT / "CMakeLists.txt").read_text() + (ROOT / "scripts/cmake/TrainerBuild.cmake").read_text()
+
+        def check(_, span):
+            name = span.removeprefix("-D").split("=")[0]
+            if name in ("TRAINER_ISA", "TRAINER_PRODUCTS"):  # of the environment, at run time
+                self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "src").rglob("*.cpp")))
+            else:
+                self.assertRegex(lists, rf"\b{name}\b")
+        self.each(lambda code: [span for span in code.spans if re.match(r"(-D)?TRAINER_\w+(=|$)", span)], check)
+
+    # --- configurations
+
+    def test_keys_are_those_of_the_reference(self):
+        sections = {key.split(".")[0] for key in self.keys}
+        ends = {key.split(".", 1)[1] for key in self.keys} | {key.split(".", 1)[1].split(".")[0] for key in self.keys}
+
+        def check(_, span):
+            if found := re.match(r"(\w+)\.([a-z_0-9.]+)( = .*)?$", span):
+                if found.group(1) in sections and found.group(2) not in ENDINGS:
+                    self.assertIn(f"{found.group(1)}.{found.group(2)}", self.keys)
+            elif found := re.match(r"([a-z_]+) = ", span):
+                self.assertIn(found.group(1), ends)
+            elif found := re.match(r"\[(\w+)\]$", span):
+                if found.group(1).islower() and len(found.group(1)) > 1:
+                    self.assertIn(found.group(1), sections)
+        self.each(lambda code: code.spans, check)
+
+    def test_blocks_of_toml_are_configurations(self):
+        def check(_, text):
+            (self.folder / "block.toml").write_text(text)
+            self.output(rig.TRAINER, "config", "check", "--config", "block.toml")
+        self.each(lambda code: [text for language, text in code.blocks if language == "toml"], check)
+
+    def test_every_configuration_has_no_mistake(self):
+        for path in files_of("configs", "*.toml"):
+            with self.subTest(config=path.name):
+                self.output(rig.TRAINER, "config", "check", "--config", f"configs/{path.name}")
+
+    def test_scripts_in_blocks_are_scripts(self):
+        def check(_, text):
+            result = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+            self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.each(lambda code: [text for language, text in code.blocks if language == "bash"], check)
+
+    # --- words
+
+    def test_names_of_the_source_are_in_the_source(self):
+        source = "".join(path.read_text(errors="replace") for path in (ROOT / "src").rglob("*")
+                         if path.suffix in (".h", ".cpp", ".cu", ".cuh"))
+        tour = CODE_OF["src/README.md"]
+        names = [span.split("(")[0] for span in tour.spans if re.fullmatch(r"(\w+(::|\.))*\w+(\([^)]*\))?", span)]
+        for language, text in tour.blocks:
+            if language == "cpp":
+                declared = set(re.findall(r"class (\w+)", text))
+                names += set(re.findall(r"[A-Za-z_]\w*", re.sub(r"//.*|\"[^\"]*\"", "", text))) - declared
+        known = set(re.findall(r"[A-Za-z_]\w*", source + " ".join(self.keys)))
+        for name in names:
+            with self.subTest(name=name):
+                self.assertLessEqual(set(re.findall(r"[A-Za-z_]\w*", name)), known)
+
+    def test_excerpts_are_in_their_files(self):
+        """Of a block after "(`path`):"."""
+        excerpts = re.findall(r"\(`([\w/.]+)`\):\n\n```cpp\n(.*?)^```", READMES["src/README.md"], re.M | re.S)
+        self.assertTrue(excerpts)
+        for path, text in excerpts:
+            there = " ".join((ROOT / "src" / path).read_text().split())
+            for line in text.splitlines():
+                with self.subTest(path=path, line=line):
+                    self.assertIn(" ".join(line.split("//")[0].split()), there)
+
+    def test_a_term_is_defined_once(self):
+        glossary = READMES["src/README.md"].split("## Glossary")[1]
+        terms = [term.strip().lower() for line in re.findall(r"^- \*\*([^*]+)\*\*:", glossary, re.M) for term in line.split(",")]
+        self.assertGreater(len(terms), 20)
+        self.assertEqual(sorted(terms), sorted(set(terms)))
+        self.assertEqual(terms, sorted(terms, key=str.lower))
+
+    def test_the_sample_is_what_a_run_prints(self):
+        """Its words, whatever its numbers."""
+        sample = "".join(text for language, text in CODE_OF["README.md"].blocks if language == "text")
+        self.assertTrue(re.search(r"at commit [0-9a-f]{7,12}\b", READMES["README.md"]), "the sample names no commit")
+        (self.folder / "tiny.txt").write_text(rig.tiny_text())
+        (self.folder / "tiny.toml").write_text(
+            '[run]\ndir = "tiny"\nthreads = 1\ndevice = "cpu"\n[model]\nn_layer = 1\nn_head = 2\nd_model = 16\nseq_len = 16\n'
+            '[data]\ntrain = ["tiny.txt"]\ntokenizer = "train"\nvocab_size = 320\nval_fraction = 0.1\n'
+            '[train]\nsteps = 12\nglobal_batch = 2\nmicro_batch = 2\neval_batches = 2\nsample_interval = 12\nsample_prompt = "the"\n'
+            '[log]\ninterval = 1\n')
+        run = subprocess.run([rig.TRAINER, "--config", "tiny.toml"], cwd=self.folder, capture_output=True, text=True,
+                             timeout=rig.TIMEOUT_SECONDS)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        lines = sample.split("$ ")[1].splitlines()[1:]
+        for start in {re.match(r"\w+( loss)?(?= |:)", line).group() for line in lines if line != "…"}:
+            with self.subTest(line=start):
+                mine, printed = (shape_of(text, {"quickstart": "tiny"}.get(start, start)) for text in (sample, run.stderr))
+                self.assertLessEqual(mine, printed, run.stderr)
+
+
+CODE_OF = {code.name: code for code in CODE}
+
+
+def shape_of(text, start):
+    """The words of the lines that begin so, without numbers, units that depend on them, files, and what is the machine's."""
+    words = set()
+    for line in text.replace("quickstart:", "tiny:").splitlines():
+        if re.match(rf"{start}\b", line):
+            line = re.sub(r"\S*/\S+\.\S+|\([^)]*\)|\d[\d.,e+:%kMGT-]*\S*|\b(bf16|fp32|own \w+|oneDNN \S+ \S+) ", " ", line)
+            words |= set(re.findall(r"[A-Za-z]{2,}", line))
+    return words - {"ms", "MiB", "GiB", "KiB", "min", "TFLOP", "GFLOP", "tokens"}
+
+
+if __name__ == "__main__":
+    rig.main()
