@@ -87,8 +87,12 @@ void Lanes::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
+// After an error too nobody works on the list any more: it may go away.
 void Lanes::wait_for_all(int64_t list) {
-  wait(list, [](const Run&) { return false; });
+  std::unique_lock lock(mutex_);
+  if (list < started_ - 2) return;
+  changed_.wait(lock, [&] { return finished_ > list; });
+  if (run(list).error != nullptr) std::rethrow_exception(run(list).error);
 }
 
 std::array<double, kLanes> Lanes::busy() {
