@@ -222,6 +222,8 @@ int main(int argc, char** argv) {
       ->check(at_least(1));
   bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
       ->check(at_least(0));
+  bench_verb.add_flag("--dry-run", bench.dry_run,
+                      "step: count the FLOPs and bytes of every kind of operator, without computing");
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;
