@@ -14,7 +14,9 @@ double Roofline::least_seconds(double work_flops, double work_bytes) const {
 
 double copy_rate(device::Device& device) {
   constexpr int kRepeats = 5;
-  const int64_t bytes = device.kind() == device::Kind::cuda ? int64_t{256} << 20 : int64_t{64} << 20;
+  int64_t bytes = int64_t{64} << 20;
+  if (device.kind() == device::Kind::cuda)
+    bytes = std::min<int64_t>(int64_t{256} << 20, device.gpu().memory_bytes / 512 / 4096 * 4096);
   Arena arena(device, Arena::Mode::heap);
   Meter unused;
   Exec ex{device, arena, unused};
