@@ -1,6 +1,7 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 #include <vector>
@@ -48,6 +49,16 @@ Reader::Reader(const fs::path& path, SystemCalls& calls)
   };
   manifest_.header.config_toml = content(kConfigFile);
   manifest_.header.tokenizer = content(kTokenizerFile);
+}
+
+int64_t Reader::vocab_size() const {
+  int64_t vocab = 0;
+  if (const auto found = header().model_keys.find("vocab_size"); found != header().model_keys.end()) {
+    const std::string& text = found->second;
+    std::from_chars(text.data(), text.data() + text.size(), vocab);
+  }
+  if (vocab < 1) throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder_.string()));
+  return vocab;
 }
 
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {

@@ -129,6 +129,8 @@ std::string_view Tokenizer::piece(int32_t id) const {
   return state_->pieces[static_cast<size_t>(id)];
 }
 
+std::string Tokenizer::name_of(int32_t id) const { return state_->processor.IdToPiece(id); }
+
 int64_t Tokenizer::text_bytes(std::span<const int32_t> ids) const {
   int64_t bytes = 0;
   for (int32_t id : ids) bytes += static_cast<int64_t>(piece(id).size());

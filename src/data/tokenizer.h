@@ -44,6 +44,8 @@ class Tokenizer {
   /// Returns what the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
   /// vocabulary.
   std::string_view piece(int32_t id) const;
+  /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
+  std::string name_of(int32_t id) const;
   /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
   int64_t text_bytes(std::span<const int32_t> ids) const;
   /// Says whether lines are cut into words (see above).
