@@ -8,6 +8,7 @@
 #include "bench/gemm.h"
 #include "bench/optimizer.h"
 #include "bench/step.h"
+#include "cli/bench_offload.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/later.h"
@@ -296,6 +297,10 @@ json bench_optimizer(const Bench& b) {
           {"share_of_traffic", rate.share()}};
 }
 
+json bench_offload(const Bench& b) {
+  return offload_ladder(b.config, b.machine, b.options.size, [&](const std::string& text) { b.say(text); });
+}
+
 json bench_elementwise(const Bench& b) {
   const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
@@ -366,16 +371,15 @@ json bench_memory(const Bench& b) {
 
 int bench_command(const BenchOptions& o) {
   if (o.what == "collectives") return bench_collectives_command(o);
-  if (o.what == "offload") throw not_built_yet("bench " + o.what);
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
       {"peak", bench_peak},           {"gemm", bench_gemm},
       {"attention", bench_attention}, {"elementwise", bench_elementwise},
-      {"optimizer", bench_optimizer}, {"step", bench_step},
-      {"memory", bench_memory}};
+      {"optimizer", bench_optimizer}, {"offload", bench_offload},
+      {"step", bench_step},           {"memory", bench_memory}};
   if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
     throw unknown_word(
         "bench", o.what,
-        {"peak", "gemm", "attention", "elementwise", "optimizer", "step", "memory", "collectives", "all"});
+        {"peak", "gemm", "attention", "elementwise", "optimizer", "offload", "step", "memory", "collectives", "all"});
   for (const auto& [given, option] :
        {std::pair{o.forms, "--forms"}, {!o.shapes.empty(), "--shape"}, {!o.write_tuning.empty(), "--write-tuning"}})
     if (given && o.what != "gemm")

@@ -12,7 +12,7 @@
 #include "measure/costs.h"
 #include "mesh/mesh.h"
 #include "model/transformer.h"
-#include "optim/adamw.h"
+#include "offload/engine.h"
 #include "params/grad_sink.h"
 #include "train/micro_graphs.h"
 #include "train/rank_scalars.h"
@@ -92,7 +92,11 @@ class Trainer {
   /// Micro-steps as graphs; after plan(), of training.
   const MicroGraphs& graphs() const { return *graphs_; }
 
-  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program.
+  /// Null: the optimizer's state is in the device's memory.
+  offload::Engine* offload() const { return offload_; }
+
+  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. What
+  /// the host keeps for the device begins with "host_".
   measure::BytesByCategory memory() const;
 
  private:
@@ -117,12 +121,14 @@ class Trainer {
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
+  std::unique_ptr<device::Device> state_home_;  // where the optimizer's state is; null: in the device's memory
   params::ParamStore store_;
   std::unique_ptr<parallel::Strategy> strategy_;
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  offload::Engine* offload_ = nullptr;  // the optimizer, when its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;

@@ -3,6 +3,7 @@
 import array
 import json
 import os
+import pathlib
 import signal
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import subprocess
 import rig
 
 HEADER_BYTES = 1024
+CORPUS = pathlib.Path(__file__).resolve().parent.parent / "fuzz/corpus"
 
 
 class Tokenize(rig.Runs):
@@ -41,6 +43,14 @@ class Tokenize(rig.Runs):
     def test_a_trained_tokenizer_gives_the_same_tokens_when_it_is_given(self):
         self.tokenize("text.txt", output="again")
         self.assert_same_tokens("again", "tokens")
+
+    def test_a_text_that_the_tokenizer_cannot_encode_is_refused(self):
+        """A control symbol of this one is the mark of a space."""
+        (self.folder / "odd.model").write_bytes((CORPUS / "tokenizer/control_symbol_is_a_space").read_bytes())
+        for arguments in (("tokenize", "--input", "text.txt", "--output", "odd", "--tokenizer", "odd.model"),
+                          ("train", "--config", "config.toml", "--set", "data.tokenizer=odd.model", "--set", 'data.train=["text.txt"]',
+                           "--set", "run.dir=odd-run")):
+            self.assertRegex(self.trainer(*arguments, status=4), r"odd\.model: this tokenizer cannot encode the text: .*; train another")
 
     def test_the_number_of_threads_leaves_no_trace(self):
         text = self.long_text(300)
