@@ -418,8 +418,8 @@ std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string
   for (size_t i = 0; i < lines.size(); ++i) {
     if (lines[i].empty() || (i == 0 && lines[i].starts_with("#version"))) continue;
     const size_t space = lines[i].find(' ');
-    if (space == 0 || space + 1 >= lines[i].size() || lines[i].find(' ', space + 1) != std::string::npos ||
-        utf8_first_invalid(lines[i]) < lines[i].size())
+    if (space == std::string::npos || space == 0 || space + 1 >= lines[i].size() ||
+        lines[i].find(' ', space + 1) != std::string::npos || utf8_first_invalid(lines[i]) < lines[i].size())
       throw Error(Code::data,
                   format("{}: line {}: expected two tokens with a space between them", merges_origin, i + 1));
     merges.push_back(lines[i]);
