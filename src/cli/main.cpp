@@ -226,6 +226,8 @@ int main(int argc, char** argv) {
           "--size", bench.size,
           "elementwise, optimizer: bytes of an operand, 0: far beyond caches; offload: parameters of a rank, 0: 3.8e9")
       ->check(at_least(0));
+  bench_verb.add_flag("--dry-run", bench.dry_run,
+                      "step: count the FLOPs and bytes of every kind of operator, without computing");
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;

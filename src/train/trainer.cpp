@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "base/clock.h"
 #include "config/layout_rules.h"
@@ -88,6 +89,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(&measure::PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
+    draw_ahead(first_sample(work, micro + 1), batches);
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
   }
@@ -104,11 +106,21 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   return outcome;
 }
 
+int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
+  return work.first_sample + (micro * replicas() + replica()) * micro_batch();
+}
+
+void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
+  if (device_.kind() != device::Kind::cuda) return;  // a CPU draws with the threads that compute
+  batches(first_sample, micro_batch(), host_);
+  ahead_ = first_sample;
+}
+
 parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
-  const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
-  batches(work.first_sample + first, micro_batch(), host_);
+  const int64_t first = first_sample(work, micro);
+  if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   parallel::Batch batch = upload(host_);
-  batch.first_sample = first;
+  batch.first_sample = first - work.first_sample;  // in the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   batch.dropout = true;

@@ -104,6 +104,11 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
+  /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. That after the last
+  /// one is the next step's first.
+  int64_t first_sample(const StepWork& work, int64_t micro) const;
+  /// Draws a micro-batch before it is asked for, where the device works meanwhile.
+  void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Loads this rank's micro-batch onto the device. `tokens` of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes the micro-batch and its gradients, with a graph where there is one.
@@ -133,6 +138,7 @@ class Trainer {
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
+  std::optional<int64_t> ahead_;  // the place of the batch in host_, drawn before it was asked for
   measure::CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };
