@@ -103,7 +103,7 @@ find "$folder/lib" "$folder/openmpi" -name '*.so*' -exec chmod u+w {} + -exec st
 
 cp configs/*.toml "$folder/configs/"
 cp data/austen.txt "$folder/data/"
-cp scripts/gpu_check.sh scripts/compare_layouts.py "$folder/scripts/"
+cp scripts/gpu_check.sh scripts/gpu_check_stages.sh scripts/compare_layouts.py "$folder/scripts/"
 cp tests/bench/compare_torch.py tests/bench/machine.py tests/bench/torch_gpt.py "$folder/tests/bench/"
 {
   echo "commit $(git rev-parse --short=12 HEAD 2> /dev/null || echo unknown)$(git diff --quiet HEAD 2> /dev/null || echo ' and changes')"

@@ -1,18 +1,23 @@
 #!/usr/bin/env bash
-# Checks and measures the trainer on a machine with one NVIDIA GPU: one call, no network, below eight minutes.
+# Checks and measures the trainer on a machine with one NVIDIA GPU, without network, in two calls of nine minutes: the
+# trainer's own speeds come first, then its tests; the second call is PyTorch, tuned products and a whole run.
 #
-#   scripts/gpu_check.sh [--bundle DIR] [--out DIR] [--budget SECONDS] [--stages "NAME…"] [--python PROGRAM]
+#   scripts/gpu_check.sh [--call 1|2] [--bundle DIR] [--out DIR] [--budget SECONDS] [--stages "NAME…"] [--python PROGRAM]
 #   scripts/gpu_check.sh --pack OUT
 #
+#   --call N       the stages of the first or of the second call (default: all, as far as the time reaches)
 #   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script lies in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
-#   --budget N     seconds in all (default: 460); stages that do not fit any more are skipped, the last ones first
-#   --stages "…"   these only, of: machine tests mpi gemm attention cudnn elementwise optimizer step-124m step-1.5b
-#                  torch-124m tuned train sanitizer torch-1.5b collectives cpu torch-cpu profile
+#   --budget N     seconds in all (default: 540); stages that do not fit any more are skipped, the last ones first
+#   --stages "…"   these only; those of call 1: machine step-124m attention elementwise optimizer gemm step-1.5b tests cudnn
+#                  sanitizer torch-compile; of call 2: machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile
 #   --python P     an interpreter that has PyTorch, to measure it beside the trainer (default: python3)
+#   --variant V    PyTorch's bf16, one a call: autocast (default) or master
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
 #
+# The report is written after every stage, so that what was measured outlives a call that is cut off. Code that PyTorch
+# compiles in the first call is kept for the second (TRAINER_TORCH_CACHE, default: in the folder of temporary files).
 # Exit status 0: every test passed and every measurement of the trainer ran. A speed that misses its target is reported
 # and fails nothing.
 set -uo pipefail
@@ -20,9 +25,11 @@ here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
 
 usage() { echo "gpu_check.sh: $*" >&2; exit 2; }
-bundle='' out=gpu-check budget=460 only='' python=python3 emulated=''
+bundle='' out=gpu-check budget=540 only='' python=python3 emulated='' call='' variant=autocast
 while [ $# -gt 0 ]; do
   case $1 in
+    --call) call=${2:?--call needs 1 or 2}; shift ;;
+    --variant) variant=${2:?--variant needs autocast or master}; shift ;;
     --bundle) bundle=${2:?--bundle needs a folder}; shift ;;
     --out) out=${2:?--out needs a folder}; shift ;;
     --budget) budget=${2:?--budget needs seconds}; shift ;;
@@ -36,11 +43,15 @@ while [ $# -gt 0 ]; do
   shift
 done
 [[ $budget =~ ^[1-9][0-9]*$ ]] || usage "--budget $budget: a number of seconds"
+[[ $call =~ ^[12]?$ ]] || usage "--call $call: 1 or 2"
+[[ $variant =~ ^(autocast|master)$ ]] || usage "--variant $variant: autocast or master"
 
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
 work=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check-XXXXXX") || exit 2
-trap 'rm -rf -- "$work"' EXIT
+background=
+trap 'if [ -n "$background" ]; then kill -KILL -- "-$background" 2> /dev/null; fi; rm -rf -- "$work"' EXIT
+trap 'exit 143' TERM INT HUP
 : > "$out/gpu_check.log"
 start=$SECONDS
 left() { echo $((budget - (SECONDS - start))); }
@@ -98,11 +109,16 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob
 if [[ $python == */* ]]; then python=$(cd "$(dirname "$python")" && pwd)/$(basename "$python"); fi
 cd "$root" || exit 2 # the configurations name their text from there
 export TRAINER_TEST_DEVICE=cuda PYTHONDONTWRITEBYTECODE=1
+cache=${TRAINER_TORCH_CACHE:-${TMPDIR:-/tmp}/trainer-torch-cache}
+export TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton TORCHINDUCTOR_FX_GRAPH_CACHE=1 \
+  TORCHINDUCTOR_AUTOGRAD_CACHE=1
 
 # --- Stages ---------------------------------------------------------------------------------------------------------
 # A stage is a function that writes $work/NAME.json (a document, if it has one) and $work/NAME.txt (what people read),
 # prints a line for the summary to fd 3, and returns 0 (passed), 77 (left out, with the reason on fd 3) or anything else.
 
+calls=('' "machine step-124m attention elementwise optimizer gemm step-1.5b tests cudnn sanitizer torch-compile"
+  "machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile")
 patience=1 names=() results=() seconds=() lines=() hopeless=
 text() { sed -e 's/[\\"]/\\&/g' -e 's/\t/ /g' | tr -d '\r' | awk 'NR > 1 { printf "\\n" } { printf "%s", $0 }'; }
 # What stage $1 has written, or null.
@@ -121,6 +137,7 @@ program_of() {
 stage() {
   local name=$1 limit=$(($2 * patience)) result begin=$SECONDS line
   if [ -n "$only" ] && [[ " $only " != *" $name "* ]]; then return; fi
+  if [ -n "$call" ] && [[ " ${calls[$call]} " != *" $name "* ]]; then return; fi
   if [ -n "$hopeless" ]; then
     result='left out' line=$hopeless
   elif [ "$(left)" -lt 10 ]; then
@@ -150,6 +167,7 @@ stage() {
   fi
   names+=("$name") results+=("$result") lines+=("$line") seconds+=($((SECONDS - begin)))
   printf '         %s%s\n' "$result" "${line:+: $line}"
+  report
 }
 # Runs a command for what is left of the stage's time.
 timed() { timeout -k 2 "$((deadline > SECONDS ? deadline - SECONDS : 1))" "$@"; }
@@ -165,220 +183,71 @@ set_of() { # --set for each argument
   for each in "$@"; do printf '%s\n' --set "$each"; done
 }
 
-stage_machine() {
+# The functions of the stages.
+# shellcheck source=scripts/gpu_check_stages.sh
+. "$here/gpu_check_stages.sh"
+
+# --- Report ---------------------------------------------------------------------------------------------------------
+
+# What decisions have set as targets, from what was measured.
+target() { # NAME WANTED MEASURED
+  local verdict='not run'
+  if [ -n "$3" ]; then
+    verdict=$(awk -v a="$3" -v b="$2" 'BEGIN { if (a + 0 >= b + 0) print "met"; else printf "missed by %.0f %%", 100 * (1 - a / b) }')
+  fi
+  targets+=("$1|$2|${3:-}|$verdict")
+}
+judge() {
+  targets=()
+  if [ -n "$emulated" ]; then return; fi
+  local attention
+  attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
+  target "GPT-2 124M, tokens/s" 470000 "$(number tokens_per_s "$work/step-124m.json")"
+  target "GPT-2 124M beside PyTorch" 1.15 "$(number ratio "$work/torch-124m.json")"
+  target "GPT-2 1.5B, mfu" 0.55 "$(number mfu "$work/step-1.5b.json")"
+  target "attention forward, head size 128, 4096 positions: share of the product rate" 0.60 "$attention"
+  target "elementwise operators: lowest share of the copy rate" 0.80 "$(number lowest_share "$work/elementwise.json")"
+}
+
+# Writes gpu_check.json and gpu_check.md of the stages so far.
+report() {
+  judge
+  local commit gpu i name measured wanted verdict
+  commit=$(sed -n 's/^commit //p' "$root/BUNDLE" 2> /dev/null || true)
+  commit=${commit:-$(git -C "$root" rev-parse --short=12 HEAD 2> /dev/null)}
+  gpu=$(head -n 1 "$work/machine.line" 2> /dev/null)
   {
-    "$trainer" --version
-    command -v nvidia-smi > /dev/null &&
-      timed nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit,pstate --format=csv
-    echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
-    "$python" --version 2>&1
-    "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tail -n 1
-    cat "$root/BUNDLE" 2> /dev/null
-  } > "$work/machine.txt"
-  gpu=$(sed -n 's/^ *cuda 0: //p' "$work/machine.txt")
-  echo "${gpu:-no GPU: $(sed -n 's/.*\(no CUDA device.*\|no CUDA in this build.*\)/\1/p' "$work/machine.txt" | head -n 1)}" >&3
-  [ -n "$gpu" ]
-}
-
-# Each program in as many parts as keep the cores busy with the references.
-stage_tests() {
-  local parts=$(($(nproc) / 2)) program part failed='' skipped=0 ran=0 pids
-  if [ "$parts" -lt 1 ]; then parts=1; fi
-  if [ "$parts" -gt 6 ]; then parts=6; fi
-  for program in "${programs[@]}"; do
-    if [[ $program == mpi_* ]]; then continue; fi
-    pids=()
-    for ((part = 0; part < parts; ++part)); do
-      GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part GTEST_FILTER=$filter \
-        timed "$bin/$program" > "$work/$program.$part" 2>&1 &
-      pids+=($!)
+    printf '{"date":"%s","commit":"%s","gpu":"%s","emulated":%s,"seconds":%d,"machine":"%s","stages":[' "$(date -u +%FT%TZ)" \
+      "$(text <<< "$commit")" "$(text <<< "$gpu")" "$([ -n "$emulated" ] && echo true || echo false)" $((SECONDS - start)) \
+      "$(text < <(cat "$work/machine.txt" 2> /dev/null))"
+    for i in "${!names[@]}"; do
+      printf '%s\n{"name":"%s","result":"%s","seconds":%d,"line":"%s","document":%s}' "$([ "$i" -gt 0 ] && echo ,)" \
+        "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "$(document "${names[i]}")"
     done
-    for ((part = 0; part < parts; ++part)); do
-      wait "${pids[part]}" || failed+=" $program.$part"
-      cat "$work/$program.$part"
-      ran=$((ran + $(grep -c '^\[       OK' "$work/$program.$part")))
-      skipped=$((skipped + $(grep -c '^\[  SKIPPED \].*ms)' "$work/$program.$part")))
-      grep -h '^\[  FAILED  \].*ms)' "$work/$program.$part" >> "$work/tests.txt"
+    printf '],\n"targets":['
+    for i in "${!targets[@]}"; do
+      IFS='|' read -r name wanted measured verdict <<< "${targets[i]}"
+      printf '%s{"name":"%s","measured":%s,"target":%s,"verdict":"%s"}' "$([ "$i" -gt 0 ] && echo ,)" "$name" "${measured:-null}" "$wanted" "$verdict"
     done
-  done
-  echo "$ran passed, $skipped skipped${failed:+; failed in$failed}" >&3
-  printf '{"passed":%d,"skipped":%d,"failed":"%s"}\n' "$ran" "$skipped" "$(text <<< "${failed# }")" > "$work/tests.json"
-  [ -z "$failed" ] && [ "$ran" -gt 0 ]
-}
-
-# Ranks that are processes and share the GPU have the bits of ranks that are threads, and follow one rank.
-stage_mpi() {
-  local program ranks ran='' failed=''
-  command -v mpirun > /dev/null || leave_out "no mpirun here"
-  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
-  for program in "${programs[@]}"; do
-    if [[ $program != mpi_* ]]; then continue; fi
-    for ranks in $mpi_ranks; do
-      ran+=" $program:$ranks"
-      timed mpirun -np "$ranks" "$bin/$program" || failed+=" $program:$ranks"
-    done
-  done
-  if [ -z "$emulated" ] && command -v "$python" > /dev/null; then
-    for layout in tensor=2 data=2; do
-      ran+=" whole-run:$layout"
-      timed "$python" "$here/compare_layouts.py" --trainer "$trainer" --config "$root/configs/quickstart.toml" --steps 10 \
-        --set "data.train=[\"$root/data/austen.txt\"]" --set run.device=cuda --set precision.compute=fp32 \
-        --set "parallel.$layout" --launcher "mpirun -np 2" || failed+=" whole-run:$layout"
-    done
-  fi
-  echo "${ran# }${failed:+; failed:$failed}" >&3
-  [ -z "$failed" ] && [ -n "$ran" ]
-}
-
-stage_gemm() {
-  local compute status=0
-  for compute in $computes; do
-    timed "$trainer" bench gemm --compute "$compute" --json "${tiny[@]}" > "$work/gemm-$compute.json" 2>> "$work/gemm.txt" || status=1
-  done
-  printf '{"bf16":%s,"fp32":%s}\n' "$(document gemm-bf16)" "$(document gemm-fp32)" > "$work/gemm.json"
-  echo "best bf16 product $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
-  return $status
-}
-stage_attention() { bench attention attention --compute bf16 "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
-# The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
-stage_cudnn() {
-  TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$operators" > "$work/cudnn.tests" 2>&1
-  local status=$?
-  cat "$work/cudnn.tests"
-  if grep -q '^\[  SKIPPED' "$work/cudnn.tests" && ! grep -q '^\[       OK' "$work/cudnn.tests"; then
-    leave_out "$(grep -m 1 -o 'without cuDNN\|libcudnn.*\|cuDNN cannot.*\|cuDNN was found.*' "$work/cudnn.tests")"
-  fi
-  [ $status = 0 ] || return $status
-  bench cudnn attention --compute bf16 --set hardware.attention=cudnn "${tiny[@]}" && grep '^b ' "$work/cudnn.txt" | tail -n 1 >&3
-}
-stage_elementwise() {
-  bench elementwise elementwise --compute bf16 "${size[@]}" &&
-    echo "$(head -n 1 "$work/elementwise.txt"); slowest operator at $(number lowest_share "$work/elementwise.json") of it" >&3
-}
-stage_optimizer() { bench optimizer optimizer "${size[@]}" && cat "$work/optimizer.txt" >&3; }
-stage_collectives() {
-  command -v mpirun > /dev/null || leave_out "no mpirun here"
-  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
-  local where parts=() status=0
-  for where in cpu cuda; do
-    timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json --set "run.device=$where" \
-      > "$work/collectives-$where.json" 2>> "$work/collectives.txt" || status=1
-    parts+=("\"$where\":$(document "collectives-$where")")
-  done
-  join_parts collectives "${parts[@]}"
-  echo "two processes: memory of the host, and of the GPU they share" >&3
-  return $status
-}
-
-# The matrix unit of the CPU beside the GPU, where it has one.
-has_amx() {
-  if [ -n "$emulated" ] || ! grep -qw amx_bf16 /proc/cpuinfo; then leave_out "no AMX here"; fi
-}
-stage_cpu() {
-  has_amx
-  local what parts=() status=0
-  for what in gemm attention optimizer; do
-    timed "$trainer" bench "$what" --compute bf16 --set run.device=cpu --json > "$work/cpu-$what.json" 2>> "$work/cpu.txt" || status=1
-    parts+=("\"$what\":$(document "cpu-$what")")
-  done
-  mapfile -t sets < <(set_of "${case_124m[@]}" run.device=cpu train.global_batch=4 train.micro_batch=4)
-  timed "$trainer" bench step --config "$root/configs/gpt2-124m.toml" --compute bf16 --warmup 1 --repeats 5 "${sets[@]}" --json \
-    > "$work/cpu-step.json" 2> "$work/cpu-step.txt" || status=1
-  cat "$work/cpu-step.txt" >> "$work/cpu.txt"
-  parts+=("\"step\":$(document cpu-step)")
-  join_parts cpu "${parts[@]}"
-  sed -n 2p "$work/cpu-step.txt" >&3
-  return $status
-}
-stage_torch_cpu() {
-  has_amx
-  torch torch-cpu 124m-4x1024 --device cpu --compute bf16 fp32 --rounds 2 --steps 3 --warmup 2
-}
-
-step() { # NAME CONFIG OVERRIDE…
-  local name=$1 config=$2
-  shift 2
-  mapfile -t sets < <(set_of "$@" "${shrink[@]}")
-  bench "$name" step --config "$root/configs/$config" --warmup 3 --repeats "$repeats" "${sets[@]}" &&
-    sed -n 2p "$work/$name.txt" >&3
-}
-stage_step_124m() { step step-124m gpt2-124m.toml "${case_124m[@]}"; }
-stage_step_1_5b() { step step-1.5b gpt2-1.5b.toml "${case_1_5b[@]}"; }
-
-# The library's algorithms are measured for every product of a step, then the step with the best of them.
-stage_tuned() {
-  mapfile -t sets < <(set_of "${case_124m[@]}" "${shrink[@]}")
-  timed "$trainer" bench gemm --config "$root/configs/gpt2-124m.toml" "${sets[@]}" --write-tuning "$work/tuning.json" || return
-  step tuned gpt2-124m.toml "${case_124m[@]}" "hardware.gemm_tuning=$work/tuning.json" || return
-  cp "$work/tuning.json" "$out/gemm_tuning.json"
-}
-
-# A real run: text, tokenizer, training, a sample; the speed of its steps as the run itself reports it.
-stage_train() {
-  local run=$work/run
-  mapfile -t sets < <(set_of "run.dir=$run" run.device=cuda "data.train=[\"$root/data/austen.txt\"]" train.eval_interval=0 \
-    train.sample_interval=0 checkpoint.interval=0 "${train_run[@]}" "${shrink[@]}")
-  timed "$trainer" train --config "$root/configs/gpt2-124m.toml" --resume never "${sets[@]}" || return
-  timed "$trainer" generate --checkpoint "$run" --prompt "She had never" --tokens 20 --seed 1 || return
-  sed -n 's/.*"event":"step".*"tokens_per_s":\([0-9.e+]*\).*/\1/p' "$run/metrics.jsonl" | sort -g > "$work/speeds"
-  local steps median
-  steps=$(wc -l < "$work/speeds")
-  median=$(sed -n "$((steps / 2 + 1))p" "$work/speeds")
-  printf '{"steps":%d,"tokens_per_s":%s}\n' "$steps" "${median:-null}" > "$work/train.json"
-  cp "$run/report.html" "$out/train.html" 2> /dev/null
-  echo "$steps steps, median $median tokens/s" >&3
-}
-
-torch() { # NAME CASE ARGUMENT…
-  "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
-  local name=$1 case=$2
-  shift 2
-  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$trainer" --python "$python" --device cuda --cases "$case" \
-    --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --json "$work/$name.pretty" "$@" > "$work/$name.txt" || return
-  tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"
-  tail -n 1 "$work/$name.txt" >&3
-}
-stage_torch_124m() { torch torch-124m gpu-124m; }
-# Compiling 48 layers takes long: of PyTorch's variants only the one that was faster above.
-stage_torch_1_5b() {
-  torch torch-1.5b gpu-1.5b --variant "$(sed -n 's/.*"peer": *"\([a-z0-9]*\).*/\1/p' "$work/torch-124m.json" 2> /dev/null | grep . || echo autocast)"
-}
-
-# Short tests of every operator, under each of the sanitizer's tools.
-stage_sanitizer() {
-  local tool found=() bad='' sanitizer
-  sanitizer=$(program_of compute-sanitizer /usr/local/cuda*/bin/compute-sanitizer)
-  [ -n "$sanitizer" ] || leave_out "no compute-sanitizer here"
-  for tool in memcheck racecheck synccheck initcheck; do
-    if [ "$deadline" -le "$SECONDS" ]; then found+=("$tool: no time left"); continue; fi
-    GTEST_FILTER=$short timeout -k 2 25 "$sanitizer" --tool "$tool" --error-exitcode 9 "$operators" > "$work/$tool" 2>&1
-    local status=$?
-    tail -n 30 "$work/$tool"
-    if grep -qi 'device not supported\|unable to find injection\|no attachable' "$work/$tool"; then
-      found+=("$tool: not possible here")
-    elif [ $status = 0 ]; then
-      found+=("$tool: nothing")
-    elif [ $status = 124 ] && ! grep -q '^=========.*\(Invalid\|hazard\|Uninitialized\|Barrier error\)' "$work/$tool"; then
-      found+=("$tool: nothing until its time was over")
-    else
-      found+=("$tool: $(grep -c '^========= \(Invalid\|Error\|Warning\|Uninit\|Barrier\)' "$work/$tool") reports")
-      bad=yes
+    printf ']}\n'
+  } > "$out/gpu_check.json"
+  {
+    printf "## %s\n\n\`scripts/gpu_check.sh\`, commit %s, %s\n\n" "${gpu:-GPU}" "$commit" "$(date -u +%F)"
+    printf '| stage | result | s | |\n|---|---|---|---|\n'
+    for i in "${!names[@]}"; do printf '| %s | %s | %d | %s |\n' "${names[i]}" "${results[i]}" "${seconds[i]}" "${lines[i]//|/\\|}"; done
+    if [ ${#targets[@]} -gt 0 ]; then
+      printf '\n| target | wanted | measured | |\n|---|---|---|---|\n'
+      printf '%s\n' "${targets[@]}" | sed 's/^/| /; s/|/ | /g; s/$/ |/'
     fi
-  done
-  printf '%s\n' "${found[@]}" > "$work/sanitizer.txt"
-  (IFS=';' && echo "${found[*]}") >&3
-  [ -z "$bad" ]
-}
-
-stage_profile() {
-  local ncu
-  ncu=$(program_of ncu /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu)
-  [ -n "$ncu" ] || leave_out "no ncu here; the steps above name the time of each operator"
-  mapfile -t sets < <(set_of "${case_124m[@]}" model.n_layer=1)
-  timed "$ncu" --clock-control none --section SpeedOfLight --launch-skip 60 --launch-count 60 "$trainer" bench step \
-    --config "$root/configs/gpt2-124m.toml" --warmup 1 --repeats 1 "${sets[@]}" > "$work/profile.ncu"
-  grep -E '^  [a-z_].*\(|Compute \(SM\) Throughput|  Memory Throughput +%|Duration' "$work/profile.ncu" > "$work/profile.txt"
-  echo "$(grep -c Duration "$work/profile.txt") kernels" >&3
+    for i in "${!names[@]}"; do
+      [ -s "$work/${names[i]}.txt" ] || continue
+      if [[ ${names[i]} == torch-* ]]; then
+        printf '\n### %s\n\n%s\n' "${names[i]}" "$(cat "$work/${names[i]}.txt")"
+      else
+        printf "\n### %s\n\n\`\`\`\n%s\n\`\`\`\n" "${names[i]}" "$(cat "$work/${names[i]}.txt")"
+      fi
+    done
+  } > "$out/gpu_check.md"
 }
 
 # Sizes.
@@ -387,6 +256,7 @@ short+=':*AttentionOf/2.Matches*:*AttentionShapes/2.Match*:*Adam/1.Keeps*'
 mpi_ranks='2 4' computes='bf16 fp32' repeats=10 tiny=() size=() shrink=()
 case_124m=(train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
+torch_device=cuda torch_tiny=()
 train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
 if [ -n "$emulated" ]; then
   filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 size=(--size 65536)
@@ -395,6 +265,9 @@ if [ -n "$emulated" ]; then
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
   train_run=(train.tokens=96 optim.warmup_steps=1)
+  # PyTorch has no emulated device: its stages run on the CPU, with the trainer beside it.
+  mapfile -t torch_tiny < <(printf '%s\n' --no-compile --tries 1 --threads 1 && set_of "${shrink[@]}")
+  torch_device=cpu
   patience=10 budget=$((10 * budget)) # an emulated device is slow, and nothing is measured
 fi
 
@@ -402,74 +275,28 @@ stage machine 30
 if [ "${results[0]:-passed}" != passed ] && [ -z "$emulated" ]; then
   hopeless='no GPU'
 fi
-stage tests 150
-stage mpi 90
-stage gemm 40
+# The first call: speeds while nothing else runs, then what proves them right.
+stage step-124m 40
 stage attention 30
-stage cudnn 40
 stage elementwise 30
 stage optimizer 20
-stage step-124m 40
+stage gemm 40
 stage step-1.5b 60
+start_compiling
+stage tests 150
+stage cudnn 40
+stage sanitizer 105
+stage torch-compile 120
+# The second call.
 stage torch-124m 150
+stage torch-1.5b 150
 stage tuned 40
 stage train 60
-stage sanitizer 105
-stage torch-1.5b 120
+stage mpi 90
 stage collectives 20
 stage cpu 60
 stage torch-cpu 150
 stage profile 45
-
-# --- Report ---------------------------------------------------------------------------------------------------------
-
-# What decisions have set as targets, from what was measured: NAME MEASURED TARGET.
-targets=()
-target() { if [ -n "$2" ]; then targets+=("$1|$2|$3|$(awk -v a="$2" -v b="$3" 'BEGIN { print (a + 0 >= b + 0) ? "met" : "missed" }')"); fi; }
-if [ -z "$emulated" ]; then
-  target "GPT-2 124M, tokens/s" "$(number tokens_per_s "$work/step-124m.json")" 470000
-  target "GPT-2 124M beside PyTorch" "$(number ratio "$work/torch-124m.json")" 1.15
-  target "GPT-2 1.5B, mfu" "$(number mfu "$work/step-1.5b.json")" 0.55
-  attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
-  target "attention forward, head size 128, 4096 positions: share of the product rate" "$attention" 0.60
-  target "elementwise operators: lowest share of the copy rate" "$(number lowest_share "$work/elementwise.json")" 0.80
-fi
-
-commit=$(sed -n 's/^commit //p' "$root/BUNDLE" 2> /dev/null || true)
-commit=${commit:-$(git -C "$root" rev-parse --short=12 HEAD 2> /dev/null)}
-gpu=$(head -n 1 "$work/machine.line" 2> /dev/null)
-{
-  printf '{"date":"%s","commit":"%s","gpu":"%s","emulated":%s,"seconds":%d,"machine":"%s","stages":[' "$(date -u +%FT%TZ)" \
-    "$(text <<< "$commit")" "$(text <<< "$gpu")" "$([ -n "$emulated" ] && echo true || echo false)" $((SECONDS - start)) \
-    "$(text < <(cat "$work/machine.txt" 2> /dev/null))"
-  for i in "${!names[@]}"; do
-    printf '%s\n{"name":"%s","result":"%s","seconds":%d,"line":"%s","document":%s}' "$([ "$i" -gt 0 ] && echo ,)" \
-      "${names[i]}" "${results[i]}" "${seconds[i]}" "$(text <<< "${lines[i]}")" "$(document "${names[i]}")"
-  done
-  printf '],\n"targets":['
-  for i in "${!targets[@]}"; do
-    IFS='|' read -r name measured wanted verdict <<< "${targets[i]}"
-    printf '%s{"name":"%s","measured":%s,"target":%s,"verdict":"%s"}' "$([ "$i" -gt 0 ] && echo ,)" "$name" "$measured" "$wanted" "$verdict"
-  done
-  printf ']}\n'
-} > "$out/gpu_check.json"
-{
-  printf "## %s\n\n\`scripts/gpu_check.sh\`, commit %s, %s\n\n" "${gpu:-GPU}" "$commit" "$(date -u +%F)"
-  printf '| stage | result | s | |\n|---|---|---|---|\n'
-  for i in "${!names[@]}"; do printf '| %s | %s | %d | %s |\n' "${names[i]}" "${results[i]}" "${seconds[i]}" "${lines[i]//|/\\|}"; done
-  if [ ${#targets[@]} -gt 0 ]; then
-    printf '\n| target | measured | wanted | |\n|---|---|---|---|\n'
-    printf '%s\n' "${targets[@]}" | sed 's/^/| /; s/|/ | /g; s/$/ |/'
-  fi
-  for i in "${!names[@]}"; do
-    [ -s "$work/${names[i]}.txt" ] || continue
-    if [[ ${names[i]} == torch-* ]]; then
-      printf '\n### %s\n\n%s\n' "${names[i]}" "$(cat "$work/${names[i]}.txt")"
-    else
-      printf "\n### %s\n\n\`\`\`\n%s\n\`\`\`\n" "${names[i]}" "$(cat "$work/${names[i]}.txt")"
-    fi
-  done
-} > "$out/gpu_check.md"
 
 echo
 sed -n '/^| stage/,/^$/p; /^| target/,/^$/p' "$out/gpu_check.md"

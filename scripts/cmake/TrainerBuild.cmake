@@ -185,8 +185,10 @@ function(trainer_isa_variants module)
   set(flags_plain "")
   set(flags_avx2 -mavx2 -mfma -mf16c -mbmi2)
   set(flags_avx512 -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512)
-  # Under the sanitizers, whose checks take the compiler minutes to optimise, kernels are there to be right.
-  set(level $<IF:$<BOOL:${TRAINER_SANITIZE}>,-O1,-O3>)
+  set(level -O3)
+  if(TRAINER_SANITIZE)  # its checks take the compiler minutes to optimise
+    set(level -O1)
+  endif()
   foreach(isa plain avx2 avx512)
     add_library(trainer_${module}_${isa} OBJECT ${sources})
     target_include_directories(trainer_${module}_${isa} PRIVATE "${PROJECT_SOURCE_DIR}/src")

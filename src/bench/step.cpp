@@ -1,12 +1,15 @@
 #include "bench/step.h"
 
 #include <algorithm>
+#include <map>
+#include <memory>
 
 #include "base/log.h"
 #include "base/median.h"
 #include "base/philox.h"
 #include "config/layout_rules.h"
 #include "measure/flops.h"
+#include "measure/roofline.h"
 #include "measure/units.h"
 #include "ops/gemm.h"
 #include "plan/gemm_tuning.h"
@@ -16,17 +19,23 @@
 namespace trainer::bench {
 namespace {
 
-/// Tokens are drawn by position, and each predicts the next.
+/// Tokens are drawn by position, and each predicts the next. Every step has the same ones, drawn when they are first
+/// asked for: drawing them is not a part of a step.
 train::BatchSource random_batches(const config::Config& config) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
-  const int64_t length = config.model.seq_len, vocab = config.data.vocab_size;
-  return [key, length, vocab](int64_t sample, int64_t sequences, data::TokenBatch& out) {
-    out.resize(sequences, length);
-    for (size_t r = 0; r < out.ids.size(); ++r) {
-      const auto index = static_cast<uint64_t>(sample * length) + r;
-      out.ids[r] = static_cast<int32_t>(philox_at(key, index) % static_cast<uint64_t>(vocab));
-      out.targets[r] = static_cast<int32_t>(philox_at(key, index + 1) % static_cast<uint64_t>(vocab));
+  const int64_t length = config.model.seq_len, vocab = config.data.vocab_size, samples = config.train.global_batch;
+  const auto drawn = std::make_shared<std::map<int64_t, data::TokenBatch>>();
+  return [=](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    data::TokenBatch& batch = (*drawn)[sample % samples];
+    if (batch.ids.empty()) {
+      batch.resize(sequences, length);
+      for (size_t r = 0; r < batch.ids.size(); ++r) {
+        const auto index = static_cast<uint64_t>(sample % samples * length) + r;
+        batch.ids[r] = static_cast<int32_t>(philox_at(key, index) % static_cast<uint64_t>(vocab));
+        batch.targets[r] = static_cast<int32_t>(philox_at(key, index + 1) % static_cast<uint64_t>(vocab));
+      }
     }
+    out = batch;
   };
 }
 
@@ -40,6 +49,46 @@ train::StepWork work_of(const config::Config& config, int64_t step) {
 }
 
 }  // namespace
+
+StepCount count_step(const config::Config& whole, const plan::Machine& machine) {
+  config::Config config = whole;
+  config.train.global_batch = whole.train.micro_batch;  // all micro-steps do the same work
+  const int64_t micro_steps = whole.train.global_batch / whole.train.micro_batch, vocab = config.data.vocab_size;
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  plan::use_gemm_tuning(config, *world, *plan::make_dry_device(machine));
+  const std::unique_ptr<device::Device> dry = plan::make_dry_device(machine);
+  train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
+  trainer.plan();
+  StepCount count{.parameters = trainer.store().parameter_count(),
+                  .tokens = whole.train.global_batch * config.model.seq_len,
+                  .compute = std::string(name_of(machine.compute)),
+                  .model_flops_per_token = measure::flops_per_token(config.model, vocab, config.train.recompute).full(),
+                  .operators = {}};
+  for (int i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    const Meter::Entry& entry = trainer.meter().of(kind);
+    if (entry.calls == 0) continue;
+    const int64_t times = kind == OpKind::grad_norm || kind == OpKind::optimizer ? 1 : micro_steps;
+    const auto scale = static_cast<double>(times) * 1e-9;
+    count.operators.push_back({.name = std::string(name_of(kind)),
+                               .calls = entry.calls * times,
+                               .gflops = entry.flops * scale,
+                               .gb = entry.bytes * scale});
+  }
+  std::sort(count.operators.begin(), count.operators.end(),
+            [](const OpShare& a, const OpShare& b) { return a.gb > b.gb; });
+  return count;
+}
+
+std::string to_text(const StepCount& count) {
+  std::string text = format("{} parameters, {} tokens a step, {}, {:.3g} TFLOP of the model a step; counted only\n",
+                            measure::format_count(static_cast<double>(count.parameters)), count.tokens, count.compute,
+                            count.model_flops_per_token * static_cast<double>(count.tokens) * 1e-12);
+  text += format("{:<14}{:>8}{:>12}{:>10}\n", "operator", "calls", "GFLOP", "GB");
+  for (const OpShare& op : count.operators)
+    text += format("{:<14}{:>8}{:>12.3f}{:>10.4f}\n", op.name, op.calls, op.gflops, op.gb);
+  return text;
+}
 
 StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps) {
   const int64_t vocab = config.data.vocab_size;
@@ -93,6 +142,8 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   bench.mfu_causal = use.mfu_causal;
   bench.hfu = use.hfu;
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
+  const measure::Roofline roofline{peak.flops(), measure::copy_rate(*device)};
+  bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
   if (machine.gpu) {  // timed operators do not overlap, which makes steps longer: they run once more
@@ -107,12 +158,13 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
     const double per_step = 1.0 / steps;
     bench.operators.push_back({std::string(name_of(static_cast<OpKind>(kind))), entry.calls / steps,
                                entry.seconds * 1e3 * per_step, entry.flops * 1e-9 * per_step,
-                               entry.bytes * 1e-9 * per_step});
+                               entry.bytes * 1e-9 * per_step,
+                               roofline.least_seconds(entry.flops, entry.bytes) * 1e3 * per_step});
     accounted += entry.seconds * 1e3;
   }
   std::sort(bench.operators.begin(), bench.operators.end(),
             [](const OpShare& a, const OpShare& b) { return a.ms > b.ms; });
-  bench.operators.push_back({"other", 0, (total - accounted) / steps, 0, 0});
+  bench.operators.push_back({.name = "other", .ms = (total - accounted) / steps});
   return bench;
 }
 
@@ -161,15 +213,21 @@ std::string to_text(const StepBench& b) {
              measure::format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
   text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
                  b.median_ms, b.tokens_per_s, b.model_tflops, measure::format_percent(b.mfu), to_string(b.peak));
-  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s", "GB/s",
-                 "of peak");
+  text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s",
+                 "GB/s", "of peak", "least ms", "of least");
+  double least_ms = 0;
   for (const OpShare& op : b.operators) {
     const double rate = op.gflops / op.ms * 1e3;
-    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}\n", op.name, op.calls, op.ms,
-                   measure::format_percent(op.ms / b.median_ms), op.gflops > 0 ? format("{:.1f}", rate) : "-",
-                   op.gb > 0 ? format("{:.1f}", op.gb / op.ms * 1e3) : "-",
-                   op.gflops > 0 ? measure::format_percent(rate * 1e9 / b.peak.flops) : "-");
+    const auto given = [](double work, const std::string& shown) { return work > 0 ? shown : "-"; };
+    least_ms += op.least_ms;
+    text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", op.name, op.calls, op.ms,
+                   measure::format_percent(op.ms / b.median_ms), given(op.gflops, format("{:.1f}", rate)),
+                   given(op.gb, format("{:.1f}", op.gb / op.ms * 1e3)),
+                   given(op.gflops, measure::format_percent(rate * 1e9 / b.peak.flops)),
+                   given(op.least_ms, format("{:.2f}", op.least_ms)),
+                   given(op.least_ms, measure::format_percent(op.least_ms / op.ms)));
   }
+  text += format("least: {:.1f} ms in all, at the peak and at copies of {:.1f} GB/s\n", least_ms, b.copy_gb_per_s);
   return text;
 }
 

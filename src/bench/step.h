@@ -13,7 +13,18 @@ struct OpShare {
   std::string name;
   int64_t calls = 0;                  // per step
   double ms = 0, gflops = 0, gb = 0;  // per step: wall time, work, memory traffic as the operators state it
+  double least_ms = 0;                // at the rates of the roofline
 };
+/// The work of a step as a dry run counts it, largest traffic first; nothing is computed or timed.
+struct StepCount {
+  int64_t parameters = 0, tokens = 0;
+  std::string compute;
+  double model_flops_per_token = 0;
+  std::vector<OpShare> operators;
+};
+StepCount count_step(const config::Config& config, const plan::Machine& machine);
+std::string to_text(const StepCount& count);
+
 struct StepBench {
   int64_t parameters = 0, tokens = 0;  // tokens of a step
   int threads = 0;
@@ -23,6 +34,7 @@ struct StepBench {
       peak;  // the best of windows before, between and after the steps, or what a step or its operators reached
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
   double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
+  double copy_gb_per_s = 0;                 // the roofline's other rate
   std::vector<OpShare> operators;           // slowest first; "other" is what no operator accounts for
   int64_t memory_bytes = 0;
 };

@@ -11,7 +11,7 @@ std::vector<TensorSlice> slices(const params::ParamStore& store, bool moments, b
     const params::Group& group = store.groups()[static_cast<size_t>(param.group)];
     const auto add = [&](const char* suffix, const Tensor& local, comm::Chunk range) {
       slices.push_back({param.name + suffix, param.shape, local, mesh::clip_runs(param.runs, range.begin, range.count),
-                        &store.device()});
+                        &store.home()});
     };
     const comm::Chunk weights = owned_only ? group.owned : group.master_range();
     add("", group.master_of(weights), weights);
@@ -26,9 +26,11 @@ std::vector<TensorSlice> slices(const params::ParamStore& store, bool moments, b
 }  // namespace
 
 std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool moments) {
+  store.settle();
   return slices(store, moments, true);
 }
 std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool moments) {
+  store.forget();
   return slices(store, moments, false);
 }
 

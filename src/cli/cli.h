@@ -60,6 +60,7 @@ struct BenchOptions {
   bool forms = false;                          // gemm: each product in its three forms
   std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
   int64_t size = 0;                            // bytes of elementwise operands; 0: by the machine
+  bool dry_run = false;                        // step: count its work only
   bool json = false;
 };
 int bench_command(const BenchOptions& options);

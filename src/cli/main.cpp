@@ -191,10 +191,11 @@ int main(int argc, char** argv) {
   cli::BenchOptions bench;
   CLI::App& bench_verb = *app.add_subcommand(
       "bench",
-      "measure this machine: its peak, products, attention, other operators, whole steps, memory, collectives");
+      "measure this machine: its peak, products, attention, other operators, offload, whole steps, memory, "
+      "collectives");
   bench_verb
       .add_option("benchmark", bench.what,
-                  "peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all")
+                  "peak | gemm | attention | elementwise | optimizer | offload | step | memory | collectives | all")
       ->required();
   add_config(bench_verb, bench.config, false);
   bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
@@ -220,8 +221,13 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->type_name("M,K,N")
       ->check(at_least(1));
-  bench_verb.add_option("--size", bench.size, "elementwise, optimizer: bytes of an operand; 0: far beyond caches")
+  bench_verb
+      .add_option(
+          "--size", bench.size,
+          "elementwise, optimizer: bytes of an operand, 0: far beyond caches; offload: parameters of a rank, 0: 3.8e9")
       ->check(at_least(0));
+  bench_verb.add_flag("--dry-run", bench.dry_run,
+                      "step: count the FLOPs and bytes of every kind of operator, without computing");
   add_json(bench_verb, bench.json);
 
   cli::CheckpointOptions checkpoint;

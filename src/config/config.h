@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace trainer::config {
@@ -18,6 +19,8 @@ enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
 enum class AttentionKernels { own, cudnn };
 enum class ProgressMode { automatic, on, off };
+enum class OffloadOptimizer { none, cpu, interleaved };
+enum class OffloadOrder { forward, arrival, zigzag };
 
 struct Run {
   std::string name;
@@ -90,6 +93,24 @@ struct Parallel {
   double timeout = 0;     // seconds
 };
 
+/// A share, exactly: num of den.
+struct Fraction {
+  int64_t num = 0, den = 1;
+  double value() const { return static_cast<double>(num) / static_cast<double>(den); }
+  bool operator==(const Fraction&) const = default;
+};
+/// "1/2", "0.35" or "1", between 0 and 1; nothing for what is no such share.
+std::optional<Fraction> fraction_of(std::string_view text);
+
+struct Offload {
+  OffloadOptimizer optimizer = OffloadOptimizer::none;
+  std::string gpu_fraction = "auto";  // auto, or what fraction_of() reads
+  int64_t subgroup = 100'000'000;     // elements at most
+  int64_t slots = 3;
+  int64_t resident = 0;  // subgroups
+  OffloadOrder order = OffloadOrder::forward;
+};
+
 struct Checkpoint {
   std::string dir;  // empty: RUN_DIR/checkpoints
   int64_t interval = 0, keep = 0, keep_every = 0;
@@ -111,10 +132,21 @@ struct Hardware {
   AttentionKernels attention = AttentionKernels::own;
 };
 
+/// What debug.emulate_device stands for.
+struct EmulatedRates {
+  double to_device = 55, to_host = 55;  // GB/s
+  double host = 3, device = 100;        // 1e9 parameters/s of an update
+  double memory = 87.5;                 // GB/s of host memory for this rank
+};
+/// "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5", each with the h100's value when left
+/// out; nothing for other texts.
+std::optional<EmulatedRates> emulated_rates(std::string_view text);
+
 struct Debug {
   bool overlap = true;
   int64_t check_replicas_every = 0;
   std::vector<std::string> inject;
+  std::string emulate_device;  // empty: none; else what emulated_rates() reads
 };
 
 /// Where a value was given: in a file, or on the command line. Then `set` is "--set section.key=value", or another
@@ -133,6 +165,7 @@ struct Config {
   Optim optim;
   Precision precision;
   Parallel parallel;
+  Offload offload;
   Checkpoint checkpoint;
   Log log;
   Hardware hardware;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "config/keys.h"
+#include "config/text.h"
 
 namespace trainer::config {
 
@@ -47,6 +48,15 @@ class Declare {
   void string(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
     bind<std::string>(add(name, Type::string, std::string(initial), help, std::move(extra)), member);
   }
+  /// A string, or a number, which stands for its text.
+  void word(const char* name, std::string Struct::*member, const char* initial, Extra extra, const char* help) {
+    Key& key = add(name, Type::any, std::string(initial), help, std::move(extra));
+    key.get = [part = part_, member](const Config& c) { return Value(c.*part.*member); };
+    key.set = [part = part_, member](Config& c, const Value& value) {
+      const auto* text = std::get_if<std::string>(&value);
+      c.*part.*member = text != nullptr ? *text : to_toml(value);
+    };
+  }
   void list(const char* name, StringList Struct::*member, Extra extra, const char* help) {
     bind<StringList>(add(name, Type::list, StringList{}, help, std::move(extra)), member);
   }
@@ -65,9 +75,9 @@ class Declare {
   /// An enum whose enumerators, counted from 0, are called `names`.
   template <typename Enum>
   void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, StringList later,
-              const char* help) {
+              const char* help, Extra extra = {}) {
     static_assert(std::is_enum_v<Enum>);
-    Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], help);
+    Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], help, std::move(extra));
     key.names = names;
     key.later_names = std::move(later);
     key.get = [part = part_, member, names](const Config& c) {

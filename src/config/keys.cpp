@@ -235,11 +235,33 @@ void declare_parallel(std::vector<Key>& keys) {
 }
 
 void declare_offload(std::vector<Key>& keys) {
-  Declare<Config> offload(keys, "offload");
-  offload.later("optimizer", Type::choice, std::string("none"), "Keep the optimizer state in host memory.");
-  for (const char* name : {"gpu_fraction", "subgroup", "slots", "resident", "grad_transport", "pinned"}) {
-    offload.later(name, Type::any, {}, "A setting of optimizer offload.", "offload");
-  }
+  Declare<Offload> offload(keys, "offload", &Config::offload);
+  constexpr const char* kOffload = "offload";
+  offload.choice(
+      "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"}, {},
+      "Where master weights and moments are. none: in the memory of the device; else in the host's, and they "
+      "are updated there (cpu), or partly on the device, which takes turns with them (interleaved). Changes "
+      "no bit of a result.");
+  offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
+               "interleaved: share of the subgroups that are brought to the device and back for their update: a "
+               "fraction \"a/b\" or a number from 0 to 1; \"auto\": as the rates of the machine suggest.");
+  offload.integer("subgroup", &Offload::subgroup, 100'000'000,
+                  {.range = between(64, 1e12), .unit = "elements", .belongs_to = kOffload},
+                  "What is updated in one piece, at most.");
+  offload.integer("slots", &Offload::slots, 3, {.range = between(1, 64), .unit = "subgroups", .belongs_to = kOffload},
+                  "interleaved: subgroups that have room on the device at a time; one waits for its way out and in.");
+  offload.integer("resident", &Offload::resident, 0,
+                  {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
+                  "interleaved: of the first subgroups, so many stay on the device.");
+  offload.choice(
+      "order", &Offload::order, OffloadOrder::forward, {"forward", "arrival", "zigzag"}, {},
+      "Order of the updates. forward: as the next step needs the weights, which it waits for layer by layer; "
+      "arrival: as gradients come; zigzag: there and back, so that what is on the device stays for the next "
+      "step.",
+      {.belongs_to = kOffload});
+  offload.later("grad_transport", Type::choice, std::string("fp32"), "Type in which gradients go to the host.",
+                kOffload);
+  offload.later("pinned", Type::boolean, true, "Host memory beside a GPU that copies need not wait for.", kOffload);
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
@@ -297,12 +319,15 @@ void declare_debug(std::vector<Key>& keys) {
   Declare<Debug> debug(keys, "debug", &Config::debug);
   debug.boolean("overlap", &Debug::overlap, true,
                 "Communication of a layer runs under the products that do not need it; false: it is waited for at "
-                "once, to see what it costs. The results are the same.");
+                "once, to see what it costs, and so is each piece of an update on the host. The results are the same.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
                 "Steps between comparisons of the weights of all replicas, which must be equal bit for bit; 0: never.");
   debug.list("inject", &Debug::inject, {},
              "Faults to inject: \"delay:SECONDS\" holds back each message for a random time up to that.");
-  debug.later("emulate_device", Type::boolean, false, "Emulate a device's streams and memory on the CPU.");
+  debug.string("emulate_device", &Debug::emulate_device, "", {},
+               "With offload on a CPU: the log tells what each update would take on a device of these rates, by a "
+               "virtual clock: \"h100\", \"a100\", or \"to_device=55,to_host=55,host=3,device=100,memory=87.5\" "
+               "(GB/s, and 1e9 parameters/s of an update). Never a measurement.");
   debug.later("shadow", Type::boolean, false, "Repeat each operator on the CPU and compare.");
 }
 

@@ -291,6 +291,7 @@ void Loader::warn_of_idle_keys() const {
   StringList named;
   for (const std::string& path : idle_) {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
+    if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = !key->built() || key->get(config_) != key->initial;
     if (changed && key->belongs_to != config_.parallel.strategy && std::ranges::count(named, path) == 0)
       named.push_back(format("{} ({})", path, key->belongs_to));

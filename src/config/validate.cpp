@@ -271,10 +271,30 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
                   train.micro_batch, data, round);
 }
 
+void check_offload(const Config& config, Checker& checker) {
+  const Offload& offload = config.offload;
+  checker.require(offload.gpu_fraction == "auto" || fraction_of(offload.gpu_fraction), {"offload.gpu_fraction"},
+                  "expected \"auto\", a fraction as in \"1/2\" or a number from 0 to 1, found {}",
+                  offload.gpu_fraction);
+  const bool some = offload.gpu_fraction != "auto" && fraction_of(offload.gpu_fraction).value_or(Fraction()).num > 0;
+  checker.require(offload.optimizer != OffloadOptimizer::cpu || !some, {"offload.gpu_fraction", "offload.optimizer"},
+                  "gpu_fraction = {} with optimizer = \"cpu\", which updates everything on the host; use "
+                  "\"interleaved\"",
+                  offload.gpu_fraction);
+  checker.require(offload.optimizer != OffloadOptimizer::cpu || offload.resident == 0,
+                  {"offload.resident", "offload.optimizer"},
+                  "resident = {} with optimizer = \"cpu\", which keeps nothing on the device; use \"interleaved\"",
+                  offload.resident);
+}
+
 void check_debug(const Debug& debug, Checker& checker) {
   for (const std::string& fault : debug.inject)
     checker.require(injected_delay(fault).has_value(), {"debug.inject"},
                     "unknown fault \"{}\"; there is \"delay:SECONDS\", as in \"delay:0.002\"", fault);
+  checker.require(debug.emulate_device.empty() || emulated_rates(debug.emulate_device), {"debug.emulate_device"},
+                  "expected \"h100\", \"a100\", or rates above 0 as in \"to_device=55,to_host=55,host=3,device=100,"
+                  "memory=87.5\", found \"{}\"",
+                  debug.emulate_device);
 }
 
 }  // namespace
@@ -303,6 +323,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_checkpoints(config, files, checker);
   check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
+  check_offload(config, checker);
   check_debug(config.debug, checker);
 }
 

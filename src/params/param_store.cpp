@@ -1,5 +1,7 @@
 #include "params/param_store.h"
 
+#include <algorithm>
+
 #include "ops/elementwise.h"
 #include "params/initial_values.h"
 #include "tensor/host_copy.h"
@@ -30,24 +32,25 @@ void ParamStore::allocate(bool training) {
     group.owned = comm::chunk_of(group.elements, replicas_.count(), replicas_.index());
     group.held = replicas_.split_state ? group.owned : comm::Chunk{0, group.elements};
     const Shape held{group.held.count};
-    if (compute_ != state) {
+    if (compute_ != state || home_ != nullptr) {
       group.compute = Buffer(device_, "weights", flat, compute_);
-      group.master = Buffer(device_, "master_weights", held, state);
+      group.master = Buffer(home(), "master_weights", held, state);
     } else {
       group.master = Buffer(device_, "weights", flat, state);
     }
     if (!training) continue;
     group.grad = Buffer(device_, "gradients", flat, state);
-    group.m = Buffer(device_, "optimizer", held, state);
-    group.v = Buffer(device_, "optimizer", held, state);
+    group.m = Buffer(home(), "optimizer", held, state);
+    group.v = Buffer(home(), "optimizer", held, state);
   }
 }
 
 void ParamStore::initialize(uint64_t seed) {
   if (device_.dry()) return;
+  forget();
   HostCopy master;  // values are drawn on the host for every device, so they are the same bits
   for (const Group& group : groups_) {
-    master.get(device_, group.master);
+    master.get(home(), group.master);
     const auto [begin, count] = group.master_range();
     for (const int index : group.params) {
       const Param& param = params()[static_cast<size_t>(index)];
@@ -67,8 +70,31 @@ void ParamStore::refresh_compute() {
   for (size_t g = 0; g < groups_.size(); ++g) {
     const Group& group = groups_[g];
     if (!group.compute) continue;
-    ops::run(ex, ops::Cast{group.master, group.compute.tensor().range(group.held.begin, group.held.count)});
+    if (home_ == nullptr) {
+      ops::run(ex, ops::Cast{group.master, group.compute.tensor().range(group.held.begin, group.held.count)});
+    } else {
+      send_compute(group);
+    }
     if (replicas_.split_state) gather_weights(ex, static_cast<int>(g)).join(ex);
+  }
+}
+
+void ParamStore::send_compute(const Group& group) {
+  constexpr int64_t kPiece = int64_t{1} << 24;
+  const Tensor held = group.compute.tensor().range(group.held.begin, group.held.count);
+  if (compute_ == state_dtype()) {
+    device_.copy_to_device(held.data, group.master.tensor().data, held.bytes());
+    return;
+  }
+  Arena heap(*home_, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{*home_, heap, meter};
+  const Scratch piece = ex.take("weights.rounded", {std::min(kPiece, group.held.count)}, compute_);
+  for (int64_t at = 0; at < group.held.count; at += kPiece) {
+    const int64_t count = std::min(kPiece, group.held.count - at);
+    const Tensor rounded = piece.tensor().range(0, count);
+    ops::run(ex, ops::Cast{group.master.tensor().range(at, count), rounded});
+    device_.copy_to_device(held.range(at, count).data, rounded.data, rounded.bytes());
   }
 }
 
@@ -87,6 +113,7 @@ Tensor ParamStore::stored_weight(SlotId slot) const {
   TRAINER_CHECK(!groups_.empty(), "weights of group {} are not allocated",
                 slot_groups()[static_cast<size_t>(group_of(slot))].name);
   const Group& group = groups_[static_cast<size_t>(group_of(slot))];
+  if (keeper_ != nullptr) keeper_->await(group_of(slot));
   return stored_in(group.compute ? group.compute.tensor() : group.master.tensor(), slot);
 }
 

@@ -47,18 +47,46 @@ struct Group : SlotGroup {
   Tensor v_of(comm::Chunk range) const { return v.tensor().range(range.begin - held.begin, range.count); }
 };
 
+/// Who keeps master weights and moments of a store elsewhere for a while, and updates weights beside the thread that
+/// computes with them. Called by that thread.
+class Keeper {
+ public:
+  virtual ~Keeper() = default;
+  /// On return the group's compute weights are those of the last update.
+  virtual void await(int group) = 0;
+  /// On return so are master weights and moments in the groups' buffers.
+  virtual void settle() = 0;
+  /// Those buffers are about to be written by others: what is kept elsewhere is void.
+  virtual void forget() = 0;
+};
+
 class ParamStore : public ParamTable {
  public:
   /// Makes the store of this rank of `mesh`; without a mesh the rank holds everything. `split_state`: ZeRO-1 over the
   /// axis "data".
   ParamStore(device::Device& device, DType compute, mesh::Mesh* mesh = nullptr, bool split_state = false);
 
+  /// Master weights and moments are in the memory of `home`, a CPU device which outlives the store; compute weights
+  /// are apart from them then. Before allocate().
+  void keep_state_on(device::Device& home) { home_ = &home; }
+  /// Null: nobody.
+  void keep_with(Keeper* keeper) { keeper_ = keeper; }
+  /// Where master weights and moments are.
+  device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
+  /// Before master weights and moments are read in the groups' buffers, and before they are written.
+  void settle() const {
+    if (keeper_ != nullptr) keeper_->settle();
+  }
+  void forget() const {
+    if (keeper_ != nullptr) keeper_->forget();
+  }
+
   /// Allocates what the run needs of the parameters that were added: `training` adds gradients and moments.
   void allocate(bool training);
   /// Sets initial values by (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
   /// Computes the compute weights from the master weights (after initialize, load); packed forms become stale. Every
-  /// replica calls.
+  /// replica calls. Who writes the master weights calls forget() before.
   void refresh_compute();
   /// Starts the all_gather of a group's compute weights over the replicas, after each has written the chunk it owns
   /// (ZeRO-1).
@@ -89,7 +117,12 @@ class ParamStore : public ParamTable {
   /// What is stored of a slot, in the flat space of its group.
   Tensor stored_in(const Tensor& flat, SlotId slot) const;
 
+  /// Of a group whose state has a home of its own: compute weights of what is held, by way of the host.
+  void send_compute(const Group& group);
+
   device::Device& device_;
+  device::Device* home_ = nullptr;  // null: device_
+  Keeper* keeper_ = nullptr;
   DType compute_;
   mesh::Mesh* mesh_;
   Replicas replicas_;

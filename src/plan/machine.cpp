@@ -97,6 +97,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);
+  machine.host_limit = available_memory() / world.local_size();
   if (config.hardware.memory_limit > 0) {
     machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
   } else if (machine.gpu) {

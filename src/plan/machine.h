@@ -17,7 +17,9 @@ struct Machine {
   DType compute = DType::f32;
   std::string compute_reason;  // "chosen by default: no matrix unit for bf16"
   int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
-  int ranks = 1, rank = 0;     // of the run, and which of them this is
+  /// Bytes of the host's memory: this rank's share of what the system can give now; 0: not known.
+  int64_t host_limit = 0;
+  int ranks = 1, rank = 0;                      // of the run, and which of them this is
   std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
 };
 /// Chooses what this rank computes on: the GPU of its place on the host, where one is wanted and found, else the CPU.

@@ -67,7 +67,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.memory = trainer.memory();
   plan.memory["host"] = host_bytes(trainer, training);
   for (const auto& [category, bytes] : plan.memory)
-    if (!machine.gpu || category != "host") plan.total += bytes;
+    if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {
     if (program.peak <= largest) continue;
@@ -122,6 +122,15 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
 }
 
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  int64_t on_host = 0;
+  for (const auto& [category, bytes] : plan.memory)
+    if (category.starts_with("host")) on_host += bytes;
+  if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit)
+    throw Error(Code::plan,
+                format("the run needs {} of host memory, {} are available to this rank; split the optimizer state over "
+                       "replicas (parallel.zero_stage = 1), or leave it on the device (offload.optimizer = \"none\")",
+                       measure::format_bytes(static_cast<double>(on_host)),
+                       measure::format_bytes(static_cast<double>(machine.host_limit))));
   if (plan.total <= machine.memory_limit) return;
   const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
                                         [](const auto& a, const auto& b) { return a.second < b.second; });

@@ -15,6 +15,17 @@ namespace trainer::report {
 
 using measure::kUnknown;
 
+/// Of a step whose optimizer state is in host memory; of this rank.
+struct OffloadReport {
+  std::string device_share;                      // "1/2": streamed, of what is not resident
+  int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
+  std::map<std::string, int64_t> bytes;          // between host and device, by what they are
+  double exposed_ms = measure::kUnknown;         // that the step waited for updates
+  std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
+  double emulated_ms = measure::kUnknown,
+         predicted_ms = measure::kUnknown;  // of the update on the emulated device; if there is one
+};
+
 struct StepReport {
   int64_t step = 0;        // 1-based
   int64_t tokens = 0;      // seen so far by the whole run, this step included
@@ -32,6 +43,7 @@ struct StepReport {
   measure::BytesByCategory memory_bytes;                // peaks so far
   int64_t data_position = 0;                            // samples seen
   double epoch = kUnknown;                              // samples seen over the windows of the training data
+  std::optional<OffloadReport> offload = {};            // none: the optimizer's state is on the device
   std::optional<device::PowerMeter::Reading> gpu = {};  // of the first rank's, at most a second old; none: not known
 };
 

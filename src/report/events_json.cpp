@@ -173,6 +173,33 @@ Json to_json(const measure::PeakReport& peak) {
   return json;
 }
 
+Json to_json(const OffloadReport& offload) {
+  Json json = {{"gpu_fraction", offload.device_share},
+               {"parameters", {{"host", offload.host}, {"streamed", offload.streamed}, {"resident", offload.resident}}},
+               {"bytes", offload.bytes},
+               {"exposed_ms", offload.exposed_ms},
+               {"busy_ms", offload.busy_ms}};
+  if (std::isfinite(offload.emulated_ms))
+    json["emulated"] = {{"update_ms", offload.emulated_ms}, {"predicted_ms", offload.predicted_ms}};
+  return json;
+}
+
+OffloadReport offload_from(const Json& object) {
+  OffloadReport offload;
+  read(object, "gpu_fraction", offload.device_share);
+  const Json& parameters = child(object, "parameters");
+  read(parameters, "host", offload.host);
+  read(parameters, "streamed", offload.streamed);
+  read(parameters, "resident", offload.resident);
+  read(object, "bytes", offload.bytes);
+  read(object, "exposed_ms", offload.exposed_ms);
+  read(object, "busy_ms", offload.busy_ms);
+  const Json& emulated = child(object, "emulated");
+  offload.emulated_ms = number_of(emulated, "update_ms");
+  offload.predicted_ms = number_of(emulated, "predicted_ms");
+  return offload;
+}
+
 Json to_json(const StepReport& step) {
   Json json = {{"event", "step"},
                {"step", step.step},
@@ -195,6 +222,7 @@ Json to_json(const StepReport& step) {
                {"data_position", step.data_position},
                {"epoch", step.epoch}};
   if (step.skipped) json["bad_tensor"] = step.bad_tensor;
+  if (step.offload) json["offload"] = to_json(*step.offload);
   if (step.gpu)
     json["gpu"] = {{"watts", step.gpu->watts}, {"sm_mhz", step.gpu->sm_mhz}, {"celsius", step.gpu->celsius}};
   return json;
@@ -299,6 +327,7 @@ StepReport step_from(const Json& object) {
   read(object, "memory_bytes", step.memory_bytes);
   read(object, "data_position", step.data_position);
   read(object, "epoch", step.epoch);
+  if (const Json& offload = child(object, "offload"); !offload.empty()) step.offload = offload_from(offload);
   if (const Json& gpu = child(object, "gpu"); !gpu.empty()) {
     step.gpu.emplace();
     read(gpu, "watts", step.gpu->watts);

@@ -13,17 +13,22 @@ namespace {
 
 constexpr size_t kWarmUpSteps = 2;
 
+/// Returns the median of the values; NaN when there are none.
+double median_of(std::vector<double> values) {
+  if (values.empty()) return kUnknown;
+  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  if (values.size() % 2 == 1) return *middle;
+  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
 /// Returns the median of a member's finite values; NaN when there are none.
 double median(std::span<const StepReport> steps, double StepReport::*member) {
   std::vector<double> values;
   for (const StepReport& step : steps) {
     if (std::isfinite(step.*member)) values.push_back(step.*member);
   }
-  if (values.empty()) return kUnknown;
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
+  return median_of(std::move(values));
 }
 
 double mean_of_last_losses(std::span<const StepReport> steps) {
@@ -86,6 +91,11 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.mfu_causal = median(warm, &StepReport::mfu_causal);
     summary.hfu = median(warm, &StepReport::hfu);
     average_phases(warm, summary);
+    summary.offload = steps.back().offload;
+    std::vector<double> exposed;
+    for (const StepReport& step : warm)
+      if (step.offload) exposed.push_back(step.offload->exposed_ms);
+    if (summary.offload) summary.offload->exposed_ms = median_of(std::move(exposed));
   }
 
   for (const EvalReport& eval : history.evals) {
@@ -117,6 +127,17 @@ std::string utilisation_text(const Summary& summary) {
   } else if (summary.mfu > 1) {
     text += "; mfu counts attention in full, of which a causal model computes half";
   }
+  return text;
+}
+
+std::string offload_text(const OffloadReport& offload) {
+  const double all = static_cast<double>(std::max<int64_t>(1, offload.host + offload.streamed + offload.resident));
+  const auto part = [&](int64_t count) { return measure::format_percent(static_cast<double>(count) / all); };
+  std::string text = format("{} updated on the host, {} streamed, {} resident; a step waits {:.2f} ms for it (median)",
+                            part(offload.host), part(offload.streamed), part(offload.resident), offload.exposed_ms);
+  if (std::isfinite(offload.emulated_ms))
+    text += format("; an update on the emulated device: {:.3g} ms by its clock{}", offload.emulated_ms,
+                   std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
   return text;
 }
 
@@ -156,6 +177,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (std::isfinite(summary.mfu)) {
     add("utilisation", utilisation_text(summary));
   }
+  if (summary.offload) add("offload", offload_text(*summary.offload));
   if (summary.measured_memory > 0) {
     const auto measured = static_cast<double>(summary.measured_memory);
     std::string text = measure::format_bytes(measured) + " measured";

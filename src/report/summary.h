@@ -26,6 +26,7 @@ struct Summary {
   double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
   double wall_s = kUnknown;                           // over all processes that ended in order
   int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
+  std::optional<OffloadReport> offload;               // of the last step; exposed_ms: the median of all
   measure::BytesByCategory memory_by_category;
   std::vector<Sample> samples;
 };
@@ -35,6 +36,9 @@ Summary summarize(const History& history, std::vector<Sample> samples);
 
 /// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with a word on more than 100 %.
 std::string utilisation_text(const Summary& summary);
+
+/// "50.0 % updated on the host, 50.0 % streamed, 0 % resident; a step waits …"
+std::string offload_text(const OffloadReport& offload);
 
 /// Says what happened and where the files are, aligned for a terminal; unknown values are skipped.
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);

@@ -16,6 +16,24 @@ std::filesystem::path metrics_file(const config::Config& config) {
   return std::filesystem::path(config.run.dir) / "metrics.jsonl";
 }
 
+report::OffloadReport offload_report(const offload::Report& from) {
+  report::OffloadReport report{.device_share = format("{}/{}", from.device_share.num, from.device_share.den),
+                               .host = from.share.host,
+                               .streamed = from.share.streamed,
+                               .resident = from.share.resident,
+                               .exposed_ms = from.exposed_ms};
+  for (int kind = 0; kind < offload::kKinds; ++kind)
+    if (const int64_t bytes = from.bytes[static_cast<size_t>(kind)]; bytes > 0)
+      report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
+  for (int lane = 0; lane < offload::kLanes; ++lane)
+    report.busy_ms[std::string(name_of(static_cast<offload::Lane>(lane)))] = from.busy_ms[static_cast<size_t>(lane)];
+  if (from.emulated_ms > 0) {
+    report.emulated_ms = from.emulated_ms;
+    if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
+  }
+  return report;
+}
+
 }  // namespace
 
 Reporter::Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
@@ -84,6 +102,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.data_position = state.samples_seen;
   r.epoch = start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows)
                                : measure::kUnknown;
+  if (trainer.offload() != nullptr) r.offload = offload_report(trainer.offload()->report());
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(r);
   skipped_ += r.skipped;
@@ -146,7 +165,8 @@ void Reporter::warn(int64_t step, const std::string& message) {
 int64_t Reporter::measured_memory(const train::Trainer& trainer) const {
   if (!machine_.gpu) return memory_.peak();
   int64_t bytes = 0;
-  for (const auto& [category, peak] : trainer.memory()) bytes += peak;
+  for (const auto& [category, peak] : trainer.memory())
+    if (!category.starts_with("host")) bytes += peak;
   return bytes;
 }
 

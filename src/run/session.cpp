@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
 #include "plan/gemm_tuning.h"
+#include "plan/offload_memory.h"
 #include "run/planning.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
@@ -37,7 +38,7 @@ int run_session(comm::World& world, const config::Config& config, const SessionO
     const int64_t vocab = data::planned_vocab(config);
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
-    plan_text = to_text(plan, config, machine);
+    plan_text = to_text(plan, config, machine) + plan::offload_table(config, vocab, machine);
     world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;
   }

@@ -9,6 +9,7 @@
 #include "checkpoint/param_slices.h"
 #include "data/mapping_guard.h"
 #include "optim/schedule.h"
+#include "plan/offload_memory.h"
 #include "report/history.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
@@ -116,7 +117,9 @@ void TrainingLoop::begin() {
   start.environment.version = options_.version;
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
-  reporter_.start(start, world_.transport(), start_notes(between_gpus_, trainer_));
+  std::vector<std::string> notes = start_notes(between_gpus_, trainer_);
+  notes.push_back(plan::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
+  reporter_.start(start, world_.transport(), notes);
 }
 
 // Measures at one moment of several, since disturbances come and go.

@@ -8,6 +8,8 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
   if (!config.train.cuda_graph) return;
   if (device.kind() != device::Kind::cuda) {
     text_ = "none: the device is a CPU";
+  } else if (config.offload.optimizer != config::OffloadOptimizer::none) {
+    text_ = "none: the optimizer is offloaded, and is told of each gradient as the backward pass completes it";
   } else if (config.model.dropout > 0) {
     text_ = "none: model.dropout draws its masks by the number of the step, which kernels are told when they start";
   } else if (communicates) {

@@ -37,6 +37,7 @@ std::string describe(const params::Param& param, const Tensor& weights, std::vec
 
 void check_replicas(Trainer& trainer, int64_t step) {
   const params::ParamStore& store = trainer.store();
+  store.settle();
   std::string own;
   std::vector<std::byte> scratch;
   HostCopy weights;

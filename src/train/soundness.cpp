@@ -9,15 +9,17 @@
 namespace trainer::train {
 
 bool weights_are_finite(Trainer& trainer) {
-  Exec ex = trainer.exec();
+  trainer.store().settle();
+  device::Device& home = trainer.store().home();
+  Exec ex{home, trainer.arena(), trainer.meter()};
   bool finite = true;
   for (const params::Group& group : trainer.store().groups()) {
     const Tensor weights = group.master.tensor();
     if (weights.count() == 0) continue;
-    const Buffer sums(trainer.device(), "data", {divide_up(weights.count(), ops::kNormBlock)}, DType::f64);
+    const Buffer sums(home, "data", {divide_up(weights.count(), ops::kNormBlock)}, DType::f64);
     ops::run(ex, ops::SquaredNorm{.x = weights, .blocks = sums.tensor()});
     std::vector<double> squares(static_cast<size_t>(sums.tensor().count()));
-    trainer.device().copy_to_host(squares.data(), sums.tensor().data, sums.tensor().bytes());
+    home.copy_to_host(squares.data(), sums.tensor().data, sums.tensor().bytes());
     for (const double square : squares) finite &= std::isfinite(square);
   }
   return !trainer.scalars().is_true_on_any_rank(!finite);

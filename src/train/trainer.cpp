@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "base/clock.h"
 #include "config/layout_rules.h"
+#include "device/lane.h"
+#include "offload/make.h"
 #include "parallel/loss.h"
 
 namespace trainer::train {
@@ -40,6 +43,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   strategy_ = factory.strategy(config, mesh_, store_);
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
+  if (training && config.offload.optimizer != config::OffloadOptimizer::none) {
+    state_home_ = device::make_host(device);
+    store_.keep_state_on(*state_home_);
+  }
   store_.allocate(training);
   const Shape rows{micro_batch_ * config.model.seq_len};
   ids_ = Buffer(device, "data", rows, DType::i32);
@@ -52,7 +59,14 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
-  optimizer_ = std::make_unique<optim::AdamW>(store_);
+  if (state_home_ == nullptr) {
+    optimizer_ = std::make_unique<optim::AdamW>(store_, config_.optim);
+    return;
+  }
+  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
+  offload_ = engine.get();
+  optimizer_ = std::move(engine);
+  grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
 }
 
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
@@ -63,9 +77,11 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
+  optimizer_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
     if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
+      optimizer_->discard();
       outcome.interrupted = true;
       return outcome;
     }
@@ -73,6 +89,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(&measure::PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
+    draw_ahead(first_sample(work, micro + 1), batches);
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
   }
@@ -80,18 +97,30 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   outcome.loss = loss / static_cast<double>(tokens);
   outcome.norm = grads_->finish(ex);
   outcome.skipped = !outcome.norm.is_finite() || !std::isfinite(outcome.loss);
-  if (!outcome.skipped)
-    optimizer_->step(ex, store_, config_.optim, work.lr, work.adam_step,
-                     outcome.norm.clip_factor(config_.optim.grad_clip));
+  if (outcome.skipped) {
+    optimizer_->discard();
+  } else {
+    optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip_factor(config_.optim.grad_clip)});
+  }
   clock.charge(&measure::PhaseMs::optimizer);
   return outcome;
 }
 
+int64_t Trainer::first_sample(const StepWork& work, int64_t micro) const {
+  return work.first_sample + (micro * replicas() + replica()) * micro_batch();
+}
+
+void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
+  if (device_.kind() != device::Kind::cuda) return;  // a CPU draws with the threads that compute
+  batches(first_sample, micro_batch(), host_);
+  ahead_ = first_sample;
+}
+
 parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
-  const int64_t first = (micro * replicas() + replica()) * micro_batch();  // of this micro-batch in the step's batch
-  batches(work.first_sample + first, micro_batch(), host_);
+  const int64_t first = first_sample(work, micro);
+  if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
   parallel::Batch batch = upload(host_);
-  batch.first_sample = first;
+  batch.first_sample = first - work.first_sample;  // in the step's batch
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   batch.dropout = true;
@@ -208,7 +237,7 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   const bool last_communicates = !meter_.comm().empty();
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
-  optimizer_->step(ex, store_, config_.optim, 0, 1, 1);
+  optimizer_->step(ex, {.lr = 0, .t = 1});
   std::map<CommKey, CommCount> step = meter_.comm();
   for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
   for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;
@@ -227,6 +256,8 @@ measure::CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& count
 measure::BytesByCategory Trainer::memory() const {
   measure::BytesByCategory bytes;
   for (const auto& [category, use] : device_.memory()) bytes[category] = use.peak;
+  if (state_home_ != nullptr)
+    for (const auto& [category, use] : state_home_->memory()) bytes["host_" + category] = use.peak;
   return bytes;
 }
 

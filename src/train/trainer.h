@@ -12,7 +12,7 @@
 #include "measure/costs.h"
 #include "mesh/mesh.h"
 #include "model/transformer.h"
-#include "optim/adamw.h"
+#include "offload/engine.h"
 #include "params/grad_sink.h"
 #include "train/micro_graphs.h"
 #include "train/rank_scalars.h"
@@ -92,7 +92,11 @@ class Trainer {
   /// Micro-steps as graphs; after plan(), of training.
   const MicroGraphs& graphs() const { return *graphs_; }
 
-  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program.
+  /// Null: the optimizer's state is in the device's memory.
+  offload::Engine* offload() const { return offload_; }
+
+  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. What
+  /// the host keeps for the device begins with "host_".
   measure::BytesByCategory memory() const;
 
  private:
@@ -100,6 +104,11 @@ class Trainer {
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;
+  /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. That after the last
+  /// one is the next step's first.
+  int64_t first_sample(const StepWork& work, int64_t micro) const;
+  /// Draws a micro-batch before it is asked for, where the device works meanwhile.
+  void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Loads this rank's micro-batch onto the device. `tokens` of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
   /// Computes the micro-batch and its gradients, with a graph where there is one.
@@ -117,16 +126,19 @@ class Trainer {
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
+  std::unique_ptr<device::Device> state_home_;  // where the optimizer's state is; null: in the device's memory
   params::ParamStore store_;
   std::unique_ptr<parallel::Strategy> strategy_;
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  offload::Engine* offload_ = nullptr;  // the optimizer, when its state is on the host
   std::unique_ptr<MicroGraphs> graphs_;
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
+  std::optional<int64_t> ahead_;  // the place of the batch in host_, drawn before it was asked for
   measure::CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };

@@ -66,17 +66,22 @@ class Peer:
                    variant.dtype, "--device", args.device, "--threads", str(args.threads), "--warmup", str(args.warmup),
                    "--max-seconds", str(args.max_seconds)] + ["--compile"] * variant.compiled
         command += ["--chunked-loss"] * variant.chunked
-        for override in overrides:
+        for override in [*overrides, *args.set]:
             command += ["--set", override]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads)}
         if args.device == "cpu":
             environment.update(PEER_ENVIRONMENT)
         if variant.tied:
             environment.update({"OMP_PROC_BIND": "true", "OMP_PLACES": "threads"})
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                        text=True, env=environment)
+        with open(args.log, "a+", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(command)}\n")
+            log.flush()
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                                            env=environment)
         if self.process.stdout.readline().strip() != "ready":
-            raise RuntimeError(f"the PyTorch peer did not start: {' '.join(command)}")
+            self.process.wait()
+            said = Path(args.log).read_text(errors="replace").strip().splitlines() if args.log != os.devnull else []
+            raise RuntimeError(f"the PyTorch peer did not start ({said[-1] if said else 'see --log'}): {' '.join(command)}")
 
     def steps(self, count):
         self.process.stdin.write(f"{count}\n")
@@ -95,6 +100,8 @@ def fastest_variant(args, case, compute):
     reduced = ["autocast", "bf16"] if args.device == "cpu" else ["autocast", "master"]
     compiled = [False] if not args.compile else [True] if args.device == "cuda" else [False, True]
     dtypes = ["fp32"] if compute == "fp32" else [args.variant] if args.variant else reduced
+    if args.device == "cuda" and len(dtypes) == len(compiled) == 1:
+        return Variant(dtypes[0], compiled[0])  # without a race, which would compile it twice
 
     def race(variant):
         nonlocal best
@@ -127,7 +134,7 @@ def trainer_steps(args, case, compute):
     config, overrides = CASES[case]
     command = [args.trainer, "bench", "step", "--config", str(CONFIGS / config), "--compute", compute,
                "--threads", str(args.threads), "--warmup", str(args.warmup), "--repeats", str(args.steps), "--json"]
-    for override in [*overrides, f"run.device={args.device}"]:
+    for override in [*overrides, *args.set, f"run.device={args.device}"]:
         command += ["--set", override]
     return json.loads(machine.run(command))
 
@@ -174,6 +181,19 @@ def table(rows):
     return "\n".join(lines)
 
 
+def write(args, peak, rows):
+    """Brings the shares of all rows to the best peak that was seen, and writes what has been measured so far."""
+    for row in rows:
+        row["peak_tflops"] = max(row["peak_tflops"], peak.best.get(row["compute"], 0))
+        for side in ("trainer", "torch"):
+            row[side + "_mfu"] = row["model_flop"] / (row[side + "_ms"] * 1e-3) / (row["peak_tflops"] * 1e12)
+        row["mfu"] = row["trainer_mfu"]
+    if args.json:
+        kind, flags, model = machine.cpu()
+        args.json.write_text(json.dumps({"machine": model, "class": kind, "flags": flags, "threads": args.threads,
+                                         "peak_tflops": peak.best, "units": peak.unit, "rows": rows}, indent=1))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", default=str(HERE.parent.parent / "build" / "trainer"))
@@ -193,7 +213,9 @@ def main():
     parser.add_argument("--tries", type=int, default=3, help="of a round beside which the peak changes")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave torch.compile out")
     parser.add_argument("--max-seconds", type=float, default=180, help="no further PyTorch warm-up step after this")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="of all cases, for both programs")
+    parser.add_argument("--log", default=os.devnull, metavar="FILE", help="append what PyTorch says on standard error")
+    parser.add_argument("--json", type=Path, help="write everything measured to this file, after each case")
     args = parser.parse_args()
     if args.make_python:
         return machine.make_torch_python(args.make_python.resolve())
@@ -204,21 +226,21 @@ def main():
     rounds = machine.Rounds(peak, args.rounds, args.tries) if args.device == "cpu" else None
     if rounds:
         print(peak.describe(args.compute))
-    rows = [compare(args, case, compute, rounds) for case in args.cases for compute in args.compute]
-    for row in rows:  # of the best peak that was seen
-        row["peak_tflops"] = max(row["peak_tflops"], peak.best.get(row["compute"], 0))
-        for side in ("trainer", "torch"):
-            row[side + "_mfu"] = row["model_flop"] / (row[side + "_ms"] * 1e-3) / (row["peak_tflops"] * 1e12)
-        row["mfu"] = row["trainer_mfu"]
+    rows, failed = [], False
+    for case in args.cases:
+        for compute in args.compute:
+            try:
+                rows.append(compare(args, case, compute, rounds))
+            except RuntimeError as error:  # what has been measured is kept
+                print(f"{case} {compute}: {error}", file=sys.stderr)
+                failed = True
+            write(args, peak, rows)
     if rounds:
         print("; ".join(f"best peak {compute}: {peak.best[compute]:.3g} TFLOP/s" for compute in args.compute))
         print(rounds.verdict())
     print("medians (best steps)\n" + table(rows))
-    if args.json:
-        kind, flags, model = machine.cpu()
-        args.json.write_text(json.dumps({"machine": model, "class": kind, "flags": flags, "threads": args.threads,
-                                         "peak_tflops": peak.best, "units": peak.unit, "rows": rows}, indent=1))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -68,7 +68,6 @@ CASES = [
     usage("max-steps of a word", ["train", "--config", "x.toml", "--max-steps", "many"], "--max-steps", "many"),
     usage("plan", ["plan", "--config", "x.toml", "--cluster", "y"], "`plan` is not built yet in this version", "there are: train"),
     usage("bench of collectives alone", ["bench", "collectives"], "needs two ranks or more", "mpirun -np 2"),
-    usage("bench of offload", ["bench", "offload"], "not built yet in this version"),
     usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
     usage("bench of nothing", ["bench"], "benchmark is required"),
     usage("bench repeated less than never", ["bench", "gemm", "--warmup", "-1"], "-1 is not a whole number of at least 0"),

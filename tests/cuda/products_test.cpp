@@ -1,6 +1,7 @@
 // Products of a CUDA device around the library: what is fused, what is left to kernels of our own, how plans are kept,
 // how a tuning table takes part; and what operators do with tokens that do not exist. On the emulated device, whose
 // library counts and can refuse.
+#include "base/log.h"
 #include "cublasLt.h"
 #include "ops/cross_entropy.h"
 #include "ops/embedding.h"
@@ -42,6 +43,15 @@ TEST_F(Products, FusesWhatTheLibraryMeansAsWeDo) {
       problem.expect_result();
       EXPECT_EQ(products, 1) << text(c);
     }
+}
+
+TEST_F(Products, TheLibraryTakesTheGradientOfGeluWhereRowsAreAligned) {
+  for (const int64_t n : {64, 600}) {
+    Problem problem({40, n, 70, DType::bf16, DType::bf16, false, true, Ending::gradient, 8});
+    const GemmCandidates found = gemm_candidates(machine.ex, problem.op, 8);
+    EXPECT_NE(found.product.find(format("dgelu {}", n + 8)), std::string::npos) << found.product;
+    EXPECT_EQ(found.algorithms.size(), 2u);
+  }
 }
 
 TEST_F(Products, WorksWithoutEpiloguesOfTheLibraryAndInParts) {
@@ -103,6 +113,71 @@ TEST_F(Products, TuningTableNamesTheAlgorithm) {
   EXPECT_TRUE(gemm_candidates(machine.ex, Problem({4, 4, 0, DType::f32, DType::f32}).op, 8).algorithms.empty());
 }
 
+/// Warnings while it lives.
+struct Warnings {
+  Warnings() {
+    previous = log::set_sink([this](log::Level level, const std::string& line) {
+      if (level == log::Level::warning) lines.push_back(line);
+    });
+  }
+  ~Warnings() { log::set_sink(previous); }
+  std::vector<std::string> lines;
+  log::Sink previous;
+};
+
+TEST_F(Products, AnAlgorithmThatTheLibraryRefusesGivesWayToTheNext) {
+  emulator::blas().broken = 1;
+  const Warnings warnings;
+  const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
+  for (int i = 0; i < 3; ++i) {
+    expect_right(c);
+    EXPECT_EQ(emulator::blas().algorithm, 1);
+  }
+  EXPECT_EQ(products, 3);
+  ASSERT_EQ(warnings.lines.size(), 1u) << "once for the product";
+  EXPECT_EQ(warnings.lines[0],
+            "cuBLASLt 13.1.0 refuses its own algorithm for the product 24x40x16 nt bf16->bf16 ld 24 24 48 48 bias "
+            "(CUBLAS_STATUS_INVALID_VALUE); the next one is taken");
+}
+
+TEST_F(Products, AnAlgorithmOfATableThatTheLibraryRefusesGivesWayToItsProposals) {
+  const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
+  Problem problem(c);
+  const GemmCandidates found = gemm_candidates(machine.ex, problem.op, 8);
+  for (const GemmForm form : {GemmForm::as_is, GemmForm::left_first}) {
+    GemmTuning tuning{"emulated", product_path(*machine.device, DType::bf16), {}};
+    tuning.products[found.product] = found.algorithms[1];
+    tuning.products[found.product].form = form;
+    use_gemm_tuning(*machine.device, tuning);
+    emulator::blas().broken = 2;
+    const Warnings warnings;
+    for (int i = 0; i < 2; ++i) expect_right(c);
+    EXPECT_EQ(emulator::blas().algorithm, 0);
+    EXPECT_EQ(warnings.lines.size(), 1u);
+  }
+}
+
+TEST_F(Products, AProductWhoseAlgorithmsAreAllRefusedIsComputedInParts) {
+  const Case c{24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8};
+  emulator::blas().refuse_epilogues = true;
+  const Warnings warnings;
+  for (int i = 0; i < 2; ++i) expect_right(c);
+  ASSERT_EQ(warnings.lines.size(), 1u);
+  EXPECT_NE(warnings.lines[0].find("without its epilogue, then finished"), std::string::npos) << warnings.lines[0];
+  emulator::blas().broken = 3;
+  use_gemm_tuning(*machine.device, {});
+  Problem problem({24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 8});
+  EXPECT_THROW(run(machine.ex, problem.op), Error);
+}
+
+TEST_F(Products, AnErrorOfTheDeviceIsNoRefusal) {
+  emulator::blas().broken = 1;
+  emulator::blas().failure = CUBLAS_STATUS_EXECUTION_FAILED;
+  Problem problem({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8});
+  EXPECT_THROW(run(machine.ex, problem.op), Error);
+  EXPECT_EQ(products, 0) << "no other algorithm is tried";
+}
+
 TEST_F(Products, MeasuringKeepsTheFastestOfEachProduct) {
   Problem first({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::bias, 8}),
       second({40, 24, 16, DType::f32, DType::f32, false, false, Ending::accumulate, 8});
@@ -136,7 +211,7 @@ TEST_F(Products, MeasuringPassesOverWhatFails) {
     const Problem problem({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
     return gemm_candidates(machine.ex, problem.op, 8).algorithms.back().algorithm;
   }();
-  emulator::blas().broken = 0;
+  emulator::blas().broken = 1;
   measure_gemms(*machine.device, 8, 1, /*forms=*/false);
   expect_right({24, 40, 16, DType::bf16, DType::bf16, false, true, Ending::none, 8});
   const MeasuredGemms measured = measured_gemms(*machine.device);

@@ -106,7 +106,7 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     result.counted = run.trainer.meter().comm();
     result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
     result.predicted = run.trainer.comm_bytes_per_step();
-    result.optimizer_bytes = run.device.memory().at("optimizer").current;
+    result.optimizer_bytes = run.trainer.store().home().memory().at("optimizer").current;
   });
   return result;
 }

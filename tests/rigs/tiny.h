@@ -96,9 +96,10 @@ struct Tiny {
   /// All bytes of master weights and moments.
   std::vector<std::byte> state() {
     std::vector<std::byte> bytes;
+    trainer.store().settle();
     for (const auto& group : trainer.store().groups())
       for (const Tensor& t : {group.master.tensor(), group.m.tensor(), group.v.tensor()}) {
-        const HostCopy here(device, t);
+        const HostCopy here(trainer.store().home(), t);
         bytes.insert(bytes.end(), here.tensor().data, here.tensor().data + t.bytes());
       }
     return bytes;

@@ -40,11 +40,14 @@ Facts facts_at(int ordinal) {
 
 class CudaDevice final : public Device {
  public:
-  CudaDevice(Facts facts, int host_threads) : Device(std::move(facts), false, host_threads), pool_(host_threads) {
+  /// `direct`: copies from and to host memory go without a stage between; they are waited for.
+  CudaDevice(Facts facts, int host_threads, bool direct = false)
+      : Device(std::move(facts), false, host_threads), pool_(host_threads), direct_(direct) {
     activate();
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "compute stream");
     check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream of copies");
     for (Stage& stage : stages_) {
+      if (direct_) break;
       check(cudaMallocHost(reinterpret_cast<void**>(&stage.memory), kStageBytes), "pinned host memory");
       check(cudaEventCreateWithFlags(&stage.done, cudaEventDisableTiming), "event");
     }
@@ -53,6 +56,7 @@ class CudaDevice final : public Device {
     cudaSetDevice(gpu().ordinal);
     cudaStreamSynchronize(stream_);
     for (const Stage& stage : stages_) {
+      if (direct_) break;
       cudaEventDestroy(stage.done);
       cudaFreeHost(stage.memory);
     }
@@ -73,6 +77,15 @@ class CudaDevice final : public Device {
   };
 
   void activate() const { check(cudaSetDevice(gpu().ordinal), "choice of the CUDA device"); }
+  /// In pieces, so that a short copy of another lane does not wait for a long one.
+  void copy_directly(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind, const char* what) {
+    constexpr int64_t kPiece = int64_t{64} << 20;
+    for (int64_t at = 0; at < bytes; at += kPiece)
+      check(cudaMemcpyAsync(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at,
+                            static_cast<size_t>(std::min(kPiece, bytes - at)), kind, stream_),
+            what);
+    synchronize();
+  }
   Stage& next_stage() {
     Stage& stage = stages_[next_stage_++ % kStages];
     check(cudaEventSynchronize(stage.done), "CUDA device");
@@ -114,6 +127,7 @@ class CudaDevice final : public Device {
 
   void to_device_impl(std::byte* to, const void* from, int64_t bytes) override {
     activate();
+    if (direct_) return copy_directly(to, from, bytes, cudaMemcpyHostToDevice, "copy to the device");
     for (int64_t at = 0; at < bytes; at += kStageBytes) {
       const auto n = static_cast<size_t>(std::min(kStageBytes, bytes - at));
       Stage& stage = next_stage();
@@ -125,6 +139,7 @@ class CudaDevice final : public Device {
 
   void to_host_impl(void* to, const std::byte* from, int64_t bytes) override {
     activate();
+    if (direct_) return copy_directly(to, from, bytes, cudaMemcpyDeviceToHost, "copy to the host");
     const int64_t chunks = (bytes + kStageBytes - 1) / kStageBytes;
     std::array<Stage*, kStages> in_flight{};
     for (int64_t i = 0; i < chunks + kStages - 1; ++i) {  // chunk i starts before chunk i − kStages + 1 is copied out
@@ -148,6 +163,7 @@ class CudaDevice final : public Device {
   }
 
   ThreadPool pool_;
+  const bool direct_;
   cudaStream_t stream_ = nullptr, copies_ = nullptr;
   std::array<Stage, kStages> stages_;
   size_t next_stage_ = 0;
@@ -172,6 +188,35 @@ void check(cudaError_t status, const char* what) {
 cudaStream_t stream_of(Device& device) {
   TRAINER_CHECK(device.kind() == Kind::cuda && !device.dry(), "a stream is asked of another device than a CUDA one");
   return static_cast<CudaDevice&>(device).stream();
+}
+
+std::unique_ptr<Mark> make_mark(Device& device) {
+  class CudaMark final : public Mark {
+   public:
+    CudaMark(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {
+      check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+      check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
+    }
+    ~CudaMark() override {
+      cudaSetDevice(ordinal_);
+      cudaEventDestroy(event_);
+    }
+    void set() override { check(cudaEventRecord(event_, stream_), "event"); }
+    void wait() override {
+      check(cudaSetDevice(ordinal_), "choice of the CUDA device");
+      check(cudaEventSynchronize(event_), "CUDA device");
+    }
+
+   private:
+    int ordinal_;
+    cudaStream_t stream_;
+    cudaEvent_t event_ = nullptr;
+  };
+  return std::make_unique<CudaMark>(device.gpu().ordinal, stream_of(device));
+}
+
+std::unique_ptr<Device> make_lane(Device& device) {
+  return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, /*direct=*/true);
 }
 
 std::optional<std::string> version() { return format("CUDA {}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10); }

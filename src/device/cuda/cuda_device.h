@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "device/device.h"
+#include "device/lane.h"
 
 namespace trainer::device::cuda {
 
@@ -23,5 +23,11 @@ int64_t free_memory(int ordinal);
 /// One compute stream on device `ordinal`, and `host_threads` beside it for the work of this rank on the host.
 /// Throws Code::usage when the device does not exist, Code::device when it cannot be used.
 std::unique_ptr<Device> make_device(int ordinal, int host_threads);
+
+/// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly: pinned memory at the speed
+/// of the link.
+std::unique_ptr<Mark> make_mark(Device& device);
+std::unique_ptr<Device> make_lane(Device& device);
+std::unique_ptr<Device> make_host(const Device& device);
 
 }  // namespace trainer::device::cuda

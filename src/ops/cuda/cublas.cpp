@@ -1,173 +1,30 @@
 #include "ops/cuda/cublas.h"
 
-#include <cublasLt.h>
-
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "base/log.h"
 #include "base/median.h"
 #include "device/cuda/runtime.h"
+#include "ops/cuda/cublas_plan.h"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
 namespace {
 
-void check(cublasStatus_t status, const char* what) {
-  if (status != CUBLAS_STATUS_SUCCESS) throw Error(Code::device, format("{}: {}", what, cublasLtGetStatusName(status)));
-}
-cudaDataType_t data_type(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_32F; }
-
-std::string library_name() {
-  const size_t version = cublasLtGetVersion();  // 130100: 13.1.0
-  return format("cuBLASLt {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
-}
-
-/// cuBLASLt is column-major: it sees every matrix transposed, and computes dᵀ = op(b)ᵀ·op(a)ᵀ.
-struct Sizes {
-  int64_t m, n, k;
-};
-Sizes sizes_of(const LtProduct& op) { return {op.d.shape[0], op.d.shape[1], op.a.shape[op.trans_a ? 0 : 1]}; }
-
-/// Returns an operand transposed, in `memory`. Its rows start where the library reads fastest.
-Tensor transposed_in(const Tensor& memory, const Tensor& x) {
-  const int64_t pitch = round_up(x.rows(), 16 / size_of(x.dtype));
-  return {memory.data, {x.cols(), x.rows()}, x.dtype, pitch};
-}
-int64_t transposed_bytes(const Tensor& x) { return x.cols() * transposed_in({}, x).pitch * size_of(x.dtype); }
-
-/// Returns the same product in another form. `copy` is the memory of the operand that is transposed first.
-LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy) {
-  if (form == GemmForm::left_first) {
-    op.a = transposed_in(copy, op.a);
-    op.trans_a = !op.trans_a;
-  }
-  if (form == GemmForm::right_first) {
-    op.b = transposed_in(copy, op.b);
-    op.trans_b = !op.trans_b;
-  }
-  return op;
-}
-/// Queues the copy that precedes the product.
-void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed) {
-  if (form == GemmForm::left_first) cuda::run(ex, Transpose{op.a, formed.a});
-  if (form == GemmForm::right_first) cuda::run(ex, Transpose{op.b, formed.b});
-}
-
-/// The choice of an algorithm may depend on these.
-using Key = std::array<int64_t, 15>;
-int64_t alignment(const Tensor& t) {
-  return t ? std::min<int64_t>(16, int64_t{1} << std::countr_zero(reinterpret_cast<uintptr_t>(t.data) | 16)) : 0;
-}
-Key key_of(const LtProduct& op, int64_t workspace, bool copy) {
-  const auto [m, n, k] = sizes_of(op);
-  const bool flags[] = {
-      op.trans_a, op.trans_b, op.beta != 0, bool(op.bias), op.a.dtype == DType::bf16, op.d.dtype == DType::bf16};
-  int64_t bits = 0;
-  for (const bool flag : flags) bits = bits * 2 + flag;
-  return {m,
-          n,
-          k,
-          op.a.ld(),
-          op.b.ld(),
-          op.c.ld(),
-          op.d.ld(),
-          bool(op.aux) * op.aux.ld(),
-          bits,
-          alignment(op.a),
-          alignment(op.b),
-          alignment(op.c),
-          alignment(op.d),
-          workspace,
-          copy};
-}
-std::string name_of_product(const LtProduct& op) {
-  const auto [m, n, k] = sizes_of(op);
-  return format("{}x{}x{} {}{} {}->{} ld {} {} {} {}{}{}{}", m, n, k, op.trans_a ? 't' : 'n', op.trans_b ? 't' : 'n',
-                name_of(op.a.dtype), name_of(op.d.dtype), op.a.ld(), op.b.ld(), op.c.ld(), op.d.ld(),
-                op.beta != 0 ? " plus" : "", op.bias ? " bias" : "", op.aux ? format(" dgelu {}", op.aux.ld()) : "");
-}
-
-/// Descriptors of one product without its addresses, and the algorithm.
-struct Plan {
-  cublasLtMatmulDescOpaque_t product{};
-  cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // as cuBLASLt names them: a is our b
-  cublasLtMatmulAlgo_t algorithm{};
-  GemmForm form = GemmForm::as_is;
-  bool found = false;
-};
-
-template <typename T>
-void set(cublasLtMatmulDescOpaque_t& product, cublasLtMatmulDescAttributes_t which, const T& value) {
-  check(cublasLtMatmulDescSetAttribute(&product, which, &value, sizeof(value)), "cuBLASLt product");
-}
-template <typename T>
-void set(cublasLtMatmulPreferenceOpaque_t& preference, cublasLtMatmulPreferenceAttributes_t which, const T& value) {
-  check(cublasLtMatmulPreferenceSetAttribute(&preference, which, &value, sizeof(value)), "cuBLASLt preference");
-}
-void set_addresses(cublasLtMatmulDescOpaque_t& product, const LtProduct& op) {
-  if (op.bias) set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(op.bias.data));
-  if (op.aux) set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(op.aux.data));
-}
-
-Plan described(const LtProduct& op) {
-  const auto [m, n, k] = sizes_of(op);
-  Plan plan;
-  check(cublasLtMatmulDescInit(&plan.product, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cuBLASLt product");
-  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSA, op.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
-  set(plan.product, CUBLASLT_MATMUL_DESC_TRANSB, op.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
-  const cublasLtEpilogue_t epilogue = op.aux    ? CUBLASLT_EPILOGUE_DGELU
-                                      : op.bias ? CUBLASLT_EPILOGUE_BIAS
-                                                : CUBLASLT_EPILOGUE_DEFAULT;
-  set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-  if (op.bias) set(plan.product, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(op.bias.dtype));
-  if (op.aux) set(plan.product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, op.aux.ld());
-  const auto layout = [](cublasLtMatrixLayoutOpaque_t& out, const Tensor& t, int64_t rows, int64_t cols) {
-    check(cublasLtMatrixLayoutInit(&out, data_type(t.dtype), static_cast<uint64_t>(rows), static_cast<uint64_t>(cols),
-                                   std::max(t.ld(), rows)),
-          "cuBLASLt layout");
-  };
-  layout(plan.a, op.b, op.b.shape[1], op.b.shape[0]);
-  layout(plan.b, op.a, op.a.shape[1], op.a.shape[0]);
-  layout(plan.c, op.c, n, m);
-  layout(plan.d, op.d, n, m);
-  set_addresses(plan.product, op);
-  return plan;
-}
-
-/// Returns the heuristic's proposals within the workspace, best first. Where an algorithm cuts k, it adds partial sums
-/// in f32 in a fixed order: no atomics, no rounding to the result's type.
-std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, Plan& plan, const LtProduct& op,
-                                                       int64_t workspace, int most) {
-  cublasLtMatmulPreferenceOpaque_t preference{};
-  check(cublasLtMatmulPreferenceInit(&preference), "cuBLASLt preference");
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace));
-  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-      static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, static_cast<uint32_t>(alignment(op.b)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, static_cast<uint32_t>(alignment(op.a)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, static_cast<uint32_t>(alignment(op.c)));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, static_cast<uint32_t>(alignment(op.d)));
-  std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
-  int count = 0;
-  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, &plan.product, &plan.a, &plan.b, &plan.c,
-                                                               &plan.d, &preference, most, results.data(), &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED)
-    count = 0;
-  else
-    check(status, "cuBLASLt heuristic");
-  results.resize(static_cast<size_t>(count));
-  std::erase_if(results, [&](const cublasLtMatmulHeuristicResult_t& result) {
-    return result.state != CUBLAS_STATUS_SUCCESS || result.workspaceSize > static_cast<size_t>(workspace);
-  });
-  return results;
-}
-
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
+
+constexpr int kProposals = 4;  // kept for a product: the best, and what follows where the library refuses it
+
+/// Whether another algorithm may do what this one did not. Other errors are the device's, and stay.
+bool is_refusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
+         status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_INTERNAL_ERROR;
+}
 
 /// A moment in a stream.
 class Event {
@@ -211,24 +68,31 @@ class Library {
 
   bool run(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
     const std::lock_guard lock(mutex_);
-    const Key key = key_of(op, workspace.bytes(), static_cast<bool>(copy));
+    const ProductKey key = key_of(op, workspace.bytes(), static_cast<bool>(copy));
     auto it = plans_.find(key);
     if (it == plans_.end()) {
       if (most_ > 0 && !tuning_.products.contains(name_of_product(op))) measure(ex, op, workspace, copy);
       it = plans_.emplace(key, planned(op, workspace.bytes(), copy)).first;
     }
-    Plan& plan = it->second;
-    if (!plan.found) return false;
-    const LtProduct formed = in_form(op, plan.form, copy);
-    transpose_first(ex, op, plan.form, formed);
-    set_addresses(plan.product, formed);
-    check(multiply(device::cuda::stream_of(ex.device), plan, formed, workspace), "cuBLASLt product");
-    return true;
+    LtPlan& plan = it->second;
+    while (!plan.algorithms.empty()) {
+      const LtProduct formed = in_form(op, plan.form, copy);
+      transpose_first(ex, op, plan.form, formed);
+      set_addresses(plan, formed);
+      const cublasStatus_t status =
+          multiply(device::cuda::stream_of(ex.device), plan, plan.algorithms.front(), formed, workspace);
+      if (!is_refusal(status)) {
+        check(status, "cuBLASLt product");
+        return true;
+      }
+      drop_refused(plan, op, workspace.bytes(), status);
+    }
+    return false;
   }
 
   GemmCandidates candidates(const LtProduct& op, int64_t workspace, int most) {
     const std::lock_guard lock(mutex_);
-    Plan plan = described(op);
+    LtPlan plan = described(op);
     GemmCandidates found{name_of_product(op), {}};
     for (const auto& result : proposals(handle(), plan, op, workspace, most))
       found.algorithms.push_back(
@@ -263,13 +127,13 @@ class Library {
   }
 
  private:
-  cublasStatus_t multiply(cudaStream_t stream, const Plan& plan, const LtProduct& op, const Tensor& workspace) {
+  cublasStatus_t multiply(cudaStream_t stream, const LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm,
+                          const LtProduct& op, const Tensor& workspace) {
     const float alpha = 1;
     // The library only reads the descriptors, though its declarations are not all const.
-    Plan& p = const_cast<Plan&>(plan);
+    LtPlan& p = const_cast<LtPlan&>(plan);
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
-                          op.d.data, &p.d, &p.algorithm, workspace.data, static_cast<size_t>(workspace.bytes()),
-                          stream);
+                          op.d.data, &p.d, &algorithm, workspace.data, static_cast<size_t>(workspace.bytes()), stream);
   }
 
   /// Creates the handle when a product is asked for: tables are also read where none are computed.
@@ -288,9 +152,9 @@ class Library {
       double limit = best.microseconds == 0 ? std::numeric_limits<double>::infinity() : best.microseconds;
       if (form != GemmForm::as_is && best.form == GemmForm::as_is) limit *= kWorthMemory;
       const LtProduct formed = in_form(op, form, copy);
-      Plan plan = described(formed);
+      LtPlan plan = described(formed);
       for (const auto& result : proposals(handle(), plan, formed, workspace.bytes(), most_)) {
-        plan.algorithm = result.algo;
+        plan.algorithms = {result.algo};
         const std::optional<double> time = time_of(ex, op, form, formed, plan, workspace);
         if (!time) continue;
         favourites_.emplace(name, *time);  // of the first that works
@@ -303,8 +167,8 @@ class Library {
   }
 
   /// Returns microseconds, the copy included, or none when the library refuses the proposal.
-  std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, const Plan& plan,
-                                const Tensor& workspace) {
+  std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed,
+                                const LtPlan& plan, const Tensor& workspace) {
     constexpr int kInARow = 5;  // so that the time to start one does not count
     const cudaStream_t stream = device::cuda::stream_of(ex.device);
     std::vector<double> microseconds;
@@ -312,36 +176,57 @@ class Library {
       const Event begin(stream);
       for (int i = 0; i < kInARow; ++i) {
         transpose_first(ex, op, form, formed);
-        if (multiply(stream, plan, formed, workspace) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
+        if (multiply(stream, plan, plan.algorithms.front(), formed, workspace) != CUBLAS_STATUS_SUCCESS)
+          return std::nullopt;
       }
       if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
     }
     return median(microseconds);
   }
 
-  Plan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
+  /// Returns the product as the tuning table has it; else as the library proposes.
+  LtPlan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
     const auto tuned = tuning_.products.find(name_of_product(op));
-    const bool known = tuned != tuning_.products.end();
-    if (known && (tuned->second.form == GemmForm::as_is || copy)) {
-      Plan plan = described(in_form(op, tuned->second.form, copy));
+    if (tuned != tuning_.products.end() && (tuned->second.form == GemmForm::as_is || copy)) {
+      LtPlan plan = described(in_form(op, tuned->second.form, copy));
       plan.form = tuned->second.form;
-      plan.algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(tuned->second.algorithm);
-      cublasLtMatmulHeuristicResult_t result{};
-      plan.found = cublasLtMatmulAlgoCheck(handle(), &plan.product, &plan.a, &plan.b, &plan.c, &plan.d, &plan.algorithm,
-                                           &result) == CUBLAS_STATUS_SUCCESS &&
-                   result.workspaceSize <= static_cast<size_t>(workspace);
-      if (plan.found) return plan;
+      const auto algorithm = std::bit_cast<cublasLtMatmulAlgo_t>(tuned->second.algorithm);
+      if (accepts(handle(), plan, algorithm, workspace)) {
+        plan.algorithms = {algorithm};
+        plan.tuned = true;
+        return plan;
+      }
     }
-    Plan plan = described(op);
-    const auto results = proposals(handle(), plan, op, workspace, 1);
-    plan.found = !results.empty();
-    if (plan.found) plan.algorithm = results.front().algo;
+    LtPlan plan = proposed(op, workspace);
+    if (plan.algorithms.empty() && (op.bias || op.aux))
+      log::warning("{} has no algorithm for the product {}: it is computed without its epilogue, then finished",
+                   library_name(), name_of_product(op));
     return plan;
+  }
+  LtPlan proposed(const LtProduct& op, int64_t workspace) {
+    LtPlan plan = described(op);
+    for (const auto& result : proposals(handle(), plan, op, workspace, kProposals))
+      plan.algorithms.push_back(result.algo);
+    return plan;
+  }
+
+  /// Goes to the next algorithm after the library refused to run the first, although it had proposed it. Says so, which
+  /// is once for each algorithm of a product.
+  void drop_refused(LtPlan& plan, const LtProduct& op, int64_t workspace, cublasStatus_t status) {
+    if (plan.tuned) {
+      plan = proposed(op, workspace);
+    } else {
+      plan.algorithms.erase(plan.algorithms.begin());
+    }
+    log::warning("{} refuses its own algorithm for the product {} ({}); {}", library_name(), name_of_product(op),
+                 cublasLtGetStatusName(status),
+                 plan.algorithms.empty() ? "it is computed in parts, each finished by a pass of its own"
+                                         : "the next one is taken");
   }
 
   cublasLtHandle_t handle_ = nullptr;
   std::mutex mutex_;
-  std::map<Key, Plan> plans_;
+  std::map<ProductKey, LtPlan> plans_;
   GemmTuning tuning_;
   int most_ = 0, repeats_ = 0;  // while measuring: proposals to try; else 0
   bool forms_ = false;          // while measuring: they are tried; else: the table has some

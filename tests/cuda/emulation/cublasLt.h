@@ -9,6 +9,9 @@
 enum cublasStatus_t : int {
   CUBLAS_STATUS_SUCCESS = 0,
   CUBLAS_STATUS_INVALID_VALUE = 7,
+  CUBLAS_STATUS_ARCH_MISMATCH = 8,
+  CUBLAS_STATUS_EXECUTION_FAILED = 13,
+  CUBLAS_STATUS_INTERNAL_ERROR = 14,
   CUBLAS_STATUS_NOT_SUPPORTED = 15,
 };
 enum cudaDataType_t : int { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
@@ -100,11 +103,12 @@ namespace emulator {
 /// What the emulated library did, and what a test makes it refuse.
 /// Counts are of all threads; tests set and read while no device works.
 struct Blas {
-  int heuristics = 0;             // asked
-  int products = 0;               // queued
-  int algorithm = -1;             // of the last product: its place among the proposals
-  int broken = -1;                // this proposal fails when it is run
-  bool refuse_epilogues = false;  // the heuristic proposes nothing but plain products
+  int heuristics = 0;   // asked
+  int products = 0;     // queued
+  int algorithm = -1;   // of the last product: its place among the proposals
+  unsigned broken = 0;  // these proposals fail when they are run: bit 0 the first, bit 1 the second
+  cublasStatus_t failure = CUBLAS_STATUS_INVALID_VALUE;  // how they fail
+  bool refuse_epilogues = false;                         // the heuristic proposes nothing but plain products
   /// Products whose operands lie in such a way take ten times as long: bit 2·(left transposed) + (right transposed), of
   /// row-major operands.
   unsigned slow_ways = 0;

@@ -83,6 +83,9 @@ cudaError_t cudaMalloc(T** memory, size_t bytes) {
 }
 cudaError_t cudaFree(void* memory);
 cudaError_t cudaMallocHost(void** memory, size_t bytes);
+constexpr unsigned cudaHostRegisterPortable = 1;
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned flags);
+cudaError_t cudaHostUnregister(void* memory);
 cudaError_t cudaFreeHost(void* memory);
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,

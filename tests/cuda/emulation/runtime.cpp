@@ -136,6 +136,11 @@ cudaError_t cudaFreeHost(void* memory) {
   return cudaSuccess;
 }
 
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+  return note(memory == nullptr || bytes == 0 ? cudaErrorInvalidValue : cudaSuccess);
+}
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind kind, cudaStream_t stream) {
   const Lock lock(machine().mutex);

@@ -49,7 +49,8 @@ TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
         other = key.taken_names().back();
         break;
       case Type::any:
-        FAIL() << key.path();
+        other = std::string("3/8");
+        break;
     }
     key.set(config, other);
     EXPECT_EQ(key.get(config), other) << key.path();

@@ -87,7 +87,7 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
   Warnings warnings;
   load_text(
       "[parallel]\ngrid = [2, 1, 2]\nmesh = [2, 2]\noverlap = { all_reduce = false }\nsequence_parallel = true\n"
-      "timeout = 60\n[offload]\nslots = 3\n",
+      "timeout = 60\n[offload]\nslots = 2\n",
       "x.toml", {"parallel.order=xyzd"}, kNoFiles);
   ASSERT_EQ(warnings.lines.size(), 1u);
   for (const char* key : {"parallel.grid (axonn-4d)", "parallel.mesh (optimus-2d)", "parallel.overlap",
@@ -95,6 +95,47 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
     EXPECT_NE(warnings.lines[0].find(key), std::string::npos) << key << " in " << warnings.lines[0];
   }
   EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
+}
+
+TEST(Load, KeysOfOffloadHaveTheirEffectWithIt) {
+  Warnings warnings;
+  const Config config = load_text(
+      "[offload]\noptimizer = \"interleaved\"\ngpu_fraction = 0.25\nslots = 2\norder = \"zigzag\"\n"
+      "grad_transport = \"fp32\"\npinned = true\n",
+      "x.toml", {"offload.resident=4"}, kNoFiles);
+  EXPECT_TRUE(warnings.lines.empty());
+  EXPECT_EQ(config.offload.optimizer, OffloadOptimizer::interleaved);
+  EXPECT_EQ(config.offload.order, OffloadOrder::zigzag);
+  EXPECT_EQ(config.offload.gpu_fraction, "0.25");
+  EXPECT_EQ(config.offload.slots, 2);
+  EXPECT_EQ(config.offload.resident, 4);
+  for (const char* text : {"offload.gpu_fraction=3/8", "offload.gpu_fraction=auto", "offload.gpu_fraction=1"})
+    EXPECT_EQ(load_text("", "x.toml", {text}, kNoFiles).offload.gpu_fraction, std::string(text).substr(21));
+}
+
+TEST(Load, FractionsAreReadExactly) {
+  const auto is = [](std::string_view text, int64_t num, int64_t den) {
+    EXPECT_EQ(fraction_of(text), (Fraction{num, den})) << text;
+  };
+  is("1/2", 1, 2);
+  is("6/8", 3, 4);
+  is("0.35", 7, 20);
+  is(".5", 1, 2);
+  is("0", 0, 1);
+  is("1", 1, 1);
+  is("1.0", 1, 1);
+  for (const char* text : {"", "auto", "3/2", "1/0", "-1/2", "0.5/2", "1.5", "1e-1", "0.12345678901234567890", "1/2/3"})
+    EXPECT_FALSE(fraction_of(text)) << text;
+}
+
+TEST(Load, RatesOfAnEmulatedDevice) {
+  EXPECT_EQ(emulated_rates("h100")->memory, 87.5);
+  EXPECT_EQ(emulated_rates("a100")->to_host, 24);
+  EXPECT_EQ(emulated_rates("host=1.5,memory=40")->host, 1.5);
+  EXPECT_EQ(emulated_rates("host=1.5,memory=40")->memory, 40);
+  EXPECT_EQ(emulated_rates("host=1.5,memory=40")->to_device, 55);
+  for (const char* text : {"", "h200", "host", "host=0", "host=-1", "host=inf", "host=1,", "host=1;memory=2", "cpu=3"})
+    EXPECT_FALSE(emulated_rates(text)) << text;
 }
 
 TEST(Load, AcceptsNeutralValuesOfThingsNotBuiltYetWithoutAWord) {

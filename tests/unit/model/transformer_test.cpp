@@ -202,7 +202,7 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
   Named expected = reference::random_weights(c.spec, kWeightSeed);
   Rig rig(c.spec);
   rig.set_weights(expected);
-  optim::AdamW adam(rig.store);
+  optim::AdamW adam(rig.store, optim);
   reference::AdamW reference_adam({.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .max_norm = 0.5},
                                   reference::parameter_shapes(c.spec));
   bool clipped = false;
@@ -217,8 +217,7 @@ TEST_P(EveryModel, TwentyClippedStepsFollowTheReference) {
     const params::GradNorm norm = rig.sink.finish(rig.ex);
     ASSERT_NEAR(norm.norm, wanted_norm, 1e-9 * std::max(1.0, wanted_norm)) << "step " << step;
     clipped = clipped || norm.norm > optim.grad_clip;
-    adam.step(rig.ex, rig.store, optim, optim::learning_rate(optim, kSteps, step), step,
-              norm.clip_factor(optim.grad_clip));
+    adam.step(rig.ex, {optim::learning_rate(optim, kSteps, step), step, norm.clip_factor(optim.grad_clip)});
   }
   EXPECT_TRUE(clipped || c.spec.vocab == 1);
   const Named actual = rig.weights();

@@ -73,6 +73,22 @@ TEST_F(Gemm, AppliesEveryEpilogueOnce) {
   }
 }
 
+// Rows at multiples of 16 bytes, where a GPU's library may take the gradient of GELU as its epilogue.
+TEST_F(Gemm, TakesTheGradientOfGeluWhereRowsAreAligned) {
+  for (const Isa isa : instruction_sets()) {
+    Machine machine(2, isa);
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{40, 64, 70}, {33, 600, 96}})
+      for (const bool trans_b : {false, true})
+        for (const int64_t gap : {0, 8}) {
+          Problem problem({m, n, k, DType::bf16, DType::bf16, false, trans_b, Ending::gradient, gap});
+          if (on_cuda()) problem.allow_approximate_slope();
+          TestExec& ex = machine.ex;
+          run(ex, problem.op);
+          problem.expect_result();
+        }
+  }
+}
+
 TEST_F(Gemm, IsExactOnSmallIntegers) {
   for (const Isa isa : instruction_sets()) {
     Machine machine(2, isa);

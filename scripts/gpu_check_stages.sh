@@ -1,0 +1,241 @@
+# The stages of scripts/gpu_check.sh, which sources this file: what each runs, and the line it prints.
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables are those of gpu_check.sh
+
+stage_machine() {
+  {
+    "$trainer" --version
+    command -v nvidia-smi > /dev/null &&
+      timed nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit,pstate --format=csv
+    echo "$(nproc) cores, $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
+    "$python" --version 2>&1
+    "$python" -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tail -n 1
+    cat "$root/BUNDLE" 2> /dev/null
+  } > "$work/machine.txt"
+  gpu=$(sed -n 's/^ *cuda 0: //p' "$work/machine.txt")
+  echo "${gpu:-no GPU: $(sed -n 's/.*\(no CUDA device.*\|no CUDA in this build.*\)/\1/p' "$work/machine.txt" | head -n 1)}" >&3
+  [ -n "$gpu" ]
+}
+
+# Each program in as many parts as keep the cores busy with the references.
+stage_tests() {
+  local parts=$(($(nproc) * 3 / 4)) program part failed='' skipped=0 ran=0 pids
+  if [ "$parts" -lt 1 ]; then parts=1; fi
+  if [ "$parts" -gt 12 ]; then parts=12; fi
+  for program in "${programs[@]}"; do
+    if [[ $program == mpi_* ]]; then continue; fi
+    pids=()
+    for ((part = 0; part < parts; ++part)); do
+      GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part GTEST_FILTER=$filter \
+        timed "$bin/$program" > "$work/$program.$part" 2>&1 &
+      pids+=($!)
+    done
+    for ((part = 0; part < parts; ++part)); do
+      wait "${pids[part]}" || failed+=" $program.$part"
+      cat "$work/$program.$part"
+      ran=$((ran + $(grep -c '^\[       OK' "$work/$program.$part")))
+      skipped=$((skipped + $(grep -c '^\[  SKIPPED \].*ms)' "$work/$program.$part")))
+      grep -h '^\[  FAILED  \].*ms)' "$work/$program.$part" >> "$work/tests.txt"
+    done
+  done
+  echo "$ran passed, $skipped skipped${failed:+; failed in$failed}" >&3
+  printf '{"passed":%d,"skipped":%d,"failed":"%s"}\n' "$ran" "$skipped" "$(text <<< "${failed# }")" > "$work/tests.json"
+  [ -z "$failed" ] && [ "$ran" -gt 0 ]
+}
+
+# Ranks that are processes and share the GPU have the bits of ranks that are threads, and follow one rank.
+stage_mpi() {
+  local program ranks ran='' failed=''
+  command -v mpirun > /dev/null || leave_out "no mpirun here"
+  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
+  for program in "${programs[@]}"; do
+    if [[ $program != mpi_* ]]; then continue; fi
+    for ranks in $mpi_ranks; do
+      ran+=" $program:$ranks"
+      timed mpirun -np "$ranks" "$bin/$program" || failed+=" $program:$ranks"
+    done
+  done
+  if [ -z "$emulated" ] && command -v "$python" > /dev/null; then
+    for layout in tensor=2 data=2; do
+      ran+=" whole-run:$layout"
+      timed "$python" "$here/compare_layouts.py" --trainer "$trainer" --config "$root/configs/quickstart.toml" --steps 10 \
+        --set "data.train=[\"$root/data/austen.txt\"]" --set run.device=cuda --set precision.compute=fp32 \
+        --set "parallel.$layout" --launcher "mpirun -np 2" || failed+=" whole-run:$layout"
+    done
+  fi
+  echo "${ran# }${failed:+; failed:$failed}" >&3
+  [ -z "$failed" ] && [ -n "$ran" ]
+}
+
+stage_gemm() {
+  local compute status=0
+  for compute in $computes; do
+    timed "$trainer" bench gemm --compute "$compute" --json "${tiny[@]}" > "$work/gemm-$compute.json" 2>> "$work/gemm.txt" || status=1
+  done
+  printf '{"bf16":%s,"fp32":%s}\n' "$(document gemm-bf16)" "$(document gemm-fp32)" > "$work/gemm.json"
+  echo "best bf16 product $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
+  return $status
+}
+stage_attention() { bench attention attention --compute bf16 "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
+# The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
+stage_cudnn() {
+  TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$operators" > "$work/cudnn.tests" 2>&1
+  local status=$?
+  cat "$work/cudnn.tests"
+  if grep -q '^\[  SKIPPED' "$work/cudnn.tests" && ! grep -q '^\[       OK' "$work/cudnn.tests"; then
+    leave_out "$(grep -m 1 -o 'without cuDNN\|libcudnn.*\|cuDNN cannot.*\|cuDNN was found.*' "$work/cudnn.tests")"
+  fi
+  [ $status = 0 ] || return $status
+  bench cudnn attention --compute bf16 --set hardware.attention=cudnn "${tiny[@]}" && grep '^b ' "$work/cudnn.txt" | tail -n 1 >&3
+}
+stage_elementwise() {
+  bench elementwise elementwise --compute bf16 "${size[@]}" &&
+    echo "$(head -n 1 "$work/elementwise.txt"); slowest operator at $(number lowest_share "$work/elementwise.json") of it" >&3
+}
+stage_optimizer() { bench optimizer optimizer "${size[@]}" && cat "$work/optimizer.txt" >&3; }
+stage_collectives() {
+  command -v mpirun > /dev/null || leave_out "no mpirun here"
+  [[ ${programs[*]} == *mpi_* ]] || leave_out "built without MPI"
+  local where parts=() status=0
+  for where in cpu cuda; do
+    timed mpirun -np 2 "$trainer" bench collectives --repeats 5 --json --set "run.device=$where" \
+      > "$work/collectives-$where.json" 2>> "$work/collectives.txt" || status=1
+    parts+=("\"$where\":$(document "collectives-$where")")
+  done
+  join_parts collectives "${parts[@]}"
+  echo "two processes: memory of the host, and of the GPU they share" >&3
+  return $status
+}
+
+# The matrix unit of the CPU beside the GPU, where it has one.
+has_amx() {
+  if [ -n "$emulated" ] || ! grep -qw amx_bf16 /proc/cpuinfo; then leave_out "no AMX here"; fi
+}
+stage_cpu() {
+  has_amx
+  local what parts=() status=0
+  for what in gemm attention optimizer; do
+    timed "$trainer" bench "$what" --compute bf16 --set run.device=cpu --json > "$work/cpu-$what.json" 2>> "$work/cpu.txt" || status=1
+    parts+=("\"$what\":$(document "cpu-$what")")
+  done
+  mapfile -t sets < <(set_of "${case_124m[@]}" run.device=cpu train.global_batch=4 train.micro_batch=4)
+  timed "$trainer" bench step --config "$root/configs/gpt2-124m.toml" --compute bf16 --warmup 1 --repeats 5 "${sets[@]}" --json \
+    > "$work/cpu-step.json" 2> "$work/cpu-step.txt" || status=1
+  cat "$work/cpu-step.txt" >> "$work/cpu.txt"
+  parts+=("\"step\":$(document cpu-step)")
+  join_parts cpu "${parts[@]}"
+  sed -n 2p "$work/cpu-step.txt" >&3
+  return $status
+}
+stage_torch_cpu() {
+  has_amx
+  torch torch-cpu 124m-4x1024 --device cpu --compute bf16 fp32 --rounds 2 --steps 3 --warmup 2
+}
+
+step() { # NAME CONFIG OVERRIDE…
+  local name=$1 config=$2
+  shift 2
+  mapfile -t sets < <(set_of "$@" "${shrink[@]}")
+  bench "$name" step --config "$root/configs/$config" --warmup 3 --repeats "$repeats" "${sets[@]}" &&
+    sed -n 2p "$work/$name.txt" >&3
+}
+stage_step_124m() { step step-124m gpt2-124m.toml "${case_124m[@]}"; }
+stage_step_1_5b() { step step-1.5b gpt2-1.5b.toml "${case_1_5b[@]}"; }
+
+# The library's algorithms are measured for every product of a step, then the step with the best of them.
+stage_tuned() {
+  mapfile -t sets < <(set_of "${case_124m[@]}" "${shrink[@]}")
+  timed "$trainer" bench gemm --config "$root/configs/gpt2-124m.toml" "${sets[@]}" --write-tuning "$work/tuning.json" || return
+  step tuned gpt2-124m.toml "${case_124m[@]}" "hardware.gemm_tuning=$work/tuning.json" || return
+  cp "$work/tuning.json" "$out/gemm_tuning.json"
+}
+
+# A real run: text, tokenizer, training, a sample; the speed of its steps as the run itself reports it.
+stage_train() {
+  local run=$work/run
+  mapfile -t sets < <(set_of "run.dir=$run" run.device=cuda "data.train=[\"$root/data/austen.txt\"]" train.eval_interval=0 \
+    train.sample_interval=0 checkpoint.interval=0 "${train_run[@]}" "${shrink[@]}")
+  timed "$trainer" train --config "$root/configs/gpt2-124m.toml" --resume never "${sets[@]}" || return
+  timed "$trainer" generate --checkpoint "$run" --prompt "She had never" --tokens 20 --seed 1 || return
+  sed -n 's/.*"event":"step".*"tokens_per_s":\([0-9.e+]*\).*/\1/p' "$run/metrics.jsonl" | sort -g > "$work/speeds"
+  local steps median
+  steps=$(wc -l < "$work/speeds")
+  median=$(sed -n "$((steps / 2 + 1))p" "$work/speeds")
+  printf '{"steps":%d,"tokens_per_s":%s}\n' "$steps" "${median:-null}" > "$work/train.json"
+  cp "$run/report.html" "$out/train.html" 2> /dev/null
+  echo "$steps steps, median $median tokens/s" >&3
+}
+
+torch() { # NAME CASE ARGUMENT…
+  "$python" -c 'import torch' 2> /dev/null || leave_out "no PyTorch for $python"
+  local name=$1 case=$2 status
+  shift 2
+  timed "$python" "$root/tests/bench/compare_torch.py" --trainer "$trainer" --python "$python" --device "$torch_device" --cases "$case" \
+    --compute bf16 --rounds 2 --steps 10 --warmup 5 --max-seconds 60 --variant "$variant" --log "$out/$name.log" \
+    --json "$work/$name.pretty" "${torch_tiny[@]}" "$@" > "$work/$name.txt"
+  status=$?
+  if [ -s "$work/$name.pretty" ]; then tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"; fi
+  if [ $status != 0 ]; then tail -n 1 "$out/$name.log" >&3; return $status; fi
+  tail -n 1 "$work/$name.txt" >&3
+}
+stage_torch_124m() { torch torch-124m gpu-124m; }
+stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
+
+# PyTorch compiles both models while the tests run, for the second call: one step each, whose code stays in the cache.
+start_compiling() {
+  if [ -n "$only" ] && [[ " $only " != *" torch-compile "* ]] || [ "$call" = 2 ] || [ -n "$hopeless" ]; then return; fi
+  "$python" -c 'import torch' 2> /dev/null || return
+  set -m
+  (for name in 124m 1_5b; do
+    local -n sets_of_case=case_$name
+    mapfile -t sets < <(set_of "${sets_of_case[@]}" "${shrink[@]}")
+    "$python" "$root/tests/bench/torch_gpt.py" --config "$root/configs/gpt2-${name/_/.}.toml" "${sets[@]}" --dtype "$variant" \
+      --device "$torch_device" --compile --warmup 1 --steps 1 && echo "$name compiled"
+  done > "$work/compiled" 2>&1) &
+  background=$!
+  set +m
+}
+stage_torch_compile() {
+  [ -n "$background" ] || leave_out "no PyTorch for $python"
+  while kill -0 "$background" 2> /dev/null && [ "$deadline" -gt "$SECONDS" ]; do sleep 0.2; done
+  cp "$work/compiled" "$out/torch-compile.log"
+  echo "$(grep -c ' compiled$' "$work/compiled") of 2 models, in $cache" >&3
+  [ "$(grep -c ' compiled$' "$work/compiled")" -gt 0 ]
+}
+
+# Short tests of every operator, under each of the sanitizer's tools.
+stage_sanitizer() {
+  local tool found=() bad='' sanitizer
+  sanitizer=$(program_of compute-sanitizer /usr/local/cuda*/bin/compute-sanitizer)
+  [ -n "$sanitizer" ] || leave_out "no compute-sanitizer here"
+  for tool in memcheck racecheck synccheck initcheck; do
+    if [ "$deadline" -le "$SECONDS" ]; then found+=("$tool: no time left"); continue; fi
+    GTEST_FILTER=$short timeout -k 2 25 "$sanitizer" --tool "$tool" --error-exitcode 9 "$operators" > "$work/$tool" 2>&1
+    local status=$?
+    tail -n 30 "$work/$tool"
+    if grep -qi 'device not supported\|unable to find injection\|no attachable' "$work/$tool"; then
+      found+=("$tool: not possible here")
+    elif [ $status = 0 ]; then
+      found+=("$tool: nothing")
+    elif [ $status = 124 ] && ! grep -q '^=========.*\(Invalid\|hazard\|Uninitialized\|Barrier error\)' "$work/$tool"; then
+      found+=("$tool: nothing until its time was over")
+    else
+      found+=("$tool: $(grep -c '^========= \(Invalid\|Error\|Warning\|Uninit\|Barrier\)' "$work/$tool") reports")
+      bad=yes
+    fi
+  done
+  printf '%s\n' "${found[@]}" > "$work/sanitizer.txt"
+  (IFS=';' && echo "${found[*]}") >&3
+  [ -z "$bad" ]
+}
+
+stage_profile() {
+  local ncu
+  ncu=$(program_of ncu /usr/local/cuda*/bin/ncu /opt/nvidia/nsight-compute/*/ncu)
+  [ -n "$ncu" ] || leave_out "no ncu here; the steps above name the time of each operator"
+  mapfile -t sets < <(set_of "${case_124m[@]}" model.n_layer=1)
+  timed "$ncu" --clock-control none --section SpeedOfLight --launch-skip 60 --launch-count 60 "$trainer" bench step \
+    --config "$root/configs/gpt2-124m.toml" --warmup 1 --repeats 1 "${sets[@]}" > "$work/profile.ncu"
+  grep -E '^  [a-z_].*\(|Compute \(SM\) Throughput|  Memory Throughput +%|Duration' "$work/profile.ncu" > "$work/profile.txt"
+  echo "$(grep -c Duration "$work/profile.txt") kernels" >&3
+}

@@ -1,0 +1,77 @@
+#pragma once
+// What the benchmarks of `trainer bench` share: where one runs, and how it prints.
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "cli/cli.h"
+#include "cli/configuration.h"
+#include "cli/process.h"
+#include "config/load.h"
+#include "measure/gpu_peak.h"
+#include "measure/peak.h"
+#include "plan/machine.h"
+#include "report/events_json.h"
+
+namespace trainer::cli {
+
+using nlohmann::json;
+
+/// Bench says where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
+struct Bench {
+  explicit Bench(const BenchOptions& o) : options(o) {
+    config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
+                                   : load_configuration(o.config);
+    if (o.threads > 0) config.run.threads = o.threads;
+    if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
+    if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
+    if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
+    machine = plan::choose_machine(config, *world);
+  }
+  void require_config() const {
+    if (options.config.file.empty())
+      throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
+    if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
+  }
+  /// Returns the peak that rates are shares of. A peak given by the user saves the time of measuring one. On a GPU the
+  /// data sheet's stands beside it.
+  measure::PeakTracker measured_peak(device::Device& device) const {
+    if (machine.gpu && config.hardware.peak_tflops == 0)
+      return {measure::best_product_flops(device, machine.compute), "measured", "products of the library"};
+    measure::PeakTracker peak = measure::make_peak(device, machine.compute, config, *world);
+    peak.measure();
+    return peak;
+  }
+  /// Returns the data sheet's peak of a GPU whose part is known.
+  std::optional<double> data_sheet_peak() const {
+    return machine.gpu ? measure::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
+  }
+  std::string peak_text(const measure::PeakTracker& peak) const {
+    const std::optional<double> promised = data_sheet_peak();
+    return "peak " + to_string(peak.report()) +
+           (promised ? format(", data sheet {:.3g} TFLOP/s", *promised * 1e-12) : "");
+  }
+  json data_sheet_json() const {
+    const std::optional<double> promised = data_sheet_peak();
+    return promised ? json(*promised * 1e-9) : json();
+  }
+  void say(const std::string& text) const {
+    if (options.json) {
+      std::fputs(text.c_str(), stderr);
+    } else {
+      print(text);
+    }
+  }
+
+  BenchOptions options;
+  std::unique_ptr<comm::World> world = comm::solo_world();
+  config::Config config;
+  plan::Machine machine;
+};
+
+inline json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
+
+/// Measures products (bench_gemm_verb.cpp): their rates, what their forms gain, or the algorithms of a GPU's library.
+json bench_gemm(const Bench& b);
+
+}  // namespace trainer::cli

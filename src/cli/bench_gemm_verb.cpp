@@ -1,0 +1,135 @@
+// `trainer bench gemm`.
+#include "base/files.h"
+#include "bench/gemm.h"
+#include "bench/step.h"
+#include "cli/bench.h"
+#include "device/cuda/cuda_device.h"
+
+namespace trainer::cli {
+namespace {
+
+/// Returns the shapes asked for; else those of the configuration's linear layers, or some usual ones.
+std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
+  std::vector<bench::GemmShape> asked;
+  for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
+  if (!asked.empty()) return asked;
+  if (b.options.config.file.empty()) {
+    if (b.machine.gpu)
+      return {{32768, 768, 2304}, {32768, 768, 768},  {32768, 768, 3072}, {32768, 3072, 768}, {8192, 768, 50304},
+              {8192, 1600, 4800}, {8192, 1600, 6400}, {8192, 6400, 1600}, {8192, 8192, 8192}};
+    return {{4096, 768, 3072}, {4096, 3072, 768}, {4096, 768, 768}, {4096, 768, 2304},
+            {512, 768, 50304}, {3072, 384, 1536}, {3072, 384, 384}};
+  }
+  const config::Model& m = b.config.model;
+  const int64_t tokens = b.config.train.micro_batch * m.seq_len, head = m.d_model / m.n_head;
+  const int64_t up = m.arch == config::Arch::llama ? 2 * m.d_ff : m.d_ff;
+  std::vector<bench::GemmShape> shapes = {{tokens, m.d_model, (m.n_head + 2 * m.n_kv_head) * head},
+                                          {tokens, m.d_model, m.d_model},
+                                          {tokens, m.d_model, up},
+                                          {tokens, m.d_ff, m.d_model}};
+  if (b.config.data.vocab_size > 0) shapes.push_back({tokens, m.d_model, b.config.data.vocab_size});
+  return shapes;
+}
+
+/// Finds the fastest form and algorithm of each product of the configuration, and writes them to a file.
+json tune_gemm(const Bench& b) {
+  constexpr int kMost = 16;  // the library proposes few more, and those are slow
+  b.require_config();
+  if (!b.machine.gpu)
+    throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
+                                 device::cuda::no_device_reason());
+  const ops::MeasuredGemms measured = bench::tune_products(b.config, b.machine, kMost, b.options.repeats);
+  replace_file(b.options.write_tuning, to_json(measured.tuning));
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}product\n", measured.tuning.device, measured.tuning.made_with, "us",
+               "guess us", "gain", "form"));
+  json list = json::array();
+  for (const auto& [name, product] : measured.tuning.products) {
+    const double guess = measured.favourites.at(name);
+    const std::string_view form = name_of(product.form);
+    b.say(format("{:>10.1f}{:>10.1f}{:>7.2f}  {:<12}{}\n", product.microseconds, guess, guess / product.microseconds,
+                 form, name));
+    list.push_back(
+        {{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}, {"form", form}});
+  }
+  b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
+               b.options.write_tuning, b.options.write_tuning));
+  return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
+}
+
+/// Measures whether transposing an operand of a product first would pay.
+json bench_forms(const Bench& b) {
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{*device, arena, meter};
+  b.say(format("{}, {} threads; {}\n{:>22}{:>9}{:>12}{:>22}{:>22}\n", name_of(b.machine.compute), b.machine.threads,
+               ops::product_path(*device, b.machine.compute), "m, k, n", "product", "as is us", "left first (no copy)",
+               "right first (no copy)"));
+  json list = json::array();
+  const auto text = [](const bench::GemmForms::Gain& gain) {
+    return gain.alone > 0 ? format("{:.2f} ({:.2f})", gain.with_copy, gain.alone) : "packed";
+  };
+  for (const bench::GemmShape& shape : gemm_shapes(b))
+    for (const bench::GemmForms& f : bench::bench_gemm_forms(ex, b.machine.compute, shape, b.options.repeats)) {
+      const auto [m, k, n] = f.shape;
+      b.say(format("{:>22}{:>9}{:>12.1f}{:>22}{:>22}\n", format("{}, {}, {}", m, k, n), f.product, f.seconds * 1e6,
+                   text(f.a), text(f.b)));
+      const auto gain = [](const bench::GemmForms::Gain& g) {
+        return json{{"with_copy", g.with_copy}, {"alone", g.alone}};
+      };
+      list.push_back({{"m", m},
+                      {"k", k},
+                      {"n", n},
+                      {"product", f.product},
+                      {"microseconds", f.seconds * 1e6},
+                      {"left_first", gain(f.a)},
+                      {"right_first", gain(f.b)}});
+    }
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"path", ops::product_path(*device, b.machine.compute)},
+          {"forms", list}};
+}
+
+}  // namespace
+
+json bench_gemm(const Bench& b) {
+  if (!b.options.write_tuning.empty()) return tune_gemm(b);
+  if (b.options.forms) return bench_forms(b);
+  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
+  Arena arena(*device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{*device, arena, meter};
+  measure::PeakTracker peak = b.measured_peak(*device);
+  std::vector<bench::GemmRate> measured;
+  for (const bench::GemmShape& shape : gemm_shapes(b)) {
+    measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
+    const bench::GemmRate& rate = measured.back();
+    peak.measure();
+    peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
+  }
+  b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
+               name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
+               b.peak_text(peak), "m, k, n", "forward", "dX", "dW"));
+  json rates = json::array();
+  for (const bench::GemmRate& rate : measured) {
+    const auto cell = [&](double gflops) { return format("{:.0f} ({:.0f} %)", gflops, gflops * 1e11 / peak.flops()); };
+    b.say(format("{:>22}{:>14}{:>14}{:>14}\n", format("{}, {}, {}", rate.shape.m, rate.shape.k, rate.shape.n),
+                 cell(rate.forward), cell(rate.dx), cell(rate.dw)));
+    rates.push_back({{"m", rate.shape.m},
+                     {"k", rate.shape.k},
+                     {"n", rate.shape.n},
+                     {"forward_gflops", rate.forward},
+                     {"dx_gflops", rate.dx},
+                     {"dw_gflops", rate.dw}});
+  }
+  return {{"compute", name_of(b.machine.compute)},
+          {"threads", b.machine.threads},
+          {"peak_gflops", peak.flops() / 1e9},
+          {"peak", peak_json(peak)},
+          {"data_sheet_gflops", b.data_sheet_json()},
+          {"path", ops::product_path(*device, b.machine.compute)},
+          {"rates", rates}};
+}
+
+}  // namespace trainer::cli

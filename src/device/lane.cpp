@@ -1,0 +1,26 @@
+#include "device/lane.h"
+
+#include "base/error.h"
+#include "device/cuda/cuda_device.h"
+
+namespace trainer::device {
+
+std::unique_ptr<Mark> make_mark(Device& device) {
+  if (device.kind() == Kind::cuda && !device.dry()) return cuda::make_mark(device);
+  return std::make_unique<Mark>();
+}
+
+std::unique_ptr<Device> make_lane(Device& device) {
+  TRAINER_CHECK(!device.dry(), "a dry device does nothing");
+  if (device.kind() == Kind::cuda) return cuda::make_lane(device);
+  return std::make_unique<CpuDevice>(1, device.isa());
+}
+
+std::unique_ptr<Device> make_host(const Device& device) {
+  const Isa isa = device.kind() == Kind::cuda ? detect_isa() : device.isa();
+  if (device.dry()) return std::make_unique<DryDevice>(device.threads(), isa);
+  if (device.kind() == Kind::cuda) return cuda::make_host(device);
+  return std::make_unique<CpuDevice>(device.threads(), isa);
+}
+
+}  // namespace trainer::device

@@ -1,0 +1,161 @@
+#include "offload/clock.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace trainer::offload {
+namespace {
+
+enum Resource : uint8_t { link_in, link_out, host_threads, device_threads, host_memory };
+constexpr size_t kResources = 5;
+using Amounts = std::array<double, kResources>;
+
+struct Work {
+  Amounts amounts{};    // of each resource, in its unit
+  double seconds = 0;   // alone, without its start
+  double progress = 0;  // of 1
+  double starts = 0;    // s of its start that are left
+};
+
+/// An operation at work.
+struct Active {
+  Work* work;
+  double left;  // s that its lane has to do yet, alone
+};
+
+Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes, bool bounce) {
+  const auto bytes = static_cast<double>(bytes_of(op.kind, 1, sizes)) * n;
+  Amounts a{};
+  switch (op.kind) {
+    case Kind::flush:
+    case Kind::drain:
+      a[link_out] = a[host_memory] = bytes;
+      break;
+    case Kind::load:
+    case Kind::refresh:
+      a[link_in] = a[host_memory] = bytes;
+      break;
+    case Kind::update_device:
+      a[device_threads] = n;
+      break;
+    case Kind::update_host:
+      a[host_threads] = n;
+      a[host_memory] = n * (host_traffic(rates, sizes, bounce) - static_cast<double>(sizes.compute));
+      break;
+  }
+  return a;
+}
+
+/// Speeds, as parts of what each would have alone. Where a resource does not suffice for all, they get shares of their
+/// speeds as their lanes have work left: then all end together, and the resource is used to the end.
+void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
+  speeds.assign(active.size(), 0);
+  std::vector<char> fixed(active.size());
+  Amounts left = capacity;
+  for (size_t open = active.size(); open > 0;) {
+    Amounts demand{};
+    double growth = std::numeric_limits<double>::infinity();
+    for (size_t i = 0; i < active.size(); ++i) {
+      if (fixed[i]) continue;
+      growth = std::min(growth, (1 - speeds[i]) / active[i].left);
+      for (size_t r = 0; r < kResources; ++r)
+        demand[r] += active[i].left * active[i].work->amounts[r] / active[i].work->seconds;
+    }
+    for (size_t r = 0; r < kResources; ++r)
+      if (demand[r] > 0) growth = std::min(growth, left[r] / demand[r]);
+    for (size_t i = 0; i < active.size(); ++i)
+      if (!fixed[i]) speeds[i] += growth * active[i].left;
+    for (size_t r = 0; r < kResources; ++r) left[r] -= growth * demand[r];
+    for (size_t i = 0; i < active.size(); ++i) {
+      if (fixed[i]) continue;
+      bool full = speeds[i] >= 1 - 1e-12;
+      for (size_t r = 0; r < kResources; ++r) full |= active[i].work->amounts[r] > 0 && left[r] <= 1e-9 * capacity[r];
+      fixed[i] = full;
+      open -= full;
+    }
+  }
+}
+
+}  // namespace
+
+Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
+              bool bounce, bool hidden) {
+  const auto& ops = schedule.operations;
+  const Amounts capacity{rates.to_device, rates.to_host, rates.host, rates.device, rates.memory};
+  Timeline line;
+  line.start.assign(ops.size(), 0);
+  line.end.assign(ops.size(), -1);
+  std::vector<char> later(ops.size());  // waits for the norm
+  std::vector<Work> work(ops.size());
+  std::array<std::vector<size_t>, kLanes> lanes;
+  std::array<char, kLanes> lane_later{};
+  for (size_t i = 0; i < ops.size(); ++i) {
+    const auto lane = static_cast<size_t>(ops[i].lane());
+    later[i] = ops[i].scalars || lane_later[lane] ||
+               std::ranges::any_of(ops[i].after, [&](int a) { return later[static_cast<size_t>(a)] != 0; });
+    lane_later[lane] = later[i];
+    if (hidden && !later[i]) {
+      line.end[i] = 0;
+      continue;
+    }
+    const auto n = static_cast<double>(subgroups[static_cast<size_t>(ops[i].subgroup)].part.count);
+    work[i].amounts = amounts_of(ops[i], n, rates, sizes, bounce);
+    for (size_t r = 0; r < kResources; ++r)
+      work[i].seconds = std::max(work[i].seconds, work[i].amounts[r] / capacity[r]);
+    work[i].starts = rates.start;
+    lanes[lane].push_back(i);
+  }
+  std::array<size_t, kLanes> next{};
+  std::array<char, kLanes> running{};
+  double now = 0;
+  std::vector<Active> active;
+  std::array<double, kLanes> left{};
+  for (size_t lane = 0; lane < kLanes; ++lane)
+    for (const size_t i : lanes[lane]) left[lane] += work[i].seconds;
+  std::vector<double> speeds;
+  for (;;) {
+    active.clear();
+    double step = std::numeric_limits<double>::infinity();
+    bool any = false;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (next[lane] == lanes[lane].size()) continue;
+      const size_t i = lanes[lane][next[lane]];
+      if (!running[lane]) {
+        if (std::ranges::any_of(ops[i].after, [&](int a) { return line.end[static_cast<size_t>(a)] < 0; })) continue;
+        running[lane] = 1;
+        line.start[i] = now;
+      }
+      any = true;
+      if (work[i].starts > 0) {
+        step = std::min(step, work[i].starts);
+      } else {
+        active.push_back({&work[i], std::max(1e-12, left[lane] - work[i].progress * work[i].seconds)});
+      }
+    }
+    if (!any) break;
+    share_out(active, capacity, speeds);
+    for (size_t k = 0; k < active.size(); ++k)
+      step = std::min(step, (1 - active[k].work->progress) * active[k].work->seconds / speeds[k]);
+    now += step;
+    for (size_t k = 0; k < active.size(); ++k) active[k].work->progress += step * speeds[k] / active[k].work->seconds;
+    for (size_t lane = 0; lane < kLanes; ++lane) {
+      if (!running[lane]) continue;
+      const size_t i = lanes[lane][next[lane]];
+      if (work[i].starts > 0) {
+        work[i].starts = work[i].starts <= step * (1 + 1e-12) ? 0 : work[i].starts - step;
+        continue;
+      }
+      if (work[i].progress < 1 - 1e-9) continue;
+      line.end[i] = now;
+      left[lane] -= work[i].seconds;
+      line.busy[lane] += now - line.start[i];
+      running[lane] = 0;
+      ++next[lane];
+      line.all = now;
+      if (ops[i].kind == Kind::refresh || ops[i].kind == Kind::update_device) line.weights = now;
+    }
+  }
+  return line;
+}
+
+}  // namespace trainer::offload

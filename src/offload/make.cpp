@@ -1,0 +1,53 @@
+#include "offload/make.h"
+
+#include <algorithm>
+
+#include "offload/calibrate.h"
+
+namespace trainer::offload {
+
+std::optional<Rates> rates_of(const config::Debug& debug) {
+  const std::optional<config::EmulatedRates> rates = config::emulated_rates(debug.emulate_device);
+  if (debug.emulate_device.empty() || !rates) return std::nullopt;
+  return Rates{.to_device = rates->to_device * 1e9,
+               .to_host = rates->to_host * 1e9,
+               .host = rates->host * 1e9,
+               .device = rates->device * 1e9,
+               .memory = rates->memory * 1e9};
+}
+
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config) {
+  const config::Offload& offload = config.offload;
+  if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
+  const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved;
+  const std::optional<config::Fraction> share = config::fraction_of(offload.gpu_fraction);
+  Plan plan{.device_share = interleaved ? share.value_or(config::Fraction()) : config::Fraction(),
+            .slots = static_cast<int>(offload.slots),
+            .resident = interleaved ? static_cast<int>(offload.resident) : 0,
+            .order = offload.order,
+            .blocking = !config.debug.overlap};
+  const bool chosen = interleaved && !share;  // "auto"
+  auto engine = std::make_unique<Engine>(store, config.optim, plan,
+                                         Engine::Options{.subgroup = offload.subgroup,
+                                                         .streams = chosen || plan.device_share.num > 0,
+                                                         .emulated = rates_of(config.debug)});
+  if (!chosen) return engine;
+  if (engine->options().emulated) {
+    engine->set_plan(engine->best_plan(*engine->options().emulated));
+  } else {
+    const Rates rates =
+        measure_rates(store.device(), store.home(), largest_of(engine->subgroups()), store.state_dtype());
+    if (!store.device().dry()) engine->set_plan(engine->best_plan(rates));
+  }
+  return engine;
+}
+
+std::string to_string(const Engine& engine) {
+  int counts[3] = {};
+  for (size_t i = 0; i < engine.subgroups().size(); ++i) ++counts[static_cast<size_t>(engine.where()[i])];
+  return format("{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}, {} resident",
+                engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()),
+                counts[0], counts[1], engine.plan().slots, engine.plan().slots == 1 ? "" : "s", counts[2]);
+}
+
+}  // namespace trainer::offload

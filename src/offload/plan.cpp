@@ -1,0 +1,51 @@
+#include "offload/plan.h"
+
+#include <algorithm>
+
+namespace trainer::offload {
+
+std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest) {
+  constexpr int64_t kAlign = 64;
+  TRAINER_CHECK(largest >= kAlign, "subgroups of {} elements", largest);
+  std::vector<Subgroup> all;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto [begin, count] = groups[g].held;
+    if (count == 0) continue;
+    const int64_t pieces = divide_up(count, largest / kAlign * kAlign);
+    const int64_t length = round_up(divide_up(count, pieces), kAlign);
+    for (int64_t at = 0; at < count; at += length)
+      all.push_back({static_cast<int>(g), {begin + at, std::min(length, count - at)}});
+  }
+  return all;
+}
+
+int64_t largest_of(std::span<const Subgroup> subgroups) {
+  int64_t largest = 0;
+  for (const Subgroup& subgroup : subgroups) largest = std::max(largest, subgroup.part.count);
+  return largest;
+}
+
+std::vector<Place> places(const Plan& plan, int subgroups) {
+  std::vector<Place> all(static_cast<size_t>(subgroups), Place::host);
+  const int resident = std::min(plan.resident, subgroups);
+  std::fill_n(all.begin(), resident, Place::resident);
+  const auto [a, b] = plan.device_share;
+  for (int64_t x = 0; x + resident < subgroups; ++x)
+    if ((x + 1) * a / b > x * a / b) all[static_cast<size_t>(x + resident)] = Place::streamed;
+  return all;
+}
+
+Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups) {
+  Share share;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const int64_t count = subgroups[i].part.count;
+    if (places[i] == Place::host) share.host += count;
+    if (places[i] == Place::resident) share.resident += count;
+    if (places[i] != Place::streamed) continue;
+    share.streamed += count;
+    share.largest_streamed = std::max(share.largest_streamed, count);
+  }
+  return share;
+}
+
+}  // namespace trainer::offload

@@ -1,0 +1,47 @@
+#pragma once
+// Where each piece of the optimizer's state is updated: a value, made by pure functions.
+//
+// A subgroup is a range of one group's flat space, of what this rank holds of it. Its master weights and moments are
+// in host memory, and it is updated either there, or on the device: then they are brought there and back (streamed), or
+// stay there (resident). Every place rounds alike (ops/adamw.h): a plan changes times and memory and no result.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "config/config.h"
+#include "params/param_store.h"
+
+namespace trainer::offload {
+
+struct Subgroup {
+  int group = 0;
+  comm::Chunk part;  // of the group's flat space
+};
+/// What is held of each group in near equal pieces of at most `largest` elements that begin on multiples of 64 of it.
+std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest);
+/// Elements.
+int64_t largest_of(std::span<const Subgroup> subgroups);
+
+enum class Place : uint8_t { host, streamed, resident };
+
+struct Plan {
+  config::Fraction device_share;  // streamed, of the subgroups that are not resident
+  int slots = 3;                  // for what is streamed: of device memory, each for the state of one subgroup
+  int resident = 0;               // subgroups, from the first: their gradients come last and their weights go first
+  config::OffloadOrder order = config::OffloadOrder::forward;
+  bool blocking = false;  // everything waits for the one before it
+};
+
+/// By subgroup: resident ones first; of the rest number x (from 0) is streamed where ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋. A share
+/// of 1/k takes every k-th.
+std::vector<Place> places(const Plan& plan, int subgroups);
+
+/// Elements of the subgroups in each place.
+struct Share {
+  int64_t host = 0, streamed = 0, resident = 0;
+  int64_t largest_streamed = 0;  // subgroup
+  int64_t total() const { return host + streamed + resident; }
+};
+Share share_of(std::span<const Place> places, std::span<const Subgroup> subgroups);
+
+}  // namespace trainer::offload

@@ -1,0 +1,53 @@
+#pragma once
+// One product as cuBLASLt sees it: its descriptors, its name, and the algorithms that the library proposes for it.
+#include <cublasLt.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "ops/cuda/cublas.h"
+
+namespace trainer::ops::cuda {
+
+/// Throws Code::device with the status' name unless it is success.
+void check(cublasStatus_t status, const char* what);
+
+std::string library_name();  // "cuBLASLt 13.1.0"
+
+/// The bytes of an operand transposed. Its rows start where the library reads fastest.
+int64_t transposed_bytes(const Tensor& x);
+/// Returns the same product in another form. `copy` is the memory of the operand that is transposed first.
+LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
+/// Queues the copy that precedes the product.
+void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
+
+/// What the choice of an algorithm may depend on: shapes, dtypes, row distances, alignments.
+using ProductKey = std::array<int64_t, 15>;
+ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
+/// Its name in tuning tables and messages.
+std::string name_of_product(const LtProduct& op);
+
+/// Descriptors of one product, and the algorithms that may run it, best first. The first is used; one that the library
+/// refuses when it is run is removed.
+struct LtPlan {
+  cublasLtMatmulDescOpaque_t product{};
+  cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // as cuBLASLt names them: a is our b
+  std::vector<cublasLtMatmulAlgo_t> algorithms;
+  GemmForm form = GemmForm::as_is;
+  bool tuned = false;  // the algorithm is a tuning table's, and the only one
+};
+/// Returns the descriptors without algorithms.
+LtPlan described(const LtProduct& op);
+/// Points the descriptors to the addresses of `op`, a product of the same key.
+void set_addresses(LtPlan& plan, const LtProduct& op);
+
+/// Returns the heuristic's proposals within the workspace, best first; none where the library does not know such
+/// products. Where an algorithm cuts k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the
+/// result's type.
+std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
+                                                       int64_t workspace, int most);
+/// Whether the library runs the product by this algorithm within the workspace.
+bool accepts(cublasLtHandle_t handle, LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace);
+
+}  // namespace trainer::ops::cuda

@@ -1,0 +1,32 @@
+#pragma once
+// DecayRanges: each group's flat space as ranges of equal weight decay, so that an update is few calls. They cover
+// all of it, padding too: what is written beside the weights, as their copies in another type, is written whole.
+#include <vector>
+
+#include "params/param_store.h"
+
+namespace trainer::optim {
+
+class DecayRanges {
+ public:
+  explicit DecayRanges(const params::ParamStore& store);
+
+  /// Calls fn(chunk, decay) for what of the ranges lies in `part` of the group, in order.
+  template <typename F>
+  void each(int group, comm::Chunk part, F&& fn) const {
+    const int64_t end = part.begin + part.count;
+    for (const Range& range : ranges_[static_cast<size_t>(group)]) {
+      const int64_t from = std::max(range.begin, part.begin), to = std::min(range.begin + range.count, end);
+      if (from < to) fn(comm::Chunk{from, to - from}, range.decay);
+    }
+  }
+
+ private:
+  struct Range {
+    int64_t begin, count;
+    bool decay;
+  };
+  std::vector<std::vector<Range>> ranges_;  // by group
+};
+
+}  // namespace trainer::optim

@@ -1,0 +1,65 @@
+#!/usr/bin/env python3
+"""The optimizer's state in host memory, through the program: the same bits wherever it is updated, killed and resumed."""
+import rig
+
+# Subgroups so small that the tiny model has dozens.
+PLANS = {
+    "cpu": ["offload.optimizer=cpu", "offload.subgroup=1024"],
+    "blocking": ["offload.optimizer=cpu", "offload.subgroup=1024", "debug.overlap=false"],
+    "half": ["offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024", "offload.slots=2"],
+    "zigzag": ["offload.optimizer=interleaved", "offload.gpu_fraction=0.8", "offload.subgroup=512",
+               "offload.resident=3", "offload.order=zigzag"],
+    "auto": ["offload.optimizer=interleaved", "offload.subgroup=2048", "debug.emulate_device=h100"],
+    "measured": ["offload.optimizer=interleaved", "offload.subgroup=2048"],
+}
+
+
+class Offload(rig.Runs):
+    def test_every_plan_has_the_losses_and_the_checkpoint_of_none(self):
+        for compute in ("fp32", "bf16"):
+            self.train(f"run.dir={compute}-none", f"precision.compute={compute}")
+            for name, sets in PLANS.items():
+                run = f"{compute}-{name}"
+                self.train(f"run.dir={run}", f"precision.compute={compute}", *sets)
+                self.assert_same_run(8, run, f"{compute}-none")
+
+    def test_a_run_goes_on_under_another_plan_and_without(self):
+        self.train("run.dir=none")
+        for first, second in (("zigzag", None), (None, "half"), ("half", "zigzag"), ("blocking", "cpu")):
+            run = f"{first}-{second}"
+            self.train(f"run.dir={run}", *PLANS.get(first, []), *("checkpoint.interval=3",), max_steps=5)
+            self.train(f"run.dir={run}", *PLANS.get(second, []))
+            self.assert_same_run(8, run, "none")
+
+    def test_metrics_tell_where_updates_were_and_what_was_moved(self):
+        self.train("run.dir=told", *PLANS["half"], "precision.compute=bf16", "debug.emulate_device=h100")
+        for step in self.events("step", "told"):
+            offload = step["offload"]
+            parameters = offload["parameters"]
+            self.assertEqual(offload["gpu_fraction"], "1/2")
+            self.assertEqual(parameters["resident"], 0)
+            self.assertEqual(offload["bytes"]["gradient"], 4 * parameters["host"])
+            self.assertEqual(offload["bytes"]["refresh"], 2 * parameters["host"])
+            self.assertEqual(offload["bytes"]["load"], 12 * parameters["streamed"])
+            self.assertEqual(offload["bytes"]["drain"], 12 * parameters["streamed"])
+            self.assertGreater(offload["emulated"]["update_ms"], 0)
+            self.assertGreaterEqual(offload["exposed_ms"], 0)
+            self.assertIn("host_optimizer", step["memory_bytes"])
+            self.assertIn("optimizer_slots", step["memory_bytes"])
+        self.train("run.dir=untold")
+        self.assertNotIn("offload", self.events("step", "untold")[-1])
+
+    def test_the_log_says_whether_it_was_needed(self):
+        log = self.train("run.dir=said", *PLANS["half"])
+        self.assertRegex(log, r"optimizer offload: \d+ subgroups of at most \d+ elements: \d+ on the host, \d+ streamed")
+        self.assertIn("fits without offload: yes", log)
+        self.assertRegex(log, r"offload +[\d.]+ % updated on the host")
+
+    def test_a_dry_run_shows_the_memory_of_every_way(self):
+        table = self.trainer("train", "--config", "config.toml", "--dry-run", stdout=True)
+        for row in ("  none", "  cpu", "  interleaved, 3 slots", "  fits without offload: yes"):
+            self.assertIn(row, table)
+
+
+if __name__ == "__main__":
+    rig.main()

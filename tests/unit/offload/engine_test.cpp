@@ -1,0 +1,289 @@
+#include "offload/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+
+#include "base/philox.h"
+
+namespace trainer::offload {
+namespace {
+
+using config::Fraction;
+using config::OffloadOrder;
+using params::Init;
+
+constexpr config::Optim kOptim{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+/// Three groups of odd sizes, with matrices (which decay) and vectors (which do not) in turns.
+void declare(params::ParamStore& store) {
+  const int embedding = store.add_group("embedding"), block = store.add_group("block"), head = store.add_group("head");
+  const Init normal{Init::Kind::normal, 0.02}, ones{Init::Kind::ones, 0};
+  store.add_slot(embedding, {{"wte", store.replicated({61, 13}), normal}});
+  store.add_slot(block, {{"w1", store.replicated({13, 29}), normal}});
+  store.add_slot(block, {{"b1", store.replicated({29}), normal}});
+  store.add_slot(block, {{"w2", store.replicated({29, 13}), normal}});
+  store.add_slot(head, {{"gain", store.replicated({13}), ones}});
+}
+
+/// A store and who updates it, fed with gradients that depend on step and place alone.
+struct Rig {
+  explicit Rig(DType compute, int threads = 2)
+      : device(threads), host(device::make_host(device)), store(device, compute) {
+    declare(store);
+  }
+  void without_offload() {
+    store.allocate(true);
+    optimizer = std::make_unique<optim::AdamW>(store, kOptim);
+    store.initialize(5);
+  }
+  void with_offload(const Plan& plan, Engine::Options options) {
+    store.keep_state_on(*host);
+    store.allocate(true);
+    options.streams = plan.device_share.num > 0;
+    auto made = std::make_unique<Engine>(store, kOptim, plan, options);
+    engine = made.get();
+    optimizer = std::move(made);
+    store.initialize(5);
+  }
+
+  void fill_gradients(int64_t step) {
+    for (size_t g = 0; g < store.groups().size(); ++g) {
+      const PhiloxKey key = philox_key(static_cast<uint64_t>(step), store.groups()[g].name);
+      const Tensor grad = store.groups()[g].grad;
+      for (int64_t i = 0; i < grad.count(); ++i) {
+        const double value = (static_cast<double>(philox_at(key, static_cast<uint64_t>(i)) % 2001) - 1000) * 1e-4;
+        if (grad.dtype == DType::f64) {
+          grad.as<double>()[i] = value;
+        } else {
+          grad.as<float>()[i] = static_cast<float>(value);
+        }
+      }
+    }
+  }
+  void begin(int64_t step) {
+    optimizer->begin_step();
+    for (const params::Group& group : store.groups())  // the forward pass reads all weights
+      for (const params::SlotId slot : group.slots) store.stored_weight(slot);
+    fill_gradients(step);
+    for (int g = static_cast<int>(store.groups().size()); g-- > 0;) optimizer->gradient_complete(ex, g);
+  }
+  optim::Update update(int64_t t) const {
+    return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = t % 2 == 0 ? 0.75 : 1.0};
+  }
+  void step(int64_t t) {
+    begin(t);
+    optimizer->step(ex, update(t));
+  }
+  /// Bytes of compute weights, as a forward pass reads them, and of the state.
+  std::vector<std::byte> bytes() {
+    std::vector<std::byte> all;
+    const auto add = [&](const Tensor& t) { all.insert(all.end(), t.data, t.data + t.bytes()); };
+    for (const params::Group& group : store.groups()) {
+      store.stored_weight(group.slots.front());
+      add(group.compute ? group.compute.tensor() : group.master.tensor());
+    }
+    store.settle();
+    for (const params::Group& group : store.groups())
+      for (const Buffer* buffer : {&group.master, &group.m, &group.v}) add(*buffer);
+    return all;
+  }
+
+  device::CpuDevice device;
+  std::unique_ptr<device::Device> host;
+  Arena arena{device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{device, arena, meter};
+  params::ParamStore store;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Engine* engine = nullptr;
+};
+
+std::vector<std::byte> reference(DType compute, int64_t steps) {
+  Rig rig(compute);
+  rig.without_offload();
+  for (int64_t t = 1; t <= steps; ++t) rig.step(t);
+  return rig.bytes();
+}
+
+class EveryType : public ::testing::TestWithParam<DType> {};
+INSTANTIATE_TEST_SUITE_P(Types, EveryType, ::testing::Values(DType::f64, DType::f32, DType::bf16),
+                         [](const auto& param) { return std::string(name_of(param.param)); });
+
+TEST_P(EveryType, AnyScheduleGivesTheSameBits) {
+  constexpr int64_t kSteps = 5;
+  const std::vector<std::byte> expected = reference(GetParam(), kSteps);
+  for (const Fraction share : {Fraction{0, 1}, {1, 10}, {1, 3}, {1, 2}, {2, 3}, {7, 8}, {1, 1}})
+    for (const int64_t subgroup : {64, 192, 1 << 20})
+      for (const int slots : {1, 2, 3})
+        for (const int resident : {0, 1, 99})
+          for (const OffloadOrder order : {OffloadOrder::forward, OffloadOrder::arrival, OffloadOrder::zigzag}) {
+            Rig rig(GetParam(), 1 + (slots + resident) % 3);
+            rig.with_offload({.device_share = share, .slots = slots, .resident = resident, .order = order},
+                             {.subgroup = subgroup, .poison = true});
+            for (int64_t t = 1; t <= kSteps; ++t) rig.step(t);
+            ASSERT_TRUE(rig.bytes() == expected)
+                << share.num << "/" << share.den << ", subgroups of " << subgroup << ", " << slots << " slots, "
+                << resident << " resident, order " << static_cast<int>(order);
+          }
+}
+
+TEST_P(EveryType, BlockingGivesTheSameBits) {
+  const std::vector<std::byte> expected = reference(GetParam(), 4);
+  for (const Fraction share : {Fraction{0, 1}, {1, 2}}) {
+    Rig rig(GetParam());
+    rig.with_offload({.device_share = share, .slots = 2, .blocking = true}, {.subgroup = 192, .poison = true});
+    for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+    EXPECT_TRUE(rig.bytes() == expected);
+  }
+}
+
+/// Holds each operation back for a while that depends on the seed.
+std::function<void(const Operation&)> jitter(uint64_t seed) {
+  return [key = philox_key(seed, "jitter"), drawn = std::make_shared<std::atomic<uint64_t>>(0)](const Operation&) {
+    for (uint64_t n = philox_at(key, drawn->fetch_add(1)) % 40; n > 0; --n) std::this_thread::yield();
+  };
+}
+
+TEST(Engine, LanesThatRunLateFindTheSameBytes) {
+  const std::vector<std::byte> expected = reference(DType::bf16, 4);
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Rig rig(DType::bf16);
+    rig.with_offload({.device_share = {2, 3},
+                      .slots = 1 + static_cast<int>(seed % 3),
+                      .resident = static_cast<int>(seed % 2),
+                      .order = static_cast<OffloadOrder>(seed % 3)},
+                     {.subgroup = 128, .before = jitter(seed), .poison = true});
+    for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+    ASSERT_TRUE(rig.bytes() == expected) << "seed " << seed;
+  }
+}
+
+TEST(Engine, ThePlanMayChangeAtEveryStep) {
+  const std::vector<std::byte> expected = reference(DType::bf16, 8);
+  Rig rig(DType::bf16);
+  Plan plan{.device_share = {1, 1}, .slots = 2, .resident = 1, .order = OffloadOrder::zigzag};
+  rig.with_offload(plan, {.subgroup = 128, .poison = true});
+  const Fraction shares[] = {{1, 2}, {0, 1}, {7, 8}, {1, 3}, {1, 1}, {2, 5}, {0, 1}, {1, 2}};
+  for (int64_t t = 1; t <= 8; ++t) {
+    plan.device_share = shares[t - 1];
+    plan.order = static_cast<OffloadOrder>(t % 3);
+    rig.engine->set_plan(plan);
+    rig.step(t);
+  }
+  EXPECT_TRUE(rig.bytes() == expected);
+}
+
+TEST(Engine, ADiscardedStepLeavesEveryByte) {
+  for (const OffloadOrder order : {OffloadOrder::forward, OffloadOrder::zigzag}) {
+    const std::vector<std::byte> expected = reference(DType::bf16, 4);
+    Rig rig(DType::bf16);
+    rig.with_offload({.device_share = {1, 2}, .slots = 2, .resident = 1, .order = order},
+                     {.subgroup = 128, .poison = true});
+    for (int64_t t = 1; t <= 4; ++t) {
+      rig.optimizer->begin_step();  // interrupted before its backward pass
+      rig.optimizer->discard();
+      if (t == 3) {
+        const std::vector<std::byte> before = rig.bytes();
+        rig.begin(77);  // a norm that is not finite
+        rig.optimizer->discard();
+        EXPECT_TRUE(rig.bytes() == before);
+      }
+      rig.step(t);
+    }
+    EXPECT_TRUE(rig.bytes() == expected);
+  }
+}
+
+TEST(Engine, AStepThatFailedBetweenSubgroupsIsResumed) {
+  const std::vector<std::byte> expected = reference(DType::bf16, 4);
+  constexpr int64_t kFailing = 2;
+  for (const OffloadOrder order : {OffloadOrder::forward, OffloadOrder::zigzag})
+    for (int fails_at = 0;; ++fails_at) {
+      std::atomic<int64_t> step{0};
+      std::atomic<int> operations{0};
+      bool failed = false;
+      Rig rig(DType::bf16);
+      rig.with_offload({.device_share = {1, 2}, .slots = 2, .resident = 1, .order = order},
+                       {.subgroup = 192,
+                        .before =
+                            [&](const Operation&) {
+                              if (step == kFailing && operations++ == fails_at)
+                                throw Error(Code::device, "an operation fails");
+                            },
+                        .poison = true});
+      for (int64_t t = 1; t <= 4; ++t) {
+        rig.begin(t);
+        rig.store.stored_weight(rig.store.groups()[0].slots[0]);
+        if (t == kFailing) step = t;
+        rig.optimizer->step(rig.ex, rig.update(t));
+        if (t != kFailing) continue;
+        try {
+          rig.store.settle();
+        } catch (const Error& error) {
+          EXPECT_STREQ(error.what(), "an operation fails");
+          failed = true;
+          step = 0;
+          rig.engine->resume_step();
+        }
+        step = 0;
+      }
+      ASSERT_TRUE(rig.bytes() == expected) << "failed at operation " << fails_at;
+      if (!failed) break;  // the step has no more operations
+      ASSERT_LT(fails_at, 200);
+    }
+}
+
+TEST(Engine, WeightsWrittenByOthersReplaceWhatSlotsHold) {
+  Rig rig(DType::bf16);
+  rig.with_offload({.device_share = {1, 1}, .slots = 3, .resident = 1, .order = OffloadOrder::zigzag},
+                   {.subgroup = 128, .poison = true});
+  for (int64_t t = 1; t <= 3; ++t) rig.step(t);
+  rig.store.forget();
+  for (const params::Group& group : rig.store.groups())
+    for (const Buffer* buffer : {&group.master, &group.m, &group.v})
+      std::fill_n(buffer->tensor().as<float>(), buffer->tensor().count(), 0.0f);
+  rig.store.initialize(5);
+  for (int64_t t = 1; t <= 3; ++t) rig.step(t);
+  EXPECT_TRUE(rig.bytes() == reference(DType::bf16, 3));
+}
+
+TEST(Engine, ADryOneTakesTheSameMemory) {
+  for (const Fraction share : {Fraction{0, 1}, {1, 2}}) {
+    Rig rig(DType::bf16);
+    const Plan plan{.device_share = share, .slots = 2, .resident = 1};
+    rig.with_offload(plan, {.subgroup = 192});
+    device::DryDevice device(2);
+    const std::unique_ptr<device::Device> host = device::make_host(device);
+    params::ParamStore store(device, DType::bf16);
+    declare(store);
+    store.keep_state_on(*host);
+    store.allocate(true);
+    const Engine dry(store, kOptim, plan, {.subgroup = 192, .streams = share.num > 0});
+    EXPECT_EQ(device.memory_total(), rig.device.memory_total());
+    EXPECT_EQ(host->memory_total(), rig.host->memory_total());
+    int64_t elements = 0, largest = 0;
+    for (const params::Group& group : store.groups()) elements += group.elements;
+    for (const Subgroup& subgroup : dry.subgroups()) largest = std::max(largest, subgroup.part.count);
+    // On the device: bf16 weights, fp32 gradients, slots of p, m and v. On the host: p, m, v, gradients, bounces.
+    EXPECT_EQ(device.memory_total(),
+              6 * elements + 12 * ((share.num > 0 ? 2 * largest : 0) + dry.subgroups()[0].part.count));
+    EXPECT_EQ(host->memory_total(), 16 * elements + kBounces * 2 * largest);
+  }
+}
+
+TEST(Engine, CountsTheBytesOfItsList) {
+  Rig rig(DType::bf16);
+  rig.with_offload({.device_share = {1, 2}, .slots = 2}, {.subgroup = 192});
+  rig.step(1);
+  const Report report = rig.engine->report();
+  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::flush)], 4 * report.share.host);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::refresh)], 2 * report.share.host);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::load)], 12 * report.share.streamed);
+  EXPECT_EQ(report.bytes[static_cast<size_t>(Kind::drain)], 12 * report.share.streamed);
+}
+
+}  // namespace
+}  // namespace trainer::offload

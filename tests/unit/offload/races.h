@@ -1,0 +1,98 @@
+#pragma once
+// Which waits a list of operations lacks, and which it has for nothing: found by looking, not by running it.
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/format.h"
+#include "offload/schedule.h"
+
+namespace trainer::offload {
+
+/// A thing that is read or written as a whole.
+using Thing = std::pair<std::string, int>;
+struct Access {
+  Thing thing;
+  bool writes;
+};
+
+/// What an operation touches. The gradient on the device and the scalars are written by the computing thread: their
+/// moments are waited for by flags, which are checked apart.
+inline std::vector<Access> accesses_of(const Operation& op) {
+  const Thing state{"state", op.subgroup}, gradient{"gradient on the host", op.subgroup}, slot{"slot", op.slot},
+      bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};
+  std::vector<Access> all;
+  switch (op.kind) {
+    case Kind::flush:
+      all = {{gradient, true}};
+      break;
+    case Kind::load:
+      all = {{state, false}, {slot, true}};
+      break;
+    case Kind::update_device:
+      all = {{slot, true}, {weights, true}};
+      break;
+    case Kind::drain:
+      all = {{slot, true}, {state, true}};  // the slot is void afterwards
+      break;
+    case Kind::update_host:
+      all = {{gradient, true}, {state, true}};  // the gradient is void afterwards
+      if (op.bounce >= 0) all.push_back({bounce, true});
+      break;
+    case Kind::refresh:
+      all = {{weights, true}};
+      if (op.bounce >= 0) {
+        all.push_back({bounce, true});
+      } else {
+        all.push_back({state, false});
+      }
+      break;
+  }
+  return all;
+}
+
+/// before[i][j]: operation j is done when i begins.
+inline std::vector<std::vector<char>> order_of(const Schedule& schedule) {
+  const auto& ops = schedule.operations;
+  std::vector<std::vector<char>> before(ops.size(), std::vector<char>(ops.size()));
+  std::array<int, kLanes> last;
+  last.fill(-1);
+  for (size_t i = 0; i < ops.size(); ++i) {
+    std::vector<int> direct = ops[i].after;
+    int& lane = last[static_cast<size_t>(ops[i].lane())];
+    if (lane >= 0) direct.push_back(lane);
+    lane = static_cast<int>(i);
+    for (const int j : direct) {
+      before[i][static_cast<size_t>(j)] = 1;
+      for (size_t k = 0; k < ops.size(); ++k) before[i][k] |= before[static_cast<size_t>(j)][k];
+    }
+  }
+  return before;
+}
+
+inline std::string text_of(const Operation& op) {
+  return format("{} of subgroup {} (slot {}, bounce {})", name_of(op.kind), op.subgroup, op.slot, op.bounce);
+}
+
+/// Pairs of operations that touch one thing, of which one writes, in no order; and operations that begin before the
+/// moment that makes their operands. Empty: none.
+inline std::vector<std::string> races_of(const Schedule& schedule) {
+  const auto& ops = schedule.operations;
+  const auto before = order_of(schedule);
+  std::vector<std::string> found;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      if (before[i][j]) continue;
+      for (const Access& a : accesses_of(ops[i]))
+        for (const Access& b : accesses_of(ops[j]))
+          if (a.thing == b.thing && (a.writes || b.writes))
+            found.push_back(format("{} beside {}: {}", text_of(ops[i]), text_of(ops[j]), a.thing.first));
+    }
+    const bool update = ops[i].kind == Kind::update_host || ops[i].kind == Kind::update_device;
+    if (update && !ops[i].scalars) found.push_back(text_of(ops[i]) + " before the norm");
+    if (ops[i].kind == Kind::flush && !ops[i].gradient) found.push_back(text_of(ops[i]) + " before its gradient");
+  }
+  return found;
+}
+
+}  // namespace trainer::offload
