@@ -3,18 +3,20 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "data/tokenizer.h"
 
 namespace trainer::checkpoint {
 
 namespace fs = std::filesystem;
 
 void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest manifest) {
-  const auto add_file = [&](const char* name, const std::string& bytes) {
+  const auto add_file = [&](const std::string& name, const std::string& bytes) {
     write_file(calls, folder / name, bytes);
     manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
   };
   add_file(kConfigFile, manifest.header.config_toml);
-  if (!manifest.header.tokenizer.empty()) add_file(kTokenizerFile, manifest.header.tokenizer);
+  if (const std::string& tokenizer = manifest.header.tokenizer; !tokenizer.empty())
+    add_file(data::tokenizer_file_name(tokenizer), tokenizer);
 
   const std::string json = to_json(manifest);
   parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors

@@ -170,8 +170,10 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->transform(home_path())
       ->required();
-  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")
-                           ->type_name("FILE")
+  CLI::Option* given = tokenize_verb
+                           .add_option("--tokenizer", tokenize.tokenizer,
+                                       "tokenizer to use: a file or folder, as data.tokenizer takes it")
+                           ->type_name("PATH")
                            ->transform(home_path());
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
       ->type_name("N")

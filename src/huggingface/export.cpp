@@ -158,8 +158,8 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   const int64_t vocab = reader.vocab_size();
   std::optional<data::Tokenizer> tokenizer;
   if (!header.tokenizer.empty())
-    tokenizer.emplace(
-        data::Tokenizer::from_bytes(header.tokenizer, (reader.folder() / checkpoint::kTokenizerFile).string()));
+    tokenizer.emplace(data::Tokenizer::from_bytes(
+        header.tokenizer, (reader.folder() / data::tokenizer_file_name(header.tokenizer)).string()));
   const std::optional<int32_t> eos = tokenizer ? std::optional(tokenizer->eos()) : std::nullopt;
   std::vector<NamedFile> files{{"config.json", to_config_json(config.model, vocab, eos, options.type)},
                                {"generation_config.json", to_generation_config_json(eos)}};

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/log.h"
+#include "data/bpe_file.h"
 #include "data/sentencepiece_json.h"
 
 namespace trainer::huggingface {
@@ -10,16 +11,24 @@ namespace trainer::huggingface {
 namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 
+namespace {
+constexpr const char* kJsonFile = "tokenizer.json";
+}
+
 std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len) {
-  std::vector<NamedFile> files{{"tokenizer.model", tokenizer.bytes()}};
-  const std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes());
-  if (!json) {
+  std::vector<NamedFile> files{{tokenizer.file_name(), tokenizer.bytes()}};
+  if (tokenizer.file_name() == kJsonFile) {
+    auto [vocab, merges] = data::vocab_and_merges(data::parse_bpe(tokenizer.bytes(), kJsonFile));
+    files.push_back({"vocab.json", std::move(vocab)});
+    files.push_back({"merges.txt", std::move(merges)});
+  } else if (std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes())) {
+    files.push_back({kJsonFile, std::move(*json)});
+  } else {
     log::warning(
         "the tokenizer is written as tokenizer.model alone: only SentencePiece's BPE without normalisation has a form "
         "that AutoTokenizer loads");
     return files;
   }
-  files.push_back({"tokenizer.json", *json});
   const std::string end = tokenizer.name_of(tokenizer.eos());
   const ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
                             {"bos_token", end},
@@ -32,11 +41,8 @@ std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t
 
 std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {
   std::error_code none;
-  if (fs::exists(folder / "tokenizer.model", none)) return data::Tokenizer::load((folder / "tokenizer.model").string());
-  for (const char* other : {"tokenizer.json", "vocab.json"})
-    if (fs::exists(folder / other, none))
-      log::warning("{}: not read, the imported checkpoint has no tokenizer; only SentencePiece's tokenizer.model is",
-                   (folder / other).string());
+  for (const char* name : {"tokenizer.model", kJsonFile, "merges.txt"})
+    if (fs::exists(folder / name, none)) return data::Tokenizer::load((folder / name).string());
   return std::nullopt;
 }
 

@@ -54,7 +54,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
+    loaded.tokenizer.emplace(
+        data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
   loaded.machine = plan::choose_machine(loaded.config, world);
   const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
