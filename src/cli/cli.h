@@ -85,6 +85,13 @@ struct ConfigVerbOptions {
 };
 int config_command(const ConfigVerbOptions& options);
 
+struct ReportOptions {
+  std::vector<std::string> runs;  // folders
+  std::string output;
+  bool csv = false;
+};
+int report_command(const ReportOptions& options);
+
 /// Returns version, commit, what is compiled in and what this machine has.
 std::string version_text();
 std::string version();

@@ -288,6 +288,20 @@ int main(int argc, char** argv) {
       ->type_name("N")
       ->check(at_least(1));
 
+  cli::ReportOptions report;
+  CLI::App& report_verb = *app.add_subcommand(
+      "report", "make the report of a run anew, compare several runs on one page, or print their steps");
+  report_verb.add_option("runs", report.runs, "folders of runs (run.dir)")
+      ->type_name("RUN")
+      ->transform(home_path())
+      ->required();
+  report_verb.add_flag("--csv", report.csv, "print every step with all its numbers as CSV, instead");
+  report_verb
+      .add_option("--output", report.output,
+                  "file for the comparison (default: comparison.html) or for --csv (default: standard output)")
+      ->type_name("FILE")
+      ->transform(home_path());
+
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();
 
@@ -318,6 +332,7 @@ int main(int argc, char** argv) {
     if (bench_verb.parsed()) return cli::bench_command(bench);
     if (checkpoint_verb.parsed()) return cli::checkpoint_command(checkpoint);
     if (config_verb.parsed()) return cli::config_command(config);
+    if (report_verb.parsed()) return cli::report_command(report);
     if (plan_verb.parsed()) throw cli::not_built_yet("plan");
     return cli::train_command(bare);
   } catch (...) {

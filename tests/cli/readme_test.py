@@ -21,7 +21,7 @@ import rig
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 READMES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("*/README.md")]
            if not path.parent.name.startswith("build")}
-VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "plan")
+VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "plan")
 # What commands make, and what lies on other machines.
 MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|NEW_INPUTS)(/|$|\.)|~")
 # Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
