@@ -13,7 +13,7 @@ inline Error not_built_yet(const std::string& what) {
   return {Code::usage,
           format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
                  "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
-                 "inspect|verify|strip, config check|show|reference, report",
+                 "inspect|verify|strip, config check|show|reference, report, completion bash|zsh|fish, manual",
                  what)};
 }
 /// Returns the error for a word after a verb that is none of `known`.

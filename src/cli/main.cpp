@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "cli/arguments.h"
 #include "cli/cli.h"
+#include "cli/command_text.h"
 #include "cli/later.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
@@ -302,6 +303,12 @@ int main(int argc, char** argv) {
       ->type_name("FILE")
       ->transform(home_path());
 
+  std::string shell;
+  CLI::App& completion_verb = *app.add_subcommand(
+      "completion", "print what completes these words in a shell: source <(trainer completion bash)");
+  completion_verb.add_option("shell", shell, "bash | zsh | fish")->required();
+  CLI::App& manual_verb = *app.add_subcommand("manual", "print the manual page: trainer manual | man -l -");
+
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();
 
@@ -332,6 +339,14 @@ int main(int argc, char** argv) {
     if (bench_verb.parsed()) return cli::bench_command(bench);
     if (checkpoint_verb.parsed()) return cli::checkpoint_command(checkpoint);
     if (config_verb.parsed()) return cli::config_command(config);
+    if (completion_verb.parsed()) {
+      cli::print(cli::completion(cli::describe(app), shell));
+      return 0;
+    }
+    if (manual_verb.parsed()) {
+      cli::print(cli::manual(cli::describe(app), cli::version()));
+      return 0;
+    }
     if (report_verb.parsed()) return cli::report_command(report);
     if (plan_verb.parsed()) throw cli::not_built_yet("plan");
     return cli::train_command(bare);
