@@ -71,9 +71,11 @@ int bench_command(const BenchOptions& options);
 int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
-  std::string what;  // inspect | verify | strip
+  std::string what;  // inspect | verify | strip | export | import
   ConfigOptions config;
-  std::string checkpoint, output;  // output: for strip
+  std::string checkpoint, output;       // output: for strip, export, import
+  std::string input, format, dtype;     // import; export, import; export
+  int64_t shard_bytes = 5'000'000'000;  // export
   bool json = false;
 };
 int checkpoint_command(const CheckpointOptions& options);

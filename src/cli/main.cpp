@@ -203,8 +203,10 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->transform(home_path())
       ->required();
-  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")
-                           ->type_name("FILE")
+  CLI::Option* given = tokenize_verb
+                           .add_option("--tokenizer", tokenize.tokenizer,
+                                       "tokenizer to use: a file or folder, as data.tokenizer takes it")
+                           ->type_name("PATH")
                            ->transform(home_path());
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
       ->type_name("N")
@@ -265,19 +267,31 @@ int main(int argc, char** argv) {
 
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand(
-      "checkpoint", "look into a checkpoint, check every byte of it, or write one that has its weights only");
-  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip")->required();
+      "checkpoint",
+      "look into a checkpoint, check every byte of it, write one that has its weights only, or exchange models with "
+      "Hugging Face's transformers");
+  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip | export | import")->required();
   add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
       .add_option("--checkpoint", checkpoint.checkpoint,
                   std::string("a step folder, or the newest of a checkpoints or run folder") + kOrConfig)
       ->type_name("PATH")
       ->transform(home_path());
-  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, which must not exist")
+  checkpoint_verb
+      .add_option("--output", checkpoint.output, "strip, export, import: the folder to write, which must not exist")
       ->type_name("DIR")
       ->transform(home_path());
+  checkpoint_verb.add_option("--format", checkpoint.format, "export, import: the files of Hugging Face's transformers")
+      ->check(CLI::IsMember({"hf"}));
+  checkpoint_verb.add_option("--input", checkpoint.input, "import: the folder with config.json and model.safetensors")
+      ->type_name("DIR")
+      ->transform(home_path());
+  checkpoint_verb.add_option("--dtype", checkpoint.dtype, "export: the type of the weights (default: fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  checkpoint_verb.add_option("--shard-bytes", checkpoint.shard_bytes, "export: bytes of weights in one file at most")
+      ->check(at_least(1))
+      ->capture_default_str();
   add_json(checkpoint_verb, checkpoint.json);
-  checkpoint_verb.allow_extras();  // export and import have options of their own, but are not built: the verb says so
 
   cli::ConfigVerbOptions config;
   CLI::App& config_verb =

@@ -155,7 +155,8 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
 
 int64_t Head::chunk_rows(const device::Device& device, Rows rows) const {
   const int64_t padded = table_.store.box(table_.slot)[0], wide = table_.ranks.size(shared_axes(rows));
-  return std::max<int64_t>(1, head_chunk(device, loss_rows(rows), padded, table_.store.compute_dtype()) / wide);
+  const bool alone = table_.ranks.size(table_.cut()) == 1;
+  return std::max<int64_t>(1, head_chunk(device, loss_rows(rows), padded, table_.store.compute_dtype(), alone) / wide);
 }
 
 std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows rows) const {
@@ -247,13 +248,18 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
 }
 
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
-  constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
+  constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
+  const bool gpu = device.kind() == device::Kind::cuda;
   // Each chunk reads the table twice, and reads and writes its gradient once. The faster products are, the more rows
   // must share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
-  // instruction set: ranks that share a table exchange chunks, and may have different sets.
-  const int64_t bytes = (device.kind() == device::Kind::cuda ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
-  return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
+  // instruction set, and on a GPU's memory only for a rank alone: ranks that share a table exchange chunks, and may
+  // have different ones.
+  int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
+  if (gpu && alone) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
+  const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);
+  if (!gpu || rows <= most) return std::min(rows, most);
+  return round_up(divide_up(rows, divide_up(rows, most)), kStep);  // of equal size: no short one leaves a GPU idle
 }
 
 }  // namespace trainer::parallel

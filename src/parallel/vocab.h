@@ -102,8 +102,8 @@ class Head {
 };
 
 /// Returns how many of `rows` rows of logits, with `padded` columns, a head forms at a time. They are enough that a
-/// product amortises reading the table, and few enough to stay a minor part of memory. The number is the same on all
-/// devices of a kind, whatever their instruction set.
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute);
+/// product amortises reading the table, and few enough to stay a minor part of memory: 1/32 of a GPU's for a rank that
+/// is `alone` with its table. Otherwise the number is the same on all devices of a kind.
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone);
 
 }  // namespace trainer::parallel
