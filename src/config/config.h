@@ -121,7 +121,7 @@ struct Checkpoint {
 
 struct Log {
   int64_t interval = 0;
-  bool jsonl = true, report = true;
+  bool jsonl = true, report = true, tensorboard = false;
   ProgressMode progress = ProgressMode::automatic;
 };
 

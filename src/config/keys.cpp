@@ -297,7 +297,8 @@ void declare_log(std::vector<Key>& keys) {
               "Write report.html and report.json at the end; without jsonl there are none.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
              "Progress bar; auto: when standard error is a terminal.");
-  log.later("tensorboard", Type::boolean, false, "Write TensorBoard event files.");
+  log.boolean("tensorboard", &Log::tensorboard, false,
+              "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
   log.later("trace", Type::boolean, false, "Write trace.json.");
 }
 
