@@ -77,9 +77,12 @@ void declare_data(std::vector<Key>& keys) {
               "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
   data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
-  data.string(
-      "tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
-      "\"train\": train one on the training files; else a SentencePiece .model file. Empty: the data are token files.");
+  data.string("tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
+              "\"train\": train one on the training files; else a file, or the folder it is in: SentencePiece's "
+              "tokenizer.model, "
+              "Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, ranks as tiktoken has them. Empty: "
+              "the data are "
+              "token files.");
   data.integer("vocab_size", &Data::vocab_size, 0,
                {.range = between(1, 16'777'216),
                 .unit = "pieces",

@@ -23,13 +23,6 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
-int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
-  const auto it = header.model_keys.find("vocab_size");
-  if (it == header.model_keys.end())
-    throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder.string()));
-  return std::stoll(it->second);
-}
-
 /// Takes the first layout that fits on every rank. When none does, all ranks throw what the last layout needs, which is
 /// the smallest on each rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
@@ -73,10 +66,11 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
+    loaded.tokenizer.emplace(
+        data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
   loaded.machine = plan::choose_machine(loaded.config, world);
   take_tuning(world, loaded);
-  const int64_t vocab = vocabulary(header, folder);
+  const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = plan::make_device(loaded.machine);
