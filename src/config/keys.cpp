@@ -314,9 +314,10 @@ void declare_hardware(std::vector<Key>& keys) {
       "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
       "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
       "kind of device or another version of the library is ignored with a warning.");
-  hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
+  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
-                  "can (bf16, no dropout, no cache); ours do the rest.");
+                  "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
+                  "cuDNN and 9.25 or newer is found, else ours.");
 }
 
 void declare_debug(std::vector<Key>& keys) {
