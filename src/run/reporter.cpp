@@ -27,10 +27,9 @@ report::OffloadReport offload_report(const offload::Report& from) {
       report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
   for (int lane = 0; lane < offload::kLanes; ++lane)
     report.busy_ms[std::string(name_of(static_cast<offload::Lane>(lane)))] = from.busy_ms[static_cast<size_t>(lane)];
-  if (from.emulated_ms > 0) {
-    report.emulated_ms = from.emulated_ms;
-    if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
-  }
+  if (from.update_ms > 0) report.update_ms = from.update_ms;
+  if (from.emulated_ms > 0) report.emulated_ms = from.emulated_ms;
+  if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
   return report;
 }
 
