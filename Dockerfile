@@ -1,11 +1,15 @@
 # Small images with the trainer. For CPUs:
 #   docker build -t trainer .
 #   docker run --rm -v trainer-runs:/home/trainer/runs trainer train --config configs/quickstart.toml
+# With configuration, data and run.dir in this folder:
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" -w /work trainer --config run.toml
 # On two ranks:
 #   docker run --rm --entrypoint mpirun trainer -np 2 --bind-to none trainer --config configs/quickstart.toml
 # For NVIDIA GPUs (driver 580 or newer):
 #   docker build -t trainer-cuda --target cuda .
 #   docker run --rm --gpus all -v trainer-runs:/home/trainer/runs trainer-cuda train --config configs/quickstart.toml
+# For configs/kubernetes.yaml, with an SSH server by which mpirun starts ranks:
+#   docker build -t trainer-kubernetes --target kubernetes .
 FROM debian:bookworm-slim AS packages
 WORKDIR /src
 COPY scripts/install_packages.sh scripts/
@@ -25,7 +29,7 @@ RUN cmake --preset release -DTRAINER_CUDA=ON -DTRAINER_NCCL=ON -DTRAINER_CUDNN=O
 
 FROM debian:bookworm-slim AS runtime
 RUN apt-get update \
- && apt-get install -y --no-install-recommends libdnnl2 libfmt9 libopenmpi3 libsentencepiece0 openmpi-bin libstdc++6 \
+ && apt-get install -y --no-install-recommends libdnnl2 libfmt9 libopenmpi3 libpcre2-8-0 libsentencepiece0 openmpi-bin libstdc++6 \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home --uid 1000 trainer \
  && install -d -o trainer -g trainer /home/trainer/runs
@@ -42,6 +46,19 @@ RUN ldconfig
 # What the container runtime gives to images that are not NVIDIA's own.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY --from=cuda-build /src/build/trainer /usr/local/bin/trainer
+USER trainer
+
+# The MPI operator puts keys into ~/.ssh of every pod.
+FROM runtime AS kubernetes
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends openssh-client openssh-server \
+ && rm -rf /var/lib/apt/lists/* \
+ && install -d /run/sshd \
+ && printf 'Host *\n  Port 2222\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n' \
+      > /etc/ssh/ssh_config.d/ranks.conf \
+ && printf 'Port 2222\nPidFile /home/trainer/sshd.pid\nHostKey /home/trainer/.ssh/id_rsa\nStrictModes no\n' \
+      > /home/trainer/sshd_config
+COPY --from=build /src/build/trainer /usr/local/bin/trainer
 USER trainer
 
 FROM runtime AS cpu

@@ -10,7 +10,7 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
-  libxxhash-dev libopenmpi-dev openmpi-bin)
+  libpcre2-dev libxxhash-dev libopenmpi-dev openmpi-bin)
 # The build works without these: faster bf16 products on CPUs with AMX, faster rebuilds.
 optional=(libdnnl-dev ccache)
 

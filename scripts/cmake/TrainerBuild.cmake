@@ -34,6 +34,9 @@ trainer_header_library(xxhash xxhash.h libxxhash-dev)
 trainer_header_library(cli11 CLI/CLI.hpp libcli11-dev)
 # No pkg-config: Debian 13's description of SentencePiece asks for protobuf's development files, which nothing uses.
 trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
+trainer_header_library(pcre2 pcre2.h libpcre2-dev)
+find_library(TRAINER_pcre2_LIBRARY pcre2-8 REQUIRED)
+target_link_libraries(trainer_pcre2 INTERFACE "${TRAINER_pcre2_LIBRARY}")
 foreach(library sentencepiece sentencepiece_train)
   find_library(TRAINER_${library}_LIBRARY ${library} REQUIRED)
   target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")
@@ -141,9 +144,19 @@ if(TRAINER_SANITIZE)
   add_link_options(-fsanitize=${TRAINER_SANITIZE})
 endif()
 
-# The commit is compiled into one file only (cli/version.cpp reads the macro).
+# Version and commit are compiled into one file only (cli/version.cpp reads the macros). The version is the newest tag
+# v1.2.3 of the history and how many commits came since, "1.2.3+45"; without a tag the project's.
 execute_process(COMMAND git -C "${PROJECT_SOURCE_DIR}" rev-parse --short=12 HEAD
                 OUTPUT_VARIABLE TRAINER_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+execute_process(COMMAND git -C "${PROJECT_SOURCE_DIR}" describe --tags --long --match "v[0-9]*"
+                OUTPUT_VARIABLE TRAINER_TAG OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+set(TRAINER_VERSION "${PROJECT_VERSION}")
+if(TRAINER_TAG MATCHES "^v([0-9][0-9.]*)-([0-9]+)-g[0-9a-f]+$")
+  set(TRAINER_VERSION "${CMAKE_MATCH_1}")
+  if(NOT CMAKE_MATCH_2 EQUAL 0)
+    string(APPEND TRAINER_VERSION "+${CMAKE_MATCH_2}")
+  endif()
+endif()
 
 # trainer_module(NAME [DEPS modules…] [LIBS targets…] [EXECUTABLE]): all sources of src/NAME as trainer_NAME.
 # EXECUTABLE: everything but main.cpp goes into the library, main.cpp becomes the program `trainer`.
@@ -170,7 +183,7 @@ function(trainer_module name)
     target_link_libraries(trainer PRIVATE trainer_${name})
     if(EXISTS "${PROJECT_SOURCE_DIR}/src/${name}/version.cpp")
       set_source_files_properties("${PROJECT_SOURCE_DIR}/src/${name}/version.cpp" PROPERTIES COMPILE_DEFINITIONS
-        "TRAINER_VERSION=\"${PROJECT_VERSION}\";TRAINER_COMMIT=\"${TRAINER_COMMIT}\"")
+        "TRAINER_VERSION=\"${TRAINER_VERSION}\";TRAINER_COMMIT=\"${TRAINER_COMMIT}\"")
     endif()
   endif()
 endfunction()

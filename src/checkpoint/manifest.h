@@ -21,7 +21,6 @@ constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; stays in the ca
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kCompleteFile = "COMPLETE";
 constexpr const char* kConfigFile = "config.toml";
-constexpr const char* kTokenizerFile = "tokenizer.model";
 
 /// `count` runs of `length` elements; their first elements are `global`, global + stride, …
 struct RunGroup {

@@ -1,6 +1,7 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <set>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "base/log.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/shard.h"
+#include "data/tokenizer.h"
 
 namespace trainer::checkpoint {
 
@@ -47,7 +49,18 @@ Reader::Reader(const fs::path& path, SystemCalls& calls)
     return bytes;
   };
   manifest_.header.config_toml = content(kConfigFile);
-  manifest_.header.tokenizer = content(kTokenizerFile);
+  for (const char* name : data::kTokenizerFiles)
+    if (manifest_.file(name) != nullptr) manifest_.header.tokenizer = content(name);
+}
+
+int64_t Reader::vocab_size() const {
+  int64_t vocab = 0;
+  if (const auto found = header().model_keys.find("vocab_size"); found != header().model_keys.end()) {
+    const std::string& text = found->second;
+    std::from_chars(text.data(), text.data() + text.size(), vocab);
+  }
+  if (vocab < 1) throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder_.string()));
+  return vocab;
 }
 
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
@@ -121,7 +134,9 @@ void compare(const std::string& what, const std::string& before, const std::stri
 
 void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow) {
   compare("the tokenizer is not that of the checkpoint, whose embeddings mean other pieces", stored.tokenizer_hash,
-          run.tokenizer_hash, format("set data.tokenizer = \"{}\"", (folder / kTokenizerFile).string()), allow);
+          run.tokenizer_hash,
+          format("set data.tokenizer = \"{}\"", (folder / data::tokenizer_file_name(stored.tokenizer)).string()),
+          allow);
 }
 
 void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow_other_data) {

@@ -27,6 +27,9 @@ class Reader {
   /// Returns state, config, tokenizer, hashes and model keys, without tensors.
   const Snapshot& header() const { return manifest_.header; }
 
+  /// Returns the true vocabulary of the model. Throws Code::checkpoint when the manifest does not say it.
+  int64_t vocab_size() const;
+
   /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint. All
   /// differences are listed in one Code::checkpoint. A checkpoint with a tied head fills the head of an untied run with
   /// copies of the embedding and of its moments. The reverse is refused. Bytes are verified before they are copied;

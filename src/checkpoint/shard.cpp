@@ -1,6 +1,7 @@
 #include "checkpoint/shard.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -158,34 +159,39 @@ class Intersection {
 
 }  // namespace
 
+ShardWriter::ShardWriter(SystemCalls& calls, const fs::path& path, int64_t shard)
+    : file_(File::create(calls, path)), shard_(shard), written_{{path.filename().string(), 0, {}}, {}} {}
+
+void ShardWriter::add(const TensorSlice& slice) {
+  static constexpr std::array<std::byte, kAlignment> kZeros{};
+  std::vector<mesh::Run> runs = sorted_runs(slice);
+  if (runs.empty()) return;
+  int64_t& end = written_.file.bytes;
+  file_.write(std::span(kZeros).first(static_cast<size_t>(round_up(end, kAlignment) - end)));
+  Piece piece{shard_, round_up(end, kAlignment), group_runs(runs), {}};
+  const int64_t bytes = piece.elements() * size_of(slice.local.dtype);
+  if (const auto needed = static_cast<size_t>(std::min(bytes, kChunkBytes)); buffer_.size() < needed)
+    buffer_.resize(needed);
+  Packer packer(slice, std::move(runs), buffer_);
+  for (int64_t done = 0; done < bytes; done += kChunkBytes) {
+    const std::span<const std::byte> chunk = packer.next(std::min(kChunkBytes, bytes - done));
+    piece.chunks.push_back(checksum_of(chunk));
+    file_.write(chunk);
+  }
+  end = piece.offset + bytes;
+  written_.tensors.push_back({slice.name, slice.local.dtype, slice.shape, {std::move(piece)}});
+}
+
+WrittenShard ShardWriter::finish() {
+  file_.sync();
+  file_.close();
+  return std::move(written_);
+}
+
 WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard, std::span<const TensorSlice> slices) {
-  const std::vector<std::byte> zeros(kAlignment);
-  int64_t largest = 0;
-  for (const TensorSlice& slice : slices) {
-    largest = std::max(largest, slice.shape.count() * size_of(slice.local.dtype));
-  }
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(largest, kChunkBytes)));
-  WrittenShard written{{path.filename().string(), 0, {}}, {}};
-  File file = File::create(calls, path);
-  int64_t& end = written.file.bytes;
-  for (const TensorSlice& slice : slices) {
-    std::vector<mesh::Run> runs = sorted_runs(slice);
-    if (runs.empty()) continue;
-    file.write(std::span(zeros).first(static_cast<size_t>(round_up(end, kAlignment) - end)));
-    Piece piece{shard, round_up(end, kAlignment), group_runs(runs), {}};
-    const int64_t bytes = piece.elements() * size_of(slice.local.dtype);
-    Packer packer(slice, std::move(runs), buffer);
-    for (int64_t done = 0; done < bytes; done += kChunkBytes) {
-      const std::span<const std::byte> chunk = packer.next(std::min(kChunkBytes, bytes - done));
-      piece.chunks.push_back(checksum_of(chunk));
-      file.write(chunk);
-    }
-    end = piece.offset + bytes;
-    written.tensors.push_back({slice.name, slice.local.dtype, slice.shape, {std::move(piece)}});
-  }
-  file.sync();
-  file.close();
-  return written;
+  ShardWriter writer(calls, path, shard);
+  for (const TensorSlice& slice : slices) writer.add(slice);
+  return writer.finish();
 }
 
 ShardReader::ShardReader(SystemCalls& calls, const fs::path& folder, const Manifest& manifest)

@@ -10,12 +10,28 @@
 
 namespace trainer::checkpoint {
 
-/// Writes the slices one after another into a new file and syncs it. Returns their tensors with one piece each. `shard`
-/// is the file's index in the manifest. The runs of a slice must be disjoint and inside of its tensors.
 struct WrittenShard {
   StoredFile file;
-  std::vector<StoredTensor> tensors;
+  std::vector<StoredTensor> tensors;  // with one piece each
 };
+
+/// Writes slices one after another into a new file. `shard` is the file's index in the manifest. The runs of a slice
+/// must be disjoint and inside of its tensors.
+class ShardWriter {
+ public:
+  ShardWriter(SystemCalls& calls, const std::filesystem::path& path, int64_t shard);
+  /// The slice's memory is free for other use afterwards.
+  void add(const TensorSlice& slice);
+  /// Syncs and closes the file.
+  WrittenShard finish();
+
+ private:
+  File file_;
+  int64_t shard_;
+  WrittenShard written_;
+  std::vector<std::byte> buffer_;
+};
+/// Writes all slices into one shard.
 WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, int64_t shard,
                          std::span<const TensorSlice> slices);
 

@@ -38,7 +38,7 @@ struct TrainState {
 struct Snapshot {
   TrainState state;
   std::string config_toml;  // values in force
-  std::string tokenizer;    // serialized model, may be empty
+  std::string tokenizer;    // serialized, may be empty
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // of the validation data; empty: none, or saved by a version without it
   // Hash of the table that products were chosen by; empty text: none. nullopt: saved by a version that did not record

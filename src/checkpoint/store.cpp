@@ -11,6 +11,7 @@
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/shard.h"
+#include "checkpoint/step_files.h"
 
 namespace trainer::checkpoint {
 
@@ -98,19 +99,7 @@ void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot
   }
   manifest.header = snapshot;
   manifest.header.tensors.clear();
-
-  const auto add_file = [&](const char* name, const std::string& bytes) {
-    write_file(calls_, temporary / name, bytes);
-    manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
-  };
-  add_file(kConfigFile, snapshot.config_toml);
-  if (!snapshot.tokenizer.empty()) add_file(kTokenizerFile, snapshot.tokenizer);
-
-  const std::string json = to_json(manifest);
-  parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors
-  write_file(calls_, temporary / kManifestFile, json);
-  write_file(calls_, temporary / kCompleteFile, completion_mark(json));
-  sync_folder(calls_, temporary);
+  complete_step_folder(calls_, temporary, std::move(manifest));
 }
 
 void CheckpointStore::publish(const fs::path& temporary, const std::string& name) {

@@ -1,13 +1,12 @@
 #include "checkpoint/strip.h"
 
-#include <unistd.h>
-
 #include <vector>
 
 #include "base/error.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/shard.h"
+#include "checkpoint/step_files.h"
 
 namespace trainer::checkpoint {
 
@@ -67,41 +66,15 @@ void write_step(SystemCalls& calls, const Reader& reader, const fs::path& folder
   Manifest& manifest = copier.manifest();
   manifest.sequence = reader.manifest().sequence;
   manifest.header = reader.header();
-  const auto add_file = [&](const char* name, const std::string& bytes) {
-    write_file(calls, folder / name, bytes);
-    manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
-  };
-  add_file(kConfigFile, reader.header().config_toml);
-  if (!reader.header().tokenizer.empty()) add_file(kTokenizerFile, reader.header().tokenizer);
-  const std::string json = to_json(manifest);
-  parse_manifest(json, kManifestFile);
-  write_file(calls, folder / kManifestFile, json);
-  write_file(calls, folder / kCompleteFile, completion_mark(json));
-  sync_folder(calls, folder);
+  complete_step_folder(calls, folder, std::move(manifest));
 }
 
 }  // namespace
 
 Stripped strip(const fs::path& path, const fs::path& output, SystemCalls& calls) {
   const Reader reader(path, calls);
-  fs::path target = output;
-  if (!target.has_filename()) target = target.parent_path();  // "folder/"
-  std::error_code ignored;
-  if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: exists already; name a folder that does not exist", target.string()));
-  const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
-  const fs::path temporary = parent / format(".stripping-{}-{:x}", target.filename().string(), ::getpid());
   Stripped done{reader.folder(), 0, 0};
-  make_folders(calls, parent);
-  try {
-    make_folder(calls, temporary);
-    write_step(calls, reader, temporary, done);
-    rename(calls, temporary, target);
-    sync_folder(calls, parent);
-  } catch (const Error&) {
-    fs::remove_all(temporary, ignored);
-    throw;
-  }
+  write_new_folder(calls, output, [&](const fs::path& folder) { write_step(calls, reader, folder, done); });
   return done;
 }
 

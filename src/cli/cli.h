@@ -26,15 +26,18 @@ struct EvalOptions {
   ConfigOptions config;
   std::string checkpoint;
   std::vector<std::string> data;
-  std::string format = "auto";  // the format of `data`
-  int64_t batches = 0;          // groups of global_batch windows; 0: all
+  std::string format = "auto";       // the format of `data`
+  int64_t batches = 0;               // groups of global_batch windows; 0: all
+  int64_t stride = 0;                // of sliding windows; 0: whole windows one behind the other
+  std::vector<std::string> choices;  // files of questions; empty: loss
+  int64_t questions = 0;             // 0: all
   bool json = false;
 };
 int eval_command(const EvalOptions& options);
 
 struct GenerateOptions {
   ConfigOptions config;
-  std::string checkpoint, prompt, prompt_file, stop;
+  std::string checkpoint, prompt, prompt_file, prompts, output, stop;
   bool prompt_given = false;
   int64_t tokens = 256, samples = 1, top_k = 0;
   double temperature = 1, top_p = 1;
@@ -68,9 +71,11 @@ int bench_command(const BenchOptions& options);
 int bench_collectives_command(const BenchOptions& options);
 
 struct CheckpointOptions {
-  std::string what;  // inspect | verify | strip
+  std::string what;  // inspect | verify | strip | export | import
   ConfigOptions config;
-  std::string checkpoint, output;  // output: for strip
+  std::string checkpoint, output;       // output: for strip, export, import
+  std::string input, format, dtype;     // import; export, import; export
+  int64_t shard_bytes = 5'000'000'000;  // export
   bool json = false;
 };
 int checkpoint_command(const CheckpointOptions& options);
@@ -81,6 +86,13 @@ struct ConfigVerbOptions {
   int64_t ranks = 0;  // 0: not checked against a number of ranks
 };
 int config_command(const ConfigVerbOptions& options);
+
+struct ReportOptions {
+  std::vector<std::string> runs;  // folders
+  std::string output;
+  bool csv = false;
+};
+int report_command(const ReportOptions& options);
 
 /// Returns version, commit, what is compiled in and what this machine has.
 std::string version_text();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -13,6 +14,7 @@
 #include "report/status_line.h"
 #include "run/evaluate.h"
 #include "run/loaded_model.h"
+#include "run/multiple_choice.h"
 #include "run/run_folder.h"
 #include "run/signals.h"
 
@@ -53,11 +55,63 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
+/// Shows how far an evaluation is, and returns false when it shall stop.
+std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, const char* what) {
+  auto status = world.first() ? std::make_shared<report::StatusLine>() : nullptr;
+  return [=](int64_t done, int64_t all) {
+    if (status) status->show(format("evaluating: {} of {} {}", done, all, what), done, all);
+    return !run::stop_requested();
+  };
+}
+
+/// Throws the same on every rank for a model that had diverged.
+void require_finite(const run::LoadedModel& model, double loss) {
+  if (!std::isfinite(loss))
+    throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
+}
+
+int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, const data::Tokenizer* tokenizer) {
+  std::vector<run::Question> questions;
+  world.control().run_on_all_ranks(
+      [&] { questions = run::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
+  const run::Accuracy result = run::answer_questions(*model.trainer, questions, show_progress(world, "questions"));
+  if (result.interrupted) return stopped(world);
+  require_finite(model, result.loss);
+  if (!world.first()) return 0;
+  const auto share = [&](double accuracy) {  // with the standard error of a share of so many draws
+    if (std::isnan(accuracy)) return std::string("unknown (the file has no text)");
+    const double of = static_cast<double>(std::max<int64_t>(1, result.questions - 1));
+    return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));
+  };
+  if (o.json) {
+    nlohmann::json document{{"checkpoint", model.folder.string()},
+                            {"step", model.step},
+                            {"questions", result.questions},
+                            {"accuracy", result.raw},
+                            {"accuracy_per_token", result.per_token},
+                            {"accuracy_per_byte", result.per_byte},
+                            {"loss", result.loss}};
+    print(document.dump() + "\n");
+  } else {
+    print(
+        format("checkpoint     {}\nstep           {}\nquestions      {}\naccuracy       {}\nper token      {}\n"
+               "per byte       {}\nloss           {:.6f}\n",
+               model.folder.string(), model.step, result.questions, share(result.raw), share(result.per_token),
+               share(result.per_byte), result.loss));
+  }
+  return 0;
+}
+
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
   run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
+  if (!o.choices.empty()) return answer(world, o, model, tokenizer);
+  if (o.stride > model.config.model.seq_len)
+    throw Error(Code::usage, format("--stride {}: at most the {} tokens of the model (model.seq_len)", o.stride,
+                                    model.config.model.seq_len))
+        .on(Scope::all_ranks);
   data::OpenOptions options{.threads = model.machine.threads, .stop = run::stop_requested};
   options.cache = tokens_of_run(model);
   if (world.first()) options.progress = show_tokenizing();
@@ -74,14 +128,9 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   double missing = source.dataset ? 0 : 1;
   world.control().sum({&missing, 1});
   if (missing > 0) return stopped(world);
-  std::optional<report::StatusLine> status;
-  if (world.first()) status.emplace();
   const run::Evaluation result =
-      run::evaluate(*model.trainer, *source.dataset, o.batches, tokenizer, [&](int64_t done, int64_t windows) {
-        if (status) status->show(format("evaluating: {} of {} windows", done, windows), done, windows);
-        return !run::stop_requested();
-      });
-  status.reset();
+      run::evaluate(*model.trainer, *source.dataset, {.groups = o.batches, .stride = o.stride}, tokenizer,
+                    show_progress(world, "windows"));
   if (result.interrupted) return stopped(world);
   const report::EvalReport& report = result.report;
   const bool finite = std::isfinite(report.loss);
@@ -91,6 +140,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
         {"checkpoint", model.folder.string()}, {"step", model.step},       {"loss", report.loss},
         {"perplexity", report.perplexity},     {"bits_per_byte", nullptr}, {"tokens", report.tokens}};
     if (report.bits_per_byte) document["bits_per_byte"] = *report.bits_per_byte;
+    if (o.stride > 0) document["stride"] = o.stride;
     if (!finite) document["reason"] = kNotFinite;
     print(document.dump() + "\n");
   } else {
@@ -117,7 +167,10 @@ int eval_command(const EvalOptions& o) {
                        {"--checkpoint", o.checkpoint},
                        {"--data", format("{}", fmt::join(o.data, " "))},
                        {"--format", o.format},
-                       {"--batches", format("{}", o.batches)}});
+                       {"--batches", format("{}", o.batches)},
+                       {"--stride", format("{}", o.stride)},
+                       {"--choices", format("{}", fmt::join(o.choices, " "))},
+                       {"--questions", format("{}", o.questions)}});
 }
 
 }  // namespace trainer::cli

@@ -1,7 +1,11 @@
 #include <unistd.h>
 
+#include <cerrno>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 
+#include "base/files.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -18,11 +22,98 @@ namespace {
 
 constexpr int kStopped = 75;
 
+using Line = nlohmann::ordered_json;
+
 std::string prompt_text(const GenerateOptions& o) {
+  if (!o.prompts.empty()) return read_input(o.prompts, "--prompts");
   if (!o.prompt_given)
-    throw Error(Code::usage, "no prompt: use --prompt TEXT, --prompt-file FILE, or --prompt - for standard input");
+    throw Error(Code::usage,
+                "no prompt: use --prompt TEXT, --prompt-file FILE, --prompt - for standard input, or --prompts FILE");
   if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
   return o.prompt == "-" ? read_input("-", "--prompt") : o.prompt;
+}
+
+/// The lines of --prompts. Throws Code::data naming the one that has no prompt.
+std::vector<Line> prompt_lines(const std::string& text, const std::string& path) {
+  std::vector<Line> lines;
+  int64_t number = 0;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = std::string_view(text).substr(begin, end - begin);
+    begin = end + 1;
+    ++number;
+    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+    lines.push_back(Line::parse(line, nullptr, /*allow_exceptions=*/false));
+    const Line& last = lines.back();
+    if (!last.is_object() || !last.contains("prompt") || !last["prompt"].is_string())
+      throw Error(Code::data, format("{}:{}: expected a JSON object with a text called \"prompt\"", path, number));
+  }
+  if (lines.empty()) throw Error(Code::data, format("{}: no prompts", path));
+  return lines;
+}
+
+/// Where lines go: standard output, or a file. They are written one by one, so that a run that is stopped keeps its
+/// work.
+class Output {
+ public:
+  explicit Output(const std::string& path) : path_(path) {
+    if (path.empty()) return;
+    file_.open(path, std::ios::binary | std::ios::trunc);
+    require_good();
+  }
+  void write(const std::string& line) {
+    if (path_.empty()) return print(line);
+    file_ << line << std::flush;
+    require_good();
+  }
+
+ private:
+  void require_good() const {
+    if (!file_) throw Error(Code::io, format("cannot write {}: {}", path_, system_reason(errno)));
+  }
+  std::string path_;
+  std::ofstream file_;
+};
+
+int stopped_before_its_end() {
+  log::info("stopped by {} before its end", run::signal_name(run::stop_signal()));
+  return kStopped;
+}
+
+/// Writes each line of --prompts again, with its continuation.
+int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
+  const std::vector<Line> lines = prompt_lines(text, o.prompts);
+  train::Generator generator(*model.trainer);
+  const run::SignalGuard signals;
+  std::optional<Output> output;
+  if (world.first()) output.emplace(o.output);
+  int64_t tokens = 0;
+  const double start = now_seconds();
+  for (const Line& line : lines) {
+    for (int64_t i = 0; i < o.samples; ++i) {
+      const train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed + static_cast<uint64_t>(i)};
+      std::string continuation;
+      StopText stop(o.stop);
+      const int64_t written = generator.write(*model.tokenizer, line["prompt"].get<std::string>(), o.tokens, sampling,
+                                              [&](const std::string& piece) {
+                                                continuation += stop.pass(piece);
+                                                return !stop.met() && !run::stop_requested();
+                                              });
+      if (model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0)
+        return stopped_before_its_end();
+      tokens += written;
+      if (!output) continue;
+      Line result = line;
+      result["text"] = continuation + stop.rest();
+      result["tokens"] = written;
+      result["seed"] = sampling.seed;
+      output->write(result.dump(-1, ' ', false, Line::error_handler_t::replace) + "\n");
+    }
+  }
+  const double seconds = now_seconds() - start;
+  log::info("{} tokens after {} prompts in {:.2f} s ({:.0f} tokens/s)", tokens, lines.size(), seconds,
+            static_cast<double>(tokens) / seconds);
+  return 0;
 }
 
 int generate(comm::World& world, const GenerateOptions& o) {
@@ -33,6 +124,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     train::validate(sampling);
     path = checkpoint_path("generate", o.checkpoint, o.config);
     prompt = prompt_text(o);
+    if (!o.prompts.empty()) prompt_lines(prompt, o.prompts);
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
@@ -42,6 +134,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
   if (model.trainer->replica() > 0) return 0;  // decoding one token at a time has no work for other replicas
+  if (!o.prompts.empty()) return continue_lines(world, o, prompt, model);
   train::Generator generator(*model.trainer);
   const run::SignalGuard signals;
   const bool shown = world.first() && !o.json, terminal = isatty(STDOUT_FILENO) == 1;
@@ -84,9 +177,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
   } else if (world.first()) {
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
   }
-  if (!stopped) return 0;
-  log::info("stopped by {} before its end", run::signal_name(run::stop_signal()));
-  return kStopped;
+  return stopped ? stopped_before_its_end() : 0;
 }
 
 }  // namespace

@@ -10,11 +10,13 @@
 namespace trainer::cli {
 
 inline Error not_built_yet(const std::string& what) {
-  return {Code::usage,
-          format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
-                 "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
-                 "inspect|verify|strip, config check|show|reference",
-                 what)};
+  return {
+      Code::usage,
+      format(
+          "`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
+          "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
+          "inspect|verify|strip|export|import, config check|show|reference, report, completion bash|zsh|fish, manual",
+          what)};
 }
 /// Returns the error for a word after a verb that is none of `known`.
 inline Error unknown_word(const std::string& verb, const std::string& word, const std::vector<std::string>& known) {

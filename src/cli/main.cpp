@@ -10,6 +10,7 @@
 #include "base/files.h"
 #include "cli/arguments.h"
 #include "cli/cli.h"
+#include "cli/command_text.h"
 #include "cli/later.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
@@ -110,8 +111,8 @@ int main(int argc, char** argv) {
   add_train(train_verb, train);
 
   cli::EvalOptions eval;
-  CLI::App& eval_verb =
-      *app.add_subcommand("eval", "loss, perplexity and bits per byte of a checkpoint on held-out text");
+  CLI::App& eval_verb = *app.add_subcommand(
+      "eval", "loss, perplexity and bits per byte of a checkpoint on held-out text, or multiple choice");
   add_config(eval_verb, eval.config, false);
   eval_verb.add_option("--checkpoint", eval.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
       ->type_name("PATH")
@@ -123,10 +124,29 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
       ->capture_default_str();
   eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(at_least(0));
+  eval_verb
+      .add_option("--stride", eval.stride,
+                  "windows slide by N tokens, at most model.seq_len: every token is predicted once, from as much "
+                  "context as they leave it; without it windows follow each other, and an incomplete last one is left "
+                  "out")
+      ->type_name("N")
+      ->check(at_least(1));
+  CLI::Option* choices =
+      eval_verb
+          .add_option("--choices", eval.choices,
+                      "instead of the loss, answer questions: HellaSwag's JSON lines (ctx, endings, label) or llm.c's "
+                      ".bin of them")
+          ->type_name("FILES")
+          ->transform(home_path())
+          ->excludes("--data", "--stride", "--batches");
+  eval_verb.add_option("--questions", eval.questions, "with --choices: answer the first N alone")
+      ->type_name("N")
+      ->check(at_least(1))
+      ->needs(choices);
   add_json(eval_verb, eval.json);
 
   cli::GenerateOptions generate;
-  CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text");
+  CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text, or many of them");
   add_config(generate_verb, generate.config, false);
   generate_verb.add_option("--checkpoint", generate.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
       ->type_name("PATH")
@@ -137,6 +157,19 @@ int main(int argc, char** argv) {
       ->type_name("FILE")
       ->transform(home_path())
       ->excludes(prompt);
+  CLI::Option* prompts =
+      generate_verb
+          .add_option(
+              "--prompts", generate.prompts,
+              "JSON lines with a \"prompt\" each: every line is written again, with \"text\" and \"tokens\" of its "
+              "continuation")
+          ->type_name("FILE")
+          ->transform(home_path())
+          ->excludes(prompt, "--prompt-file");
+  generate_verb.add_option("--output", generate.output, "with --prompts: file to write instead of standard output")
+      ->type_name("FILE")
+      ->transform(home_path())
+      ->needs(prompts);
   generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")
       ->check(at_least(1))
       ->capture_default_str();
@@ -170,8 +203,10 @@ int main(int argc, char** argv) {
       ->type_name("DIR")
       ->transform(home_path())
       ->required();
-  CLI::Option* given = tokenize_verb.add_option("--tokenizer", tokenize.tokenizer, "SentencePiece model to use")
-                           ->type_name("FILE")
+  CLI::Option* given = tokenize_verb
+                           .add_option("--tokenizer", tokenize.tokenizer,
+                                       "tokenizer to use: a file or folder, as data.tokenizer takes it")
+                           ->type_name("PATH")
                            ->transform(home_path());
   tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
       ->type_name("N")
@@ -232,19 +267,31 @@ int main(int argc, char** argv) {
 
   cli::CheckpointOptions checkpoint;
   CLI::App& checkpoint_verb = *app.add_subcommand(
-      "checkpoint", "look into a checkpoint, check every byte of it, or write one that has its weights only");
-  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip")->required();
+      "checkpoint",
+      "look into a checkpoint, check every byte of it, write one that has its weights only, or exchange models with "
+      "Hugging Face's transformers");
+  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip | export | import")->required();
   add_config(checkpoint_verb, checkpoint.config, false);
   checkpoint_verb
       .add_option("--checkpoint", checkpoint.checkpoint,
                   std::string("a step folder, or the newest of a checkpoints or run folder") + kOrConfig)
       ->type_name("PATH")
       ->transform(home_path());
-  checkpoint_verb.add_option("--output", checkpoint.output, "strip: the step folder to write, which must not exist")
+  checkpoint_verb
+      .add_option("--output", checkpoint.output, "strip, export, import: the folder to write, which must not exist")
       ->type_name("DIR")
       ->transform(home_path());
+  checkpoint_verb.add_option("--format", checkpoint.format, "export, import: the files of Hugging Face's transformers")
+      ->check(CLI::IsMember({"hf"}));
+  checkpoint_verb.add_option("--input", checkpoint.input, "import: the folder with config.json and model.safetensors")
+      ->type_name("DIR")
+      ->transform(home_path());
+  checkpoint_verb.add_option("--dtype", checkpoint.dtype, "export: the type of the weights (default: fp32)")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  checkpoint_verb.add_option("--shard-bytes", checkpoint.shard_bytes, "export: bytes of weights in one file at most")
+      ->check(at_least(1))
+      ->capture_default_str();
   add_json(checkpoint_verb, checkpoint.json);
-  checkpoint_verb.allow_extras();  // export and import have options of their own, but are not built: the verb says so
 
   cli::ConfigVerbOptions config;
   CLI::App& config_verb =
@@ -255,6 +302,26 @@ int main(int argc, char** argv) {
       .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
       ->type_name("N")
       ->check(at_least(1));
+
+  cli::ReportOptions report;
+  CLI::App& report_verb = *app.add_subcommand(
+      "report", "make the report of a run anew, compare several runs on one page, or print their steps");
+  report_verb.add_option("runs", report.runs, "folders of runs (run.dir)")
+      ->type_name("RUN")
+      ->transform(home_path())
+      ->required();
+  report_verb.add_flag("--csv", report.csv, "print every step with all its numbers as CSV, instead");
+  report_verb
+      .add_option("--output", report.output,
+                  "file for the comparison (default: comparison.html) or for --csv (default: standard output)")
+      ->type_name("FILE")
+      ->transform(home_path());
+
+  std::string shell;
+  CLI::App& completion_verb = *app.add_subcommand(
+      "completion", "print what completes these words in a shell: source <(trainer completion bash)");
+  completion_verb.add_option("shell", shell, "bash | zsh | fish")->required();
+  CLI::App& manual_verb = *app.add_subcommand("manual", "print the manual page: trainer manual | man -l -");
 
   CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
   plan_verb.allow_extras();
@@ -286,6 +353,15 @@ int main(int argc, char** argv) {
     if (bench_verb.parsed()) return cli::bench_command(bench);
     if (checkpoint_verb.parsed()) return cli::checkpoint_command(checkpoint);
     if (config_verb.parsed()) return cli::config_command(config);
+    if (completion_verb.parsed()) {
+      cli::print(cli::completion(cli::describe(app), shell));
+      return 0;
+    }
+    if (manual_verb.parsed()) {
+      cli::print(cli::manual(cli::describe(app), cli::version()));
+      return 0;
+    }
+    if (report_verb.parsed()) return cli::report_command(report);
     if (plan_verb.parsed()) throw cli::not_built_yet("plan");
     return cli::train_command(bare);
   } catch (...) {

@@ -34,7 +34,7 @@ int tokenize(const TokenizeOptions& o) {
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
   checkpoint::make_folders(checkpoint::system_calls(), o.output);
-  replace_file(fs::path(o.output) / "tokenizer.model", tokenizer.bytes());
+  replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {

@@ -17,7 +17,7 @@ enum class DataFormat { automatic, text, jsonl, tokens };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
-enum class AttentionKernels { own, cudnn };
+enum class AttentionKernels { automatic, own, cudnn };
 enum class ProgressMode { automatic, on, off };
 enum class OffloadOptimizer { none, cpu, interleaved };
 enum class OffloadOrder { forward, arrival, zigzag };
@@ -127,7 +127,7 @@ struct Checkpoint {
 
 struct Log {
   int64_t interval = 0;
-  bool jsonl = true, report = true;
+  bool jsonl = true, report = true, tensorboard = false;
   ProgressMode progress = ProgressMode::automatic;
 };
 
@@ -135,7 +135,7 @@ struct Hardware {
   double peak_tflops = 0;   // 0: measured
   double memory_limit = 0;  // GiB, 0: what the machine has
   std::string gemm_tuning;  // path; empty: the library chooses
-  AttentionKernels attention = AttentionKernels::own;
+  AttentionKernels attention = AttentionKernels::automatic;
 };
 
 /// What debug.emulate_device stands for.

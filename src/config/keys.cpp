@@ -77,9 +77,12 @@ void declare_data(std::vector<Key>& keys) {
               "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
   data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
-  data.string(
-      "tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
-      "\"train\": train one on the training files; else a SentencePiece .model file. Empty: the data are token files.");
+  data.string("tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
+              "\"train\": train one on the training files; else a file, or the folder it is in: SentencePiece's "
+              "tokenizer.model, "
+              "Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, ranks as tiktoken has them. Empty: "
+              "the data are "
+              "token files.");
   data.integer("vocab_size", &Data::vocab_size, 0,
                {.range = between(1, 16'777'216),
                 .unit = "pieces",
@@ -312,7 +315,8 @@ void declare_log(std::vector<Key>& keys) {
               "Write report.html and report.json at the end; without jsonl there are none.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
              "Progress bar; auto: when standard error is a terminal.");
-  log.later("tensorboard", Type::boolean, false, "Write TensorBoard event files.");
+  log.boolean("tensorboard", &Log::tensorboard, false,
+              "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
   log.later("trace", Type::boolean, false, "Write trace.json.");
 }
 
@@ -328,9 +332,10 @@ void declare_hardware(std::vector<Key>& keys) {
       "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
       "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
       "kind of device or another version of the library is ignored with a warning.");
-  hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
+  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
-                  "can (bf16, no dropout, no cache); ours do the rest.");
+                  "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
+                  "cuDNN and 9.25 or newer is found, else ours.");
 }
 
 void declare_debug(std::vector<Key>& keys) {

@@ -153,7 +153,8 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
     std::error_code ignored;
     const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
                        (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
-    if (!there) lost.push_back(format("\"{}\"", path));
+    const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options leave out the extension
+    if (!there) lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
@@ -190,15 +191,16 @@ void check_data(const Config& config, bool files, Checker& checker) {
   if (data.tokenizer.empty()) {
     checker.require(
         text == data.train.end(), {"data.tokenizer", "data.train"},
-        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\" or to a SentencePiece .model file",
+        "\"{}\" is text and needs a tokenizer: set data.tokenizer to \"train\", or to the file or folder of one",
         text == data.train.end() ? "" : *text);
   } else if (trained) {
     checker.require(
         text != data.train.end(), {"data.tokenizer", "data.train"},
-        "\"train\" finds no text: data.train lists token files only; give the .model they were made with, or \"\"");
+        "\"train\" finds no text: data.train lists token files only; give the tokenizer they were made with, or \"\"");
   } else {
-    checker.require_as(Code::data, std::filesystem::is_regular_file(data.tokenizer), {"data.tokenizer"},
-                       "\"{}\" not found; expected \"train\" or a SentencePiece .model file{}", data.tokenizer,
+    std::error_code ignored;
+    checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},
+                       "\"{}\" not found; expected \"train\", or the file or folder of a tokenizer{}", data.tokenizer,
                        did_you_mean(data.tokenizer, {"train"}));
   }
 }

@@ -1,6 +1,7 @@
 #include "data/model_traits.h"
 
 #include <cstdint>
+#include <cstring>
 
 namespace trainer::data {
 namespace {
@@ -95,6 +96,24 @@ std::optional<ModelTraits> read_traits(std::string_view serialized) {
   }
   if (model.damaged()) return std::nullopt;
   return traits;
+}
+
+std::vector<ModelPiece> read_pieces(std::string_view serialized) {
+  std::vector<ModelPiece> pieces;
+  FieldReader model(serialized);
+  while (model.next()) {
+    if (model.number() != 1) continue;
+    ModelPiece piece;
+    FieldReader fields(model.bytes());
+    while (fields.next()) {
+      if (fields.number() == 1) piece.text = fields.bytes();
+      if (fields.number() == 2 && fields.bytes().size() == sizeof piece.score)
+        std::memcpy(&piece.score, fields.bytes().data(), sizeof piece.score);
+      if (fields.number() == 3) piece.kind = static_cast<PieceKind>(fields.value());
+    }
+    pieces.push_back(piece);
+  }
+  return pieces;
 }
 
 }  // namespace trainer::data

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace trainer::data {
 
@@ -19,6 +20,17 @@ struct ModelTraits {
 /// pieces = 1 with piece = 1. trainer_spec = 2 with model_type = 3. normalizer_spec = 3 with precompiled_charsmap = 2,
 /// add_dummy_prefix = 3, remove_extra_whitespaces = 4, escape_whitespaces = 5.
 std::optional<ModelTraits> read_traits(std::string_view serialized);
+
+enum class PieceKind { normal = 1, unknown = 2, control = 3, user_defined = 4, unused = 5, byte = 6 };
+
+struct ModelPiece {
+  std::string_view text;  // within the model's bytes
+  float score = 0;        // BPE: the higher of two is joined first
+  PieceKind kind = PieceKind::normal;
+};
+/// Reads the pieces of a model that read_traits() takes, in order of their ids. Fields of a piece: piece = 1, score =
+/// 2, type = 3.
+std::vector<ModelPiece> read_pieces(std::string_view serialized);
 
 /// Appended to a serialized model, this switches its dummy prefix off: a repeated sub-message overrides field by field.
 inline constexpr std::string_view kNoDummyPrefix{"\x1a\x02\x18\x00", 4};

@@ -13,7 +13,7 @@ PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokeni
     : files_(files),
       tokenizer_(tokenizer),
       options_(options),
-      reader_(files, options, piece_bytes, start),
+      reader_(files, options, piece_bytes, start, tokenizer.cuts()),
       most_in_flight_(4 * int64_t{std::max(threads, 1)}) {
   try {
     for (int i = 0; i < std::max(threads, 1); ++i)

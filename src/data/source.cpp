@@ -113,9 +113,9 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
                             *tokens, *std::ranges::find_if_not(files, tokens_file)));
   }
   if (tokenizer == nullptr) {
-    throw Error(
-        Code::config,
-        fmt::format("data.tokenizer: {} is text and needs a tokenizer: \"train\" or a .model file", files.front()));
+    throw Error(Code::config,
+                fmt::format("data.tokenizer: {} is text and needs a tokenizer: \"train\", or the file or folder of one",
+                            files.front()));
   }
   TokenizeOptions how{
       .text = text_options(data), .threads = options.threads, .stop = options.stop, .progress = options.progress};

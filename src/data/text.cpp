@@ -1,6 +1,7 @@
 #include "data/text.h"
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace {
 
 using config::Document;
 constexpr int64_t kLongestJsonLine = int64_t{1} << 30;
+constexpr size_t kLongestWord = size_t{64} << 20;  // longer ones are cut
 constexpr size_t npos = std::string_view::npos;
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == npos; }
@@ -46,10 +48,34 @@ Cut cut_block(std::string_view text) {
   return cut_inside_line(text);
 }
 
+/// Says whether a cut before text[at] is one of CutRule::between_words. The characters from U+5000 to U+9FFF are all
+/// letters.
+bool is_between_words(std::string_view text, size_t at) {
+  const auto before = static_cast<uint8_t>(text[at - 1]);
+  if (text[at] == ' ' && before < 0x80) return before > ' ' && before < 0x7f;
+  if (text[at] != ' ' && text[at] != '\n' && text[at] != '\r') return false;
+  if (before < 0x80) return std::isalnum(before) != 0;
+  const uint8_t lead = at < 3 ? 0 : static_cast<uint8_t>(text[at - 3]);
+  return lead >= 0xE5 && lead <= 0xE9 && utf8_character(text.substr(at - 3)) == 3;
+}
+
+/// Cuts inside a document; nothing where a larger window may have a place to cut.
+std::optional<Cut> cut_between_words(std::string_view text) {
+  for (size_t at = text.size(); at-- > 1;)
+    if (is_between_words(text, at)) return Cut{at, false};
+  return text.size() < kLongestWord ? std::nullopt : std::optional(cut_inside_line(text));
+}
+
 /// Returns where to end a piece whose window does not reach the end of the file, or nothing if the window is too small.
-std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document) {
+std::optional<Cut> find_cut(std::string_view text, bool json_lines, Document document, CutRule rule) {
   const size_t newline = text.rfind('\n');
   if (json_lines) return newline == npos ? std::nullopt : std::optional(Cut{newline + 1, true});
+  if (rule == CutRule::between_words) {
+    if (document == Document::line && newline != npos) return Cut{newline + 1, true};
+    if (document == Document::block)
+      if (const Cut cut = cut_block(text); cut.ends_document) return cut;
+    return cut_between_words(text);
+  }
   if (document == Document::block) return cut_block(text);
   if (newline == npos) return cut_inside_line(text);
   return Cut{newline + 1, document == Document::line};
@@ -133,8 +159,9 @@ bool is_json_lines(const std::string& file, const TextOptions& options) {
   return config::file_kind(file, options.format) == config::FileKind::json_lines;
 }
 
-PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start)
-    : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), next_(start) {}
+PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes, TextPosition start,
+                         CutRule cuts)
+    : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), cuts_(cuts), next_(start) {}
 
 void PieceReader::read_window(int64_t bytes, std::string& text) {
   text.resize(static_cast<size_t>(bytes));
@@ -166,7 +193,7 @@ std::optional<TextPiece> PieceReader::next() {
       file_.reset();
       return piece;
     }
-    if (const auto cut = find_cut(piece.text, json_lines, options_.document)) {
+    if (const auto cut = find_cut(piece.text, json_lines, options_.document, cuts_)) {
       piece.text.resize(cut->at);
       piece.ends_document = cut->ends_document;
       next_.offset += static_cast<int64_t>(cut->at);

@@ -1,6 +1,7 @@
 #pragma once
 // Text files as pieces of bounded size, and pieces as documents. A piece is cut where that changes neither documents
-// nor tokens. That is at the end of a document, else after a newline; in a line longer than a piece, before a space.
+// nor tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
+// piece, before a space.
 // Where the next piece begins depends on the file's content alone, so reading can be resumed at any piece.
 #include <cstdint>
 #include <functional>
@@ -24,6 +25,14 @@ struct TextOptions {
 /// JSON lines, or plain text; told by the file's name unless the options say it.
 bool is_json_lines(const std::string& file, const TextOptions& options);
 
+/// Where a document may be cut so that its parts have the tokens of the whole.
+enum class CutRule {
+  after_newline,
+  /// Before a space that follows anything but white space, or a line end that follows a letter or digit: every word of
+  /// the patterns that byte-level BPE is used with ends there, whatever comes next.
+  between_words,
+};
+
 struct TextPosition {
   int64_t file = 0, offset = 0;
   bool inside_document = false;  // a document began before this place
@@ -43,7 +52,7 @@ constexpr int64_t kPieceBytes = int64_t{1} << 20;
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
-              TextPosition start = {});
+              TextPosition start = {}, CutRule cuts = CutRule::after_newline);
   /// The next piece; nothing after the last.
   std::optional<TextPiece> next();
   /// Where the next piece begins.
@@ -55,6 +64,7 @@ class PieceReader {
   std::vector<std::string> files_;
   TextOptions options_;
   int64_t piece_bytes_;
+  CutRule cuts_;
   TextPosition next_;
   std::optional<File> file_;
   int64_t file_bytes_ = 0;

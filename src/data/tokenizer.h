@@ -1,32 +1,42 @@
 #pragma once
-// The tokenizer: a SentencePiece model. Trained models are lossless (BPE with byte fallback, identity normalisation,
-// no dummy prefix, spaces kept); "\n" is a user-defined symbol, EOS ends a document.
+// The tokenizer of a run: text to tokens and back. There are two kinds behind one interface.
 //
-// Text is encoded line by line (a line with its "\n"), so that a document may be cut after any newline. Some models
-// cannot join symbols across a space: BPE whose pieces hold a space at the front only, as all models trained here. Then
-// lines are encoded word by word with a cache, which gives the same tokens many times faster. Bytes that are not valid
-// UTF-8 and U+2581 (SentencePiece's mark of a space) become byte tokens. So with byte fallback decode(encode(x))
-// returns any byte string unchanged.
-#include <array>
+// SentencePiece models. Trained models are lossless (BPE with byte fallback, identity normalisation, no dummy prefix,
+// spaces kept); "\n" is a user-defined symbol, EOS ends a document. Text is encoded line by line (a line with its
+// "\n"), so that a document may be cut after any newline. Some models cannot join symbols across a space: BPE whose
+// pieces hold a space at the front only, as all models trained here. Then lines are encoded word by word with a cache,
+// which gives the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a
+// space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
+//
+// Byte-level BPE, as GPT-2 and its successors have it: a tokenizer.json, or older files that are turned into one.
+// Patterns cut text into words, which may hold several newlines, so that documents are cut between words. Special
+// tokens such as <|endoftext|> never come from text. Any byte string comes back unchanged.
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "data/text.h"
 
 namespace trainer::data {
 
+class TextEncoder;
+class TokenizerModel;
+
 class Tokenizer {
  public:
-  /// Reads a .model file. Throws Code::data naming the file when it is missing or not a SentencePiece model.
+  /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json beside it where there
+  /// is one, or a file of ranks (tiktoken); told apart by what is in them. A folder stands for the first of
+  /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken in it. Throws Code::data naming the file
+  /// when it is missing, damaged or of another kind.
   static Tokenizer load(const std::string& path);
+  /// `serialized` is what bytes() returns: a SentencePiece model or a tokenizer.json.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
-  /// Trains on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure function of the texts
-  /// and of `vocab_size`. Throws Code::data when the text allows no vocabulary of this size, naming the limit.
+  /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
+  /// function of the texts and of `vocab_size`. Throws Code::data when the text allows no vocabulary of this size,
+  /// naming the limit.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
   Tokenizer(Tokenizer&&) noexcept;
@@ -40,44 +50,45 @@ class Tokenizer {
   int32_t eos() const;
   const std::string& bytes() const;  // the serialized model
   std::string hash() const;          // XXH3-128 of bytes(), hex
+  /// The name that a file of bytes() has: "tokenizer.model" or "tokenizer.json".
+  const std::string& file_name() const;
 
   /// Returns what the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
   /// vocabulary.
   std::string_view piece(int32_t id) const;
+  /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
+  std::string name_of(int32_t id) const;
   /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
   int64_t text_bytes(std::span<const int32_t> ids) const;
-  /// Says whether lines are cut into words (see above).
+  /// Says whether text is cut into words (see above).
   bool splits_words() const;
+  /// Says where a document may be cut without another result.
+  CutRule cuts() const;
   /// Says whether the model puts a space before each text, which decode removes.
   bool dummy_prefix() const;
 
  private:
   friend class Encoder;
   Tokenizer();
-  struct State;
-  std::unique_ptr<State> state_;
+  std::unique_ptr<const TokenizerModel> model_;
+  std::string serialized_, hash_;
 };
+
+/// The name of the file that a checkpoint or a run folder keeps a serialized tokenizer in: one of kTokenizerFiles.
+std::string tokenizer_file_name(std::string_view serialized);
+inline constexpr const char* kTokenizerFiles[] = {"tokenizer.model", "tokenizer.json"};
 
 /// Encodes many texts in one thread, remembering the tokens of words seen. Keeps a reference to the tokenizer.
 class Encoder {
  public:
-  explicit Encoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  /// Appends the tokens of `text`, a part of a document. It ends after a newline or at the end of the document; in a
-  /// line too long to hold, before a space. `starts_document` is false for later parts.
+  explicit Encoder(const Tokenizer& tokenizer);
+  ~Encoder();
+  /// Appends the tokens of `text`, a part of a document. It ends where Tokenizer::cuts() allows, or at the end of the
+  /// document; in a line too long to hold, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
 
  private:
-  void append_words(std::string_view line, std::vector<int32_t>& ids);
-  void append_cached(std::string_view word, std::vector<int32_t>& ids);
-  void append_plain(std::string_view text, std::vector<int32_t>& ids);
-
-  struct Hash {
-    using is_transparent = void;
-    size_t operator()(std::string_view word) const { return std::hash<std::string_view>{}(word); }
-  };
-  const Tokenizer& tokenizer_;
-  std::unordered_map<std::string, std::vector<int32_t>, Hash, std::equal_to<>> words_;
-  std::vector<int> scratch_;
+  std::unique_ptr<TextEncoder> encoder_;
 };
 
 /// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. What all

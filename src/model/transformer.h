@@ -49,6 +49,10 @@ class Transformer {
   /// Returns the axes along which ranks of a replica have the losses of different rows, and how many rows those are.
   mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
   int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
+  /// Returns the token row of each loss that batch.losses takes.
+  std::vector<int64_t> rows_of_losses(const device::Device& device, parallel::Rows rows) const {
+    return head_->rows_of_losses(device, rows);
+  }
 
   int64_t vocab() const { return vocab_; }
   int64_t seq_len() const { return model_.seq_len; }

@@ -141,7 +141,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
 /// count). Empty when these are the vector's own rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
-  const AxisSet cut = rows.cut ? table_.stream.rows : AxisSet{0}, shared = cut & table_.cut();
+  const AxisSet cut = row_axes(rows), shared = shared_axes(rows);
   if (cut == 0) return {};
   const int64_t wide = ranks.size(shared), each = all.count() / ranks.size(cut);
   const int64_t begin = ranks.index(cut & ~shared) * wide;
@@ -151,6 +151,24 @@ Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_
   for (int64_t r = 0; r < wide; ++r)
     ops::run(ex, ops::Copy{all.range((begin + r) * each + first, count), picked.tensor().range(r * count, count)});
   return picked;
+}
+
+int64_t Head::chunk_rows(const device::Device& device, Rows rows) const {
+  const int64_t padded = table_.store.box(table_.slot)[0], wide = table_.ranks.size(shared_axes(rows));
+  const bool alone = table_.ranks.size(table_.cut()) == 1;
+  return std::max<int64_t>(1, head_chunk(device, loss_rows(rows), padded, table_.store.compute_dtype(), alone) / wide);
+}
+
+std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows rows) const {
+  const Ranks& ranks = table_.ranks;
+  const AxisSet cut = row_axes(rows), shared = shared_axes(rows);
+  const int64_t wide = ranks.size(shared), each = rows.count / ranks.size(cut);
+  const int64_t begin = ranks.index(cut & ~shared) * wide, chunk = chunk_rows(device, rows);
+  std::vector<int64_t> found;
+  for (int64_t first = 0; first < each; first += chunk)  // as pick() takes them
+    for (int64_t r = 0; r < wide; ++r)
+      for (int64_t i = first; i < std::min(each, first + chunk); ++i) found.push_back((begin + r) * each + i);
+  return found;
 }
 
 /// A Chunk is the rows that the head works on, with its features and gradients for them, and the place of their dx.
@@ -163,12 +181,11 @@ struct Head::Chunk {
 double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
-  const AxisSet cut = all.cut ? table_.stream.rows : AxisSet{0};
+  const AxisSet cut = row_axes(all);
   const auto weights = table_.store.weights().hold(ex, table_.slot);  // held for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
-  const int64_t wide = ranks.size(cut & table_.cut()), here = loss_rows(all);
-  const int64_t chunk = std::max<int64_t>(1, head_chunk(ex.device, here, table.rows(), x.dtype) / wide);
+  const int64_t wide = ranks.size(shared_axes(all)), here = loss_rows(all), chunk = chunk_rows(ex.device, all);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
   Scratch own_losses;
@@ -231,13 +248,18 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
 }
 
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute) {
-  constexpr int64_t kLeastRows = 256, kMiB = int64_t{1} << 20;
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
+  constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
+  const bool gpu = device.kind() == device::Kind::cuda;
   // Each chunk reads the table twice, and reads and writes its gradient once. The faster products are, the more rows
   // must share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
-  // instruction set: ranks that share a table exchange chunks, and may have different sets.
-  const int64_t bytes = (device.kind() == device::Kind::cuda ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
-  return std::min(rows, std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / 64 * 64));
+  // instruction set, and on a GPU's memory only for a rank alone: ranks that share a table exchange chunks, and may
+  // have different ones.
+  int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
+  if (gpu && alone) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
+  const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);
+  if (!gpu || rows <= most) return std::min(rows, most);
+  return round_up(divide_up(rows, divide_up(rows, most)), kStep);  // of equal size: no short one leaves a GPU idle
 }
 
 }  // namespace trainer::parallel

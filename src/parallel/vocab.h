@@ -75,6 +75,8 @@ class Head {
   /// Returns the axes that cut the rows whose losses a rank has; and the number of these rows.
   AxisSet loss_axes() const { return table_.spread_at_table().rows; }
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
+  /// Returns the token row of each loss in batch.losses, [loss_rows].
+  std::vector<int64_t> rows_of_losses(const device::Device& device, Rows rows) const;
   /// Returns Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
   double loss(Exec& ex, const Batch& batch, const Tensor& x);
   /// Returns the same sum. dx, spread as x, is the gradient of loss_scale·Σ over all rows. Weight gradients go to the
@@ -88,6 +90,11 @@ class Head {
   struct Chunk;
   double run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
   Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
+  /// Returns how many rows a chunk has of each rank whose rows are in it.
+  int64_t chunk_rows(const device::Device& device, Rows rows) const;
+  /// Returns the axes that cut the rows, and those of them whose ranks have rows in the same chunk.
+  AxisSet row_axes(Rows rows) const { return rows.cut ? table_.stream.rows : AxisSet{0}; }
+  AxisSet shared_axes(Rows rows) const { return row_axes(rows) & table_.cut(); }
   Scratch pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const;
   void backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads);
   const Table table_;
@@ -95,8 +102,8 @@ class Head {
 };
 
 /// Returns how many of `rows` rows of logits, with `padded` columns, a head forms at a time. They are enough that a
-/// product amortises reading the table, and few enough to stay a minor part of memory. The number is the same on all
-/// devices of a kind, whatever their instruction set.
-int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute);
+/// product amortises reading the table, and few enough to stay a minor part of memory: 1/32 of a GPU's for a rank that
+/// is `alone` with its table. Otherwise the number is the same on all devices of a kind.
+int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone);
 
 }  // namespace trainer::parallel

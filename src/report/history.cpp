@@ -51,6 +51,7 @@ void add_event(History& history, Process& process, const std::string& line) {
   if (event == "step") add_step(history, step_from(json));
   if (event == "start") {
     history.start = start_from(json);
+    history.starts.push_back(history.start->step);
     settle(history, process);
     process = {history.steps.size(), history.start->peak};
   }

@@ -15,6 +15,7 @@ struct History {
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
   std::vector<EndReport> ends;            // one per process that ended in order
+  std::vector<int64_t> starts;            // completed steps where each process began
   measure::PeakReport peak;               // the best peak that the last process found
   measure::BytesByCategory memory_bytes;  // largest value of each category
   int64_t unreadable_lines = 0;

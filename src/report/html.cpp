@@ -9,7 +9,8 @@
 #include "base/files.h"
 #include "measure/units.h"
 #include "report/events_json.h"
-#include "report/style.h"
+#include "report/page.h"
+#include "report/run_sections.h"
 #include "report/svg.h"
 
 namespace trainer::report {
@@ -154,18 +155,10 @@ std::string memory_bars(const Summary& summary) {
   return svg::bars("memory", "Peak memory by category", parts);
 }
 
-// --- tables and texts
-// --------------------------------------------------------------------------------------------------
+// --- tables and texts ------------------------------------------------------------------------------------------------
 
-using Rows = std::vector<std::pair<std::string, std::string>>;
-
-std::string table(const Rows& rows) {
-  std::string out = "<table>";
-  for (const auto& [name, value] : rows) {
-    if (!value.empty()) out += format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(name), escape(value));
-  }
-  return out + "</table>";
-}
+using page::table;
+using Rows = page::Facts;
 
 Rows model_rows(const StartReport& start) {
   Rows rows = {{"family", start.arch}};
@@ -251,10 +244,6 @@ std::string samples_section(const std::vector<Sample>& samples) {
   return out + "</section>\n";
 }
 
-std::string in_section(const std::string& content) {
-  return content.empty() ? "" : "<section>" + content + "</section>\n";
-}
-
 // --- files ----------------------------------------------------------------------------------------------------------
 
 std::string read_text(const std::filesystem::path& file) {
@@ -268,31 +257,26 @@ Json bytes_json(int64_t bytes) { return bytes > 0 ? Json(bytes) : Json(nullptr);
 
 std::string report_html(const Summary& summary, const History& history, const std::string& config_toml) {
   const StartReport& start = summary.start;
-  const std::string name = escape(start.name.empty() ? "Training run" : start.name);
-  std::string page = format(
-      "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head><meta charset=\"utf-8\"/>"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/><title>{} – training "
-      "report</title>\n<style>{}</style>"
-      "</head>\n<body><main>\n<header><h1>{}</h1><p class=\"sub\">{} model of {} parameters, {} at step {} of "
-      "{}</p></header>\n",
-      name, kReportStyle, name, escape(start.arch.empty() ? "A" : start.arch), count_text(start.parameters),
-      escape(summary.outcome), summary.step, start.total_steps);
-  page += tiles(summary);
-  page += in_section(loss_chart(summary, history));
-  page += samples_section(summary.samples);
-  page += "<div class=\"two\">" + in_section(throughput_chart(history)) + in_section(norm_chart(history)) +
-          in_section(rate_chart(history)) + in_section(time_split(summary)) + "</div>\n";
-  page += in_section(memory_bars(summary));
-  page += "<div class=\"two\"><section><h2>Result</h2>" + table(result_rows(summary, history)) +
-          "</section>\n<section><h2>Model and data</h2>" + table(model_rows(start)) + "</section></div>\n";
-  page += "<section><h2>Environment</h2>" + table(environment_rows(start.environment)) + "</section>\n";
-  if (!config_toml.empty()) {
-    page += "<section><details><summary>Configuration in force</summary><pre>" + escape(config_toml) +
-            "</pre></details></section>\n";
-  }
-  return page +
-         "<footer>Every step is in metrics.jsonl, the numbers of this page in "
-         "report.json.</footer>\n</main></body></html>\n";
+  const std::string name = start.name.empty() ? "Training run" : start.name;
+  std::string html =
+      page::begin(name + " – training report", name,
+                  format("{} model of {} parameters, {} at step {} of {}", start.arch.empty() ? "A" : start.arch,
+                         count_text(start.parameters), summary.outcome, summary.step, start.total_steps));
+  html += tiles(summary);
+  html += page::section(loss_chart(summary, history));
+  html += samples_section(summary.samples);
+  html +=
+      page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});
+  html += page::section(time_line(history));
+  html += page::section(communication(history));
+  html += page::section(memory_bars(summary));
+  html += page::side_by_side(
+      {"<h2>Result</h2>" + table(result_rows(summary, history)), "<h2>Model and data</h2>" + table(model_rows(start))});
+  html += page::section("<h2>Environment</h2>" + table(environment_rows(start.environment)));
+  if (!config_toml.empty())
+    html += page::section("<details><summary>Configuration in force</summary><pre>" + escape(config_toml) +
+                          "</pre></details>");
+  return html + page::end("Every step is in metrics.jsonl, the numbers of this page in report.json.");
 }
 
 std::string report_json(const Summary& summary, const History& history) {

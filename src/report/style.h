@@ -25,8 +25,8 @@ h2 { font-size: 1.05rem; margin: 0 0 10px; }
 section { padding: 16px; margin: 0 0 16px; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(440px, 100%), 1fr)); gap: 16px; margin: 0 0 16px; }
 .two section { min-width: 0; margin: 0; }
-figure { margin: 0; }
-figure.wide { overflow-x: auto; } figure.wide svg { min-width: 640px; }
+figure { margin: 0; overflow-x: auto; }
+figure svg { min-width: 400px; } figure.wide svg { min-width: 820px; }
 svg { display: block; width: 100%; height: auto; font: 12px system-ui, "Segoe UI", Roboto, sans-serif; }
 svg text { fill: var(--soft); }
 svg .title { fill: var(--ink); font-size: 14px; font-weight: 600; }
@@ -38,6 +38,7 @@ svg path.faint { stroke-width: 1; opacity: 0.4; }
 svg .grid { stroke: var(--grid); } svg .axis { stroke: var(--rule); }
 svg line.level { stroke: var(--soft); stroke-dasharray: 5 4; }
 .s0 { stroke: var(--c0); } .s1 { stroke: var(--c1); } .s2 { stroke: var(--c2); } .s3 { stroke: var(--c3); }
+.s4 { stroke: var(--c4); } .s5 { stroke: var(--c5); } .s6 { stroke: var(--c6); } .s7 { stroke: var(--c7); }
 .f0 { fill: var(--c0); } .f1 { fill: var(--c1); } .f2 { fill: var(--c2); } .f3 { fill: var(--c3); }
 .f4 { fill: var(--c4); } .f5 { fill: var(--c5); } .f6 { fill: var(--c6); } .f7 { fill: var(--c7); }
 .b0 { background: var(--c0); } .b1 { background: var(--c1); } .b2 { background: var(--c2); } .b3 { background: var(--c3); }
@@ -46,6 +47,11 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th { text-align: left; font-weight: 400; color: var(--soft); padding: 4px 12px 4px 0; vertical-align: top; white-space: nowrap; }
 td { padding: 4px 0; overflow-wrap: anywhere; }
 tr + tr > * { border-top: 1px solid var(--grid); }
+.scroll { overflow-x: auto; }
+.grid thead th { color: var(--ink); font-weight: 600; text-align: right; padding-left: 16px; }
+.grid td { text-align: right; padding-left: 16px; white-space: nowrap; } .grid .marked td { font-weight: 600; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 20px; list-style: none; margin: 0 0 16px; padding: 0; }
+.legend li { overflow-wrap: anywhere; }
 .parts { margin-top: 6px; } .parts td { text-align: right; padding-left: 12px; white-space: nowrap; }
 .chip { display: inline-block; width: 0.7em; height: 0.7em; border-radius: 2px; margin-right: 8px; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }

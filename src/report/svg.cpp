@@ -311,7 +311,7 @@ std::string line_chart(const LineChart& chart) {
     out += text("level", right - 4, y(level.y) - 5, level.name);
   }
   for (const Series& series : chart.series) out += path(chart, series, x, y);
-  return out + legend(chart) + "</svg></figure>\n";
+  return out + (chart.legend ? legend(chart) : "") + "</svg></figure>\n";
 }
 
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts) {
@@ -335,6 +335,33 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
   }
   return "<figure>" + open_svg(id, title, description, 480, 68) + text("title", 12, 18, title) + rects +
          "</svg><table class=\"parts\">" + table + "</table></figure>\n";
+}
+
+std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
+                      double to, const std::vector<Lane>& lanes) {
+  constexpr double kRow = 26, kTop = 32, kLeft = 130, kRight = 980;
+  constexpr size_t kMost = 500;  // marks of a lane: further ones would hide each other
+  const Axis x = {from, to > from ? to : from + 1, kLeft, kRight};
+  std::string description, marks;
+  double y = kTop;
+  for (const Lane& lane : lanes) {
+    if (lane.marks.empty()) continue;
+    description += format("{}: {}. ", lane.name, lane.marks.size());
+    marks += text("y", kLeft - 14, y + 15, lane.name) + line("grid", kLeft, y + 11, kRight, y + 11);
+    const size_t every = (lane.marks.size() + kMost - 1) / kMost;
+    for (size_t i = 0; i < lane.marks.size(); i += every) {
+      marks += format("<circle class=\"f{}\" r=\"5\"", lane.colour) + attribute("cx", x(lane.marks[i].x)) +
+               attribute("cy", y + 11) + "><title>" + escape(lane.marks[i].text) + "</title></circle>";
+    }
+    y += kRow;
+  }
+  if (description.empty()) return "";
+  std::string out = "<figure class=\"wide\">" + open_svg(id, title, description, 1000, static_cast<int>(y) + 40) +
+                    text("title", 12, 18, title) + marks + line("axis", kLeft, y, kRight, y);
+  const std::vector<double> ticks = ticks_of(x, 10);
+  const std::vector<std::string> labels = tick_labels(ticks);
+  for (size_t i = 0; i < ticks.size(); ++i) out += text("x", x(ticks[i]), y + 16, labels[i]);
+  return out + text("x name", (kLeft + kRight) / 2, y + 34, x_name) + "</svg></figure>\n";
 }
 
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts) {

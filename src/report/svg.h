@@ -45,6 +45,7 @@ struct LineChart {
   int width = 720, height = 300;
   bool from_zero = false;    // the y axis starts at 0
   bool logarithmic = false;  // y; values <= 0 are gaps
+  bool legend = true;        // names of the series beside the title; false: the page has them
 };
 /// Says "no data" when no series has a finite point.
 std::string line_chart(const LineChart& chart);
@@ -58,6 +59,20 @@ struct Part {
 /// Draws one bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's
 /// width.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
+/// A row of marks on a time line: what happened at x, with a text for each.
+struct Lane {
+  struct Mark {
+    double x;
+    std::string text;
+  };
+  std::string name;
+  std::vector<Mark> marks;
+  int colour = 0;
+};
+/// Draws lanes below each other, from x = `from` to `to`; lanes without marks are left out, and a line without any is
+/// not drawn. For the page's width.
+std::string time_line(const std::string& id, const std::string& title, const std::string& x_name, double from,
+                      double to, const std::vector<Lane>& lanes);
 /// Draws a bar for each part. For the page's width.
 std::string bars(const std::string& id, const std::string& title, const std::vector<Part>& parts);
 

@@ -3,15 +3,45 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <span>
 
 #include "data/statistics.h"
 
 namespace trainer::run {
+namespace {
 
-Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, int64_t groups,
+int64_t windows_in(const data::TokenDataset& dataset, int64_t stride) {
+  if (stride == 0) return dataset.windows();
+  const int64_t behind_the_first = std::max<int64_t>(0, dataset.tokens() - 1 - dataset.seq_len());
+  return 1 + (behind_the_first + stride - 1) / stride;
+}
+
+/// Fills sliding windows from number `first` on. Rows that an earlier window predicts, and those past the end of the
+/// data, have weight 0.
+void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t first, int64_t sequences,
+                   data::TokenBatch& out) {
+  const int64_t length = dataset.seq_len(), predictions = dataset.tokens() - 1;
+  out.resize(sequences, length);
+  std::ranges::fill(out.ids, 0);
+  std::ranges::fill(out.targets, 0);
+  std::ranges::fill(out.weights, 0.0f);
+  for (int64_t i = 0; i < sequences; ++i) {
+    const int64_t begin = (first + i) * stride, rows = std::clamp<int64_t>(predictions - begin, 0, length);
+    const int64_t seen = first + i == 0 ? 0 : std::min(rows, length - stride);
+    if (rows == 0) continue;
+    dataset.stream().copy(dataset.begin() + begin, std::span(out.ids.data() + i * length, rows));
+    dataset.stream().copy(dataset.begin() + begin + 1, std::span(out.targets.data() + i * length, rows));
+    std::fill_n(out.weights.begin() + i * length + seen, rows - seen, 1.0f);
+  }
+  dataset.stream().require_whole();
+}
+
+}  // namespace
+
+Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& chosen,
                     const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
-  const int64_t all = dataset.windows();
-  const int64_t windows = groups == 0 ? all : std::min(all, groups * trainer.config().train.global_batch);
+  const int64_t all = windows_in(dataset, chosen.stride);
+  const int64_t windows = chosen.groups == 0 ? all : std::min(all, chosen.groups * trainer.config().train.global_batch);
   const int64_t micro_batch = trainer.micro_batch(), round = micro_batch * trainer.replicas();
   Evaluation result;
   data::TokenBatch batch;
@@ -26,7 +56,11 @@ Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, 
       return result;
     }
     const int64_t window = first + trainer.replica() * micro_batch;
-    dataset.eval_batch(window, micro_batch, batch);
+    if (chosen.stride == 0) {
+      dataset.eval_batch(window, micro_batch, batch);
+    } else {
+      sliding_batch(dataset, chosen.stride, window, micro_batch, batch);
+    }
     const int64_t counted = std::clamp<int64_t>(windows - window, 0, micro_batch) * batch.seq_len;
     std::fill(batch.weights.begin() + counted, batch.weights.end(), 0.0f);
     nats += trainer.loss_sum(batch);

@@ -1,8 +1,10 @@
 #include "run/loaded_model.h"
 
+#include "base/log.h"
 #include "checkpoint/folder.h"
 #include "comm/gpu_transport.h"
 #include "config/load.h"
+#include "plan/gemm_tuning.h"
 #include "plan/run_plan.h"
 #include "run/fallback.h"
 #include "run/planning.h"
@@ -21,13 +23,6 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
-int64_t vocabulary(const checkpoint::Snapshot& header, const fs::path& folder) {
-  const auto it = header.model_keys.find("vocab_size");
-  if (it == header.model_keys.end())
-    throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder.string()));
-  return std::stoll(it->second);
-}
-
 /// Takes the first layout that fits on every rank. When none does, all ranks throw what the last layout needs, which is
 /// the smallest on each rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
@@ -39,6 +34,16 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
     if (too_large == 0) return;
     if (&layout != &layouts.back()) continue;
     world.control().run_on_all_ranks([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
+  }
+}
+
+/// Products take the algorithms that they had in the run, where its table can still be read.
+void take_tuning(comm::World& world, const LoadedModel& loaded) {
+  try {
+    plan::use_gemm_tuning(loaded.config, world, *plan::make_dry_device(loaded.machine));
+  } catch (const Error& error) {
+    if (error.code() != Code::config) throw;
+    if (world.first()) log::info("{}: the library chooses the algorithms of products", error.what());
   }
 }
 
@@ -61,9 +66,11 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
-    loaded.tokenizer.emplace(data::Tokenizer::from_bytes(header.tokenizer, (folder / "tokenizer.model").string()));
+    loaded.tokenizer.emplace(
+        data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
   loaded.machine = plan::choose_machine(loaded.config, world);
-  const int64_t vocab = vocabulary(header, folder);
+  take_tuning(world, loaded);
+  const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
   loaded.device = plan::make_device(loaded.machine);

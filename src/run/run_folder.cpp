@@ -41,7 +41,7 @@ void link_checkpoints(const config::Config& config) {
 
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
   put(fs::path(config.run.dir) / "config.toml", config_toml);
-  if (!tokenizer.empty()) put(fs::path(config.run.dir) / "tokenizer.model", tokenizer);
+  if (!tokenizer.empty()) put(fs::path(config.run.dir) / data::tokenizer_file_name(tokenizer), tokenizer);
   link_checkpoints(config);
 }
 

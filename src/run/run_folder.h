@@ -11,7 +11,7 @@ namespace trainer::run {
 
 /// checkpoint.dir, or RUN_DIR/checkpoints.
 std::filesystem::path checkpoint_folder(const config::Config& config);
-/// config.toml (values in force) and tokenizer.model (when there is one), each replaced whole. Where checkpoint.dir
+/// config.toml (values in force) and the tokenizer (when there is one), each replaced whole. Where checkpoint.dir
 /// lies elsewhere, `checkpoints` in the run folder becomes a link to it, so that the run's folder stands for them too.
 /// No link is made when a folder of that name exists, or the file system has no links. Throws Code::io.
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer);

@@ -5,6 +5,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/model_keys.h"
 #include "checkpoint/param_slices.h"
 #include "config/text.h"
 #include "run/fallback.h"
@@ -45,26 +46,11 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
   return damage;
 }
 
-std::map<std::string, std::string> model_keys(const config::Model& m, int64_t vocab) {
-  return {{"arch", m.arch == config::Arch::llama ? "llama" : "gpt2"},
-          {"n_layer", format("{}", m.n_layer)},
-          {"n_head", format("{}", m.n_head)},
-          {"n_kv_head", format("{}", m.n_kv_head)},
-          {"d_model", format("{}", m.d_model)},
-          {"d_ff", format("{}", m.d_ff)},
-          {"seq_len", format("{}", m.seq_len)},
-          {"tie_embeddings", format("{}", m.tie_embeddings.value())},
-          {"bias", format("{}", m.bias.value())},
-          {"norm_eps", format("{}", m.norm_eps)},
-          {"rope_theta", format("{}", m.rope_theta)},
-          {"vocab_size", format("{}", vocab)}};
-}
-
 }  // namespace
 
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
   checkpoint::Snapshot snapshot;
-  snapshot.model_keys = model_keys(config.model, vocab);
+  snapshot.model_keys = checkpoint::model_keys(config.model, vocab);
   return snapshot;
 }
 
@@ -96,7 +82,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
   }
   snapshot.data_hash = datasets.data_hash;
   snapshot.val_hash = datasets.val_hash;
-  snapshot.model_keys = model_keys(config.model, datasets.vocab);
+  snapshot.model_keys = checkpoint::model_keys(config.model, datasets.vocab);
   snapshot.tied = config.model.tie_embeddings.value();
   snapshot.compute = name_of(compute);
   snapshot.gemm_tuning_hash = gemm_tuning_hash;

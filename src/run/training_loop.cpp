@@ -178,7 +178,7 @@ bool TrainingLoop::is_evaluation_missing() {
 void TrainingLoop::evaluate_now() {
   if (!open_.datasets.val) return;
   Evaluation result =
-      evaluate(trainer_, *open_.datasets.val, config_.train.eval_batches,
+      evaluate(trainer_, *open_.datasets.val, {.groups = config_.train.eval_batches},
                open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
                  reporter_.status(format("evaluating {}/{}", done, windows));
                  return !stop_requested() && !deadline_.has_passed();

@@ -279,16 +279,20 @@ parallel::Batch Trainer::views() const {
 }
 
 parallel::Batch Trainer::upload(const data::TokenBatch& host) {
-  const auto rows = static_cast<size_t>(ids_.tensor().count());
-  TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
-  device_.copy_to_device(ids_.tensor().data, host.ids.data(), ids_.tensor().bytes());
-  device_.copy_to_device(targets_.tensor().data, host.targets.data(), targets_.tensor().bytes());
-  if (weights_.tensor().dtype == DType::f64) {  // CPUs only
-    std::copy(host.weights.begin(), host.weights.end(), weights_.tensor().as<double>());
-  } else {
-    device_.copy_to_device(weights_.tensor().data, host.weights.data(), weights_.tensor().bytes());
-  }
+  upload(host, {ids_, targets_, weights_});
   return views();
+}
+
+void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
+  const auto rows = static_cast<size_t>(to.ids.count());
+  TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
+  device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
+  device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
+  if (to.weights.dtype == DType::f64) {  // CPUs only
+    std::copy(host.weights.begin(), host.weights.end(), to.weights.as<double>());
+  } else {
+    device_.copy_to_device(to.weights.data, host.weights.data(), to.weights.bytes());
+  }
 }
 
 }  // namespace trainer::train

@@ -68,6 +68,12 @@ class Trainer {
   /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
   /// rows count 0.
   double loss_sum(const data::TokenBatch& batch);
+  /// Tensors of a batch on the device: [rows] each, weights in the type of the state.
+  struct BatchTensors {
+    Tensor ids, targets, weights;
+  };
+  /// Copies a batch to the device.
+  void upload(const data::TokenBatch& batch, const BatchTensors& to);
 
   model::Transformer& model() { return *model_; }
   params::ParamStore& store() { return store_; }

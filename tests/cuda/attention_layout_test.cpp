@@ -45,27 +45,26 @@ TYPED_TEST(AttentionLayout, GivesEachChunkAPlaceOfItsOwn) {
 
 TYPED_TEST(AttentionLayout, LanesNameTheBlocksTheyMean) {
   using Layout = TileLayout<TestFixture::kCols>;
-  for (LanePlace (*place)(int) : {&left_place, &right_place}) {
-    for (int lane = 0; lane < 32; ++lane) {
-      const BlockOffsets<TestFixture::kCols> offsets(32, place(lane));
-      for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < TestFixture::kCols / 16; ++j)
-          ASSERT_EQ(offsets.at(i, j), Layout::offset(32 + 16 * i + place(lane).row, 2 * j + place(lane).chunk))
-              << "lane " << lane << " block " << i << ", " << j;
-    }
+  for (int lane = 0; lane < 32; ++lane) {
+    const LanePlace place = block_place(lane);
+    EXPECT_EQ(place.row, lane % 16);
+    EXPECT_EQ(place.chunk, lane / 16);
+    const BlockOffsets<TestFixture::kCols> offsets(32, place);
+    for (int i = 0; i < 4; ++i)
+      for (int j = 0; j < TestFixture::kCols / 16; ++j)
+        ASSERT_EQ(offsets.at(i, j), Layout::offset(32 + 16 * i + place.row, 2 * j + place.chunk))
+            << "lane " << lane << " block " << i << ", " << j;
   }
 }
 
 TYPED_TEST(AttentionLayout, MatrixLoadsMeetNoBankTwice) {
-  for (LanePlace (*place)(int) : {&left_place, &right_place}) {
-    for (int first_row = 0; first_row < 32; first_row += 16) {
-      for (int j = 0; j < TestFixture::kCols / 16; ++j) {
-        for (int matrix = 0; matrix < 4; ++matrix) {  // eight rows of 16 bytes at a time
-          std::vector<int> offsets;
-          for (int lane = 8 * matrix; lane < 8 * matrix + 8; ++lane)
-            offsets.push_back(2 * BlockOffsets<TestFixture::kCols>(first_row, place(lane)).at(0, j));
-          ASSERT_EQ(turns(offsets, 16), 1) << "rows from " << first_row << ", block " << j << ", matrix " << matrix;
-        }
+  for (int first_row = 0; first_row < 32; first_row += 16) {
+    for (int j = 0; j < TestFixture::kCols / 16; ++j) {
+      for (int matrix = 0; matrix < 4; ++matrix) {  // eight rows of 16 bytes at a time
+        std::vector<int> offsets;
+        for (int lane = 8 * matrix; lane < 8 * matrix + 8; ++lane)
+          offsets.push_back(2 * BlockOffsets<TestFixture::kCols>(first_row, block_place(lane)).at(0, j));
+        ASSERT_EQ(turns(offsets, 16), 1) << "rows from " << first_row << ", block " << j << ", matrix " << matrix;
       }
     }
   }

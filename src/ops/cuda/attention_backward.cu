@@ -11,28 +11,35 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A warp owns 16 rows of the tiles kept. For the widest heads two warps share rows and halve the columns of the sums,
-/// which would not fit the registers of one. Passing tiles are shorter for the same reason.
+/// A warp owns kBlocks·16 rows of the tiles kept. Two blocks halve what it reads of the passing tiles per product,
+/// which bounds these kernels otherwise; their sums fit the registers of narrow heads. For the widest heads two warps
+/// share rows and halve the columns of the sums. Passing tiles are shorter where sums, scores and draws would not fit.
 template <int kCols, bool kDropout>
 struct BackwardShape {
-  static constexpr int kWarps = 8, kThreads = 32 * kWarps;
+  static constexpr bool kTall = kCols <= 64 && !kDropout;
+  static constexpr int kWarps = kTall ? 4 : 8, kThreads = 32 * kWarps;
+  static constexpr int kBlocks = kTall ? 2 : 1, kWarpRows = 16 * kBlocks;
   static constexpr int kColumnWarps = kCols <= 128 ? 1 : 2;
   /// Rows of the tiles kept.
-  static constexpr int kKept = 16 * kWarps / kColumnWarps;
+  static constexpr int kKept = kWarpRows * kWarps / kColumnWarps;
   /// Rows of the passing tiles, two of each in memory.
-  static constexpr int kPassing = kCols <= (kDropout ? 64 : 128) ? 64 : 32;
+  static constexpr int kPassing = kTall || kCols > (kDropout ? 64 : 128) ? 32 : 64;
   static constexpr int kSumCols = kCols / kColumnWarps;
   static constexpr int kSharedBytes = (2 * kKept + 4 * kPassing) * kCols * static_cast<int>(sizeof(bf16)) +
                                       4 * kPassing * static_cast<int>(sizeof(float));
+  /// Blocks of a multiprocessor.
+  static constexpr int kResident = kTall ? 2 : 1;
+  static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);  // of sm_80; of sm_90 alone
 };
 
 constexpr float kLog2e = 1.44269504088896340736f;
 
 /// With kKeysKept, k and v are kept, and q and dout of all heads of the group pass. Else it is the reverse.
 template <int kCols, bool kKeysKept, bool kDropout>
-__global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
+__global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, BackwardShape<kCols, kDropout>::kResident)
     attention_backward_kernel(const AttentionArgs args) {
   using Shape = BackwardShape<kCols, kDropout>;
+  constexpr int kBlocks = Shape::kBlocks, kWarpRows = Shape::kWarpRows;
   constexpr int kKept = Shape::kKept, kPassing = Shape::kPassing, kN = kPassing / 8, kTile = kPassing * kCols;
   bf16* const kept_a = dynamic_shared<bf16>();                                 // k or q
   bf16* const kept_b = kept_a + kKept * kCols;                                 // v or dout
@@ -42,7 +49,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
   float* const passing_delta = passing_lse + 2 * kPassing;
 
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const int warp_row = warp / Shape::kColumnWarps * 16,
+  const int warp_row = warp / Shape::kColumnWarps * kWarpRows,
             column_block = warp % Shape::kColumnWarps * Shape::kSumCols / 16;
   const int length = args.q_len;
   // The longest passes come first: all queries see the first keys, and the last queries see all keys.
@@ -76,113 +83,164 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
                                            args.head_dim);
   load_tile<kCols, kKept, Shape::kThreads>(kept_b, kKeysKept ? args.v : args.dout, kept_row, valid, kept_head,
                                            args.head_dim);
-  int next_row = first_row, next_head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // next tile
-  load_passing(next_row, next_head, 0);
+  int row = first_row, head = kKeysKept ? kept_head * args.group : kept_head / args.group;  // of the passing tile
+  const auto advance = [&](int& to_row, int& to_head) {
+    to_row += kPassing;
+    if (to_row >= end_row) {  // of this head
+      to_row = first_row;
+      ++to_head;
+    }
+  };
+  load_passing(row, head, 0);
 
-  float row_lse[2] = {}, row_delta[2] = {};  // of queries kept; in units of log2
+  float row_lse[kBlocks][2] = {}, row_delta[kBlocks][2] = {};  // of queries kept; in units of log2
   if constexpr (!kKeysKept) {
-    for (int half = 0; half < 2; ++half) {
-      const int row = warp_row + lane / 4 + 8 * half;
-      if (row < valid) {
-        const int64_t at = (sequence * args.heads + kept_head) * length + first + row;
-        row_lse[half] = args.lse[at] * kLog2e;
-        row_delta[half] = args.delta[at];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int kept = warp_row + 16 * i + lane / 4 + 8 * half;
+        if (kept < valid) {
+          const int64_t at = (sequence * args.heads + kept_head) * length + first + kept;
+          row_lse[i][half] = args.lse[at] * kLog2e;
+          row_delta[i][half] = args.delta[at];
+        }
       }
     }
   }
 
-  const BlockOffsets<kCols> left(warp_row, left_place(lane)), right(0, right_place(lane)), rows(0, left_place(lane));
-  float sums_a[1][Shape::kSumCols / 8][4] = {};                  // dk or dq
-  float sums_b[1][kKeysKept ? Shape::kSumCols / 8 : 2][4] = {};  // dv
+  const BlockOffsets<kCols> left(warp_row, block_place(lane)), rows(0, block_place(lane));
+  float sums_a[kBlocks][Shape::kSumCols / 8][4] = {};                  // dk or dq
+  float sums_b[kBlocks][kKeysKept ? Shape::kSumCols / 8 : 2][4] = {};  // dv
 
-  for (int step = 0; step < steps; ++step) {
-    const int stage = step % 2, row = next_row, head = next_head;
-    next_row += kPassing;
-    if (next_row >= end_row) {  // of this head
-      next_row = first_row;
-      ++next_head;
-    }
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step, advance(row, head)) {
+    const int stage = step % 2;
     copies_wait();
     __syncthreads();  // this step's tiles have arrived, and no warp reads the previous ones
-    if (step + 1 < steps) load_passing(next_row, next_head, 1 - stage);
+    if (step + 1 < steps) {
+      int next_row = row, next_head = head;
+      advance(next_row, next_head);
+      load_passing(next_row, next_head, 1 - stage);
+    }
 
     // Of this warp's rows and the tile's: `seen` if any query sees any key, `whole` if each sees all.
-    const int kept_low = first + warp_row, kept_high = kept_low + 15, passing_high = row + kPassing - 1;
+    const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, passing_high = row + kPassing - 1;
     const bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
     const bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;
     if (!seen) continue;
     const bf16* const tile_a = passing_a + stage * kTile;
     const bf16* const tile_b = passing_b + stage * kTile;
 
-    float p[1][kN][4] = {};
-    multiply_rows<kCols>(p, kept_a, left, tile_a, right);
+    float p[kBlocks][kN][4] = {};
+    multiply_rows<kCols>(p, kept_a, left, tile_a, rows);
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
+    for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int column = 8 * j + lane % 4 * 2 + c % 2, kept = kept_low + lane / 4 + c / 2 * 8, passing = row + column;
-        const float lse = kKeysKept ? passing_lse[stage * kPassing + column] * kLog2e : row_lse[c / 2];
-        p[0][j][c] = fast_exp2(fmaf(p[0][j][c], args.scale_log2, -lse));
-        if (!whole && (kKeysKept ? kept > passing : passing > kept)) p[0][j][c] = 0;
+      for (int j = 0; j < kN; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          const int column = 8 * j + lane % 4 * 2 + c % 2;
+          const float lse = kKeysKept ? passing_lse[stage * kPassing + column] * kLog2e : row_lse[i][c / 2];
+          p[i][j][c] = fast_exp2(fmaf(p[i][j][c], args.scale_log2, -lse));
+        }
       }
     }
-    uint32_t dropped[(4 * kN + 31) / 32] = {};  // one bit for each of this lane's elements
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int passing = row + 8 * j + lane % 4 * 2 + c % 2, kept = kept_low + 16 * i + lane / 4 + c / 2 * 8;
+            if (kKeysKept ? kept > passing : passing > kept) p[i][j][c] = 0;
+          }
+        }
+      }
+    }
+    uint32_t dropped[(4 * kBlocks * kN + 31) / 32] = {};  // one bit for each of this lane's elements
     if constexpr (kDropout) {
       const int query = kKeysKept ? row : kept_low, key = kKeysKept ? kept_low : row;
       const uint64_t index = dropout_index(args, static_cast<int>(sequence), kKeysKept ? head : kept_head, query);
+      const auto line = [&](int queries) {
+        return index + static_cast<uint64_t>(queries) * static_cast<uint64_t>(args.k_len);
+      };
 #pragma unroll
-      for (int j = 0; j < kN; ++j) {
-        uint32_t draws[4];
-        if constexpr (kKeysKept) {
-          draws_of_key_rows(args, index + static_cast<uint64_t>(8 * j) * static_cast<uint64_t>(args.k_len), key, lane,
-                            draws);
-        } else {
-          draws_of_query_rows(args, index, key + 8 * j, lane, draws);
+      for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kN; ++j) {
+          uint32_t draws[4];
+          if constexpr (kKeysKept) {
+            draws_of_key_rows(args, line(8 * j), key + 16 * i, lane, draws);
+          } else {
+            draws_of_query_rows(args, line(16 * i), key + 8 * j, lane, draws);
+          }
+#pragma unroll
+          for (int c = 0; c < 4; ++c) {
+            const int bit = 4 * (i * kN + j) + c;
+            dropped[bit / 32] |= static_cast<uint32_t>(draws[c] < args.threshold) << (bit % 32);
+          }
         }
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          dropped[(4 * j + c) / 32] |= static_cast<uint32_t>(draws[c] < args.threshold) << ((4 * j + c) % 32);
       }
     }
-    const auto factor_of = [&](int j, int c) {
-      return (dropped[(4 * j + c) / 32] >> ((4 * j + c) % 32) & 1) != 0 ? 0.0f : args.keep_scale;
+    const auto factor_of = [&](int i, int j, int c) {
+      const int bit = 4 * (i * kN + j) + c;
+      return (dropped[bit / 32] >> (bit % 32) & 1) != 0 ? 0.0f : args.keep_scale;
+    };
+    const auto delta_of = [&](int i, int j, int c) {
+      return kKeysKept ? passing_delta[stage * kPassing + 8 * j + lane % 4 * 2 + c % 2] : row_delta[i][c / 2];
     };
 
     if constexpr (kKeysKept) {
       if constexpr (kDropout) {
-        float kept_p[1][kN][4];
+        float kept_p[kBlocks][kN][4];
 #pragma unroll
-        for (int j = 0; j < kN; ++j) {
+        for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) kept_p[0][j][c] = p[0][j][c] * factor_of(j, c);
+          for (int j = 0; j < kN; ++j) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) kept_p[i][j][c] = p[i][j][c] * factor_of(i, j, c);
+          }
         }
         add_weighted<kCols>(sums_b, as_weights(kept_p), tile_b, rows, column_block);
       } else {
         add_weighted<kCols>(sums_b, as_weights(p), tile_b, rows, column_block);
       }
     }
-    float dp[1][kN][4] = {};
-    multiply_rows<kCols>(dp, kept_b, left, tile_b, right);
+    // Without dropout the sums begin at −delta.
+    float dp[kBlocks][kN][4];
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
+    for (int i = 0; i < kBlocks; ++i) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        const int column = 8 * j + lane % 4 * 2 + c % 2;
-        const float delta = kKeysKept ? passing_delta[stage * kPassing + column] : row_delta[c / 2];
-        const float gradient = kDropout ? dp[0][j][c] * factor_of(j, c) : dp[0][j][c];
-        dp[0][j][c] = p[0][j][c] * (gradient - delta);
+      for (int j = 0; j < kN; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) dp[i][j][c] = kDropout ? 0.0f : -delta_of(i, j, c);
+      }
+    }
+    multiply_rows<kCols>(dp, kept_b, left, tile_b, rows);
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+#pragma unroll
+      for (int j = 0; j < kN; ++j) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          dp[i][j][c] =
+              p[i][j][c] * (kDropout ? fmaf(dp[i][j][c], factor_of(i, j, c), -delta_of(i, j, c)) : dp[i][j][c]);
       }
     }
     add_weighted<kCols>(sums_a, as_weights(dp), tile_a, rows, column_block);
   }
 
   __syncthreads();  // results are stored by way of the tiles kept
-  const float scales[1][2] = {{args.scale, args.scale}};
-  put_block<kCols>(kept_a, sums_a, scales, warp_row, column_block, lane);
-  if constexpr (kKeysKept) {
-    const float ones[1][2] = {{1, 1}};
-    put_block<kCols>(kept_b, sums_b, ones, warp_row, column_block, lane);
+  float scales[kBlocks][2], ones[kBlocks][2];
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    scales[i][0] = scales[i][1] = args.scale;
+    ones[i][0] = ones[i][1] = 1;
   }
+  put_block<kCols>(kept_a, sums_a, scales, warp_row, column_block, lane);
+  if constexpr (kKeysKept) put_block<kCols>(kept_b, sums_b, ones, warp_row, column_block, lane);
   __syncthreads();
   constexpr int kRowsPerWarp = kKept / Shape::kWarps;
   const int store_row = warp * kRowsPerWarp;
@@ -196,17 +254,17 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, 1)
 template <int kCols>
 struct Backward {
   static int64_t shared_bytes() { return BackwardShape<kCols, false>::kSharedBytes; }
+  template <bool kKeysKept, bool kDropout>
+  static void launch_pass(cudaStream_t stream, const AttentionArgs& args, int64_t heads, int64_t batch) {
+    using Shape = BackwardShape<kCols, kDropout>;
+    const dim3 blocks(blocks_for(args.q_len, Shape::kKept), static_cast<unsigned>(heads), static_cast<unsigned>(batch));
+    device::cuda::launch(stream, {blocks, dim3(Shape::kThreads), Shape::kSharedBytes},
+                         attention_backward_kernel<kCols, kKeysKept, kDropout>, args);
+  }
   template <bool kDropout>
   static void launch(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
-    using Shape = BackwardShape<kCols, kDropout>;
-    const unsigned tiles = blocks_for(args.q_len, Shape::kKept), sequences = static_cast<unsigned>(batch);
-    const dim3 threads(Shape::kThreads);
-    device::cuda::launch(stream,
-                         {dim3(tiles, static_cast<unsigned>(args.kv_heads), sequences), threads, Shape::kSharedBytes},
-                         attention_backward_kernel<kCols, true, kDropout>, args);
-    device::cuda::launch(stream,
-                         {dim3(tiles, static_cast<unsigned>(args.heads), sequences), threads, Shape::kSharedBytes},
-                         attention_backward_kernel<kCols, false, kDropout>, args);
+    launch_pass<true, kDropout>(stream, args, args.kv_heads, batch);
+    launch_pass<false, kDropout>(stream, args, args.heads, batch);
   }
 };
 

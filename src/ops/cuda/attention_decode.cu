@@ -2,6 +2,7 @@
 // has the row products that backward begins with.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
+#include "ops/cuda/lanes.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
@@ -176,30 +177,43 @@ __global__ void __launch_bounds__(kDecodeThreads) decode_combine_kernel(const At
   if (args.lse != nullptr && threadIdx.x == 0) args.lse[row] = fmaf(top, kLn2, logf(sum));
 }
 
-/// Each row and head has one warp.
-constexpr int kProductThreads = 128;
+/// Each row and head has `lanes` neighbouring lanes, a power of two; each takes 16 bytes at a time.
+constexpr int kProductThreads = 256;
 template <typename T>
-__global__ void __launch_bounds__(kProductThreads) row_products_kernel(const AttentionArgs args, int64_t rows) {
-  const int64_t i = int64_t{blockIdx.x} * (kProductThreads / 32) + static_cast<int64_t>(threadIdx.x / 32);
-  if (i >= rows) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32, head = static_cast<int>(i % args.heads);
-  const int64_t row = i / args.heads;
-  const T* const out = row_of<const T>(args.out, row, head, args.head_dim);
-  const T* const dout = row_of<const T>(args.dout, row, head, args.head_dim);
+__global__ void __launch_bounds__(kProductThreads)
+    row_products_kernel(const AttentionArgs args, int64_t items, int lanes, bool vectors) {
+  constexpr int kVector = DecodeShape<T>::kVector;
+  const int64_t i = quotient(int64_t{blockIdx.x} * kProductThreads + threadIdx.x, lanes);
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  const int64_t row = quotient(i, args.heads);
+  const int head = static_cast<int>(i - row * args.heads);
   float sum = 0;
-  for (int c = lane; c < args.head_dim; c += 32)
-    sum = fmaf(static_cast<float>(out[c]), static_cast<float>(dout[c]), sum);
-  sum = warp_sum(sum);
-  if (lane == 0) args.delta[(row / args.q_len * args.heads + head) * args.q_len + row % args.q_len] = sum;
+  if (i < items) {
+    const T* const out = row_of<const T>(args.out, row, head, args.head_dim);
+    const T* const dout = row_of<const T>(args.dout, row, head, args.head_dim);
+    for (int c = lane * kVector; c < args.head_dim; c += lanes * kVector) {
+      float x[kVector], y[kVector];
+      load_vector<T>(x, out + c, args.head_dim - c, vectors);
+      load_vector<T>(y, dout + c, args.head_dim - c, vectors);
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sum = fmaf(x[e], y[e], sum);
+    }
+  }
+  for (int mask = lanes / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+  if (i >= items || lane != 0) return;
+  const int64_t sequence = quotient(row, args.q_len);
+  args.delta[(sequence * args.heads + head) * args.q_len + (row - sequence * args.q_len)] = sum;
 }
 
 }  // namespace
 
 template <typename T>
 void row_products(cudaStream_t stream, const AttentionArgs& args, int64_t batch) {
-  const int64_t rows = batch * args.q_len * args.heads;
-  device::cuda::launch(stream, {dim3(blocks_for(rows, kProductThreads / 32)), dim3(kProductThreads)},
-                       row_products_kernel<T>, args, rows);
+  const int64_t items = batch * args.q_len * args.heads;
+  int lanes = 1;
+  while (lanes < 32 && lanes * DecodeShape<T>::kVector < args.head_dim) lanes *= 2;
+  device::cuda::launch(stream, {dim3(blocks_for(items * lanes, kProductThreads)), dim3(kProductThreads)},
+                       row_products_kernel<T>, args, items, lanes, args.out.vectors && args.dout.vectors);
 }
 template void row_products<float>(cudaStream_t, const AttentionArgs&, int64_t);
 template void row_products<bf16>(cudaStream_t, const AttentionArgs&, int64_t);

@@ -1,7 +1,7 @@
 // Attention forward in bf16 on tensor cores, after FlashAttention-2 (Dao 2023). A block keeps a tile of queries and
 // passes over the keys it sees; scores never leave registers. The tile of values is in flight while queries and keys
 // are multiplied. The next tile of keys is in flight while probabilities and values are. So one buffer of each is
-// enough, and two blocks fit a multiprocessor.
+// enough, and several blocks fit a multiprocessor.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -10,14 +10,17 @@ namespace trainer::ops::cuda {
 namespace {
 
 /// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per product. Tiles of
-/// keys are shorter where sums, scores and draws would not fit the registers.
+/// keys are shorter where sums, scores and draws would not fit the registers; of heads of 64 columns, so that three
+/// blocks fit a multiprocessor.
 template <int kCols, bool kDropout>
 struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kBlocks = kCols <= 128 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kBlocks, kRows = kWarps * kWarpRows;
-  static constexpr int kKeys = kDropout && (kCols == 96 || kCols == 128) ? 32 : 64;
+  static constexpr int kKeys = kDropout && (kCols == 96 || kCols == 128) ? 32 : !kDropout && kCols == 64 ? 48 : 64;
   static constexpr int kSharedBytes = (kRows + 2 * kKeys) * kCols * static_cast<int>(sizeof(bf16));
+  static constexpr int kResident = kCols <= 64 && !kDropout ? 3 : 1;
+  static_assert(kResident * (kSharedBytes + 1024) <= 164 * 1024);  // of sm_80
 };
 
 /// A row's largest score so far, and the sum of its probabilities relative to it. Both are [block][upper, lower half].
@@ -58,7 +61,7 @@ __device__ __forceinline__ void softmax_step(float (&scores)[kBlocks][kN][4], Ro
 }
 
 template <int kCols, bool kDropout>
-__global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
+__global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, ForwardShape<kCols, kDropout>::kResident)
     attention_forward_kernel(const AttentionArgs args) {
   using Shape = ForwardShape<kCols, kDropout>;
   constexpr int kBlocks = Shape::kBlocks, kScoreTiles = Shape::kKeys / 8;
@@ -82,7 +85,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
   load_tile<kCols, Shape::kRows, Shape::kThreads>(q_tile, args.q, query_row, queries, head, args.head_dim);
   load_keys(k_tile, args.k, (tiles - 1) * Shape::kKeys);
 
-  const BlockOffsets<kCols> left(warp_row, left_place(lane)), right(0, right_place(lane)), rows(0, left_place(lane));
+  const BlockOffsets<kCols> left(warp_row, block_place(lane)), rows(0, block_place(lane));
   float out[kBlocks][kCols / 8][4] = {};
   RowState<kBlocks> state;
 #pragma unroll
@@ -105,7 +108,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads)
     float scores[kBlocks][kScoreTiles][4] = {};
     float shrink[kBlocks][2];
     if (seen) {
-      multiply_rows<kCols>(scores, q_tile, left, k_tile, right);
+      multiply_rows<kCols>(scores, q_tile, left, k_tile, rows);
       if (key + Shape::kKeys - 1 > position + warp_row) {
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) {

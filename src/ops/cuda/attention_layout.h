@@ -25,10 +25,12 @@ struct TileLayout {
 struct LanePlace {
   int row, chunk;
 };
-/// ldmatrix: rows of a left factor (m × k), or, transposed, of a right factor stored k × n.
-constexpr LanePlace left_place(int lane) { return {lane & 15, lane >> 4}; }
-/// ldmatrix: rows of a right factor stored n × k.
-constexpr LanePlace right_place(int lane) { return {(lane & 7) | ((lane & 16) >> 1), (lane >> 3) & 1}; }
+/// The rows that lanes name to ldmatrix, for all factors alike, so that they share addresses. The four matrices are the
+/// upper and lower eight rows of the first chunk, then of the second:
+///   left factor (m × k): as mma wants them
+///   right factor stored n × k: columns 0 … 7 of the product have matrices 0 and 2, the others 1 and 3
+///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, the others 2 and 3
+constexpr LanePlace block_place(int lane) { return {lane & 15, lane >> 4}; }
 
 /// Element offsets of a lane's rows in the 16×16 blocks of a tile, with most of the arithmetic done once.
 template <int kCols>

@@ -62,8 +62,8 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], const bf
       load_matrices(b, right + right_at.at(j, step));
 #pragma unroll
       for (int i = 0; i < kM; ++i) {
-        multiply_add(sums[i][2 * j], a[i], b[0], b[1]);
-        multiply_add(sums[i][2 * j + 1], a[i], b[2], b[3]);
+        multiply_add(sums[i][2 * j], a[i], b[0], b[2]);
+        multiply_add(sums[i][2 * j + 1], a[i], b[1], b[3]);
       }
     }
   }

@@ -9,7 +9,8 @@
 namespace trainer::ops::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
+/// Two blocks fit a multiprocessor, so that one reads while the other is between its passes, or writes.
+constexpr int kThreads = 512, kBlocks = 2;
 
 /// One row of logits and of its gradient, and what the whole grid shares. Columns at and after `vocab` do not count.
 template <typename T>
@@ -18,16 +19,17 @@ struct LossRows {
   const int32_t* targets;
   const float* weights;  // null: all 1
   Rows<T> dlogits;       // null: no gradient
-  int64_t rows, padded, vocab, first, vocabulary;
+  int64_t rows, first, vocabulary;
+  int padded, vocab;
   double scale;
   double *loss, *largest, *sums;  // largest [rows], sums [2, rows]: shards only
-  bool keep;                      // rows are kept in shared memory between the two passes over them
+  int kept;                       // columns kept in shared memory between the two passes over a row
 
   __device__ float weight(int64_t r) const { return weights == nullptr ? 1.0f : weights[r]; }
   /// Returns the column of the target, or −1 when another rank has it.
-  __device__ int64_t column(int64_t r) const {
+  __device__ int column(int64_t r) const {
     const int64_t c = targets[r] - first;
-    return c >= 0 && c < vocab ? c : -1;
+    return c >= 0 && c < vocab ? static_cast<int>(c) : -1;
   }
   /// Says whether the target is no token. Then the loss becomes NaN, so that the step is refused (the CPU throws at
   /// once).
@@ -35,6 +37,9 @@ struct LossRows {
 };
 
 __device__ inline double not_a_number() { return std::bit_cast<double>(0x7fffffffffffffffull); }
+
+/// exp(logit − top), `top` being the largest or −inf.
+__device__ inline float relative_exp(float logit, float top) { return gradual_exp2((logit - top) * 1.44269504f); }
 
 /// Largest logit so far, and Σ exp(logit − largest).
 struct Online {
@@ -47,40 +52,46 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
 #pragma unroll
   for (int i = 0; i < V; ++i) top = i < n && x[i] > top ? x[i] : top;
   if (top > row.largest) {
-    row.sum *= expf(row.largest - top);
+    row.sum *= relative_exp(row.largest, top);
     row.largest = top;
   }
   const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // −inf alone adds 0, not NaN
 #pragma unroll
   for (int i = 0; i < V; ++i)
-    if (i < n) row.sum += expf(x[i] - shift);
+    if (i < n) row.sum += relative_exp(x[i], shift);
 }
 
-/// Sums a row over the block. The threads' f32 sums are added in f64. Keeps the row in `kept` unless that is null.
+/// Columns of a piece of V from c on, of `end`.
+template <int V>
+__device__ inline int columns_at(int c, int end) {
+  return end - c < V ? end - c : V;
+}
+
+/// Sums a row over the block. The threads' f32 sums are added in f64. Keeps the first columns of the row.
 struct RowSums {
   float largest;
   double sum;
 };
 template <int V>
-__device__ inline RowSums sums_of(const float* logits, int64_t vocab, float* kept) {
+__device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, int kept) {
   __shared__ float tops[kMostWarps];
   __shared__ double sums[kMostWarps];
   constexpr int kAhead = 4;
-  const int64_t step = static_cast<int64_t>(blockDim.x) * V;
+  const int step = static_cast<int>(blockDim.x) * V;
   Online row;
-  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < vocab; c += kAhead * step) {
+  for (int c = static_cast<int>(threadIdx.x) * V; c < vocab; c += kAhead * step) {
     float x[kAhead][V];
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const int64_t at = c + k * step;
-      if (at < vocab) get(logits + at, static_cast<int>(vocab - at < V ? vocab - at : V), x[k]);
+      const int at = c + k * step;
+      if (at < vocab) get(logits + at, columns_at<V>(at, vocab), x[k]);
     }
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
-      const int64_t at = c + k * step;
+      const int at = c + k * step;
       if (at >= vocab) continue;
-      const int n = static_cast<int>(vocab - at < V ? vocab - at : V);
-      if (kept != nullptr) put(kept + at, n, x[k]);
+      const int n = columns_at<V>(at, vocab);
+      if (at < kept) put(keep + at, n, x[k]);
       add(row, x[k], n);
     }
   }
@@ -91,36 +102,44 @@ __device__ inline RowSums sums_of(const float* logits, int64_t vocab, float* kep
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// factor·(softmax − onehot) of the columns of this thread; 0 in the padding. target < 0: another rank has it.
+/// What a row's gradient factor·(softmax − onehot) is made of. target < 0: another rank has it.
+struct RowGradient {
+  float largest, scale, whole;
+  int vocab, target;
+  __device__ RowGradient(const RowSums& row, double factor, int columns, int at)
+      : largest(row.largest),
+        scale(static_cast<float>(factor / row.sum)),
+        whole(static_cast<float>(factor)),
+        vocab(columns),
+        target(at) {}
+  __device__ float at(int column, float logit) const {
+    const float value = column < vocab ? relative_exp(logit, largest) * scale : 0.0f;
+    return column == target ? value - whole : value;
+  }
+};
+
+/// Writes columns first … end − 1 of a gradient, 0 in the padding. `from` has the logits of columns first ….
 template <int V, typename T>
-__device__ inline void write_gradient(const float* logits, T* dlogits, float largest, double sum, int64_t vocab,
-                                      int64_t padded, int64_t target, double factor) {
-  const float scale = static_cast<float>(factor / sum), whole = static_cast<float>(factor);
-  const int64_t step = static_cast<int64_t>(blockDim.x) * V;
-  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < padded; c += step) {
-    const int n = static_cast<int>(padded - c < V ? padded - c : V);
+__device__ inline void write_gradient(const RowGradient& row, const float* from, T* dlogits, int first, int end) {
+  for (int c = first + static_cast<int>(threadIdx.x) * V; c < end; c += static_cast<int>(blockDim.x) * V) {
     float x[V] = {};
-    if (c < vocab) get(logits + c, static_cast<int>(vocab - c < V ? vocab - c : V), x);
+    if (c < row.vocab) get(from + (c - first), columns_at<V>(c, row.vocab), x);
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      float value = c + i < vocab ? expf(x[i] - largest) * scale : 0.0f;
-      if (c + i == target) value -= whole;
-      x[i] = value;
-    }
-    put(dlogits + c, n, x);
+    for (int i = 0; i < V; ++i) x[i] = row.at(c + i, x[i]);
+    put(dlogits + c, columns_at<V>(c, end), x);
   }
 }
 
 template <int V, typename T>
-__device__ inline void write_zeros(T* dlogits, int64_t padded) {
+__device__ inline void write_zeros(T* dlogits, int padded) {
   const float zeros[V] = {};
-  for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < padded; c += static_cast<int64_t>(blockDim.x) * V)
-    put(dlogits + c, static_cast<int>(padded - c < V ? padded - c : V), zeros);
+  for (int c = static_cast<int>(threadIdx.x) * V; c < padded; c += static_cast<int>(blockDim.x) * V)
+    put(dlogits + c, columns_at<V>(c, padded), zeros);
 }
 
 /// A block takes one row: its sums, its loss, its gradient.
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) cross_entropy_kernel(LossRows<T> op) {
+__global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRows<T> op) {
   const int64_t r = blockIdx.x;
   const float weight = op.weight(r);
   if (weight == 0) {
@@ -129,39 +148,42 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_kernel(LossRows<T> op)
     return;
   }
   const float* logits = op.logits.at(r, 0);
-  const int64_t target = op.column(r);
+  const int target = op.column(r);
   const float at_target = target < 0 ? 0.0f : logits[target];  // before a gradient in place overwrites it
-  float* kept = op.keep ? dynamic_shared<float>() : nullptr;
-  const RowSums row = sums_of<V>(logits, op.vocab, kept);
+  float* const keep = dynamic_shared<float>();
+  const RowSums row = sums_of<V>(logits, op.vocab, keep, op.kept);
   if (threadIdx.x == 0)
     op.loss[r] = op.lost(r) ? not_a_number()
                             : static_cast<double>(weight) *
                                   (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
-  if (op.dlogits.data != nullptr)
-    write_gradient<V>(op.keep ? kept : logits, op.dlogits.at(r, 0), row.largest, row.sum, op.vocab, op.padded, target,
-                      static_cast<double>(weight) * op.scale);
+  if (op.dlogits.data == nullptr) return;
+  const RowGradient gradient(row, static_cast<double>(weight) * op.scale, op.vocab, target);
+  // What is not kept was read last, and is still in L2 when it is read again first.
+  write_gradient<V>(gradient, logits + op.kept, op.dlogits.at(r, 0), op.kept, op.padded);
+  write_gradient<V>(gradient, keep, op.dlogits.at(r, 0), 0, op.kept);
 }
 
 template <int V>
-__global__ void __launch_bounds__(kThreads) shard_sums_kernel(LossRows<float> op) {
+__global__ void __launch_bounds__(kThreads, kBlocks) shard_sums_kernel(LossRows<float> op) {
   const int64_t r = blockIdx.x;
-  const RowSums row = sums_of<V>(op.logits.at(r, 0), op.vocab, nullptr);
+  const RowSums row = sums_of<V>(op.logits.at(r, 0), op.vocab, nullptr, 0);
   if (threadIdx.x != 0) return;
   op.largest[r] = static_cast<double>(row.largest);
   op.sums[r] = row.sum;
 }
 
-__global__ void __launch_bounds__(kThreads) shard_rescale_kernel(LossRows<float> op, const double* largest_here) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    shard_rescale_kernel(LossRows<float> op, const double* largest_here) {
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (r >= op.rows) return;
   const double largest = op.largest[r];
   if (op.vocab > 0 && largest_here[r] != largest) op.sums[r] *= exp(largest_here[r] - largest);
-  const int64_t target = op.column(r);
+  const int target = op.column(r);
   op.sums[op.rows + r] = target < 0 ? 0.0 : static_cast<double>(*op.logits.at(r, target)) - largest;
 }
 
 template <typename T, int V>
-__global__ void __launch_bounds__(kThreads) shard_loss_kernel(LossRows<T> op) {
+__global__ void __launch_bounds__(kThreads, kBlocks) shard_loss_kernel(LossRows<T> op) {
   const int64_t r = blockIdx.x;
   const float weight = op.weight(r);
   const double sum = op.sums[r];
@@ -174,8 +196,9 @@ __global__ void __launch_bounds__(kThreads) shard_loss_kernel(LossRows<T> op) {
     write_zeros<V>(op.dlogits.at(r, 0), op.padded);
     return;
   }
-  write_gradient<V>(op.logits.at(r, 0), op.dlogits.at(r, 0), static_cast<float>(op.largest[r]), sum, op.vocab,
-                    op.padded, op.column(r), static_cast<double>(weight) * op.scale);
+  const RowGradient gradient({static_cast<float>(op.largest[r]), sum}, static_cast<double>(weight) * op.scale, op.vocab,
+                             op.column(r));
+  write_gradient<V>(gradient, op.logits.at(r, 0), op.dlogits.at(r, 0), 0, op.padded);
 }
 
 /// Returns whole warps, no more than a row of `pieces` keeps busy.
@@ -198,20 +221,29 @@ void with_piece(const Tensor& logits, const Tensor& dlogits, F&& launch) {
 template <typename T>
 LossRows<T> rows_for(const Tensor& logits, const Tensor& targets, const Tensor& weights, const Tensor& dlogits,
                      int64_t vocab, double scale) {
+  TRAINER_CHECK(logits.cols() < INT32_MAX / 16, "cross entropy over {} columns", logits.cols());
   LossRows<T> rows{};
   rows.logits = rows_in<float>(logits);
   rows.targets = targets.as<int32_t>();
   rows.weights = weights ? weights.as<float>() : nullptr;
   rows.dlogits = rows_of<T>(dlogits);
   rows.rows = logits.rows();
-  rows.padded = logits.cols();
-  rows.vocab = rows.vocabulary = vocab;
+  rows.padded = static_cast<int>(logits.cols());
+  rows.vocab = static_cast<int>(vocab);
+  rows.vocabulary = vocab;
   rows.scale = scale;
   return rows;
 }
 
 device::cuda::Grid row_grid(int64_t rows, int64_t pieces) {
   return {dim3(static_cast<unsigned>(rows)), threads_for(pieces)};
+}
+
+/// Returns how many columns of each row kBlocks blocks can keep, a multiple of every piece.
+int kept_columns(const device::cuda::Facts& gpu, int64_t vocab) {
+  constexpr int64_t kReserved = 1024, kStatic = 1024;  // bytes of a block: the driver's, and those of the sums
+  const int64_t bytes = (gpu.shared_per_block + kReserved) / kBlocks - kReserved - kStatic;
+  return static_cast<int>(std::clamp<int64_t>(bytes / static_cast<int64_t>(sizeof(float)), 0, vocab) / 4 * 4);
 }
 
 }  // namespace
@@ -221,12 +253,10 @@ void run(Exec& ex, const CrossEntropy& op) {
     if (ex.device.dry() || op.logits.rows() == 0) return;
     LossRows<T> rows = rows_for<T>(op.logits, op.targets, op.weights, op.dlogits, op.vocab, op.scale);
     rows.loss = op.loss.as<double>();
-    const int64_t row_bytes = op.vocab * static_cast<int64_t>(sizeof(float));
-    constexpr int64_t kStatic = 1024;  // shared memory of the sums
-    rows.keep = op.dlogits && row_bytes + kStatic <= device::cuda::facts_of(ex.device).shared_per_block;
+    if (op.dlogits) rows.kept = kept_columns(device::cuda::facts_of(ex.device), op.vocab);
     with_piece(op.logits, op.dlogits, [&](auto piece) {
       device::cuda::Grid grid = row_grid(rows.rows, divide_up(op.vocab, int64_t{piece}));
-      if (rows.keep) grid.shared_bytes = static_cast<size_t>(row_bytes);
+      grid.shared_bytes = static_cast<size_t>(rows.kept) * sizeof(float);
       device::cuda::launch(device::cuda::stream_of(ex.device), grid, cross_entropy_kernel<T, piece>, rows);
     });
   });

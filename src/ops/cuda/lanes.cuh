@@ -65,6 +65,40 @@ __device__ inline void get(const bf16* p, int n, float (&x)[V]) {
   for (int i = 0; i < V; ++i) x[i] = i < n ? static_cast<float>(p[i]) : 0.0f;
 }
 
+/// A piece as it is in memory: bf16 takes half the registers of its values.
+template <typename T, int V>
+struct Stored {
+  uint32_t word[V * sizeof(T) < 4 ? 1 : V * sizeof(T) / 4];
+};
+/// p[i], i < V, aligned as a whole piece.
+template <int V, typename T>
+__device__ inline Stored<T, V> stored(const T* p) {
+  constexpr int kBytes = V * static_cast<int>(sizeof(T)), kUnit = kBytes % 16 == 0 ? 4 : kBytes % 8 == 0 ? 2 : 1;
+  Stored<T, V> piece;
+  if constexpr (kBytes >= 4) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 4; i += kUnit) {
+      const auto words = reinterpret_cast<const Words<kUnit>*>(p)[i / kUnit];
+#pragma unroll
+      for (int j = 0; j < kUnit; ++j) piece.word[i + j] = words.word[j];
+    }
+  } else {
+    piece.word[0] = p->bits;
+  }
+  return piece;
+}
+template <typename T, int V>
+__device__ inline void values(const Stored<T, V>& piece, float (&x)[V]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i) {
+    if constexpr (sizeof(T) == 4) {
+      x[i] = std::bit_cast<float>(piece.word[i]);
+    } else {
+      x[i] = std::bit_cast<float>(i % 2 == 0 ? piece.word[i / 2] << 16 : piece.word[i / 2] & 0xffff0000u);
+    }
+  }
+}
+
 /// p[i] = x[i], i < n <= V.
 template <int V>
 __device__ inline void put(float* p, int n, const float (&x)[V]) {

@@ -1,5 +1,7 @@
 #include "ops/norm.h"
 
+#include <type_traits>
+
 #include "ops/cuda/ops.h"
 #include "ops/cuda/reduce.cuh"
 
@@ -11,6 +13,11 @@ namespace {
 __device__ inline float normalised(float x, float mean, float rstd, float gain) { return (x - mean) * rstd * gain; }
 __device__ inline float normalised(float x, float mean, float rstd, float gain, float bias) {
   return fmaf((x - mean) * rstd, gain, bias);
+}
+
+/// Says whether rows are whole pieces of v elements, each one access.
+bool whole_pieces(std::initializer_list<Tensor> tensors, int64_t rows, int64_t cols, int64_t v) {
+  return cols % v == 0 && aligned_rows(tensors, rows, v);
 }
 
 template <typename T, int V>
@@ -35,12 +42,12 @@ struct ForwardRows {
   bool center;
 };
 
-constexpr int kCached = 4;    // pieces of a row that a thread keeps; it reads the others again
-constexpr int kWarpRows = 4;  // rows, each a warp's, of a block
+constexpr int kFew = 4, kMany = 8;  // pieces of a row that a thread keeps; it reads the others again
+constexpr int kWarpRows = 4;        // rows, each a warp's, of a block
 constexpr int kRowThreads = 256, kMostRowThreads = 512;  // of a block that has one row
 
-/// A row is one warp's (kOneWarp) or one block's.
-template <typename T, int V, bool kOneWarp>
+/// A row is one warp's (kOneWarp) or one block's. The columns are a multiple of V.
+template <typename T, int V, int kCached, bool kOneWarp>
 __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads, 1)
     norm_forward_kernel(ForwardRows<T> op) {
   __shared__ float shared[kMostWarps];
@@ -51,19 +58,20 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
   const int cols = static_cast<int>(op.cols);
   const T* in = op.x.at(row, 0);
   const auto column = [&](int k) { return (thread + k * team) * V; };
-  const auto length = [&](int c) { return cols - c < V ? cols - c : V; };
   float kept[kCached][V];
 #pragma unroll
   for (int k = 0; k < kCached; ++k)
-    if (column(k) < cols) get(in + column(k), length(column(k)), kept[k]);
+    if (column(k) < cols) get(in + column(k), V, kept[k]);
   const auto each = [&](auto&& body) {
 #pragma unroll
     for (int k = 0; k < kCached; ++k)
-      if (column(k) < cols) body(kept[k], column(k), length(column(k)));
-    for (int c = column(kCached); c < cols; c += team * V) {
-      float more[V];
-      get(in + c, length(c), more);
-      body(more, c, length(c));
+      if (column(k) < cols) body(kept[k], column(k));
+    if constexpr (!kOneWarp) {
+      for (int c = column(kCached); c < cols; c += team * V) {
+        float more[V];
+        get(in + c, V, more);
+        body(more, c);
+      }
     }
   };
 
@@ -71,25 +79,25 @@ __global__ void __launch_bounds__(kOneWarp ? kWarp* kWarpRows : kMostRowThreads,
   float mean = 0;
   if (op.center) {
     float sum = 0;
-    each([&](const float(&x)[V], int, int) {
+    each([&](const float(&x)[V], int) {
 #pragma unroll
       for (int i = 0; i < V; ++i) sum += x[i];
     });
     mean = block_sum(sum, shared, warps) / count;
   }
   float squares = 0;
-  each([&](const float(&x)[V], int, int n) {
+  each([&](const float(&x)[V], int) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) squares = i < n ? fmaf(x[i] - mean, x[i] - mean, squares) : squares;
+    for (int i = 0; i < V; ++i) squares = fmaf(x[i] - mean, x[i] - mean, squares);
   });
   const float rstd = 1.0f / sqrtf(block_sum(squares, shared, warps) / count + op.eps);
   if (thread == 0) {
     if (op.mean != nullptr) op.mean[row] = mean;
     if (op.rstd != nullptr) op.rstd[row] = rstd;
   }
-  each([&](float(&x)[V], int c, int n) {
-    normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, n);
-    put(op.y.at(row, c), n, x);
+  each([&](float(&x)[V], int c) {
+    normalise(x, mean, rstd, op.gain + c, op.bias == nullptr ? nullptr : op.bias + c, V);
+    put(op.y.at(row, c), V, x);
   });
 }
 
@@ -99,13 +107,18 @@ void launch_forward(Exec& ex, const ForwardRows<T>& op) {
   TRAINER_CHECK(op.cols < INT32_MAX / 2, "a norm over {} columns", op.cols);
   if (op.rows == 0 || op.cols == 0) return;
   const int64_t pieces = divide_up(op.cols, int64_t{V});
-  if (pieces <= kWarp * kCached) {
-    const auto blocks = static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows}));
-    device::cuda::launch(stream, {dim3(blocks), dim3(kWarp * kWarpRows)}, norm_forward_kernel<T, V, true>, op);
+  if (pieces <= kWarp * kMany) {  // no barrier, and all loads of a row in flight at once
+    const device::cuda::Grid grid{dim3(static_cast<unsigned>(divide_up(op.rows, int64_t{kWarpRows}))),
+                                  dim3(kWarp * kWarpRows)};
+    if (pieces <= kWarp * kFew) {
+      device::cuda::launch(stream, grid, norm_forward_kernel<T, V, kFew, true>, op);
+    } else {
+      device::cuda::launch(stream, grid, norm_forward_kernel<T, V, kMany, true>, op);
+    }
   } else {
-    const unsigned threads = pieces <= kRowThreads * kCached ? kRowThreads : kMostRowThreads;
+    const unsigned threads = pieces <= kRowThreads * kFew ? kRowThreads : kMostRowThreads;
     device::cuda::launch(stream, {dim3(static_cast<unsigned>(op.rows)), dim3(threads)},
-                         norm_forward_kernel<T, V, false>, op);
+                         norm_forward_kernel<T, V, kFew, false>, op);
   }
 }
 
@@ -144,6 +157,10 @@ struct BackwardRows {
 };
 
 constexpr int kBackwardThreads = 512;
+/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. In bf16 alone
+/// do rows ahead leave registers for that.
+template <typename T>
+constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
 
 /// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
 struct RowTerms {
@@ -153,83 +170,88 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
-/// A block walks over its rows; each thread keeps the sums of its K·V columns. The loads of the next row are in flight
-/// while a row is reduced, where registers allow it.
+/// Whether rows are loaded ahead: where registers allow it.
+template <int V, int K>
+constexpr bool kAhead = (K * V) <= 8;
+
+/// A block walks over its rows; each thread keeps the sums of its K·V columns, a multiple of V. The loads of the next
+/// row are in flight while a row is reduced and stored, where registers allow it. They wait as they were stored, bf16
+/// in half of the registers.
 template <typename T, int V, int K>
-__global__ void __launch_bounds__(kBackwardThreads) norm_backward_kernel(BackwardRows<T> op) {
-  constexpr bool kAhead = K * V <= 8;
+__global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
+    norm_backward_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
   const int threads = static_cast<int>(blockDim.x);
   const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows;
   const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
   const float count = static_cast<float>(op.cols);
-  int64_t column[K];
-  int length[K];
-  float gain[K][V], gain_sum[K][V] = {}, bias_sum[K][V] = {};
+  const auto column = [&](int k) { return (static_cast<int>(threadIdx.x) + k * threads) * V; };
+  const auto mine = [&](int k) { return column(k) < static_cast<int>(op.cols); };
+  Stored<T, V> gain[K] = {};
+  float gain_sum[K][V] = {}, bias_sum[K][V] = {};
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    column[k] = (threadIdx.x + static_cast<int64_t>(k) * threads) * V;
-    const int64_t left = op.cols - column[k];
-    length[k] = static_cast<int>(left < 0 ? 0 : left < V ? left : V);
-    get(op.gain + (length[k] > 0 ? column[k] : 0), length[k], gain[k]);
-  }
+  for (int k = 0; k < K; ++k)
+    if (mine(k)) gain[k] = stored<V>(op.gain + column(k));
   struct Row {
-    float dy[K][V], x[K][V], mean, rstd;
+    Stored<T, V> dy[K], x[K], residual[K];
+    float mean, rstd;
   };
   const auto load = [&](Row& row, int64_t r) {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      const int64_t c = length[k] > 0 ? column[k] : 0;
-      get(op.dy.at(r, c), length[k], row.dy[k]);
-      get(op.x.at(r, c), length[k], row.x[k]);
+      if (!mine(k)) continue;
+      row.dy[k] = stored<V>(op.dy.at(r, column(k)));
+      row.x[k] = stored<V>(op.x.at(r, column(k)));
+      if (op.residual.data != nullptr) row.residual[k] = stored<V>(op.residual.at(r, column(k)));
     }
     row.mean = op.center ? op.mean[r] : 0.0f;
     row.rstd = op.rstd[r];
   };
-  Row row, next;
-  if (kAhead && first < last) load(next, first);
+  Row row{}, next{};  // columns beyond the end stay 0
+  if (kAhead<V, K> && first < last) load(next, first);
   for (int64_t r = first; r < last; ++r) {
-    if constexpr (kAhead) {
+    if constexpr (kAhead<V, K>) {
       row = next;
       if (r + 1 < last) load(next, r + 1);
     } else {
       load(row, r);
     }
-    float sums[2] = {};
+    float scaled[K][V], normal[K][V], sums[2] = {};
 #pragma unroll
-    for (int k = 0; k < K; ++k)
+    for (int k = 0; k < K; ++k) {
+      float factor[V];
+      values(gain[k], factor);
+      values(row.dy[k], scaled[k]);
+      values(row.x[k], normal[k]);
 #pragma unroll
       for (int i = 0; i < V; ++i) {
-        const float d = row.dy[k][i], n = i < length[k] ? (row.x[k][i] - row.mean) * row.rstd : 0.0f;
+        const float d = scaled[k][i], n = (normal[k][i] - row.mean) * row.rstd;
         gain_sum[k][i] = fmaf(d, n, gain_sum[k][i]);
         bias_sum[k][i] += d;
-        row.dy[k][i] = d * gain[k][i];
-        row.x[k][i] = n;
-        sums[0] += row.dy[k][i];
-        sums[1] = fmaf(row.dy[k][i], n, sums[1]);
+        scaled[k][i] = d * factor[i];
+        normal[k][i] = n;
+        sums[0] += scaled[k][i];
+        sums[1] = fmaf(scaled[k][i], n, sums[1]);
       }
+    }
     block_sums(sums, shared[r & 1]);
     const RowTerms terms(row.rstd, sums, count, op.center);
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (length[k] == 0) continue;
+      if (!mine(k)) continue;
       float out[V] = {};
-      if (op.residual.data != nullptr) get(op.residual.at(r, column[k]), length[k], out);
+      if (op.residual.data != nullptr) values(row.residual[k], out);
 #pragma unroll
-      for (int i = 0; i < V; ++i) out[i] += terms.gradient(row.dy[k][i], row.x[k][i]);
-      put(op.dx.at(r, column[k]), length[k], out);
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(scaled[k][i], normal[k][i]);
+      put(op.dx.at(r, column(k)), V, out);
     }
   }
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-    if (length[k] == 0) continue;
-    const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column[k];
-#pragma unroll
-    for (int i = 0; i < V; ++i) {
-      if (i >= length[k]) continue;
-      op.gain_sums[at + i] = gain_sum[k][i];
-      if (op.bias_sums != nullptr) op.bias_sums[at + i] = bias_sum[k][i];
-    }
+    if (!mine(k)) continue;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column(k);
+    put(op.gain_sums + at, V, gain_sum[k]);
+    if (op.bias_sums != nullptr) put(op.bias_sums + at, V, bias_sum[k]);
   }
 }
 
@@ -324,8 +346,8 @@ void run(Exec& ex, const NormForward& op) {
                               op.x.cols(),
                               static_cast<float>(op.eps),
                               op.center};
-    aligned_rows({op.x, op.y, op.gain, op.bias}, rows.rows, kPiece) ? launch_forward<T, kPiece>(ex, rows)
-                                                                    : launch_forward<T, 1>(ex, rows);
+    whole_pieces({op.x, op.y, op.gain, op.bias}, rows.rows, rows.cols, kPiece) ? launch_forward<T, kPiece>(ex, rows)
+                                                                               : launch_forward<T, 1>(ex, rows);
   });
 }
 
@@ -348,12 +370,12 @@ void run(Exec& ex, const NormBackward& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const BackwardShape shape = backward_shape(cols);
     // There is one wave of blocks: what the registers of a multiprocessor hold at a time.
-    const int64_t most = device::cuda::facts_of(ex.device).multiprocessors * std::max(1, 640 / shape.threads);
+    const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
+                         std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
-    const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, DType::f32);
-    Scratch bias_sums;
-    if (op.dbias) bias_sums = ex.take("norm.bias_sums", {blocks, cols}, DType::f32);
+    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
     if (ex.device.dry()) return;
+    float* const gain_sums = partials.tensor().as<float>();
     const BackwardRows<T> args{rows_in<T>(op.dy),
                                rows_in<T>(op.x),
                                rows_in<T>(op.residual),
@@ -361,19 +383,18 @@ void run(Exec& ex, const NormBackward& op) {
                                op.center ? op.mean.as<float>() : nullptr,
                                op.rstd.as<float>(),
                                rows_of<T>(op.dx),
-                               gain_sums.tensor().as<float>(),
-                               op.dbias ? bias_sums.tensor().as<float>() : nullptr,
+                               gain_sums,
+                               op.dbias ? gain_sums + blocks * cols : nullptr,
                                rows,
                                cols,
                                block_rows,
                                op.center};
     if (rows > 0 && cols > 0) {
-      aligned_rows({op.dy, op.x, op.residual, op.dx, op.gain}, rows, kPiece)
+      whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece)
           ? launch_backward<T, kPiece>(ex, args, shape, blocks)
           : launch_backward<T, 1>(ex, args, shape, blocks);
     }
-    sum_partials(ex, gain_sums, op.dgain, op.accumulate_gain);
-    if (op.dbias) sum_partials(ex, bias_sums, op.dbias, op.accumulate_bias);
+    sum_partials(ex, partials, {{op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias}});
   });
 }
 

@@ -54,17 +54,33 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
       if (i < n) partials[static_cast<int64_t>(blockIdx.y) * cols + c + i] = sum[i];
 }
 
-__global__ void __launch_bounds__(kWarp* kRowWarps)
-    partial_sum_kernel(const float* partials, int64_t blocks, int64_t cols, float* sums, bool accumulate) {
+struct PartialSums {
+  const float* partials;
+  int64_t blocks, cols;  // of one sum
+  struct Result {
+    float* sums;
+    bool accumulate;
+  } results[kMostSums];
+};
+
+/// A row of blocks makes one sum.
+__global__ void __launch_bounds__(kWarp* kRowWarps) partial_sum_kernel(PartialSums op) {
   __shared__ float shared[kRowWarps][kWarp][1];
   const int64_t c = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  const float* const partials = op.partials + blockIdx.y * op.blocks * op.cols;
   float sum[1] = {};
-  if (c < cols) {
+  if (c < op.cols) {
 #pragma unroll 8
-    for (int64_t b = threadIdx.y; b < blocks; b += kRowWarps) sum[0] += partials[b * cols + c];
+    for (int64_t b = threadIdx.y; b < op.blocks; b += kRowWarps) sum[0] += partials[b * op.cols + c];
   }
   add_warps(sum, shared);
-  if (threadIdx.y == 0 && c < cols) sums[c] = accumulate ? sums[c] + sum[0] : sum[0];
+  if (threadIdx.y != 0 || c >= op.cols) return;
+#pragma unroll
+  for (int i = 0; i < kMostSums; ++i) {  // parameters are not indexed
+    if (i != static_cast<int>(blockIdx.y)) continue;
+    float* const sums = op.results[i].sums;
+    sums[c] = op.results[i].accumulate ? sums[c] + sum[0] : sum[0];
+  }
 }
 
 template <typename T, int V>
@@ -77,12 +93,19 @@ void launch_column_sum(Exec& ex, const ColumnSum& op, int64_t block_rows, const 
 
 }  // namespace
 
-void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate) {
-  const int64_t cols = sums.count(), blocks = partials.rows();
-  if (cols == 0) return;
+void sum_partials(Exec& ex, const Tensor& partials, std::initializer_list<ColumnSums> results) {
+  PartialSums op{partials.as<float>(), 0, partials.cols(), {}};
+  unsigned count = 0;
+  for (const ColumnSums& result : results) {
+    if (!result.sums) continue;
+    TRAINER_CHECK(count < kMostSums && result.sums.count() == op.cols, "sum {} of {} columns", count, op.cols);
+    op.results[count++] = {result.sums.as<float>(), result.accumulate};
+  }
+  if (count == 0 || op.cols == 0) return;
+  op.blocks = partials.rows() / count;
   device::cuda::launch(device::cuda::stream_of(ex.device),
-                       {dim3(static_cast<unsigned>(divide_up(cols, int64_t{kWarp}))), dim3(kWarp, kRowWarps)},
-                       partial_sum_kernel, partials.as<float>(), blocks, cols, sums.as<float>(), accumulate);
+                       {dim3(static_cast<unsigned>(divide_up(op.cols, int64_t{kWarp})), count), dim3(kWarp, kRowWarps)},
+                       partial_sum_kernel, op);
 }
 
 template <typename T>
@@ -96,7 +119,7 @@ void sum_columns(Exec& ex, const ColumnSum& op) {
     aligned_rows({op.x}, rows, wide_of<T>()) ? launch_column_sum<T, wide_of<T>()>(ex, op, block_rows, partials)
                                              : launch_column_sum<T, 1>(ex, op, block_rows, partials);
   }
-  sum_partials(ex, partials, op.sums, op.accumulate);
+  sum_partials(ex, partials, {{op.sums, op.accumulate}});
 }
 template void sum_columns<float>(Exec&, const ColumnSum&);
 template void sum_columns<bf16>(Exec&, const ColumnSum&);

@@ -23,8 +23,15 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
   for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
 }
 
-/// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed; sums f32.
-void sum_partials(Exec& ex, const Tensor& partials, const Tensor& sums, bool accumulate);
+/// Where sums of columns go, f32; empty: nowhere.
+struct ColumnSums {
+  Tensor sums;
+  bool accumulate = false;
+};
+/// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed. Several sums, kMostSums at most,
+/// have their blocks one after the other and take one launch; empty ones have none.
+inline constexpr int kMostSums = 3;
+void sum_partials(Exec& ex, const Tensor& partials, std::initializer_list<ColumnSums> results);
 
 /// Runs a ColumnSum whose operands are checked. Scratch "column_sum.partials" is a function of the shape.
 template <typename T>

@@ -225,15 +225,13 @@ void run(Exec& ex, const SplitNormBackward& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, int64_t{128}));
     const int64_t blocks = divide_up(rows, block_rows);
-    const Scratch gain_sums = ex.take("norm.gain_sums", {blocks, cols}, DType::f32);
-    Scratch bias_sums;
-    if (op.dbias) bias_sums = ex.take("norm.bias_sums", {blocks, cols}, DType::f32);
+    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
     if (ex.device.dry()) return;
     Gradient<T> args = gradient_of<T>(op);
     args.residual = rows_in<T>(op.residual);
     args.dx = rows_of<T>(op.dx);
-    args.gain_sums = gain_sums.tensor().as<float>();
-    args.bias_sums = op.dbias ? bias_sums.tensor().as<float>() : nullptr;
+    args.gain_sums = partials.tensor().as<float>();
+    args.bias_sums = op.dbias ? args.gain_sums + blocks * cols : nullptr;
     args.block_rows = block_rows;
     args.hidden = static_cast<float>(op.hidden);
     if (rows > 0 && cols > 0) {
@@ -249,8 +247,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
         device::cuda::launch(stream, grid(1), split_backward_kernel<T, 1>, args);
       }
     }
-    sum_partials(ex, gain_sums, op.dgain, op.accumulate_gain);
-    if (op.dbias) sum_partials(ex, bias_sums, op.dbias, op.accumulate_bias);
+    sum_partials(ex, partials, {{op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias}});
   });
 }
 

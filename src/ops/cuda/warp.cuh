@@ -52,6 +52,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+/// The same, with results too small for full precision instead of 0.
+__device__ __forceinline__ float gradual_exp2(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// a / b to about two units in the last place, 0 where |b| is above 2^126.
 __device__ __forceinline__ float fast_divide(float a, float b) { return __fdividef(a, b); }
 

@@ -266,7 +266,8 @@ const Case kCases[] = {
     {"missing_tokenizer",
      "[data]\ntrain = [\"/etc/passwd\"]\ntokenizer = \"trian\"\n",
      {},
-     "f.toml:3:13: data.tokenizer: \"trian\" not found; expected \"train\" or a SentencePiece .model file; did you "
+     "f.toml:3:13: data.tokenizer: \"trian\" not found; expected \"train\", or the file or folder of a tokenizer; did "
+     "you "
      "mean \"train\"?",
      kFiles},
     {"text_without_tokenizer",

@@ -92,6 +92,42 @@ TEST(TokenFile, ReadsMegatronFilesAndTheirDocuments) {
   }
 }
 
+std::string from_hex(std::string_view digits) {
+  std::string bytes;
+  for (size_t i = 0; i < digits.size(); i += 2)
+    bytes += static_cast<char>(std::stoi(std::string(digits.substr(i, 2)), nullptr, 16));
+  return bytes;
+}
+
+// The bytes are those that Megatron-LM's own IndexedDatasetBuilder (megatron-core 0.16) writes for three documents of
+// two, one and two sequences, as uint16 and as int32.
+TEST(TokenFile, ReadsWhatMegatronWrites) {
+  const std::string start = "4d4d4944494458000001000000000000000";
+  const std::string counts = "05000000000000000400000000000000", lengths = "0200000004000000030000000200000002000000";
+  const std::string marks = "0000000000000000020000000000000003000000000000000500000000000000";
+  const std::vector<int32_t> ids{5, 6, 7, 8, 9, 0, 300, 1, 0, 11, 12, 13, 0};
+  struct Case {
+    const char *code, *pointers, *tokens;
+  };
+  for (const auto& [code, pointers, tokens] :
+       {Case{"8", "000000000000000004000000000000000c0000000000000012000000000000001600000000000000",
+             "0500060007000800090000002c01010000000b000c000d000000"},
+        Case{"4",
+             "0000000000000000080000000000000018000000000000002400000000000000"
+             "2c00000000000000",
+             "0500000006000000070000000800000009000000000000002c01000001000000000000000b0000000c0000000d0000000000000"
+             "0"}}) {
+    TemporaryFolder folder;
+    write(folder / "m_text_document.idx", from_hex(start + code + counts + lengths + pointers + marks));
+    const TokenStream stream({write(folder / "m_text_document.bin", from_hex(tokens))});
+    EXPECT_EQ(all_of(stream), ids);
+    EXPECT_EQ(stream.document_end_near(5, 1), 6);
+    EXPECT_EQ(stream.document_end_near(8, 1), 9);
+    EXPECT_EQ(stream.document_end_near(11, 1), std::nullopt);
+    EXPECT_EQ(stream.document_end_near(10, 1), 9);
+  }
+}
+
 TEST(TokenFile, ReadsWhatItWrites) {
   TemporaryFolder folder;
   const std::string hash = "00112233445566778899aabbccddeeff";

@@ -255,6 +255,25 @@ TEST(Norms, OverColumnsThatRanksShareEqualThoseOfWholeRows) {
   }
 }
 
+TEST(HeadChunks, AreEqualAndGrowWithTheMemoryOfAGpuThatIsAlone) {
+  constexpr int64_t kRows = 32768, kPadded = 50304;
+  const auto gpu = [](int64_t gib) {
+    device::cuda::Facts facts;
+    facts.memory_bytes = gib << 30;
+    return device::DryDevice(facts, 1);
+  };
+  const auto chunk = [&](int64_t gib, bool alone) {
+    return parallel::head_chunk(gpu(gib), kRows, kPadded, DType::bf16, alone);
+  };
+  EXPECT_EQ(chunk(140, true), kRows / 2);  // 4.4 GiB hold 23,347 rows of f32
+  EXPECT_EQ(chunk(80, true), 10944);       // three of at most 13,341, a multiple of 64
+  EXPECT_EQ(chunk(8, true), 4736);         // 1 GiB holds 5,336: seven
+  EXPECT_EQ(chunk(140, false), chunk(8, false)) << "ranks of other memory take part";
+  EXPECT_EQ(parallel::head_chunk(gpu(80), 1000, kPadded, DType::bf16, true), 1000);
+  const device::DryDevice cpu(1);
+  EXPECT_EQ(parallel::head_chunk(cpu, kRows, kPadded, DType::bf16, true), 1280);  // 256 MiB hold 1,334
+}
+
 TEST(Norms, OverSharedColumnsKeepTheirDigitsFarFromZero) {
   // A variance from mean(x²) − mean(x)² has no digit left at 1e3 in single precision.
   const Named dense = norm({}, true, DType::f64, 1e3);

@@ -106,6 +106,24 @@ TEST_F(Report, PageIsWellFormedAndHoldsTheNumbers) {
   EXPECT_EQ(page.find("<script"), std::string::npos);
 }
 
+TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
+  History history = full_history();
+  for (StepReport& step : history.steps) step.comm_wait_ms = {{"data", {{"all_reduce", 0.25}}}};
+  history.ends.back().predicted.comm_bytes = {{"data", {{"all_reduce", 2048}}}, {"tensor", {{"all_gather", 1024}}}};
+  history.ends.back().measured.comm_bytes = {{"data", {{"all_reduce", 2048}}}, {"tensor", {{"all_gather", 1536}}}};
+  history.starts = {0, 60};
+  history.checkpoints = {{.step = 60, .path = "x", .bytes = 3 << 20, .seconds = 1.5, .best = true}};
+  const std::string page = report_html(summarize(history, {}), history, "");
+  EXPECT_EQ(faults(page), "");
+  for (const char* text :
+       {"<tr><th scope=\"row\">data all_reduce</th><td>2.00 KiB</td><td>2.00 KiB</td><td>1</td><td>0.250</td></tr>",
+        "<tr class=\"marked\"><th scope=\"row\">tensor all_gather</th><td>1.50 KiB</td><td>1.00 KiB</td><td>1.5</td>",
+        "Time line", "resumed from step 60", "step 60: 3.00 MiB in 1.50 s, the best so far",
+        "step 120: validation loss 2.5000", "finished at step 120", "step 61 &lt;skipped&gt;"})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  EXPECT_EQ(report_html(summarize(full_history(), {}), full_history(), "").find("Communication"), std::string::npos);
+}
+
 TEST_F(Report, ServesEmptyShortAndBrokenRuns) {
   History nan_only = example_history(3);
   for (StepReport& step : nan_only.steps) {

@@ -180,5 +180,21 @@ TEST(Bars, HasOneForEachPart) {
   EXPECT_EQ(bars("m", "Memory", {}), "");
 }
 
+TEST(TimeLine, HasALaneForWhatHappened) {
+  const std::vector<Lane> lanes = {
+      {"saved", {{10, "at <10>"}, {20, "at 20"}}, 5}, {"nothing", {}, 1}, {"told", {{15, "w"}}, 0}};
+  const std::string out = time_line("e", "Events", "step", 10, 20, lanes);
+  EXPECT_EQ(count(out, "<circle"), 3);
+  EXPECT_EQ(count(out, "class=\"f5\""), 2);
+  EXPECT_NE(out.find("<title>at &lt;10&gt;</title>"), std::string::npos);
+  EXPECT_NE(out.find("saved: 2. told: 1. "), std::string::npos);
+  EXPECT_EQ(out.find("nothing"), std::string::npos);
+  EXPECT_EQ(time_line("e", "Events", "step", 10, 20, {{"nothing", {}, 1}}), "");
+  const std::string moment = time_line("e", "Events", "step", 7, 7, {{"saved", {{7, "x"}}, 0}});
+  EXPECT_EQ(count(moment, "nan") + count(moment, "inf"), 0);
+  std::vector<Lane::Mark> many(100'000, {1, "x"});
+  EXPECT_LE(count(time_line("e", "E", "step", 0, 2, {{"many", many, 0}}), "<circle"), 500);
+}
+
 }  // namespace
 }  // namespace trainer::report::svg

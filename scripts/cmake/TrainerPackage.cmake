@@ -1,0 +1,53 @@
+# What `cmake --install` puts where, and the packages that CPack makes of it: an archive and a .deb.
+#   cmake --install build --strip --prefix /usr/local
+#   cpack --config build/CPackConfig.cmake -B packages
+include(GNUInstallDirs)
+set(TRAINER_SHARE "${CMAKE_INSTALL_DATADIR}/trainer")
+
+set_target_properties(trainer PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)  # CUDA's libraries are where the loader does not look
+install(TARGETS trainer RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/configs" "${PROJECT_SOURCE_DIR}/data" DESTINATION "${TRAINER_SHARE}"
+        PATTERN large EXCLUDE)
+install(PROGRAMS "${PROJECT_SOURCE_DIR}/scripts/slurm_job.sh" DESTINATION "${TRAINER_SHARE}/scripts")
+install(FILES "${PROJECT_SOURCE_DIR}/README.md" "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+# The program itself prints its manual page and completions, from the declarations that --help prints. zsh looks into
+# other folders in the system's prefix, on Debian, than in others.
+install(CODE "
+  set(trainer \"$<TARGET_FILE:trainer>\")
+  set(made \"${PROJECT_BINARY_DIR}/install\")
+  set(share \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_DATADIR}\")
+  set(zsh site-functions)
+  if(CMAKE_INSTALL_PREFIX STREQUAL \"/usr\" AND EXISTS /etc/debian_version)
+    set(zsh vendor-completions)
+  endif()
+  function(put name folder)
+    file(MAKE_DIRECTORY \"\${made}\")
+    execute_process(COMMAND \"\${trainer}\" \${ARGN} OUTPUT_FILE \"\${made}/\${name}\" RESULT_VARIABLE status)
+    if(NOT status EQUAL 0)
+      message(FATAL_ERROR \"\${trainer} \${ARGN}: \${status}\")
+    endif()
+    file(INSTALL DESTINATION \"\${folder}\" TYPE FILE FILES \"\${made}/\${name}\")
+  endfunction()
+  put(trainer.1 \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_MANDIR}/man1\" manual)
+  put(trainer \"\${share}/bash-completion/completions\" completion bash)
+  put(_trainer \"\${share}/zsh/\${zsh}\" completion zsh)
+  put(trainer.fish \"\${share}/fish/vendor_completions.d\" completion fish)
+")
+
+set(CPACK_GENERATOR TGZ DEB)
+set(CPACK_PACKAGE_NAME trainer)
+set(CPACK_PACKAGE_VERSION "${TRAINER_VERSION}")
+set(CPACK_PACKAGE_VENDOR "the trainer's authors")
+set(CPACK_PACKAGE_CONTACT "the trainer's authors <trainer@localhost>")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "pretrains GPT-style language models with tensor parallelism")
+set(CPACK_PACKAGE_DESCRIPTION "One program and one configuration file pretrain GPT-style language models on CPUs and GPUs, \
+on one machine or many, with Megatron-1D, Optimus-2D or AxoNN-4D tensor parallelism.")
+set(CPACK_STRIP_FILES ON)
+string(TOLOWER "${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}" platform)
+set(CPACK_PACKAGE_FILE_NAME "trainer-${TRAINER_VERSION}-${platform}")
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)  # the packages of the libraries that the program uses
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS openmpi-bin)
+include(CPack)

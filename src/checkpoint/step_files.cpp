@@ -1,0 +1,48 @@
+#include "checkpoint/step_files.h"
+
+#include <unistd.h>
+
+#include "base/error.h"
+#include "data/tokenizer.h"
+
+namespace trainer::checkpoint {
+
+namespace fs = std::filesystem;
+
+void complete_step_folder(SystemCalls& calls, const fs::path& folder, Manifest manifest) {
+  const auto add_file = [&](const std::string& name, const std::string& bytes) {
+    write_file(calls, folder / name, bytes);
+    manifest.files.push_back({name, static_cast<int64_t>(bytes.size()), checksum_of(bytes)});
+  };
+  add_file(kConfigFile, manifest.header.config_toml);
+  if (const std::string& tokenizer = manifest.header.tokenizer; !tokenizer.empty())
+    add_file(data::tokenizer_file_name(tokenizer), tokenizer);
+
+  const std::string json = to_json(manifest);
+  parse_manifest(json, kManifestFile);  // throws when the slices do not cover their tensors
+  write_file(calls, folder / kManifestFile, json);
+  write_file(calls, folder / kCompleteFile, completion_mark(json));
+  sync_folder(calls, folder);
+}
+
+void write_new_folder(SystemCalls& calls, const fs::path& output, const std::function<void(const fs::path&)>& write) {
+  fs::path target = output;
+  if (!target.has_filename()) target = target.parent_path();  // "folder/"
+  std::error_code ignored;
+  if (fs::exists(fs::symlink_status(target, ignored)))
+    throw Error(Code::io, format("{}: exists already; name a folder that does not exist", target.string()));
+  const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
+  const fs::path temporary = parent / format(".writing-{}-{:x}", target.filename().string(), ::getpid());
+  make_folders(calls, parent);
+  try {
+    make_folder(calls, temporary);
+    write(temporary);
+    rename(calls, temporary, target);
+    sync_folder(calls, parent);
+  } catch (...) {
+    fs::remove_all(temporary, ignored);
+    throw;
+  }
+}
+
+}  // namespace trainer::checkpoint

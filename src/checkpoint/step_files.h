@@ -1,0 +1,21 @@
+#pragma once
+// What every writer of a step folder does: the files beside the shards, and a folder that appears whole or not at all.
+#include <filesystem>
+#include <functional>
+
+#include "checkpoint/file_io.h"
+#include "checkpoint/manifest.h"
+
+namespace trainer::checkpoint {
+
+/// Completes a step folder whose shards are written: adds configuration and tokenizer of the manifest's header, the
+/// manifest itself and COMPLETE. All of it has reached the disk on return. Throws Code::checkpoint when the shards do
+/// not cover their tensors, Code::io when writing fails.
+void complete_step_folder(SystemCalls& calls, const std::filesystem::path& folder, Manifest manifest);
+
+/// Makes the folder `output`, which must not exist: `write` fills a hidden one beside it, which then gets the name.
+/// Nothing stays when `write` throws. Throws Code::io when `output` exists or writing fails.
+void write_new_folder(SystemCalls& calls, const std::filesystem::path& output,
+                      const std::function<void(const std::filesystem::path&)>& write);
+
+}  // namespace trainer::checkpoint

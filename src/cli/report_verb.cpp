@@ -1,0 +1,66 @@
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/process.h"
+#include "report/comparison.h"
+#include "report/csv.h"
+#include "report/html.h"
+#include "report/summary.h"
+
+namespace trainer::cli {
+namespace {
+
+using Runs = std::vector<report::NamedRun>;
+
+constexpr size_t kBlock = size_t{1} << 20;
+
+/// Gives the table to standard output, or to a file that appears when it is whole.
+void print_csv(const Runs& runs, const std::string& output) {
+  std::string text;
+  report::write_csv(runs, [&](std::string_view line) {
+    text += line;
+    if (!output.empty() || text.size() < kBlock) return;
+    print(text);
+    text.clear();
+  });
+  if (output.empty()) return print(text);
+  replace_file(output, text);
+}
+
+/// Makes the report of a run anew.
+void renew(const report::NamedRun& run, const std::string& output) {
+  if (!output.empty())
+    throw Error(Code::usage,
+                "report --output: the report of one run is written into its folder; --output is for --csv "
+                "and for the comparison of several runs");
+  const report::Summary summary = report::report_from(run.folder);
+  for (const std::string& line : report::summary_lines(summary, run.folder)) print(line + "\n");
+}
+
+void compare(const Runs& named, const std::string& output) {
+  if (named.size() > report::kMostCompared)
+    throw Error(Code::usage, format("report: {} runs; a page compares at most {}, --csv takes any number", named.size(),
+                                    report::kMostCompared));
+  const std::vector<report::ComparedRun> runs = report::read_runs(named);
+  const std::string file = output.empty() ? "comparison.html" : output;
+  replace_file(file, report::comparison_html(runs));
+  print(report::comparison_text(runs));
+  log::info("the comparison is in {}", file);
+}
+
+}  // namespace
+
+int report_command(const ReportOptions& o) {
+  const Runs runs = report::named_runs(o.runs);
+  if (o.csv) {
+    print_csv(runs, o.output);
+  } else if (runs.size() == 1) {
+    renew(runs.front(), o.output);
+  } else {
+    compare(runs, o.output);
+  }
+  return 0;
+}
+
+}  // namespace trainer::cli

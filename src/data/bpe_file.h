@@ -1,0 +1,50 @@
+#pragma once
+// Byte-level BPE as a value: what tokenizer.json says, and the older pairs of files turned into that.
+//
+// GPT-2 writes each byte of a token as a character: those that print stand for themselves, the others for U+0100 on.
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trainer::data {
+
+struct BpeSpec {
+  struct Merge {
+    int32_t left, right, result;
+  };
+  /// A step that cuts text into smaller pieces: matches of a pattern, and what is between them.
+  std::vector<std::string> patterns;
+  std::vector<std::string> names;   // of all tokens, as the file has them
+  std::vector<std::string> pieces;  // bytes that each token stands for; none for special tokens
+  std::vector<Merge> merges;        // the first is tried first
+  std::array<int32_t, 256> byte_ids{};
+  std::vector<int32_t> literals;  // tokens that are no words of the language, found in the text as they are
+  int32_t eos = -1;
+  bool ignore_merges = false;  // a word that is a token is that token
+};
+
+/// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is damaged, or does what this
+/// program does not: normalising, other kinds of models, prefixes.
+BpeSpec parse_bpe(std::string_view json, const std::string& origin);
+
+/// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in
+/// their order, then <|endoftext|>. Throws Code::data naming the file and line.
+std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges,
+                         const std::string& vocab_origin, const std::string& merges_origin);
+/// Returns the tokenizer.json of a file of ranks as tiktoken has them: a token in base64 and its rank on each line.
+/// Their number tells which vocabulary of OpenAI it is, and so the pattern and the special tokens.
+std::string json_of_ranks(std::string_view ranks, const std::string& origin);
+/// Says whether the bytes look like a file of ranks.
+bool looks_like_ranks(std::string_view bytes);
+
+/// vocab.json and merges.txt of a tokenizer.json, for programs that want those.
+std::pair<std::string, std::string> vocab_and_merges(const BpeSpec& spec);
+
+/// The character that GPT-2 writes for each byte, in UTF-8.
+const std::array<std::string, 256>& byte_characters();
+
+}  // namespace trainer::data

@@ -1,0 +1,99 @@
+#include "data/sentencepiece_json.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <vector>
+
+#include "data/model_traits.h"
+#include "data/utf8.h"
+
+namespace trainer::data {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kSpaceMark = "\xE2\x96\x81";
+
+/// Returns "left right" for all ways to make a piece of two others, the first to be tried in front.
+ordered_json merges_of(const std::vector<ModelPiece>& pieces) {
+  std::unordered_map<std::string_view, size_t> normal;
+  std::vector<size_t> by_score;
+  for (size_t id = 0; id < pieces.size(); ++id) {
+    if (pieces[id].kind != PieceKind::normal) continue;
+    normal.emplace(pieces[id].text, id);
+    by_score.push_back(id);
+  }
+  std::ranges::stable_sort(by_score, [&](size_t a, size_t b) { return pieces[a].score > pieces[b].score; });
+  ordered_json merges = ordered_json::array();
+  for (const size_t id : by_score) {
+    const std::string_view text = pieces[id].text;
+    std::vector<std::pair<size_t, size_t>> halves;
+    for (size_t cut = utf8_character(text); cut < text.size(); cut += utf8_character(text.substr(cut))) {
+      const auto left = normal.find(text.substr(0, cut)), right = normal.find(text.substr(cut));
+      if (left != normal.end() && right != normal.end()) halves.emplace_back(left->second, right->second);
+    }
+    std::ranges::sort(halves);
+    for (const auto& [left, right] : halves)
+      merges.push_back(std::string(pieces[left].text) + " " + std::string(pieces[right].text));
+  }
+  return merges;
+}
+
+ordered_json added_token(size_t id, std::string_view text, bool special) {
+  return {{"id", id},        {"content", text},     {"single_word", false}, {"lstrip", false},
+          {"rstrip", false}, {"normalized", false}, {"special", special}};
+}
+
+}  // namespace
+
+std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
+  const std::optional<ModelTraits> traits = read_traits(serialized);
+  if (!traits || !traits->bpe || traits->normalises || traits->trims_spaces || !traits->escapes_spaces)
+    return std::nullopt;
+  const std::vector<ModelPiece> pieces = read_pieces(serialized);
+  ordered_json added = ordered_json::array(), unknown, decoders = ordered_json::array();
+  bool has_bytes = false;
+  std::string vocab;
+  for (size_t id = 0; id < pieces.size(); ++id) {
+    const auto& [text, score, kind] = pieces[id];
+    if (utf8_first_invalid(text) < text.size()) return std::nullopt;
+    vocab += (id == 0 ? "{" : ",") + ordered_json(text).dump() + ":" + std::to_string(id);
+    const bool special = kind == PieceKind::unknown || kind == PieceKind::control;
+    if (special || kind == PieceKind::user_defined) added.push_back(added_token(id, text, special));
+    if (kind == PieceKind::unknown) unknown = text;
+    has_bytes = has_bytes || kind == PieceKind::byte;
+  }
+  decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}});
+  if (has_bytes) decoders.push_back({{"type", "ByteFallback"}});
+  decoders.push_back({{"type", "Fuse"}});
+  if (traits->dummy_prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  ordered_json model{{"type", "BPE"},
+                     {"dropout", nullptr},
+                     {"unk_token", unknown},
+                     {"continuing_subword_prefix", nullptr},
+                     {"end_of_word_suffix", nullptr},
+                     {"fuse_unk", true},
+                     {"byte_fallback", has_bytes},
+                     {"ignore_merges", false},
+                     {"merges", merges_of(pieces)}};
+  ordered_json out{{"version", "1.0"},
+                   {"truncation", nullptr},
+                   {"padding", nullptr},
+                   {"added_tokens", added},
+                   {"normalizer", nullptr},
+                   {"pre_tokenizer",
+                    {{"type", "Metaspace"},
+                     {"replacement", kSpaceMark},
+                     {"prepend_scheme", traits->dummy_prefix ? "first" : "never"},
+                     {"split", false}}},
+                   {"post_processor", nullptr},
+                   {"decoder", {{"type", "Sequence"}, {"decoders", decoders}}},
+                   {"model", model}};
+  std::string text = out.dump();
+  // The vocabulary is put in by hand: an ordered object looks through all its members for each new one.
+  text.insert(text.size() - 2, ",\"vocab\":" + vocab + "}");
+  return text + "\n";
+}
+
+}  // namespace trainer::data

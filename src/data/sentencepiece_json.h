@@ -1,0 +1,17 @@
+#pragma once
+// A SentencePiece model as tokenizer.json, the format of Hugging Face's tokenizers library.
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace trainer::data {
+
+/// Returns the tokenizer.json of a serialized model that Tokenizer takes, or nothing where that format cannot say what
+/// the model does: unigram models, and those that normalise text.
+///
+/// SentencePiece joins the two neighbours whose joint piece has the highest score, and knows no merges. So each way to
+/// cut a piece into two others becomes a merge, in the order of the pieces' scores. U+2581 in a text is a space there,
+/// and bytes here.
+std::optional<std::string> sentencepiece_to_json(std::string_view serialized);
+
+}  // namespace trainer::data

@@ -1,0 +1,174 @@
+// SentencePiece models by their library, with what it does not do: byte tokens for all that it would change, and words
+// cached.
+#include <sentencepiece_processor.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "base/error.h"
+#include "data/model_traits.h"
+#include "data/tokenizer_model.h"
+#include "data/utf8.h"
+#include "data/word_cache.h"
+
+namespace trainer::data {
+namespace {
+
+constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581 stands for a space inside pieces
+
+/// Returns the text of a piece, with spaces for marks.
+std::string with_spaces(std::string text) {
+  for (size_t at = text.find(kSpaceMark); at != std::string::npos; at = text.find(kSpaceMark, at + 1)) {
+    text.replace(at, kSpaceMark.size(), " ");
+  }
+  return text;
+}
+
+class SentencePieceModel final : public TokenizerModel {
+ public:
+  SentencePieceModel(const std::string& serialized, const std::string& origin) : origin_(origin) {
+    const auto traits = read_traits(serialized);
+    const auto refuse = [&](const std::string& reason) {
+      throw Error(Code::data, fmt::format("{}: not a usable SentencePiece model ({} bytes): {}", origin,
+                                          serialized.size(), reason));
+    };
+    if (!traits || serialized.empty()) refuse("expected a .model file written by SentencePiece or by this program");
+    if (traits->nul_in_piece) refuse("a piece holds a NUL character");
+    // A library that trims spaces would trim our prefix. Then each line keeps the library's prefix.
+    own_prefix_ = traits->dummy_prefix && !traits->trims_spaces;
+    const std::string loaded = own_prefix_ ? serialized + std::string(kNoDummyPrefix) : serialized;
+    const auto status = processor_.LoadFromSerializedProto(loaded);
+    if (!status.ok()) refuse(status.ToString());
+    facts_.eos = processor_.eos_id();
+    if (facts_.eos < 0) refuse("it has no end-of-text symbol (</s>), which documents end with");
+    const bool spaces_in_front_only = read_pieces();
+    facts_.splits_words =
+        spaces_in_front_only && traits->bpe && !traits->normalises && !traits->trims_spaces && traits->escapes_spaces;
+    facts_.dummy_prefix = traits->dummy_prefix;
+    facts_.file_name = "tokenizer.model";
+    const int newline = processor_.PieceToId("\n");
+    if (newline >= 0 && !processor_.IsUnknown(newline)) newline_ = newline;
+  }
+
+  std::unique_ptr<TextEncoder> encoder() const override;
+  std::string name_of(int32_t id) const override { return processor_.IdToPiece(id); }
+
+  /// Encodes valid UTF-8 by the library. Throws Code::data where the model does not cover it, such as a control symbol
+  /// that is an ordinary character.
+  void encode(std::string_view text, std::vector<int>& ids) const {
+    const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
+    if (!status.ok())
+      throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train another one", origin_,
+                                          status.ToString()));
+  }
+  int32_t newline() const { return newline_; }
+  bool has_bytes() const { return has_bytes_; }
+  bool own_prefix() const { return own_prefix_; }
+  int32_t byte_id(char byte) const { return byte_ids_[static_cast<uint8_t>(byte)]; }
+
+ private:
+  /// Returns whether spaces are at the front of pieces only.
+  bool read_pieces() {
+    bool spaces_in_front_only = true;
+    const int count = processor_.GetPieceSize();
+    for (int id = 0; id < count; ++id) {
+      const std::string& piece = processor_.IdToPiece(id);
+      spaces_in_front_only = spaces_in_front_only && piece.find(kSpaceMark, 1) == std::string::npos &&
+                             piece.find(' ') == std::string::npos;
+      if (processor_.IsByte(id)) {
+        const auto byte = static_cast<uint8_t>(std::stoi(piece.substr(3, 2), nullptr, 16));  // "<0x41>"
+        byte_ids_[byte] = id;
+        has_bytes_ = true;
+        facts_.pieces.emplace_back(1, static_cast<char>(byte));
+      } else if (processor_.IsControl(id)) {
+        facts_.pieces.emplace_back();
+      } else {  // " ⁇ " for unknown text, as the library
+        facts_.pieces.push_back(processor_.IsUnknown(id) ? " \xE2\x81\x87 " : with_spaces(piece));
+      }
+    }
+    return spaces_in_front_only;
+  }
+
+  const std::string origin_;
+  sentencepiece::SentencePieceProcessor processor_;
+  std::array<int32_t, 256> byte_ids_{};
+  int32_t newline_ = -1;  // id when "\n" is a symbol of its own, else −1
+  bool has_bytes_ = false;
+  bool own_prefix_ = false;  // the prefix is added here once a document, not by the library
+};
+
+class SentencePieceEncoder final : public TextEncoder {
+ public:
+  explicit SentencePieceEncoder(const SentencePieceModel& model)
+      : model_(model), splits_words_(model.facts().splits_words) {}
+
+  void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) override {
+    std::string prefixed;
+    if (starts_document && model_.own_prefix() && !text.empty()) {
+      prefixed.append(1, ' ').append(text);
+      text = prefixed;
+    }
+    while (!text.empty()) {
+      const size_t newline = text.find('\n');
+      const bool own_symbol = newline != std::string_view::npos && model_.newline() >= 0;
+      const size_t length = newline == std::string_view::npos ? text.size() : newline + (own_symbol ? 0 : 1);
+      append_words(text.substr(0, length), ids);
+      if (own_symbol) ids.push_back(model_.newline());
+      text.remove_prefix(length + (own_symbol ? 1 : 0));
+    }
+  }
+
+ private:
+  /// Cuts before each space where the model allows, and around what must become byte tokens.
+  void append_words(std::string_view line, std::vector<int32_t>& ids) {
+    size_t begin = 0, at = 0;
+    const auto flush = [&](size_t end) {
+      if (end > begin) append_word(line.substr(begin, end - begin), ids);
+      begin = end;
+    };
+    while (at < line.size()) {
+      const auto byte = static_cast<uint8_t>(line[at]);
+      if (byte < 0x80) {
+        if (byte == ' ' && splits_words_) flush(at);
+        ++at;
+        continue;
+      }
+      const size_t length = utf8_character(line.substr(at));
+      const bool to_bytes = model_.has_bytes() && (length == 0 || line.substr(at, length) == kSpaceMark);
+      if (!to_bytes) {
+        at += std::max<size_t>(length, 1);
+        continue;
+      }
+      flush(at);
+      for (const size_t end = at + std::max<size_t>(length, 1); at < end; ++at) ids.push_back(model_.byte_id(line[at]));
+      begin = at;
+    }
+    flush(line.size());
+  }
+
+  void append_word(std::string_view word, std::vector<int32_t>& ids) {
+    if (splits_words_ && word.size() <= WordCache::kLongestWord)
+      return words_.append(word, ids,
+                           [&](std::string_view each, std::vector<int32_t>& tokens) { model_.encode(each, tokens); });
+    model_.encode(word, scratch_);
+    ids.insert(ids.end(), scratch_.begin(), scratch_.end());
+  }
+
+  const SentencePieceModel& model_;
+  const bool splits_words_;
+  WordCache words_;
+  std::vector<int> scratch_;
+};
+
+std::unique_ptr<TextEncoder> SentencePieceModel::encoder() const {
+  return std::make_unique<SentencePieceEncoder>(*this);
+}
+
+}  // namespace
+
+std::unique_ptr<TokenizerModel> make_sentencepiece(const std::string& serialized, const std::string& origin) {
+  return std::make_unique<SentencePieceModel>(serialized, origin);
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,31 @@
+#pragma once
+// A checkpoint as a model of Hugging Face's transformers library.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/file_io.h"
+#include "huggingface/float_types.h"
+
+namespace trainer::huggingface {
+
+struct ExportOptions {
+  FloatType type = FloatType::f32;
+  int64_t shard_bytes = 5'000'000'000;  // of tensors in one file at most, unless a single one is larger
+};
+struct Exported {
+  std::filesystem::path source;    // the step folder that was read
+  std::vector<std::string> files;  // with weights
+  int64_t tensors = 0, bytes = 0;  // of weights
+};
+
+/// Writes the folder `output`, which must not exist: weights (model.safetensors, or shards with an index), config.json,
+/// generation_config.json and the tokenizer. It appears whole or not at all, and is a function of the checkpoint's
+/// tensors, model and tokenizer, not of its layout. `path` as in checkpoint::resolve(). Memory is bounded by the
+/// largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for what Hugging Face
+/// cannot represent, Code::io when writing fails.
+Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
+                      const ExportOptions& options = {}, checkpoint::SystemCalls& calls = checkpoint::system_calls());
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,32 @@
+#pragma once
+// The element types of weights in safetensors files, and their conversion from and to fp32.
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace trainer::huggingface {
+
+enum class FloatType : uint8_t { f64, f32, bf16, f16 };
+
+int64_t size_of(FloatType type);
+/// "F32", as safetensors files call it.
+std::string_view stored_name(FloatType type);
+std::optional<FloatType> find_stored(std::string_view name);
+/// "float32", as config.json calls it.
+std::string_view torch_name(FloatType type);
+/// The type that the command line calls "fp32", "bf16" or "fp16".
+std::optional<FloatType> find_named(std::string_view name);
+
+/// IEEE 754 half precision, rounded to nearest even; beyond its range infinity.
+uint16_t half_from_float(float value);
+float float_from_half(uint16_t bits);
+
+/// Converts out.size() elements. Only fp64 is rounded.
+void to_float(FloatType type, std::span<const std::byte> from, std::span<float> out);
+/// Converts from.size() elements, rounded to nearest even. `out` has room for them. Returns the index of the first
+/// finite element that becomes infinite; from.size() when there is none.
+size_t from_float(std::span<const float> from, FloatType type, std::span<std::byte> out);
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,179 @@
+#include "huggingface/import.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/join.h"
+#include "base/log.h"
+#include "checkpoint/model_keys.h"
+#include "checkpoint/shard.h"
+#include "checkpoint/step_files.h"
+#include "config/text.h"
+#include "huggingface/model_config.h"
+#include "huggingface/tensor_map.h"
+#include "huggingface/tokenizer_files.h"
+#include "huggingface/weight_files.h"
+
+namespace trainer::huggingface {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int64_t kChunk = int64_t{1} << 18;  // elements converted at a time
+constexpr int64_t kLargestConfig = int64_t{1} << 20;
+constexpr const char* kHead = "lm_head.weight";
+
+/// Says whether a tensor holds no parameters: what older versions of the library stored besides, masks and the
+/// frequencies of rotary positions.
+bool is_constant(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
+}
+
+/// Reads the tensors of a model from its files.
+class TensorReader {
+ public:
+  TensorReader(const WeightFiles& files, const config::Model& model) : files_(files), prefix_(name_prefix(model)) {}
+
+  /// Returns where a tensor is. Files of models without a head leave out the prefix of the names.
+  WeightFiles::Place place_of(const MappedTensor& tensor) const {
+    WeightFiles::Place place = files_.find(tensor.name);
+    if (place.file == nullptr && tensor.name.starts_with(prefix_))
+      place = files_.find(tensor.name.substr(prefix_.size()));
+    return place;
+  }
+
+  /// Throws unless the files have just these tensors. A tied head may be stored besides; then it is the embedding.
+  void require_tensors(const std::vector<MappedTensor>& all, bool tied) {
+    std::set<std::string> used;
+    for (const MappedTensor& tensor : all) {
+      const WeightFiles::Place place = place_of(tensor);
+      if (place.file == nullptr)
+        throw Error(Code::checkpoint,
+                    format("{}: not in the files, but the model of config.json needs it", tensor.name));
+      if (place.entry->shape != sizes_of(tensor.shape))
+        refuse(place, format("shape [{}], but the model of config.json needs {}", fmt::join(place.entry->shape, ", "),
+                             to_string(tensor.shape)));
+      if (!find_stored(place.entry->dtype))
+        refuse(place, format("elements of type {}, expected F32, BF16, F16 or F64", place.entry->dtype));
+      used.insert(place.entry->name);
+    }
+    for (const auto& [name, place] : files_.tensors()) {
+      if (used.contains(name) || is_constant(name)) continue;
+      if (name != kHead || !tied) refuse(place, "this program's model has no such tensor");
+      require_same(place, place_of(all.front()));
+    }
+  }
+
+  /// Returns all elements, valid until the next call.
+  std::span<float> read(const MappedTensor& tensor) {
+    const WeightFiles::Place place = place_of(tensor);
+    const FloatType type = *find_stored(place.entry->dtype);
+    values_.resize(static_cast<size_t>(tensor.shape.count()));
+    for (size_t at = 0; at < values_.size(); at += kChunk) {
+      const std::span<float> chunk = std::span(values_).subspan(at, std::min<size_t>(kChunk, values_.size() - at));
+      const auto size = static_cast<size_t>(size_of(type));
+      buffer_.resize(chunk.size() * size);
+      place.file->read(*place.entry, static_cast<int64_t>(at * size), buffer_);
+      to_float(type, buffer_, chunk);
+    }
+    return values_;
+  }
+
+ private:
+  [[noreturn]] static void refuse(const WeightFiles::Place& place, const std::string& reason) {
+    throw Error(Code::checkpoint, format("{}: {}: {}", place.file->path().string(), place.entry->name, reason));
+  }
+  static std::vector<int64_t> sizes_of(const Shape& shape) {
+    std::vector<int64_t> sizes;
+    for (int dim = 0; dim < shape.dims(); ++dim) sizes.push_back(shape[dim]);
+    return sizes;
+  }
+  static void require_same(const WeightFiles::Place& head, const WeightFiles::Place& table) {
+    bool same = head.entry->dtype == table.entry->dtype && head.entry->shape == table.entry->shape;
+    std::vector<std::byte> one(1 << 20), other(one.size());
+    for (int64_t at = 0, end = head.entry->end - head.entry->begin; same && at < end;) {
+      const auto length = std::min(end - at, static_cast<int64_t>(one.size()));
+      const std::span<std::byte> here(one.data(), static_cast<size_t>(length)), there(other.data(), here.size());
+      head.file->read(*head.entry, at, here);
+      table.file->read(*table.entry, at, there);
+      same = std::ranges::equal(here, there);
+      at += length;
+    }
+    if (!same) refuse(head, format("tie_word_embeddings is true, but it differs from {}", table.entry->name));
+  }
+
+  const WeightFiles& files_;
+  const std::string prefix_;
+  std::vector<float> values_;
+  std::vector<std::byte> buffer_;
+};
+
+checkpoint::Snapshot header_of(const ModelConfig& model, const std::optional<data::Tokenizer>& tokenizer) {
+  checkpoint::Snapshot header;
+  header.config_toml = config::to_toml(model.config);
+  header.model_keys = checkpoint::model_keys(model.config.model, model.vocab);
+  header.tied = model.config.model.tie_embeddings.value();
+  header.compute = name_of(DType::f32);
+  if (tokenizer) {
+    header.tokenizer = tokenizer->bytes();
+    header.tokenizer_hash = tokenizer->hash();
+  }
+  return header;
+}
+
+void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTensor>& all, TensorReader& reader,
+                   Imported& done, bool& finite) {
+  for (const MappedTensor& tensor : all) {
+    const std::span<float> values = reader.read(tensor);
+    finite = finite && std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+    const Tensor local{reinterpret_cast<std::byte*>(values.data()), {tensor.shape.count()}, DType::f32};
+    for (size_t i = 0; i < tensor.parts.size(); ++i) {
+      shard.add({tensor.parts[i], tensor.part_shape(), local, tensor.runs(i)});
+      ++done.tensors;
+    }
+    done.parameters += tensor.shape.count();
+    done.bytes += local.bytes();
+  }
+}
+
+}  // namespace
+
+Imported import_model(const fs::path& input, const fs::path& output, checkpoint::SystemCalls& calls) {
+  const fs::path config_file = input / "config.json";
+  const ModelConfig model =
+      parse_config_json(checkpoint::read_file(calls, config_file, kLargestConfig), config_file.string());
+  const std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
+  if (tokenizer && tokenizer->vocab_size() != model.vocab)
+    throw Error(Code::checkpoint,
+                format("{}: vocab_size: {}, but the tokenizer beside it has {} tokens; without the tokenizer's files "
+                       "the model is imported with token numbers alone",
+                       config_file.string(), model.vocab, tokenizer->vocab_size()));
+  const WeightFiles files(calls, input);
+  const std::vector<MappedTensor> tensors = tensor_map(model.config.model, model.vocab);
+  TensorReader reader(files, model.config.model);
+  reader.require_tensors(tensors, model.config.model.tie_embeddings.value());
+  Imported done;
+  done.tokenizer = tokenizer.has_value();
+  checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
+    checkpoint::ShardWriter shard(calls, folder / "weights-00000.shard", 0);
+    checkpoint::Manifest manifest;
+    manifest.header = header_of(model, tokenizer);
+    write_tensors(shard, tensors, reader, done, manifest.header.state.finite_weights);
+    checkpoint::WrittenShard written = shard.finish();
+    manifest.shards.push_back(std::move(written.file));
+    manifest.tensors = std::move(written.tensors);
+    const auto now = std::chrono::system_clock::now().time_since_epoch();
+    manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
+    checkpoint::complete_step_folder(calls, folder, std::move(manifest));
+  });
+  if (!done.tokenizer) log::warning("{}: no tokenizer: the checkpoint takes and gives token numbers", input.string());
+  return done;
+}
+
+}  // namespace trainer::huggingface

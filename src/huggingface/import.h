@@ -1,0 +1,25 @@
+#pragma once
+// A model of Hugging Face's transformers library as a checkpoint.
+#include <cstdint>
+#include <filesystem>
+
+#include "checkpoint/file_io.h"
+
+namespace trainer::huggingface {
+
+struct Imported {
+  int64_t tensors = 0, bytes = 0, parameters = 0;  // written
+  bool tokenizer = false;
+};
+
+/// Writes the step folder `output`, which must not exist, from the folder `input`: config.json, the weights in
+/// safetensors files, and the tokenizer if there is one. It has weights in fp32 and no optimizer state: enough to
+/// evaluate, to generate and to start a run from (model.init_from). It computes in fp32, whatever type the files have.
+///
+/// Memory is bounded by the largest tensor. Every tensor of the model must be there, and no other: what this program
+/// cannot represent is refused with the name of the field or tensor. Throws Code::checkpoint for that and for damaged
+/// files, Code::data for a damaged tokenizer, Code::io when writing fails.
+Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output,
+                      checkpoint::SystemCalls& calls = checkpoint::system_calls());
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,28 @@
+#pragma once
+// config.json of Hugging Face's GPT-2 and Llama models, and what it means here.
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "config/config.h"
+#include "huggingface/float_types.h"
+
+namespace trainer::huggingface {
+
+struct ModelConfig {
+  config::Config config;  // the model, everything else as by default, resolved
+  int64_t vocab = 0;
+};
+
+/// Returns config.json of a model whose weights are stored as `type`. `eos` ends its texts, and also begins them, since
+/// training here puts nothing but it between texts; none: unknown. Throws Code::checkpoint, naming the key and its
+/// value, for a model that Hugging Face's family cannot represent.
+std::string to_config_json(const config::Model& model, int64_t vocab, std::optional<int32_t> eos, FloatType type);
+/// Returns generation_config.json.
+std::string to_generation_config_json(std::optional<int32_t> eos);
+
+/// Reads config.json. Throws Code::checkpoint, naming `origin`, the field and its value, for a model that this program
+/// does not have.
+ModelConfig parse_config_json(std::string_view json, const std::string& origin);
+
+}  // namespace trainer::huggingface

@@ -1,0 +1,60 @@
+#pragma once
+// Safetensors files: the length of a JSON header (uint64), the header, then the bytes of all tensors without gaps, all
+// little-endian. The header gives each tensor's element type, shape, and begin and end among those bytes.
+// https://github.com/huggingface/safetensors#format
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/file_io.h"
+
+namespace trainer::huggingface {
+
+struct TensorEntry {
+  std::string name, dtype;     // dtype: "F32", "BF16", …
+  std::vector<int64_t> shape;  // empty: one element
+  int64_t begin = 0, end = 0;  // bytes, counted from the end of the header
+};
+
+/// Reads a header and checks all of it: known types, shapes that agree with the bytes, tensors that fill `data_bytes`
+/// without gap or overlap. `origin` names the file in messages. Throws Code::checkpoint for anything else.
+std::vector<TensorEntry> parse_safetensors_header(std::string_view json, int64_t data_bytes, const std::string& origin);
+
+/// An open safetensors file.
+class SafetensorsFile {
+ public:
+  /// Reads and checks the header. Throws Code::checkpoint naming the file and what is wrong, Code::io where the system
+  /// refuses.
+  SafetensorsFile(checkpoint::SystemCalls& calls, const std::filesystem::path& path);
+
+  const std::filesystem::path& path() const { return file_.path(); }
+  const std::vector<TensorEntry>& tensors() const { return tensors_; }
+  /// Fills `bytes` from byte `offset` of the tensor on.
+  void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> bytes) const;
+
+ private:
+  checkpoint::File file_;
+  int64_t data_ = 0;  // where the first tensor begins
+  std::vector<TensorEntry> tensors_;
+};
+
+/// Writes a safetensors file: the header at once, then the tensors' bytes in the order given. `begin` and `end` of the
+/// entries are set here.
+class SafetensorsWriter {
+ public:
+  SafetensorsWriter(checkpoint::SystemCalls& calls, const std::filesystem::path& path,
+                    std::vector<TensorEntry> tensors);
+  /// Appends bytes of the tensors.
+  void write(std::span<const std::byte> bytes);
+  /// Syncs and closes the file; every byte of the tensors must have been written.
+  void finish();
+
+ private:
+  checkpoint::File file_;
+  int64_t left_ = 0;
+};
+
+}  // namespace trainer::huggingface

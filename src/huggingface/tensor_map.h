@@ -1,0 +1,35 @@
+#pragma once
+// Which tensors a GPT-2 or Llama model has in Hugging Face's library, and what they are made of here.
+//
+// Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
+// columns of q, k and v side by side in one matrix. Both families turn rotary halves as this program does.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/shape.h"
+#include "config/config.h"
+#include "mesh/runs.h"
+
+namespace trainer::huggingface {
+
+struct MappedTensor {
+  std::string name;                // "transformer.h.0.attn.c_attn.weight"
+  Shape shape;                     // as Hugging Face has it
+  std::vector<std::string> parts;  // of this program, equally wide, side by side; none: zeros
+  bool transposed = false;         // the only part is stored the other way round
+
+  /// Shape of each part here.
+  Shape part_shape() const;
+  /// Where elements of part `index` are in the memory of this tensor.
+  std::vector<mesh::Run> runs(size_t index) const;
+};
+
+/// Returns all tensors of a model in the order of its layers; `vocab` is its true vocabulary. A tied head is none.
+/// Biases that GPT-2 always has and the model lacks are zeros.
+std::vector<MappedTensor> tensor_map(const config::Model& model, int64_t vocab);
+
+/// What the names of all tensors but the head's begin with; files of models without a head leave it out.
+std::string name_prefix(const config::Model& model);
+
+}  // namespace trainer::huggingface

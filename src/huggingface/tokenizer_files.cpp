@@ -1,0 +1,49 @@
+#include "huggingface/tokenizer_files.h"
+
+#include <nlohmann/json.hpp>
+
+#include "base/log.h"
+#include "data/bpe_file.h"
+#include "data/sentencepiece_json.h"
+
+namespace trainer::huggingface {
+
+namespace fs = std::filesystem;
+using nlohmann::ordered_json;
+
+namespace {
+constexpr const char* kJsonFile = "tokenizer.json";
+}
+
+std::vector<NamedFile> tokenizer_files(const data::Tokenizer& tokenizer, int64_t seq_len) {
+  std::vector<NamedFile> files{{tokenizer.file_name(), tokenizer.bytes()}};
+  if (tokenizer.file_name() == kJsonFile) {
+    auto [vocab, merges] = data::vocab_and_merges(data::parse_bpe(tokenizer.bytes(), kJsonFile));
+    files.push_back({"vocab.json", std::move(vocab)});
+    files.push_back({"merges.txt", std::move(merges)});
+  } else if (std::optional<std::string> json = data::sentencepiece_to_json(tokenizer.bytes())) {
+    files.push_back({kJsonFile, std::move(*json)});
+  } else {
+    log::warning(
+        "the tokenizer is written as tokenizer.model alone: only SentencePiece's BPE without normalisation has a form "
+        "that AutoTokenizer loads");
+    return files;
+  }
+  const std::string end = tokenizer.name_of(tokenizer.eos());
+  const ordered_json config{{"tokenizer_class", "PreTrainedTokenizerFast"},
+                            {"bos_token", end},
+                            {"eos_token", end},
+                            {"model_max_length", seq_len},
+                            {"clean_up_tokenization_spaces", false}};
+  files.push_back({"tokenizer_config.json", config.dump(2) + "\n"});
+  return files;
+}
+
+std::optional<data::Tokenizer> find_tokenizer(const fs::path& folder) {
+  std::error_code none;
+  for (const char* name : {"tokenizer.model", kJsonFile, "merges.txt"})
+    if (fs::exists(folder / name, none)) return data::Tokenizer::load((folder / name).string());
+  return std::nullopt;
+}
+
+}  // namespace trainer::huggingface

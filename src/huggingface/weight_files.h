@@ -1,0 +1,32 @@
+#pragma once
+// The safetensors files of a model as one set of tensors.
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/file_io.h"
+#include "huggingface/safetensors.h"
+
+namespace trainer::huggingface {
+
+class WeightFiles {
+ public:
+  /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
+  /// or when a file is damaged or lacks a tensor that the index says it has.
+  WeightFiles(checkpoint::SystemCalls& calls, const std::filesystem::path& folder);
+
+  struct Place {
+    const SafetensorsFile* file;
+    const TensorEntry* entry;
+  };
+  /// Null file: there is no such tensor.
+  Place find(const std::string& name) const;
+  const std::map<std::string, Place>& tensors() const { return tensors_; }
+
+ private:
+  std::vector<SafetensorsFile> files_;
+  std::map<std::string, Place> tensors_;
+};
+
+}  // namespace trainer::huggingface

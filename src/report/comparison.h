@@ -1,0 +1,36 @@
+#pragma once
+// Runs side by side on one page: their curves over each other, what they reached, and where their configurations
+// differ. Self-contained, as report.html is.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "report/csv.h"
+#include "report/summary.h"
+
+namespace trainer::report {
+
+/// At most so many runs: each has a colour of its own.
+inline constexpr size_t kMostCompared = 8;
+
+struct ComparedRun {
+  std::string name;
+  History history;
+  Summary summary;
+  std::map<std::string, std::string> config;  // values in force, "section.key" to text
+};
+
+/// Reads the runs from their folders.
+std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
+
+/// Returns the page's text.
+std::string comparison_html(const std::vector<ComparedRun>& runs);
+
+/// Returns the keys whose values are not the same in all runs, with the value in each; "-" where a run has none.
+std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(const std::vector<ComparedRun>& runs);
+
+/// Returns names of rows, the values of each run, and how they relate to those of the first run, aligned for a
+/// terminal.
+std::string comparison_text(const std::vector<ComparedRun>& runs);
+
+}  // namespace trainer::report

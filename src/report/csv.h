@@ -1,0 +1,27 @@
+#pragma once
+// The steps of runs as a table (CSV as in RFC 4180, but lines end as on Unix), for spreadsheets, pandas and other
+// programs' imports.
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trainer::report {
+
+struct NamedRun {
+  std::string name;
+  std::filesystem::path folder;
+};
+
+/// Returns the runs with a name for each: that of its folder, or the whole path where two have the same. Throws
+/// Code::usage for a folder without metrics.jsonl.
+std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
+
+/// Gives the table to `out`, line by line. A row has run, step and what metrics.jsonl says of the step; what lies in
+/// objects there has a name with dots (phase_ms.forward). Columns validation.* have the evaluation after the step.
+/// Values not known are empty, and utilisation is as it was written. Reads each file twice and holds one line of it.
+/// Throws Code::io when a file cannot be read.
+void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);
+
+}  // namespace trainer::report

@@ -1,0 +1,38 @@
+#pragma once
+// Parts that the pages of reports share: their begin and end, sections, tables. Pages are well-formed as HTML and as
+// XML. All texts are escaped here, but for those called `html`.
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace trainer::report::page {
+
+/// Begins a page: its title, and a heading with a line below it.
+std::string begin(const std::string& title, const std::string& heading, const std::string& below);
+std::string end(const std::string& footer);
+
+/// Returns a section around the content; nothing around nothing.
+std::string section(const std::string& html);
+/// Returns sections side by side where there is room.
+std::string side_by_side(const std::vector<std::string>& sections_html);
+
+/// Names and values; empty values are left out.
+using Facts = std::vector<std::pair<std::string, std::string>>;
+std::string table(const Facts& facts);
+
+/// A table with a head, the first column of which names the rows. It scrolls on small screens.
+struct Grid {
+  struct Row {
+    std::string name;
+    std::vector<std::string> cells;
+    bool marked = false;  // stands out
+  };
+  std::vector<std::string> head;
+  std::vector<Row> rows;
+};
+std::string table(const Grid& grid);
+
+/// Colours of series 0, 1, … with their names.
+std::string legend(const std::vector<std::string>& names);
+
+}  // namespace trainer::report::page

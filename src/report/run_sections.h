@@ -1,0 +1,15 @@
+#pragma once
+// Sections of a run's report that come from what happened beside its steps: communication, and the time line.
+#include <string>
+
+#include "report/history.h"
+
+namespace trainer::report {
+
+/// Bytes by axis and operation beside the predicted ones, and what ranks wait for them; nothing on one rank.
+std::string communication(const History& history);
+
+/// Evaluations, checkpoints, warnings, and where processes began and ended, over the steps.
+std::string time_line(const History& history);
+
+}  // namespace trainer::report

@@ -1,0 +1,102 @@
+#include "run/multiple_choice.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/error.h"
+#include "train/scorer.h"
+
+namespace trainer::run {
+namespace {
+
+/// The place of an ending: which question, which of its choices.
+struct Place {
+  size_t question, choice;
+};
+
+/// Returns how many tokens of an ending are predicted in a sequence of `length` rows.
+int64_t scored_tokens(const Question::Choice& choice, int64_t length) {
+  return std::min({choice.scored, static_cast<int64_t>(choice.tokens.size()) - 1, length});
+}
+
+/// Puts an ending into sequence `at` of a batch: its last `length` + 1 tokens, with weight where a token of the ending
+/// is predicted.
+void put(const Question::Choice& choice, int64_t at, int64_t length, data::TokenBatch& batch) {
+  const auto tokens = static_cast<int64_t>(choice.tokens.size());
+  const int64_t predicted = std::min(length, tokens - 1), scored = scored_tokens(choice, length);
+  const int32_t* first = choice.tokens.data() + (tokens - 1 - predicted);
+  const int64_t row = at * length;
+  std::copy_n(first, predicted, batch.ids.begin() + row);
+  std::copy_n(first + 1, predicted, batch.targets.begin() + row);
+  std::fill_n(batch.weights.begin() + row + predicted - scored, scored, 1.0f);
+}
+
+/// Returns the place of the largest value, the first of equal ones.
+size_t best(const std::vector<double>& values) {
+  return static_cast<size_t>(std::ranges::max_element(values) - values.begin());
+}
+
+/// Counts the right answers of one question by the log-likelihoods of its endings.
+void judge(const Question& question, const std::vector<double>& likelihoods, const std::vector<int64_t>& scored,
+           Accuracy& result) {
+  std::vector<double> per_token, per_byte;
+  for (size_t i = 0; i < likelihoods.size(); ++i) {
+    per_token.push_back(likelihoods[i] / static_cast<double>(scored[i]));
+    per_byte.push_back(likelihoods[i] / static_cast<double>(question.choices[i].bytes));
+  }
+  const auto answer = static_cast<size_t>(question.answer);
+  const bool known = std::ranges::all_of(question.choices, [](const auto& choice) { return choice.bytes > 0; });
+  result.raw += best(likelihoods) == answer;
+  result.per_token += best(per_token) == answer;
+  result.per_byte += !known ? std::numeric_limits<double>::quiet_NaN() : best(per_byte) == answer;
+  result.loss -= per_token[answer];
+}
+
+}  // namespace
+
+Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& questions,
+                          const std::function<bool(int64_t, int64_t)>& progress) {
+  std::vector<Place> places;
+  size_t longest = 2;
+  std::vector<std::vector<double>> likelihoods(questions.size());
+  std::vector<std::vector<int64_t>> scored(questions.size());
+  for (size_t q = 0; q < questions.size(); ++q) {
+    for (size_t c = 0; c < questions[q].choices.size(); ++c) {
+      places.push_back({q, c});
+      longest = std::max(longest, questions[q].choices[c].tokens.size());
+    }
+    likelihoods[q].resize(questions[q].choices.size());
+    scored[q].resize(questions[q].choices.size());
+  }
+  train::Scorer scorer(trainer, static_cast<int64_t>(longest) - 1);
+  const int64_t each = scorer.sequences(), round = each * trainer.replicas();
+  Accuracy result{.questions = static_cast<int64_t>(questions.size())};
+  data::TokenBatch batch;
+  for (size_t first = 0; first < places.size(); first += static_cast<size_t>(round)) {
+    const bool go_on = !progress || progress(static_cast<int64_t>(places[first].question), result.questions);
+    if (trainer.scalars().is_true_on_any_rank(!go_on)) {
+      result.interrupted = true;
+      return result;
+    }
+    batch.resize(each, scorer.length());
+    std::ranges::fill(batch.ids, 0);
+    std::ranges::fill(batch.targets, 0);
+    std::ranges::fill(batch.weights, 0.0f);
+    for (int64_t at = 0; at < round && first + static_cast<size_t>(at) < places.size(); ++at) {
+      const Place& place = places[first + static_cast<size_t>(at)];
+      const Question::Choice& choice = questions[place.question].choices[place.choice];
+      if (at / each == trainer.replica()) put(choice, at % each, scorer.length(), batch);
+      scored[place.question][place.choice] = scored_tokens(choice, scorer.length());
+    }
+    const std::vector<double> losses = scorer.losses(batch);
+    for (size_t at = 0; at < losses.size() && first + at < places.size(); ++at)
+      likelihoods[places[first + at].question][places[first + at].choice] = -losses[at];
+  }
+  for (size_t q = 0; q < questions.size(); ++q) judge(questions[q], likelihoods[q], scored[q], result);
+  for (double* share : {&result.raw, &result.per_token, &result.per_byte, &result.loss})
+    *share /= static_cast<double>(questions.size());
+  return result;
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,58 @@
+#include "train/scorer.h"
+
+#include <algorithm>
+#include <span>
+
+#include "tensor/host_copy.h"
+
+namespace trainer::train {
+
+Scorer::Scorer(Trainer& trainer, int64_t longest)
+    : trainer_(trainer), sequences_(trainer.micro_batch()), length_(trainer.model().seq_len()) {
+  // Twice the sequences of half the length: as many rows as an evaluation has, and divisible as these.
+  while (length_ % 2 == 0 && length_ / 2 >= longest) {
+    length_ /= 2;
+    sequences_ *= 2;
+  }
+  const Shape rows{sequences_ * length_};
+  device::Device& device = trainer.device();
+  ids_ = Buffer(device, "data", rows, DType::i32);
+  targets_ = Buffer(device, "data", rows, DType::i32);
+  weights_ = Buffer(device, "data", rows, trainer.store().state_dtype());
+  losses_ = Buffer(device, "data", {trainer.model().loss_rows({rows.count()})}, DType::f64);
+  rows_ = trainer.model().rows_of_losses(device, {rows.count()});
+  TRAINER_CHECK(static_cast<int64_t>(rows_.size()) == losses_.tensor().count(), "{} losses of {} rows",
+                losses_.tensor().count(), rows_.size());
+  Meter nobodys;
+  trainer.record(
+      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch()); }, nobodys);
+  trainer.arena().seal();
+}
+
+parallel::Batch Scorer::batch() const {
+  return {.ids = ids_,
+          .targets = targets_,
+          .weights = weights_,
+          .losses = losses_,
+          .sequences = sequences_,
+          .seq_len = length_};
+}
+
+std::vector<double> Scorer::losses(const data::TokenBatch& host) {
+  trainer_.upload(host, {ids_, targets_, weights_});
+  Exec ex = trainer_.exec();
+  trainer_.begin(ex, key_);
+  trainer_.model().loss(ex, batch());
+  trainer_.end();
+  const HostCopy here(ex.device, losses_);
+  const std::span<const double> values = here.tensor().span<double>();
+  std::vector<double> sums(static_cast<size_t>(trainer_.replicas() * sequences_));
+  const int64_t first = trainer_.replica() * sequences_;
+  for (size_t i = 0; i < rows_.size(); ++i) sums[static_cast<size_t>(first + rows_[i] / length_)] += values[i];
+  constexpr auto kMost = static_cast<size_t>(RankScalars::kMost);
+  for (size_t at = 0; at < sums.size(); at += kMost)
+    trainer_.scalars().sum_over_rows(std::span(sums).subspan(at, std::min(kMost, sums.size() - at)));
+  return sums;
+}
+
+}  // namespace trainer::train

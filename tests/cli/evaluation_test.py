@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Evaluation that people quote: windows that slide, multiple choice, many prompts at once."""
+import json
+import math
+import shutil
+
+import rig
+
+
+class Evaluation(rig.Runs):
+    def setUp(self):
+        super().setUp()
+        self.train("precision.compute=fp64", max_steps=4)
+
+    def json(self, *args, ranks=1):
+        if ranks > 1:
+            self.launcher = [*rig.MPIRUN, "-np", str(ranks)]
+        try:
+            return json.loads(self.trainer(*args, "--checkpoint", "run", "--json", stdout=True))
+        finally:
+            self.launcher = []
+
+    # --- windows
+
+    def test_windows_slide(self):
+        text = (self.folder / "text.txt").read_text()
+        (self.folder / "part.txt").write_text(text[:len(text) // 4])
+        plain = self.json("eval", "--data", "part.txt")
+        whole = self.json("eval", "--data", "part.txt", "--stride", "32")
+        half = self.json("eval", "--data", "part.txt", "--stride", "16")
+        self.assertEqual(half["tokens"], whole["tokens"])  # every token but the first
+        self.assertTrue(0 <= whole["tokens"] - plain["tokens"] < 32)  # and those of the incomplete last window
+        self.assertEqual(plain["tokens"] % 32, 0)
+        self.assertNotEqual(half["loss"], whole["loss"])  # other contexts
+        self.assertAlmostEqual(half["perplexity"], math.exp(half["loss"]), delta=1e-9 * half["perplexity"])
+        self.assertEqual(half["stride"], 16)
+        if shutil.which("mpirun"):
+            shared = self.json("eval", "--data", "part.txt", "--stride", "16", ranks=2)
+            self.assertEqual(shared["tokens"], half["tokens"])
+            self.assertAlmostEqual(shared["loss"], half["loss"], delta=1e-12 * half["loss"])
+
+    def test_mistakes(self):
+        for args, status, message in (
+                (["--stride", "33"], 2, "--stride 33: at most the 32 tokens of the model (model.seq_len)"),
+                (["--stride", "0"], 2, "--stride: 0 is not a whole number of at least 1"),
+                (["--choices", "q.jsonl", "--data", "text.txt"], 2, "--data excludes --choices"),
+                (["--questions", "3"], 2, "--questions requires --choices"),
+                (["--choices", "none.jsonl"], 4, "none.jsonl: cannot open: No such file"),
+                (["--choices", "text.txt"], 4, "text.txt:1: no question; expected {\"ctx\": text"),
+                (["--choices", "."], 4, ".: not a regular file")):
+            with self.subTest(args=args):
+                self.assertIn(message, self.trainer("eval", "--checkpoint", "run", *args, status=status))
+
+    # --- multiple choice
+
+    def questions(self):
+        """Endings of the text itself beside the same words in another order: longer training finds the former."""
+        words = (self.folder / "text.txt").read_text().split()
+        lines = []
+        for i in range(30):
+            at = 40 * i
+            context, ending = " ".join(words[at:at + 12]), words[at + 12:at + 20]
+            others = [" ".join(ending[::-1]), " ".join(sorted(ending)) + " z"]
+            lines.append(json.dumps({"ind": i, "ctx": context, "endings": [*others[:i % 2], " ".join(ending), *others[i % 2:]],
+                                     "label": i % 2}))
+        return "\n".join(lines) + "\n"
+
+    def test_questions_are_answered(self):
+        (self.folder / "q.jsonl").write_text(self.questions())
+        self.trainer("--config", "config.toml", "--set", "run.dir=longer", "train.steps=60", "optim.lr=1e-2", "model.dropout=0")
+        result = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--json", stdout=True))
+        self.assertEqual(result["questions"], 30)
+        for name in ("accuracy", "accuracy_per_token", "accuracy_per_byte"):
+            self.assertGreater(result[name], 0.5, name)  # 1/3 by chance
+            self.assertAlmostEqual(result[name] * 30, round(result[name] * 30), places=9)
+        few = json.loads(self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", "--questions", "7", "--json", stdout=True))
+        self.assertEqual(few["questions"], 7)
+        text = self.trainer("eval", "--checkpoint", "longer", "--choices", "q.jsonl", stdout=True)
+        error = math.sqrt(result["accuracy"] * (1 - result["accuracy"]) / 29)
+        self.assertIn(f"accuracy       {result['accuracy']:.4f} ± {error:.4f}\n", text)
+
+    def test_ranks_share_the_questions(self):
+        if shutil.which("mpirun") is None:
+            self.skipTest("no mpirun on this machine")
+        (self.folder / "q.jsonl").write_text(self.questions())
+        one, two = (self.json("eval", "--choices", "q.jsonl", ranks=ranks) for ranks in (1, 2))
+        self.assertAlmostEqual(one.pop("loss"), two.pop("loss"), places=11)
+        self.assertEqual(one, two)
+
+    # --- many prompts
+
+    def test_prompts_are_continued_line_by_line(self):
+        prompts = [{"id": 7, "prompt": "the cat"}, {"prompt": "a ", "note": ["x", None]}, {"prompt": "", "text": "replaced"}]
+        (self.folder / "in.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n\n")
+        args = ["generate", "--checkpoint", "run", "--tokens", "6", "--seed", "3", "--temperature", "0.9"]
+        lines = [json.loads(line) for line in self.trainer(*args, "--prompts", "in.jsonl", "--samples", "2", stdout=True).splitlines()]
+        self.assertEqual(len(lines), 6)
+        for i, line in enumerate(lines):
+            prompt = prompts[i // 2]
+            alone = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(3 + i % 2), "--prompt", prompt["prompt"],
+                                            "--json", stdout=True))
+            self.assertEqual((line["text"], line["tokens"], line["seed"]), (alone["text"], alone["tokens"], 3 + i % 2))
+            self.assertEqual({**line, **prompt, "text": line["text"]}, line)  # what the line had stays
+        self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
+        out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+        self.assertEqual(out, lines[::2])
+
+    def test_mistakes_in_prompts_are_named(self):
+        for text, status, message in (('{"prompt": "a"}\n{"text": "b"}\n', 4, "in.jsonl:2: expected a JSON object with a text called \"prompt\""),
+                                      ("\n", 4, "in.jsonl: no prompts"), ("[1]", 4, "in.jsonl:1: expected a JSON object")):
+            (self.folder / "in.jsonl").write_text(text)
+            self.assertIn(message, self.trainer("generate", "--checkpoint", "run", "--prompts", "in.jsonl", status=status))
+        self.assertIn("--prompt excludes --prompts",
+                      self.trainer("generate", "--checkpoint", "run", "--prompts", "in.jsonl", "--prompt", "x", status=2))
+        self.assertIn("--output requires --prompts",
+                      self.trainer("generate", "--checkpoint", "run", "--output", "x", "--prompt", "x", status=2))
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,69 @@
+// Writes the logits of a checkpoint at every position of a text, to compare them with another program's:
+//   logits CHECKPOINT TOKENS OUTPUT
+// TOKENS are int32 numbers, at most seq_len of them; OUTPUT gets [tokens, vocabulary] in fp32.
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/world.h"
+#include "run/loaded_model.h"
+#include "tensor/host_copy.h"
+
+using namespace trainer;
+
+namespace {
+
+std::vector<int32_t> read_tokens(const char* path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(in), {});
+  std::vector<int32_t> tokens(bytes.size() / sizeof(int32_t));
+  std::copy_n(bytes.data(), tokens.size() * sizeof(int32_t), reinterpret_cast<char*>(tokens.data()));
+  return tokens;
+}
+
+void write_logits(comm::World& world, const char* checkpoint, const std::vector<int32_t>& tokens, std::ofstream out) {
+  run::LoadedModel loaded = run::load_model(world, checkpoint, parallel::generation_layouts);
+  train::Trainer& trainer = *loaded.trainer;
+  model::Transformer::Cache cache(trainer.device(), trainer.model());
+  Buffer id(trainer.device(), "data", {1}, DType::i32);
+  const auto extend = [&](Exec& ex) {
+    return trainer.model().extend(ex, {.ids = id.tensor(), .sequences = 1, .seq_len = 1, .first_position = cache.used},
+                                  cache);
+  };
+  Meter nobodys;
+  trainer.record(
+      "logits", [&](Exec& ex) { cache.used = 0, extend(ex); }, nobodys);
+  cache.used = 0;
+  trainer.arena().seal();
+  for (const int32_t token : tokens) {
+    Exec ex = trainer.exec();
+    trainer.device().copy_to_device(id.tensor().data, &token, sizeof token);
+    trainer.begin(ex, "logits");
+    {
+      const Scratch logits = extend(ex);
+      const HostCopy host(ex.device, logits);
+      const Tensor row = host.tensor();
+      TRAINER_CHECK(row.dtype == DType::f32, "logits are {}", name_of(row.dtype));
+      out.write(reinterpret_cast<const char*>(row.data), trainer.vocab() * size_of(DType::f32));
+    }
+    trainer.end();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) return 2;
+  try {
+    comm::run_on_threads(1, {}, [&](comm::World& world) {
+      write_logits(world, argv[1], read_tokens(argv[2]), std::ofstream(argv[3], std::ios::binary));
+    });
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return exit_status(error.code());
+  }
+  return 0;
+}

@@ -1,0 +1,222 @@
+#!/usr/bin/env python3
+"""What is installed and packed: files in their places, a manual page and completions that say what --help says, and examples
+that their own tools accept. Tools that are not on this machine are named and skipped."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import rig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+BUILD = rig.TRAINER.parent
+GENERATED = {"share/man/man1/trainer.1": ["manual"], "share/bash-completion/completions/trainer": ["completion", "bash"],
+             "share/zsh/site-functions/_trainer": ["completion", "zsh"],
+             "share/fish/vendor_completions.d/trainer.fish": ["completion", "fish"]}
+
+
+def output(*command, status=0, **more):
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS, **more)
+    assert result.returncode == status, f"{command}: {result.returncode}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+def needs(tool):
+    return unittest.skipIf(shutil.which(tool) is None, f"{tool} is not installed")
+
+
+def helps():
+    """{verb: what --help prints}; "" is the command without a verb."""
+    top = output(rig.TRAINER, "--help")
+    verbs = re.findall(r"^  (\w+) ", top.split("Subcommands:")[1], re.M)
+    return {"": top, **{verb: output(rig.TRAINER, verb, "--help") for verb in verbs}}
+
+
+def options_of(text):
+    return set(re.findall(r"^  (?:-\w,)?(--[\w-]+)", text, re.M))
+
+
+class Texts(unittest.TestCase):
+    """What the program prints of itself."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.helps = helps()
+
+    def test_the_manual_has_every_verb_and_option(self):
+        page = output(rig.TRAINER, "manual").replace("\\-", "-")
+        for verb, text in self.helps.items():
+            part = page.split(".SH VERBS")[0] if verb == "" else page.split(f".SS trainer {verb}\n")[1].split(".SS")[0]
+            for option in options_of(text):
+                self.assertIn(option, part, f"trainer {verb}")
+        self.assertIn("75 saved after a signal", " ".join(page.split()))
+
+    @needs("mandoc")
+    def test_the_manual_is_sound_to_mandoc(self):
+        self.check_manual(["mandoc", "-T", "lint", "-W", "warning"], {2: "missing date, using \"\""})
+
+    @needs("groff")
+    def test_the_manual_is_sound_to_groff(self):
+        self.check_manual(["groff", "-man", "-ww", "-z", "-Tutf8"], {})
+
+    def check_manual(self, tool, allowed):
+        result = subprocess.run(tool, input=output(rig.TRAINER, "manual"), capture_output=True, text=True)
+        faults = [line for line in (result.stdout + result.stderr).splitlines() if not any(a in line for a in allowed.values())]
+        self.assertEqual(faults, [])
+
+    def test_completions_of_bash_are_those_of_help(self):
+        for verb, text in self.helps.items():
+            words = ["trainer", verb, "--"] if verb else ["trainer", "--"]
+            self.assertEqual(set(self.bash(words)), options_of(text) | set(), f"trainer {verb}")
+        self.assertEqual(set(self.bash(["trainer", ""])), set(self.helps) - {""})
+        self.assertEqual(self.bash(["trainer", "tok"]), ["tokenize"])
+        self.assertEqual(self.bash(["trainer", "eval", "--format", "t"]), ["text", "tokens"])
+        self.assertEqual(self.bash(["trainer", "checkpoint", "ver"]), ["verify"])
+        self.assertEqual(self.bash(["trainer", "train", "--set", "optim.l"]), ["optim.lr="])
+        self.assertEqual(self.bash(["trainer", "train", "--config", "x"]), [])  # then the shell completes names of files
+
+    def bash(self, words):
+        script = (output(rig.TRAINER, "completion", "bash") + "\ncompopt() { :; }\n"
+                  f"COMP_WORDS=({' '.join(repr(word) for word in words)}) COMP_CWORD={len(words) - 1}\n"
+                  "_trainer; printf '%s\\n' \"${COMPREPLY[@]}\"\n")
+        return [line for line in output("bash", "-u", "-c", script).splitlines() if line]
+
+    @needs("shellcheck")
+    def test_completions_of_bash_are_sound_to_shellcheck(self):
+        output("shellcheck", "-s", "bash", "-", input=output(rig.TRAINER, "completion", "bash"))
+
+    @needs("fish")
+    def test_completions_of_fish(self):
+        with tempfile.TemporaryDirectory() as folder:
+            script = pathlib.Path(folder) / "trainer.fish"
+            script.write_text(output(rig.TRAINER, "completion", "fish"))
+            output("fish", "--no-execute", script)
+
+            def complete(line):
+                text = output("fish", "--no-config", "-c", f"source {script}; complete -C '{line}'", cwd=folder)
+                return {row.split("\t")[0] for row in text.splitlines()}
+            self.assertEqual(complete("trainer tok"), {"tokenize"})
+            self.assertEqual(complete("trainer eval --format t"), {"text", "tokens"})
+            self.assertLessEqual(options_of(self.helps["generate"]) - {"--help"}, complete("trainer generate --"))
+            self.assertEqual(complete("trainer checkpoint ver"), {"verify"})
+
+    @needs("zsh")
+    def test_completions_of_zsh(self):
+        text = output(rig.TRAINER, "completion", "zsh")
+        output("zsh", "-n", "-c", text)
+        for verb, page in self.helps.items():
+            if verb:
+                part = re.search(rf"^ +{verb}\) _arguments(.*?) ;;$", text, re.M | re.S).group(1)
+                self.assertLessEqual(options_of(page), set(re.findall(r"--[\w-]+", part)), verb)
+        # zsh itself takes the arguments apart: a mistake in them is an error of _arguments.
+        driver = ("autoload -Uz compinit; compinit -u -d /dev/null\n" + text.replace('_trainer "$@"', "")
+                  + "\nzmodload zsh/zpty 2> /dev/null || exit 0\n")
+        output("zsh", "-f", "-c", driver)
+
+    def test_an_unknown_shell_is_named(self):
+        result = subprocess.run([rig.TRAINER, "completion", "csh"], capture_output=True, text=True)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("`trainer completion csh`: expected one of bash, zsh, fish", result.stderr)
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="trainer-packages-"))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+
+@unittest.skipIf(os.environ.get("SANITIZED"), "a program with sanitizers is not packed")
+@unittest.skipUnless((BUILD / "cmake_install.cmake").exists(), f"{BUILD} is no build folder")
+class Packages(Folder):
+    def check_files(self, prefix, generated=GENERATED):
+        program = prefix / "bin/trainer"
+        self.assertIn("trainer ", output(program, "--version"))
+        for path, arguments in generated.items():
+            self.assertEqual((prefix / path).read_text(), output(program, *arguments), path)
+        configs = {path.name for path in (prefix / "share/trainer/configs").iterdir()}
+        self.assertEqual(configs, {path.name for path in (ROOT / "configs").iterdir()})
+        output(program, "config", "check", "--config", "configs/quickstart.toml", cwd=prefix / "share/trainer")
+        self.assertTrue((prefix / "share/doc/trainer/LICENSE").exists())
+
+    def test_install(self):
+        output("cmake", "--install", BUILD, "--prefix", self.folder / "local")
+        self.check_files(self.folder / "local")
+
+    @needs("cpack")
+    def test_archive(self):
+        output("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "TGZ", "-B", self.folder / "made", cwd=self.folder)
+        archive, = (self.folder / "made").glob("*.tar.gz")
+        self.assertRegex(archive.name, r"^trainer-\d+\.\d+\.\d+(\+\d+)?-linux-x86_64\.tar\.gz$")
+        output("tar", "xf", archive, "-C", self.folder)
+        self.check_files(self.folder / archive.name.removesuffix(".tar.gz"))
+
+    @needs("cpack")
+    @needs("dpkg-shlibdeps")
+    def test_debian_package(self):
+        output("cpack", "--config", BUILD / "CPackConfig.cmake", "-G", "DEB", "-B", self.folder / "made", cwd=self.folder)
+        package, = (self.folder / "made").glob("*.deb")
+        fields = dict(re.findall(r"^ ?([\w-]+): (.*)", output("dpkg-deb", "--info", package), re.M))
+        self.assertEqual((fields["Package"], fields["Section"], fields["Architecture"]), ("trainer", "science", "amd64"))
+        for library in ("libfmt", "libsentencepiece", "libc6"):
+            self.assertIn(library, fields["Depends"])
+        version = re.match(r"trainer (\S+)", output(rig.TRAINER, "--version")).group(1)
+        self.assertEqual(fields["Version"], version)
+        output("dpkg-deb", "--extract", package, self.folder / "root")
+        generated = {path.replace("zsh/site-functions", "zsh/vendor-completions"): arguments for path, arguments in GENERATED.items()}
+        self.check_files(self.folder / "root/usr", generated)
+
+
+class Examples(Folder):
+    SLURM = ROOT / "scripts/slurm_job.sh"
+
+    def slurm(self, status):
+        """Runs the job with a srun that ends with this status; what was started, and the job's status."""
+        for name, text in (("srun", f'echo "srun $*" >> calls; exit {status}'), ("scontrol", 'echo "scontrol $*" >> calls')):
+            (self.folder / name).write_text("#!/bin/sh\n" + text + "\n")
+            (self.folder / name).chmod(0o755)
+        (self.folder / "calls").write_text("")
+        environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+        environment.pop("TRAINER", None)
+        result = subprocess.run([self.SLURM, "--config", "a b.toml"], cwd=self.folder, env=environment, capture_output=True, text=True)
+        return (self.folder / "calls").read_text().splitlines(), result.returncode
+
+    def test_a_job_of_slurm_that_was_saved_is_queued_again(self):
+        started = "srun --mpi=pmix trainer train --config a b.toml"
+        self.assertEqual(self.slurm(75), ([started, "scontrol requeue 4711"], 0))
+        self.assertEqual(self.slurm(0), ([started], 0))
+        self.assertEqual(self.slurm(4), ([started], 4))
+
+    def test_scripts_of_shells_are_sound(self):
+        output("bash", "-n", self.SLURM)
+        self.assertIn("--requeue", self.SLURM.read_text())
+        self.assertIn("sbatch", output(self.SLURM, "--help"))
+        if shutil.which("shellcheck") is None:
+            self.skipTest("shellcheck is not installed")
+        output("shellcheck", self.SLURM)
+
+    def test_the_job_of_kubernetes(self):
+        try:
+            import yaml
+        except ImportError:
+            self.skipTest("Python's yaml is not installed")
+        path = ROOT / "configs/kubernetes.yaml"
+        job = yaml.safe_load(path.read_text())
+        self.assertEqual((job["apiVersion"], job["kind"]), ("kubeflow.org/v2beta1", "MPIJob"))
+        launcher, worker = (job["spec"]["mpiReplicaSpecs"][name]["template"]["spec"] for name in ("Launcher", "Worker"))
+        words = launcher["containers"][0]["args"]
+        verb = words[words.index("trainer") + 1:]
+        self.assertEqual(verb[:2], ["train", "--config"])
+        mounts = {mount["name"]: mount["mountPath"] for mount in worker["containers"][0]["volumeMounts"]}
+        self.assertEqual(set(mounts), {volume["name"] for volume in worker["volumes"]})
+        self.assertTrue(verb[2].startswith(mounts["config"]))
+        self.assertTrue(all(isinstance(word, str) for word in words))
+        for tool, options in (("kubeconform", ["-ignore-missing-schemas"]), ("yamllint", ["-d", "{extends: relaxed, rules: {line-length: disable}}"])):
+            if shutil.which(tool):
+                output(tool, *options, path)
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Tables and reports of runs say what metrics.jsonl says."""
+import csv
+import io
+import json
+import math
+
+import rig
+
+
+class Reports(rig.Runs):
+    def test_a_table_has_every_number_of_the_log(self):
+        self.train()
+        self.train("run.dir=other", "optim.lr=1e-4", max_steps=4)
+        text = self.trainer("report", "run", "other/", "--csv", stdout=True)
+        rows = list(csv.DictReader(io.StringIO(text)))
+        for run in ("run", "other"):
+            mine = [row for row in rows if row["run"] == run]
+            steps, evals = self.events("step", run), {e["step"]: e for e in self.events("eval", run)}
+            self.assertEqual(len(mine), len(steps))
+            for row, event in zip(mine, steps):
+                for name in ("step", "tokens", "loss", "lr", "grad_norm", "step_ms", "mfu"):
+                    self.assertEqual(json.loads(row[name]), event[name])
+                self.assertEqual(float(row["phase_ms.forward"]), event["phase_ms"]["forward"])
+                evaluated = evals.get(event["step"])
+                self.assertEqual(row["validation.loss"], "" if evaluated is None else json.dumps(evaluated["loss"]))
+        self.trainer("report", "run", "other", "--csv", "--output", "both.csv")
+        self.assertEqual((self.folder / "both.csv").read_text(), text)
+        self.assertTrue(all(math.isfinite(float(row["loss"])) for row in rows))
+
+    def test_a_report_is_made_anew(self):
+        self.train(max_steps=3)
+        self.assertFalse((self.folder / "run/report.html").exists())
+        out = self.trainer("report", "run", stdout=True)
+        self.assertIn("stopped after --max-steps at step 3 of 8", out)
+        self.assertIn("</html>", (self.folder / "run/report.html").read_text())
+
+    def test_what_is_no_run_is_named(self):
+        for args, message in ((["tokens"], "tokens: no metrics.jsonl there; expected the folder of a run"),
+                              ([], "runs is required")):
+            result = rig.subprocess.run([rig.TRAINER, "report", *args], cwd=self.folder, capture_output=True, text=True)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn(message, result.stderr)
+
+
+if __name__ == "__main__":
+    rig.main()

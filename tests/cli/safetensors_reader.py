@@ -1,0 +1,27 @@
+"""Reads safetensors files with nothing but Python."""
+import json
+import pathlib
+import struct
+
+SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+
+def read(folder):
+    """Of all files in the folder: {name: (dtype, shape, bytes)}."""
+    tensors = {}
+    for path in sorted(pathlib.Path(folder).glob("*.safetensors")):
+        content = path.read_bytes()
+        length, = struct.unpack("<Q", content[:8])
+        for name, entry in json.loads(content[8:8 + length]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            tensors[name] = entry["dtype"], entry["shape"], content[8 + length + begin:8 + length + end]
+    return tensors
+
+
+def floats(tensor):
+    """The values of an F32 tensor."""
+    dtype, _, content = tensor
+    assert dtype == "F32", dtype
+    return struct.unpack(f"<{len(content) // 4}f", content)

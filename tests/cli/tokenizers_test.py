@@ -1,0 +1,143 @@
+"""GPT-2's tokenizer through the program, and beside tiktoken and Hugging Face's tokenizers where a Python has them.
+
+TRAINER_TORCH_PYTHON names such a Python.
+"""
+import array
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import unicodedata
+
+import rig
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+GPT2 = ROOT / "data/gpt2"
+MIXED_BYTES = 5_000_000
+# What both libraries say of the files' vocabulary; run in the Python that has them, with FOLDER, TEXT, OUTPUT.
+PEER = r"""
+import array, json, sys
+import tiktoken, tokenizers
+folder, text, output = sys.argv[1:]
+with open(text, newline="", encoding="utf-8") as file:
+    content = file.read()
+vocab = json.load(open(folder + "/vocab.json", encoding="utf-8"))
+printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+others = [byte for byte in range(256) if byte not in printing]
+byte_of = {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(others)}
+ranks = {bytes(byte_of[c] for c in name): rank for name, rank in vocab.items() if name != "<|endoftext|>"}
+pattern = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+first = tiktoken.Encoding("gpt2", pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256})
+second = tokenizers.Tokenizer.from_file(folder + "/tokenizer.json")
+array.array("i", first.encode_ordinary(content)).tofile(open(output + ".tiktoken", "wb"))
+array.array("i", second.encode(content, add_special_tokens=False).ids).tofile(open(output + ".tokenizers", "wb"))
+"""
+
+
+def find_python():
+    for python in (os.environ.get("TRAINER_TORCH_PYTHON"), sys.executable, ROOT / "build/torch-python/bin/python"):
+        if python and pathlib.Path(python).exists():
+            if subprocess.run([python, "-c", "import tiktoken, tokenizers"], capture_output=True).returncode == 0:
+                return python
+    return None
+
+
+def mixed_text():
+    """Prose, source code, and characters of all kinds that Unicode 14 has: emoji, CJK, controls, marks, spaces."""
+    draw = random.Random(14)
+    code = "".join(path.read_text() for path in sorted((ROOT / "src").rglob("*.cpp")))
+    assigned = [chr(c) for c in range(0x110000) if unicodedata.category(chr(c)) not in ("Cn", "Cs", "Co")]
+    spaces = [c for c in assigned if c.isspace()] + ["\u180e", "\ufeff"]
+    parts = [(ROOT / "data/austen.txt").read_text(), code]
+    size = sum(map(len, parts))
+    while size < MIXED_BYTES:
+        kind = draw.randrange(6)
+        if kind == 0:
+            piece = "".join(draw.choices(assigned, k=draw.randrange(1, 30)))
+        elif kind == 1:
+            piece = "".join(chr(draw.randrange(0x4E00, 0x9FA0)) for _ in range(draw.randrange(1, 60))) + "。"
+        elif kind == 2:
+            piece = "".join(draw.choices(["🐈", "👩‍👩‍👧", "🏳️‍🌈", "é", "e\u0301", "ﷺ", "٣", "²", "Ⅷ"], k=draw.randrange(1, 9)))
+        elif kind == 3:
+            piece = "".join(draw.choices(spaces, k=draw.randrange(1, 8)))
+        elif kind == 4:
+            piece = "".join(chr(draw.randrange(32)) for _ in range(draw.randrange(1, 8)))
+        else:
+            piece = draw.choice(["don't I'LL they've", " 12345,678.90", "\r\n\r\n", "\n\n\n", "    indented", "x" * draw.randrange(200)])
+        parts.append(piece)
+        size += len(piece.encode())
+    return "".join(parts)
+
+
+class Tokenizers(rig.Runs):
+    def tokens(self, folder):
+        content = (self.folder / folder / "tokens.bin").read_bytes()[1024:]
+        return array.array("H", content)
+
+    def test_a_run_on_gpt2_tokens_keeps_and_exports_its_tokenizer(self):
+        self.trainer("tokenize", "--input", "text.txt", "--output", "gpt2", "--tokenizer", GPT2)
+        self.assertTrue((self.folder / "gpt2/tokenizer.json").exists())
+        self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2/tokenizer.json", "train.steps=3")
+        self.train('data.train=["text.txt"]', f"data.tokenizer={GPT2}", "train.steps=3", "run.dir=text")
+        self.assertEqual(self.losses("run"), self.losses("text"))
+        self.assertIsNotNone(self.events("eval")[0]["bits_per_byte"])
+        carried = (self.step_folder(3) / "tokenizer.json").read_bytes()
+        self.assertEqual(carried, (self.folder / "gpt2/tokenizer.json").read_bytes())
+        self.assertEqual(carried, (self.folder / "run/tokenizer.json").read_bytes())
+        self.assert_whole(self.step_folder(3))
+        self.trainer("checkpoint", "strip", "--checkpoint", "run", "--output", "small")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "small", "--output", "hf")
+        self.assertEqual((self.folder / "hf/tokenizer.json").read_bytes(), carried)
+        self.assertEqual(json.loads((self.folder / "hf/config.json").read_text())["eos_token_id"], 50256)
+        vocab = json.loads((self.folder / "hf/vocab.json").read_text())
+        self.assertEqual(len(vocab), 50257)
+        self.assertEqual((self.folder / "hf/merges.txt").read_bytes(), (GPT2 / "merges.txt").read_bytes())
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "back")
+        for file in ("tokenizer.json",):  # from the older pair of files the same is made
+            (self.folder / "hf" / file).unlink()
+        self.trainer("checkpoint", "import", "--format", "hf", "--input", "hf", "--output", "older")
+        texts = [self.trainer("generate", "--checkpoint", checkpoint, "--prompt", "The cat", "--tokens", "5", "--seed", "1",
+                              stdout=True) for checkpoint in ("run", "back", "older")]
+        self.assertEqual(texts, texts[:1] * 3)
+        self.train('data.train=["gpt2/tokens.bin"]', "data.tokenizer=gpt2", "train.steps=4")  # resumes: the same tokens
+
+    def test_broken_tokenizers_are_refused(self):
+        for name, content, part in (("tokenizer.json", b'{"model": 3}', "tokenizer.json: model: missing"),
+                                    ("merges.txt", b"#version: 0.2\na\n", "merges.txt: line 2"),
+                                    ("x.tiktoken", b"YQ== 0\nYQ== 1\n", "x.tiktoken: line 2"),
+                                    ("tokenizer.model", b"\x0a\xff", "not a usable SentencePiece model")):
+            with self.subTest(name):
+                folder = self.folder / f"bad-{name}"
+                folder.mkdir()
+                (folder / name).write_bytes(content)
+                told = self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer", folder, status=4)
+                self.assertIn(part, told)
+        (self.folder / "empty").mkdir()
+        self.assertIn("no tokenizer found", self.trainer("tokenize", "--input", "text.txt", "--output", "o", "--tokenizer",
+                                                         "empty", status=4))
+
+    def test_mixed_text_has_the_tokens_of_tiktoken_and_tokenizers(self):
+        python = find_python()
+        if python is None:
+            self.skipTest("no Python with tiktoken and tokenizers (TRAINER_TORCH_PYTHON)")
+        text = mixed_text()
+        (self.folder / "mixed.txt").write_text(text, newline="", encoding="utf-8")
+        self.assertGreaterEqual((self.folder / "mixed.txt").stat().st_size, MIXED_BYTES)
+        self.trainer("tokenize", "--input", "mixed.txt", "--output", "ours", "--tokenizer", GPT2)
+        self.train('data.train=["ours/tokens.bin"]', f"data.tokenizer={GPT2}", "train.steps=3")
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", "hf")
+        subprocess.run([python, "-c", PEER, "hf", "mixed.txt", "theirs"], cwd=self.folder, check=True, timeout=400)
+        ours = list(self.tokens("ours"))
+        self.assertEqual(ours.pop(), 50256)
+        for library in ("tiktoken", "tokenizers"):
+            theirs = array.array("i")
+            theirs.frombytes((self.folder / f"theirs.{library}").read_bytes())
+            theirs = list(theirs)
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
+            self.assertEqual((len(ours), ours[place:place + 8]), (len(theirs), theirs[place:place + 8]), f"{library} at {place}")
+
+
+if __name__ == "__main__":
+    rig.main()

@@ -1,0 +1,124 @@
+"""Models beside Hugging Face's transformers: the same logits, losses and tokens, in both directions.
+
+Skipped where no Python has torch and transformers; TRAINER_TORCH_PYTHON names one, and
+`tests/bench/compare_torch.py --make-python` makes one.
+"""
+import array
+import json
+import math
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+
+import rig
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SKIPPED = 77
+LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
+
+
+def find_python():
+    """An interpreter with torch and transformers; None."""
+    for python in (os.environ.get("TRAINER_TORCH_PYTHON"), sys.executable, ROOT / "build/torch-python/bin/python"):
+        if python and pathlib.Path(python).exists():
+            probe = subprocess.run([python, "-c", "import torch, transformers"], capture_output=True)
+            if probe.returncode == 0:
+                return python
+    return None
+
+
+PYTHON = find_python()
+
+
+class Transformers(rig.Runs):
+    def peer(self, *calls):
+        """The results of all calls, made by one process."""
+        result = subprocess.run([PYTHON, HERE / "transformers_peer.py", json.dumps(calls)], cwd=self.folder,
+                                capture_output=True, text=True, timeout=500)
+        self.assertEqual(result.returncode, 0, result.stderr[-3000:])
+        return json.loads(result.stdout.splitlines()[-1])
+
+    def export(self, run, output, *options):
+        self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", run, "--output", output, *options)
+
+    def write_tokens(self, count):
+        """Of the text that all tests train on, as int32."""
+        content = (self.folder / "tokens/tokens.bin").read_bytes()[1024:1024 + 2 * count]
+        ids = array.array("i", struct.unpack(f"<{count}H", content))
+        (self.folder / "ids").write_bytes(ids.tobytes())
+        return ids
+
+    def compare(self, folders, count):
+        """Checkpoints and the folders of transformers: logits to 1e-4 of the largest in each row, the loss to 1e-6."""
+        ids = self.write_tokens(count)
+        told = self.peer(*(["logits", hf, "ids", f"{hf}/logits"] for hf in folders.values()))
+        for (checkpoint, hf), result in zip(folders.items(), told):
+            with self.subTest(hf):
+                self.compare_logits(checkpoint, self.folder / hf / "logits", ids, result["loss"])
+        return told
+
+    def compare_logits(self, checkpoint, path, ids, expected_loss):
+        subprocess.run([os.environ["LOGITS"], checkpoint, "ids", "ours"], cwd=self.folder, check=True, timeout=120)
+        ours, theirs = array.array("f"), array.array("f")
+        ours.frombytes((self.folder / "ours").read_bytes())
+        theirs.frombytes(path.read_bytes())
+        self.assertEqual(len(ours), len(theirs))
+        vocab = len(ours) // len(ids)
+        loss = 0
+        for position in range(len(ids)):
+            mine, other = (row[position * vocab:(position + 1) * vocab] for row in (ours, theirs))
+            largest = max(map(abs, other))
+            self.assertGreater(largest, 0.01)
+            self.assertLessEqual(max(abs(a - b) for a, b in zip(mine, other)), 1e-4 * largest, f"position {position}")
+            if position + 1 < len(ids):
+                loss += log_sum_exp(mine) - mine[ids[position + 1]]
+        self.assertLessEqual(abs(loss / (len(ids) - 1) - expected_loss), 1e-6 * expected_loss)
+
+    def test_exported_models_compute_the_same(self):
+        families = {"gpt2": ([], "GPT2LMHeadModel"), "llama": (LLAMA, "LlamaForCausalLM"),
+                    "untied": (["model.tie_embeddings=false"], "GPT2LMHeadModel"),
+                    "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
+        for name, (sets, _) in families.items():
+            self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
+            self.export(name, f"{name}-hf")
+        told = self.compare({name: f"{name}-hf" for name in families}, 32)
+        for (_, kind), result in zip(families.values(), told):
+            self.assertEqual(result["model"], kind)
+            self.assertEqual(len(result["generated"][0]), 7)
+
+    def test_imported_models_compute_the_same(self):
+        made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
+                for dtype in ("float32", "bfloat16", "float16")]
+        self.peer(*(["make", *each] for each in made))
+        for _, folder, _ in made:
+            self.assertGreater(len(list((self.folder / folder).glob("*.safetensors"))), 1)
+            self.trainer("checkpoint", "import", "--format", "hf", "--input", folder, "--output", f"{folder}-back")
+        self.compare({f"{folder}-back": folder for _, folder, _ in made}, 48)
+
+    def test_auto_tokenizer_gives_the_same_tokens(self):
+        self.train("train.steps=3")
+        self.export("run", "hf")
+        text = (ROOT / "data/austen.txt").read_text()[:300_000] + "\n\n\tnaïve  日本\r\n 🐈\x01 end"
+        (self.folder / "long.txt").write_text(text, newline="")
+        told, = self.peer(["tokens", "hf", "long.txt"])
+        self.trainer("tokenize", "--input", "long.txt", "--output", "again", "--tokenizer", "tokens/tokenizer.model")
+        content = (self.folder / "again/tokens.bin").read_bytes()[1024:]
+        ours = list(struct.unpack(f"<{len(content) // 2}H", content))
+        self.assertEqual(ours.pop(), told["eos"])
+        self.assertEqual(told["size"], 320)
+        self.assertEqual(ours, told["ids"])
+
+
+def log_sum_exp(row):
+    largest = max(row)
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in row))
+
+
+if __name__ == "__main__":
+    if PYTHON is None:
+        print("skipped: no Python with torch and transformers (TRAINER_TORCH_PYTHON, build/torch-python)")
+        sys.exit(SKIPPED)
+    rig.main()

@@ -1,0 +1,363 @@
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <random>
+
+#include "data/bpe_file.h"
+#include "data/split_pattern.h"
+#include "data/text.h"
+#include "data/tokenizer.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using namespace testing;
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const fs::path kGpt2 = fs::path(TRAINER_SOURCE_DIR) / "data/gpt2";
+
+const Tokenizer& gpt2() {
+  static const Tokenizer tokenizer = Tokenizer::load(kGpt2.string());
+  return tokenizer;
+}
+
+std::string base64(std::string_view bytes) {
+  const std::string_view digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string text;
+  for (size_t i = 0; i < bytes.size(); i += 3) {
+    uint32_t group = 0;
+    for (size_t j = 0; j < 3; ++j)
+      group = group << 8 | (i + j < bytes.size() ? static_cast<uint8_t>(bytes[i + j]) : 0u);
+    for (size_t j = 0; j < 4; ++j) text += i + j > bytes.size() ? '=' : digits[group >> (18 - 6 * j) & 63];
+  }
+  return text;
+}
+
+TEST(ByteBpe, GivesTheTokensOfGpt2) {
+  EXPECT_EQ(gpt2().vocab_size(), 50257);
+  EXPECT_EQ(gpt2().eos(), 50256);
+  EXPECT_EQ(gpt2().name_of(50256), "<|endoftext|>");
+  EXPECT_EQ(gpt2().piece(50256), "");
+  EXPECT_EQ(gpt2().file_name(), "tokenizer.json");
+  int lines = 0;
+  std::istringstream vectors(read_file(fs::path(TRAINER_SOURCE_DIR) / "tests/unit/data/gpt2_vectors.jsonl"));
+  for (std::string line; std::getline(vectors, line); ++lines) {
+    const json vector = json::parse(line);
+    const auto text = vector["text"].get<std::string>();
+    const auto ids = vector["ids"].get<std::vector<int32_t>>();
+    ASSERT_EQ(gpt2().encode(text), ids) << line;
+    ASSERT_EQ(gpt2().decode(ids), text) << line;
+  }
+  EXPECT_EQ(lines, 530);
+}
+
+// What tiktoken 0.14 gives for the novel of data/, with this vocabulary.
+TEST(ByteBpe, GivesTheTokensOfANovel) {
+  const std::string text = read_file(fs::path(TRAINER_SOURCE_DIR) / "data/austen.txt");
+  const std::vector<int32_t> ids = gpt2().encode(text);
+  EXPECT_EQ(ids.size(), 308476u);
+  EXPECT_EQ(std::accumulate(ids.begin(), ids.end(), int64_t{0}), 1142024608);
+  EXPECT_EQ(gpt2().decode(ids), text);
+  EXPECT_EQ(gpt2().text_bytes(ids), static_cast<int64_t>(text.size()));
+}
+
+TEST(ByteBpe, IsTheSameFromEveryKindOfFile) {
+  TemporaryFolder folder;
+  const BpeSpec spec = parse_bpe(gpt2().bytes(), "x");
+  const auto [vocab, merges] = vocab_and_merges(spec);
+  const auto put = [&](const std::string& place, const std::string& bytes) {
+    fs::create_directories(folder / fs::path(place).parent_path());
+    return write(folder / place, bytes);
+  };
+  put("pair/merges.txt", merges);
+  put("pair/vocab.json", vocab);
+  put("json/tokenizer.json", gpt2().bytes());
+  std::string ranks;
+  for (size_t id = 0; id + 1 < spec.pieces.size(); ++id)
+    ranks += base64(spec.pieces[id]) + " " + std::to_string(id) + "\n";
+  put("ranks/gpt2.tiktoken", ranks);
+  const std::string text =
+      read_file(fs::path(TRAINER_SOURCE_DIR) / "data/austen.txt").substr(0, 100'000) + "  \n\n\t naïve 日本";
+  for (const char* place :
+       {"pair", "pair/vocab.json", "pair/merges.txt", "json", "json/tokenizer.json", "ranks", "ranks/gpt2.tiktoken"}) {
+    const Tokenizer other = Tokenizer::load((folder / place).string());
+    EXPECT_EQ(other.vocab_size(), 50257) << place;
+    EXPECT_EQ(other.eos(), 50256) << place;
+    EXPECT_EQ(other.encode(text), gpt2().encode(text)) << place;
+    EXPECT_EQ(other.bytes(), gpt2().bytes()) << place;
+    EXPECT_EQ(Tokenizer::from_bytes(other.bytes(), "x").hash(), other.hash()) << place;
+  }
+}
+
+TEST(ByteBpe, GivesAnyBytesBack) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 200; ++round) {
+    std::string text;
+    const size_t size = random() % 300;
+    while (text.size() < size) {
+      switch (random() % 5) {
+        case 0:
+          text += static_cast<char>(random() % 256);
+          break;
+        case 1:
+          text += " ";
+          break;
+        case 2:
+          text += "\n";
+          break;
+        case 3:
+          text += "the";
+          break;
+        default:
+          text += "\xF0\x9F\x90\x88";
+          break;
+      }
+    }
+    ASSERT_EQ(gpt2().decode(gpt2().encode(text)), text);
+  }
+  EXPECT_EQ(gpt2().encode("<|endoftext|>").size(), 7u);  // text, not the end of one
+  const std::string nul("a\0b", 3);
+  EXPECT_EQ(gpt2().decode(gpt2().encode(nul)), nul);
+}
+
+TEST(ByteBpe, TakesWordsOfAMillionBytes) {
+  for (const char* unit : {"a", "ab", "\xE6\x97\xA5", "0"}) {
+    std::string text;
+    while (text.size() < 1'000'000) text += unit;
+    ASSERT_EQ(gpt2().decode(gpt2().encode(text)), text);
+  }
+}
+
+/// A tokenizer.json over some letters, with as many random merges.
+json small_json(std::mt19937_64& random, int merges) {
+  json vocab = json::object(), pairs = json::array();
+  std::vector<std::string> names;
+  for (size_t byte = 0; byte < 256; ++byte) vocab[byte_characters()[byte]] = byte;
+  for (const char* letter : {"a", "b", "c"}) names.emplace_back(letter);
+  while (static_cast<int>(pairs.size()) < merges) {
+    const std::string left = names[random() % names.size()], right = names[random() % names.size()];
+    if (vocab.contains(left + right) || left.size() + right.size() > 9) continue;
+    vocab[left + right] = vocab.size();
+    names.push_back(left + right);
+    pairs.push_back(left + " " + right);
+  }
+  return {{"added_tokens", json::array({json{{"id", vocab.size()}, {"content", "</s>"}, {"special", true}}})},
+          {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", true}}},
+          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", pairs}}}};
+}
+
+/// By the definition: the first merge of all that apply, at its leftmost place, until none applies.
+std::vector<int32_t> by_definition(const json& tokenizer, const std::string& word) {
+  std::vector<std::string> parts;
+  for (const char c : word) parts.emplace_back(1, c);
+  for (bool again = true; again;) {
+    again = false;
+    for (const json& merge : tokenizer["model"]["merges"]) {
+      for (size_t i = 0; i + 1 < parts.size() && !again; ++i) {
+        if (parts[i] + " " + parts[i + 1] != merge.get_ref<const std::string&>()) continue;
+        parts[i] += parts[i + 1];
+        parts.erase(parts.begin() + static_cast<ptrdiff_t>(i) + 1);
+        again = true;
+      }
+      if (again) break;
+    }
+  }
+  std::vector<int32_t> ids;
+  for (const std::string& part : parts) ids.push_back(tokenizer["model"]["vocab"][part].get<int32_t>());
+  return ids;
+}
+
+TEST(ByteBpe, JoinsWhatTheDefinitionJoins) {
+  std::mt19937_64 random(11);
+  for (int round = 0; round < 60; ++round) {
+    const json file = small_json(random, 12);
+    const Tokenizer tokenizer = Tokenizer::from_bytes(file.dump(), "x");
+    for (int i = 0; i < 20; ++i) {
+      std::string word;
+      for (size_t size = 1 + random() % 70; word.size() < size;) word += static_cast<char>('a' + random() % 3);
+      ASSERT_EQ(tokenizer.encode(word), by_definition(file, word)) << word << "\n" << file.dump();
+    }
+  }
+}
+
+TEST(ByteBpe, FollowsThePreTokenizerOfItsFile) {
+  std::mt19937_64 random(1);
+  json file = small_json(random, 5);
+  const auto words = [&](const json& steps, const std::string& text) {
+    file["pre_tokenizer"] = steps;
+    file["model"]["ignore_merges"] = true;  // so that known words show
+    file["model"]["vocab"].clear();
+    for (size_t byte = 0; byte < 256; ++byte) file["model"]["vocab"][byte_characters()[byte]] = byte;
+    for (const char* word : {"ab", "12", "1234", "Ġab", "ĊĊ", "ab!", "abĠ", "ĠĠ", "Ġ1", "!Ċ"})
+      file["model"]["vocab"][word] = file["model"]["vocab"].size();
+    file["model"]["merges"] = json::array();
+    file["added_tokens"][0]["id"] = file["model"]["vocab"].size();
+    const Tokenizer tokenizer = Tokenizer::from_bytes(file.dump(), "x");
+    std::string shown;
+    for (const int32_t id : tokenizer.encode(text)) shown += tokenizer.name_of(id) + "|";
+    return shown;
+  };
+  const json byte_level{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const json gpt2_steps{{"type", "ByteLevel"}, {"add_prefix_space", false}};
+  const auto sequence = [&](const json& first, const json& last) {
+    return json{{"type", "Sequence"}, {"pretokenizers", {first, last}}};
+  };
+  const auto split = [](const char* pattern) {
+    return json{{"type", "Split"}, {"pattern", {{"Regex", pattern}}}, {"behavior", "Isolated"}, {"invert", false}};
+  };
+  EXPECT_EQ(words(gpt2_steps, "ab ab1234\n\nab"), "ab|Ġab|1234|Ċ|Ċ|ab|");
+  EXPECT_EQ(words(gpt2_steps, "ab\n\n"), "ab|ĊĊ|");
+  EXPECT_EQ(words(sequence({{"type", "Digits"}, {"individual_digits", true}}, gpt2_steps), "ab 12"), "ab|Ġ|1|2|");
+  EXPECT_EQ(words(sequence({{"type", "Digits"}, {"individual_digits", false}}, gpt2_steps), "ab 12"), "ab|Ġ|12|");
+  EXPECT_EQ(words(sequence(split("\\p{N}{1,2}"), byte_level), "ab1234"), "ab|12|3|4|");
+  EXPECT_EQ(words(sequence(split("[^\\s]+"), byte_level),
+                  "ab\xC2\x85"
+                  "ab"),
+            "ab|Â|ħ|ab|");  // U+0085 is a space
+  EXPECT_EQ(words(sequence(split("\\S+"), byte_level),
+                  "\xE1\xA0\x8E"
+                  "ab"),
+            "á|ł|İ|a|b|");  // U+180E is none
+  EXPECT_EQ(words(sequence(split(kCl100kPattern.data()), byte_level), "ab!\n ab"), "ab|!Ċ|Ġab|");
+}
+
+TEST(ByteBpe, FindsTokensThatAreNoWordsAsTheyAre) {
+  std::mt19937_64 random(2);
+  json file = small_json(random, 4);
+  const size_t next = file["added_tokens"][0]["id"].get<size_t>() + 1;
+  file["added_tokens"].push_back({{"id", next}, {"content", "  "}, {"special", false}});
+  file["added_tokens"].push_back({{"id", next + 1}, {"content", "    "}, {"special", false}});
+  const Tokenizer tokenizer = Tokenizer::from_bytes(file.dump(), "x");
+  const auto id = static_cast<int32_t>(next);
+  EXPECT_EQ(tokenizer.encode("c      c"), (std::vector<int32_t>{'c', id + 1, id, 'c'}));
+  EXPECT_EQ(tokenizer.decode({id + 1, id}), "      ");
+}
+
+TEST(ByteBpe, IsRefusedWhereTheFileIsWrong) {
+  std::mt19937_64 random(4);
+  const json good = small_json(random, 6);
+  const auto refusal = [](const std::string& text) -> std::string {
+    try {
+      Tokenizer::from_bytes(text, "dir/tokenizer.json");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::data) << error.what();
+      return error.what();
+    }
+    return "taken";
+  };
+  ASSERT_EQ(refusal(good.dump()), "taken");
+  const auto changed = [&](const char* pointer, const json& value) {
+    json file = good;
+    file[json::json_pointer(pointer)] = value;
+    return refusal(file.dump());
+  };
+  struct Case {
+    const char* pointer;
+    json value;
+    const char* part;
+  };
+  const std::string half = good.dump().substr(0, good.dump().size() / 2);
+  EXPECT_NE(refusal(half).find("dir/tokenizer.json: model: missing"), std::string::npos);
+  EXPECT_NE(refusal("{" + std::string(100'000, '[')).find("dir/tokenizer.json: "), std::string::npos);
+  for (const auto& [pointer, value, part] : std::vector<Case>{
+           {"/model", 3, "model: missing"},
+           {"/model/type", "Unigram", "model.type: \"Unigram\""},
+           {"/model/byte_fallback", true, "model.byte_fallback"},
+           {"/model/byte_fallback", "no", "byte_fallback: \"no\", expected true or false"},
+           {"/model/end_of_word_suffix", "</w>", "model.end_of_word_suffix: \"</w>\""},
+           {"/normalizer", {{"type", "NFC"}}, "normalizer: \"NFC\""},
+           {"/pre_tokenizer", nullptr, "pre_tokenizer: null"},
+           {"/pre_tokenizer/type", "Metaspace", "pre_tokenizer: \"Metaspace\""},
+           {"/pre_tokenizer/add_prefix_space", true, "add_prefix_space: true"},
+           {"/pre_tokenizer",
+            {{"type", "Sequence"},
+             {"pretokenizers",
+              {{{"type", "Split"}, {"pattern", {{"Regex", "(a"}}}, {"behavior", "Isolated"}},
+               {{"type", "ByteLevel"}, {"add_prefix_space", false}}}}},
+            "pattern (a: missing closing parenthesis"},
+           {"/pre_tokenizer",
+            {{"type", "Sequence"},
+             {"pretokenizers", json::array({json{{"type", "Split"}, {"pattern", {{"String", " "}}}}})}},
+            "Split takes a regular expression"},
+           {"/model/vocab", json::object(), "model.vocab: missing"},
+           {"/model/vocab/a", 300000000, "model.vocab: a: 300000000 is no id"},
+           {"/model/vocab/a", -1, "model.vocab: a: -1 is no id"},
+           {"/model/vocab/a", 98, "id 98 occurs twice"},
+           {"/model/vocab/a", 5000, "id 5000 leaves ids without a token"},
+           {"/model/merges", 7, "model.merges: missing"},
+           {"/model/merges/0", "a b c", "model.merges[0]: \"a b c\" is no pair"},
+           {"/model/merges/0", "a z", "model.merges[0]: az is no token"},
+           {"/model/merges/0", {"a"}, "is no pair"},
+           {"/added_tokens", json::array(), "no special token that ends a text"},
+           {"/added_tokens/0/content", 5, "has no content"},
+           {"/added_tokens/0/id", 97, "id 97 is also that of a"},
+           {"/added_tokens/0/special", 1, "special: 1"},
+       })
+    EXPECT_NE(changed(pointer, value).find(part), std::string::npos) << pointer << ": " << changed(pointer, value);
+  json missing = good;
+  missing["model"]["vocab"].erase("z");
+  EXPECT_NE(refusal(missing.dump()).find("leaves ids without a token"), std::string::npos);
+  missing["model"]["vocab"]["日"] = 122;
+  EXPECT_NE(refusal(missing.dump()).find("model.vocab: 日: not written in"), std::string::npos);
+}
+
+TEST(ByteBpe, IsRefusedWhereTheOlderFilesAreWrong) {
+  const auto refusal = [](auto&& read) -> std::string {
+    try {
+      read();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::data) << error.what();
+      return error.what();
+    }
+    return "taken";
+  };
+  const auto of_merges = [&](const char* merges) {
+    return refusal([&] { json_of_gpt2(std::nullopt, merges, "v", "merges.txt"); });
+  };
+  EXPECT_EQ(of_merges("#version: 0.2\na b\n\n"), "taken");
+  EXPECT_NE(of_merges("#version: 0.2\na b\nab\n").find("merges.txt: line 3: "), std::string::npos);
+  EXPECT_NE(of_merges("a  b\n").find("line 1"), std::string::npos);
+  EXPECT_NE(of_merges("a \xff\n").find("line 1"), std::string::npos);
+  const auto of_vocab = [&](const char* vocab) {
+    return refusal([&] { json_of_gpt2(vocab, "a b\n", "v.json", "m"); });
+  };
+  EXPECT_NE(of_vocab("[1]").find("v.json: not a JSON object"), std::string::npos);
+  EXPECT_NE(of_vocab("{\"a\":\"b\"}").find("v.json: a: "), std::string::npos);
+  EXPECT_NE(of_vocab("{\"a\":0}").find("no token <|endoftext|>"), std::string::npos);
+  const auto of_ranks = [&](const char* ranks) { return refusal([&] { json_of_ranks(ranks, "r"); }); };
+  EXPECT_NE(of_ranks("YQ== 0\n").find("r: 1 ranks"), std::string::npos);
+  EXPECT_NE(of_ranks("YQ== 0\nYQ== 1\n").find("r: line 2: the token occurs twice"), std::string::npos);
+  EXPECT_NE(of_ranks("YQ== 0\nY!== 1\n").find("r: line 2: expected a token in base64"), std::string::npos);
+  EXPECT_NE(of_ranks("YQ== x\n").find("line 1"), std::string::npos);
+}
+
+TEST(ByteBpe, GivesTheSameTokensInPieces) {
+  TemporaryFolder folder;
+  std::mt19937_64 random(9);
+  std::string text;
+  const std::vector<std::string> parts{"word", " ",    "\n", "\n\n", "  ", "\r\n", "!",
+                                       "...",  "日本", "12", "é",    " x", "\t",   "。\n"};
+  while (text.size() < 60'000) text += parts[random() % parts.size()];
+  const std::string file = write(folder / "text.txt", text);
+  const std::vector<int32_t> whole = gpt2().encode(text);
+  for (const int64_t piece_bytes : {300, 1000, 7777}) {
+    PieceReader reader({file}, {}, piece_bytes, {}, gpt2().cuts());
+    Encoder encoder(gpt2());
+    std::vector<int32_t> ids;
+    std::string joined;
+    int pieces = 0;
+    for (; const auto piece = reader.next(); ++pieces) {
+      joined += piece->text;
+      encoder.append(piece->text, ids, false);
+    }
+    EXPECT_EQ(joined, text);
+    EXPECT_GT(pieces, 60'000 / piece_bytes / 3);
+    EXPECT_EQ(ids, whole) << piece_bytes;
+  }
+}
+
+}  // namespace
+}  // namespace trainer::data

@@ -1,0 +1,115 @@
+// Evaluation in windows that slide, against the definition: the loss of each token after the tokens its window has.
+#include "run/evaluate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "data/token_file.h"
+#include "rigs/megatron.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::tests {
+namespace {
+
+namespace fs = std::filesystem;
+using data::testing::TemporaryFolder;
+
+std::vector<int32_t> random_tokens(int64_t count) {
+  const PhiloxKey key = philox_key(11, "text");
+  std::vector<int32_t> tokens;
+  for (int64_t i = 0; i < count; ++i)
+    tokens.push_back(static_cast<int32_t>(philox_at(key, static_cast<uint64_t>(i)) % kTinyVocab));
+  return tokens;
+}
+
+data::TokenDataset dataset_of(const TemporaryFolder& folder, const std::vector<int32_t>& tokens, int64_t seq_len) {
+  std::string bytes = data::token_header({.tokens = static_cast<int64_t>(tokens.size()), .vocab_size = kTinyVocab});
+  for (const int32_t token : tokens) bytes += {static_cast<char>(token & 0xFF), static_cast<char>(token >> 8)};
+  const std::string path = data::testing::write(folder / "text.bin", bytes);
+  return {std::make_shared<data::TokenStream>(std::vector<std::string>{path}), seq_len, 0};
+}
+
+/// The loss of the last of `tokens`, after the others. The model sees nothing else.
+double loss_after(train::Trainer& trainer, std::span<const int32_t> tokens) {
+  data::TokenBatch batch;
+  batch.resize(trainer.micro_batch(), trainer.model().seq_len());
+  std::ranges::fill(batch.weights, 0.0f);
+  std::ranges::fill(batch.ids, 1);
+  std::ranges::fill(batch.targets, 1);
+  const size_t context = tokens.size() - 1;
+  std::ranges::copy(tokens.first(context), batch.ids.begin());
+  batch.targets[context - 1] = tokens.back();
+  batch.weights[context - 1] = 1;
+  return trainer.loss_sum(batch);
+}
+
+/// By the definition: window after window, the tokens that none before has predicted.
+std::pair<double, int64_t> brute_force(train::Trainer& trainer, std::span<const int32_t> tokens, int64_t stride) {
+  const int64_t length = trainer.model().seq_len(), count = static_cast<int64_t>(tokens.size());
+  double nats = 0;
+  int64_t predicted = 0;
+  for (int64_t begin = 0; predicted < count - 1; begin += stride)
+    for (int64_t target = predicted + 1; target <= std::min(begin + length, count - 1); ++target, ++predicted)
+      nats += loss_after(trainer, tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(target - begin + 1)));
+  return {nats / static_cast<double>(predicted), predicted};
+}
+
+TEST(Evaluate, SlidingWindowsPredictEveryTokenOnceFromItsContext) {
+  const config::Config c = tiny_config();  // sequences of 11, micro-batches of 2
+  Tiny run(c, DType::f64, 2);
+  for (int64_t n = 1; n <= 3; ++n) run.step(n, 1e-2);
+  const TemporaryFolder folder;
+  for (const int64_t count : {12, 13, 34, 57}) {
+    const std::vector<int32_t> tokens = random_tokens(count);
+    const data::TokenDataset dataset = dataset_of(folder, tokens, c.model.seq_len);
+    for (const int64_t stride : {1, 4, 10, 11}) {
+      const auto [loss, predicted] = brute_force(run.trainer, tokens, stride);
+      const auto result = run::evaluate(run.trainer, dataset, {.stride = stride}, nullptr, {});
+      EXPECT_EQ(predicted, count - 1);
+      EXPECT_EQ(result.report.tokens, count - 1);
+      EXPECT_NEAR(result.report.loss, loss, 1e-13 * loss) << count << " tokens, stride " << stride;
+      EXPECT_NEAR(result.report.perplexity, std::exp(loss), 1e-12 * std::exp(loss));
+    }
+  }
+}
+
+TEST(Evaluate, WindowsBehindEachOtherAreThoseOfTheLongestStride) {
+  const config::Config c = tiny_config();
+  Tiny run(c, DType::f64, 2);
+  run.step(1);
+  const TemporaryFolder folder;
+  const data::TokenDataset whole = dataset_of(folder, random_tokens(5 * 11 + 1), 11);  // no incomplete window
+  const auto apart = run::evaluate(run.trainer, whole, {}, nullptr, {}),
+             sliding = run::evaluate(run.trainer, whole, {.stride = 11}, nullptr, {});
+  EXPECT_EQ(apart.report.loss, sliding.report.loss);
+  EXPECT_EQ(apart.report.tokens, sliding.report.tokens);
+  const data::TokenDataset more = dataset_of(folder, random_tokens(5 * 11 + 8), 11);
+  EXPECT_EQ(run::evaluate(run.trainer, more, {}, nullptr, {}).report.tokens, 55);
+  EXPECT_EQ(run::evaluate(run.trainer, more, {.stride = 11}, nullptr, {}).report.tokens, 62);
+  // One group of global_batch = 4 windows: the first 4.
+  EXPECT_EQ(run::evaluate(run.trainer, more, {.groups = 1, .stride = 11}, nullptr, {}).report.tokens, 44);
+  EXPECT_EQ(run::evaluate(run.trainer, more, {.groups = 1, .stride = 2}, nullptr, {}).report.tokens, 11 + 3 * 2);
+}
+
+TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
+  const TemporaryFolder folder;
+  const config::Config c = configure(Layout{.tensor = 2, .data = 2, .micro_batch = 1});
+  const data::TokenDataset dataset = dataset_of(folder, random_tokens(150), c.model.seq_len);
+  const auto loss_on = [&](const config::Config& layout, int ranks) {
+    double loss = 0;
+    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, layout, DType::f64, 1);
+      const auto result = run::evaluate(run.trainer, dataset, {.stride = 5}, nullptr, {});
+      EXPECT_EQ(result.report.tokens, 149);
+      if (world.first()) loss = result.report.loss;
+    });
+    return loss;
+  };
+  const double alone = loss_on(on_one_rank(c), 1);
+  EXPECT_NEAR(loss_on(c, 4), alone, 1e-12 * alone);
+}
+
+}  // namespace
+}  // namespace trainer::tests

@@ -1,0 +1,223 @@
+// Multiple choice, against the likelihood of one ending at a time.
+#include "run/multiple_choice.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <mutex>
+
+#include "rigs/megatron.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::tests {
+namespace {
+
+using data::testing::TemporaryFolder;
+using run::Question;
+
+std::vector<Question> random_questions(int count) {
+  const PhiloxKey key = philox_key(13, "questions");
+  uint64_t at = 0;
+  const auto draw = [&](uint64_t below) { return static_cast<int64_t>(philox_at(key, at++) % below); };
+  std::vector<Question> questions;
+  for (int q = 0; q < count; ++q) {
+    Question& question = questions.emplace_back();
+    std::vector<int32_t> context(static_cast<size_t>(1 + draw(7)));
+    for (int32_t& token : context) token = static_cast<int32_t>(draw(kTinyVocab));
+    question.choices.resize(static_cast<size_t>(2 + draw(4)));
+    for (Question::Choice& choice : question.choices) {
+      choice.tokens = context;
+      choice.scored = 1 + draw(5);
+      choice.bytes = 1 + draw(20);
+      for (int64_t i = 0; i < choice.scored; ++i) choice.tokens.push_back(static_cast<int32_t>(draw(kTinyVocab)));
+    }
+    question.answer = draw(question.choices.size());
+  }
+  // An ending longer than the model, and one whose context is cut.
+  Question& longest = questions.front();
+  for (int i = 0; i < 30; ++i) longest.choices[0].tokens.push_back(static_cast<int32_t>(i % kTinyVocab));
+  longest.choices[0].scored += 30;
+  longest.choices[1].tokens.insert(longest.choices[1].tokens.begin(), 40, 3);
+  return questions;
+}
+
+/// Σ log-likelihood of an ending, alone in a batch, and how many tokens of it the model can score.
+std::pair<double, double> alone(train::Trainer& trainer, const Question::Choice& choice) {
+  const auto length = static_cast<size_t>(trainer.model().seq_len());
+  std::vector<int32_t> tokens = choice.tokens;
+  if (tokens.size() > length + 1) tokens.erase(tokens.begin(), tokens.end() - static_cast<ptrdiff_t>(length + 1));
+  const size_t scored = std::min(static_cast<size_t>(choice.scored), tokens.size() - 1);
+  data::TokenBatch batch;
+  batch.resize(trainer.micro_batch(), trainer.model().seq_len());
+  std::ranges::fill(batch.weights, 0.0f);
+  std::ranges::fill(batch.ids, 5);
+  std::ranges::fill(batch.targets, 5);
+  for (size_t i = 0; i + 1 < tokens.size(); ++i) {
+    batch.ids[i] = tokens[i];
+    batch.targets[i] = tokens[i + 1];
+    batch.weights[i] = i + 1 + scored >= tokens.size() ? 1.0f : 0.0f;
+  }
+  return {-trainer.loss_sum(batch), static_cast<double>(scored)};
+}
+
+TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
+  config::Config c = tiny_config();
+  c.model.seq_len = 20;
+  Tiny run(c, DType::f64, 2);
+  for (int64_t n = 1; n <= 3; ++n) run.step(n, 1e-2);
+  const std::vector<Question> questions = random_questions(41);
+  run::Accuracy expected;
+  for (const Question& question : questions) {
+    size_t best[3] = {};
+    double highest[3] = {-INFINITY, -INFINITY, -INFINITY};
+    for (size_t i = 0; i < question.choices.size(); ++i) {
+      const auto [likelihood, tokens] = alone(run.trainer, question.choices[i]);
+      const double by[3] = {likelihood, likelihood / tokens,
+                            likelihood / static_cast<double>(question.choices[i].bytes)};
+      for (int rule = 0; rule < 3; ++rule)
+        if (by[rule] > highest[rule]) highest[rule] = by[rule], best[rule] = i;
+      if (static_cast<int64_t>(i) == question.answer) expected.loss -= likelihood / tokens / 41;
+    }
+    const auto answer = static_cast<size_t>(question.answer);
+    expected.raw += (best[0] == answer) / 41.0;
+    expected.per_token += (best[1] == answer) / 41.0;
+    expected.per_byte += (best[2] == answer) / 41.0;
+  }
+  ASSERT_FALSE(expected.raw == expected.per_token &&
+               expected.raw == expected.per_byte);  // else the rules are not told apart
+  const run::Accuracy found = run::answer_questions(run.trainer, questions, {});
+  EXPECT_EQ(found.questions, 41);
+  EXPECT_NEAR(found.raw, expected.raw, 1e-12);
+  EXPECT_NEAR(found.per_token, expected.per_token, 1e-12);
+  EXPECT_NEAR(found.per_byte, expected.per_byte, 1e-12);
+  EXPECT_NEAR(found.loss, expected.loss, 1e-12 * expected.loss);
+}
+
+TEST(MultipleChoice, RanksFindWhatOneFinds) {
+  const std::vector<Question> questions = random_questions(23);
+  const auto on = [&](const config::Config& c, int ranks) {
+    run::Accuracy found;
+    comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+      Tiny run(&world, c, DType::f64, 1);
+      const run::Accuracy mine = run::answer_questions(run.trainer, questions, {});
+      EXPECT_GT(mine.raw, 0);
+      if (world.first()) found = mine;
+    });
+    return found;
+  };
+  const config::Config c = configure(Layout{.tensor = 2, .data = 2});
+  const run::Accuracy one = on(on_one_rank(c), 1), four = on(c, 4);
+  EXPECT_EQ(one.raw, four.raw);
+  EXPECT_EQ(one.per_token, four.per_token);
+  EXPECT_EQ(one.per_byte, four.per_byte);
+  EXPECT_NEAR(one.loss, four.loss, 1e-11 * one.loss);
+}
+
+TEST(MultipleChoice, StopsWhenAsked) {
+  Tiny run(tiny_config(), DType::f32, 1);
+  int64_t calls = 0;
+  EXPECT_TRUE(run::answer_questions(run.trainer, random_questions(30), [&](int64_t, int64_t all) {
+                EXPECT_EQ(all, 30);
+                return ++calls < 3;
+              }).interrupted);
+  EXPECT_EQ(calls, 3);
+}
+
+// --- files
+
+constexpr const char* kLines =
+    R"({"ind": 1, "ctx": "She had never been ", "endings": ["happy.", "so much"], "label": 1})"
+    "\n\n"
+    R"({"ctx": "", "endings": ["a", "b", "c"], "label": "2"})"
+    "\n";
+
+TEST(Questions, LinesAreTokenizedWithTheirContext) {
+  const TemporaryFolder folder;
+  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
+  const std::string path = data::testing::write(folder / "q.jsonl", kLines);
+  const auto questions = run::read_questions({path}, &tokenizer, tokenizer.vocab_size(), 0);
+  ASSERT_EQ(questions.size(), 2u);
+  EXPECT_EQ(questions[0].answer, 1);
+  ASSERT_EQ(questions[0].choices.size(), 2u);
+  const auto context = static_cast<int64_t>(tokenizer.encode("She had never been").size());
+  for (const auto& [choice, text] : {std::pair{0, "happy."}, {1, "so much"}}) {
+    const Question::Choice& c = questions[0].choices[static_cast<size_t>(choice)];
+    EXPECT_EQ(tokenizer.decode(c.tokens), std::string("She had never been ") + text);
+    EXPECT_EQ(c.scored, static_cast<int64_t>(c.tokens.size()) - context);
+    EXPECT_EQ(tokenizer.decode(std::span(c.tokens).last(static_cast<size_t>(c.scored))), std::string(" ") + text);
+    EXPECT_EQ(c.bytes, static_cast<int64_t>(std::string(text).size()));
+  }
+  EXPECT_EQ(questions[1].answer, 2);
+  EXPECT_EQ(questions[1].choices[0].tokens.front(), tokenizer.eos());
+  EXPECT_EQ(questions[1].choices[0].scored, static_cast<int64_t>(questions[1].choices[0].tokens.size()) - 1);
+  EXPECT_EQ(run::read_questions({path, path}, &tokenizer, tokenizer.vocab_size(), 3).size(), 3u);
+}
+
+std::string numbers(const std::vector<int>& values) {
+  std::string bytes;
+  for (const int value : values) bytes += {static_cast<char>(value & 0xFF), static_cast<char>(value >> 8 & 0xFF)};
+  return bytes;
+}
+
+/// llm.c's file of two questions: context 3 4 5 with endings 6 | 7 8, and no context with 9 | 1 2.
+std::string token_file() {
+  std::string header(1024, '\0');
+  const int32_t facts[] = {20240522, 1, 2, 28};
+  std::memcpy(header.data(), facts, sizeof facts);
+  return header + numbers({65535, 28, 0, 1, 2, 3, 3, 4, 5, 1, 6, 2, 7, 8}) +
+         numbers({65535, 22, 1, 0, 2, 0, 1, 9, 2, 1, 2});
+}
+
+TEST(Questions, TokensAreReadAsLlmCWritesThem) {
+  const TemporaryFolder folder;
+  const auto questions = run::read_questions({data::testing::write(folder / "q.bin", token_file())}, nullptr, 10, 0);
+  ASSERT_EQ(questions.size(), 2u);
+  EXPECT_EQ(questions[0].answer, 1);
+  EXPECT_EQ(questions[0].choices[0].tokens, (std::vector<int32_t>{3, 4, 5, 6}));
+  EXPECT_EQ(questions[0].choices[1].tokens, (std::vector<int32_t>{3, 4, 5, 7, 8}));
+  EXPECT_EQ(questions[0].choices[1].scored, 2);
+  EXPECT_EQ(questions[1].choices[1].tokens, (std::vector<int32_t>{9, 1, 2}));  // behind the last token, end of text
+  EXPECT_EQ(questions[1].choices[1].scored, 2);
+  Tiny run(tiny_config(), DType::f32, 1);
+  EXPECT_TRUE(std::isnan(run::answer_questions(run.trainer, questions, {}).per_byte));
+}
+
+TEST(Questions, MistakesAreNamed) {
+  const TemporaryFolder folder;
+  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
+  const auto message = [&](const std::string& bytes, const data::Tokenizer* with) {
+    try {
+      run::read_questions({data::testing::write(folder / "q", bytes)}, with, 10'000, 0);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::data);
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  const auto expect = [&](const std::string& bytes, const char* part) {
+    EXPECT_NE(message(bytes, &tokenizer).find(part), std::string::npos) << message(bytes, &tokenizer);
+  };
+  expect("", "empty; expected questions");
+  expect("\n", "no questions");
+  expect("{\"ctx\": 1}", "q:1: no question; expected {\"ctx\": text");
+  expect("\n{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "q:2: 1 endings; expected two or more");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "q:1: the label is 2; expected 0 to 1");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "q:1: the label is no number");
+  EXPECT_NE(message(kLines, nullptr).find("trained on tokens without a tokenizer"), std::string::npos);
+  const std::string whole = token_file();
+  for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
+    EXPECT_NE(message(whole.substr(0, size), nullptr), "none") << size;
+  std::string odd = whole;
+  odd[1024] = 0;
+  expect(odd, "question 0 at byte 1024 does not begin with 65535");
+  odd = whole;
+  odd[1026] = 30;
+  expect(odd, "question 0 has 28 bytes, but says 30");
+  odd = whole;
+  odd[4] = 2;
+  expect(odd, "version 2");
+  EXPECT_THROW(run::read_questions({data::testing::write(folder / "q", whole)}, nullptr, 9, 0), Error);  // token 9
+}
+
+}  // namespace
+}  // namespace trainer::tests
