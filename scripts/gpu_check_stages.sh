@@ -76,7 +76,7 @@ stage_gemm() {
   echo "best bf16 product $(awk -v x="$(number peak_gflops "$work/gemm-bf16.json")" 'BEGIN { printf "%.0f", x / 1000 }') TFLOP/s" >&3
   return $status
 }
-stage_attention() { bench attention attention --compute bf16 "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
+stage_attention() { bench attention attention --compute bf16 --set hardware.attention=own "${tiny[@]}" && grep '^b ' "$work/attention.txt" | tail -n 1 >&3; }
 # The library's attention, where it was compiled in and is here: the operators' tests with it, then its rates.
 stage_cudnn() {
   TRAINER_TEST_ATTENTION=cudnn GTEST_FILTER='*Attention*/2.*' timed "$operators" > "$work/cudnn.tests" 2>&1

@@ -1,32 +1,90 @@
 #include "bench/offload.h"
 
-namespace trainer::bench {
+#include <numeric>
 
-std::vector<OffloadRung> offload_ladder(int64_t parameters, int64_t subgroup, int slots, const offload::Rates& rates,
-                                        const offload::Sizes& sizes) {
-  TRAINER_CHECK(parameters >= 1 && subgroup >= 64, "{} parameters in subgroups of {}", parameters, subgroup);
-  params::Group group;
-  group.held = {0, parameters};
-  const std::vector<offload::Subgroup> subgroups = offload::cut({&group, 1}, subgroup);
-  const auto count = static_cast<int>(subgroups.size());
-  const bool bounce = sizes.compute != sizes.state;
-  const auto rung = [&](std::string name, config::Fraction share, bool blocking) {
-    const offload::Plan plan{.device_share = share, .slots = slots, .blocking = blocking};
-    const std::vector<offload::Place> where = places(plan, count);
-    const offload::Schedule list =
-        offload::schedule({.places = where, .slots = slots, .blocking = blocking, .bounce = bounce});
-    const offload::Timeline line = play(list, subgroups, rates, sizes, bounce, /*hidden=*/!blocking);
+namespace trainer::bench {
+namespace {
+
+using config::Fraction;
+
+constexpr Fraction kStatic{1, 5};  // resident, in B3 and B5
+
+class Ladder {
+ public:
+  explicit Ladder(const OffloadCase& work) : work_(work), bounce_(work.sizes.compute != work.sizes.state) {
+    TRAINER_CHECK(work.parameters >= 1 && work.subgroup >= 64, "{} parameters in subgroups of {}", work.parameters,
+                  work.subgroup);
+    params::Group group;
+    group.held = {0, work.parameters};
+    subgroups_ = offload::cut({&group, 1}, work.subgroup);
+  }
+
+  OffloadRung rung(std::string rung, std::string name, const offload::Plan& plan, const offload::Rates& rates) const {
+    const std::vector<offload::Place> where = places(plan, count());
+    offload::Held held(static_cast<size_t>(plan.slots), -1);  // residents are there since the step before
+    for (int i = 0; i < plan.resident; ++i) held.push_back(i);
+    const offload::Schedule list = offload::schedule(
+        {.places = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = bounce_, .held = std::move(held)});
+    const offload::Timeline line = play(list, subgroups_, rates, work_.sizes, bounce_, /*hidden=*/!plan.blocking);
     const double predicted =
-        blocking ? 0 : update_seconds(share_of(where, subgroups), count, slots, rates, sizes, bounce);
-    return OffloadRung{std::move(name), share, line.weights, predicted};
-  };
-  const offload::Plan any{.slots = slots};
-  return {rung("blocking, all on the host", {0, 1}, true),
-          rung("asynchronous, all on the host", {0, 1}, false),
-          rung("interleaved", {1, 4}, false),
-          rung("interleaved", {1, 2}, false),
-          rung("interleaved", {1, 1}, false),
-          rung("interleaved, best share", best_share(any, subgroups, rates, sizes, bounce), false)};
+        plan.blocking ? 0
+                      : update_seconds(share_of(where, subgroups_), count(), plan.slots, rates, work_.sizes, bounce_);
+    const int64_t common = std::gcd<int64_t, int64_t>(plan.resident, count());
+    return {std::move(rung), std::move(name), plan.device_share, {plan.resident / common, count() / common},
+            line.weights,    predicted};
+  }
+  OffloadRung rung(std::string name, std::string text, const offload::Plan& plan) const {
+    return rung(std::move(name), std::move(text), plan, work_.rates);
+  }
+  offload::Plan plan(const Fraction& streamed, const Fraction& resident = {}) const {
+    return {.device_share = streamed,
+            .slots = work_.slots,
+            .resident = static_cast<int>(count() * resident.num / resident.den)};
+  }
+  offload::Plan best(const Fraction& resident = {}) const {
+    offload::Plan plan = this->plan({}, resident);
+    plan.device_share = best_share(plan, subgroups_, work_.rates, work_.sizes, bounce_);
+    return plan;
+  }
+  offload::Plan blocking() const {
+    offload::Plan plan = this->plan({});
+    plan.blocking = true;
+    return plan;
+  }
+
+ private:
+  int count() const { return static_cast<int>(subgroups_.size()); }
+
+  const OffloadCase& work_;
+  const bool bounce_;
+  std::vector<offload::Subgroup> subgroups_;
+};
+
+}  // namespace
+
+std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {
+  const Ladder ladder(work);
+  offload::Rates pageable = work.rates;  // of what is updated on the host, gradients alone go there
+  if (pageable.pageable > 0) pageable.to_host = pageable.pageable;
+  return {ladder.rung("B0", "on the device, without offload", ladder.plan({}, {1, 1})),
+          ladder.rung("B1", "blocking, all on the host, pageable gradients", ladder.blocking(), pageable),
+          ladder.rung("B1p", "blocking, all on the host, pinned gradients", ladder.blocking()),
+          ladder.rung("B2", "asynchronous, all on the host", ladder.plan({})),
+          ladder.rung("B3", "asynchronous, a fifth resident", ladder.plan({}, kStatic)),
+          ladder.rung("B4", "interleaved", ladder.plan({1, 4})),
+          ladder.rung("B4", "interleaved", ladder.plan({1, 2})),
+          ladder.rung("B4", "interleaved", ladder.plan({1, 1})),
+          ladder.rung("B4", "interleaved, best share", ladder.best()),
+          ladder.rung("B5", "interleaved, best share, a fifth resident", ladder.best(kStatic))};
+}
+
+std::vector<OffloadRung> offload_sweep(const OffloadCase& work) {
+  const Ladder ladder(work);
+  std::vector<OffloadRung> rungs;
+  for (int64_t b = 1; b <= 8; ++b)
+    for (int64_t a = 0; a <= b; ++a)
+      if (std::gcd(a, b) == 1) rungs.push_back(ladder.rung("B4", "interleaved", ladder.plan({a, b})));
+  return rungs;
 }
 
 }  // namespace trainer::bench

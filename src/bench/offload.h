@@ -8,15 +8,32 @@
 namespace trainer::bench {
 
 struct OffloadRung {
-  std::string name;
-  config::Fraction share;  // streamed
-  double played_s = 0;     // until all weights are new, on the virtual clock
-  double predicted_s = 0;  // by the closed form; 0: it has none for blocking
+  std::string rung, name;     // "B4", "interleaved, best share"
+  config::Fraction streamed;  // of what is not resident
+  config::Fraction resident;  // of all subgroups
+  double played_s = 0;        // from the end of the backward pass until all weights are new, on the virtual clock
+  double predicted_s = 0;     // by the closed form; 0: it has none for blocking
 };
 
-/// All on the host and waited for piece by piece, gradients included; all on the host, gradients flushed before; a
-/// quarter, half and all of the subgroups streamed; and the best share. `parameters` of one rank in equal subgroups.
-std::vector<OffloadRung> offload_ladder(int64_t parameters, int64_t subgroup, int slots, const offload::Rates& rates,
-                                        const offload::Sizes& sizes);
+/// What an update of one rank is about.
+struct OffloadCase {
+  int64_t parameters = 0, subgroup = 0;  // elements
+  int slots = 3;
+  offload::Rates rates;
+  offload::Sizes sizes;
+};
+
+/// Returns the rungs, from slow to fast where the device is far from the host:
+///   B0   all on the device, which has room for the state
+///   B1   all on the host, gradients through pageable memory tensor by tensor, each piece waited for
+///   B1p  the same with gradients through pinned memory
+///   B2   all on the host, gradients flushed under the backward pass
+///   B3   a fifth resident on the device, the rest as B2
+///   B4   interleaved, at shares of a quarter, a half, all, and the best one
+///   B5   a fifth resident, the rest interleaved at the best share
+std::vector<OffloadRung> offload_ladder(const OffloadCase& work);
+
+/// Returns B4 at every share a/b with b up to 8.
+std::vector<OffloadRung> offload_sweep(const OffloadCase& work);
 
 }  // namespace trainer::bench

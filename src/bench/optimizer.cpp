@@ -39,6 +39,7 @@ OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats) {
   TRAINER_CHECK(parameters >= 1 && repeats >= 1, "{} parameters, {} repeats", parameters, repeats);
   const auto array = [&] { return Buffer(ex.device, "bench", {parameters}, DType::f32); };
   const Arrays arrays{array(), array(), array(), array()};
+  const Buffer copy(ex.device, "bench", {parameters}, DType::bf16);
   HostCopy gradients(ex.device, arrays.g);
   float* const g = gradients.tensor().as<float>();
   for (int64_t i = 0; i < parameters; ++i) g[i] = 1e-3f * static_cast<float>(i % 1000 + 1);
@@ -53,21 +54,25 @@ OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats) {
     ex.device.synchronize();
     return now_seconds();
   };
-  std::vector<double> update, alone;
+  std::vector<double> update, alone, copying;
   for (int i = 0; i <= repeats; ++i) {
     const double start = now();
     ops::run(ex, ops::AdamW{arrays.p, arrays.m, arrays.v, arrays.g, {}, scalars});
     const double between = now();
     move(ex, arrays, parameters);
+    const double moved = now();
+    ops::run(ex, ops::AdamW{arrays.p, arrays.m, arrays.v, arrays.g, copy, scalars});
     const double end = now();
     if (i == 0) continue;
     update.push_back(between - start);
-    alone.push_back(end - between);
+    alone.push_back(moved - between);
+    copying.push_back(end - moved);
   }
   const double count = static_cast<double>(parameters);
   return {.parameters_per_s = count / median(update),
           .gb_per_s = 28e-9 * count / median(update),
-          .traffic_parameters_per_s = count / median(alone)};
+          .traffic_parameters_per_s = count / median(alone),
+          .copying_parameters_per_s = count / median(copying)};
 }
 
 }  // namespace trainer::bench

@@ -17,10 +17,11 @@ enum class DataFormat { automatic, text, jsonl, tokens };
 enum class Recompute { none, selective, full };
 enum class Schedule { cosine, linear, wsd, constant };
 enum class Compute { automatic, bf16, fp32, fp64 };
-enum class AttentionKernels { own, cudnn };
+enum class AttentionKernels { automatic, own, cudnn };
 enum class ProgressMode { automatic, on, off };
 enum class OffloadOptimizer { none, cpu, interleaved };
 enum class OffloadOrder { forward, arrival, zigzag };
+enum class GradTransport { fp32, bf16 };
 
 struct Run {
   std::string name;
@@ -109,6 +110,11 @@ struct Offload {
   int64_t slots = 3;
   int64_t resident = 0;  // subgroups
   OffloadOrder order = OffloadOrder::forward;
+  GradTransport grad_transport = GradTransport::fp32;
+  bool share_activations = false;  // slots are in the memory of activations
+  bool early_update = false;
+  bool replan = true;
+  bool pinned = true;
 };
 
 struct Checkpoint {
@@ -121,7 +127,7 @@ struct Checkpoint {
 
 struct Log {
   int64_t interval = 0;
-  bool jsonl = true, report = true;
+  bool jsonl = true, report = true, tensorboard = false;
   ProgressMode progress = ProgressMode::automatic;
 };
 
@@ -129,7 +135,7 @@ struct Hardware {
   double peak_tflops = 0;   // 0: measured
   double memory_limit = 0;  // GiB, 0: what the machine has
   std::string gemm_tuning;  // path; empty: the library chooses
-  AttentionKernels attention = AttentionKernels::own;
+  AttentionKernels attention = AttentionKernels::automatic;
 };
 
 /// What debug.emulate_device stands for.
@@ -137,9 +143,10 @@ struct EmulatedRates {
   double to_device = 55, to_host = 55;  // GB/s
   double host = 3, device = 100;        // 1e9 parameters/s of an update
   double memory = 87.5;                 // GB/s of host memory for this rank
+  double pageable = 3.3;                // GB/s to host memory that is not pinned, waited for tensor by tensor
 };
-/// "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5", each with the h100's value when left
-/// out; nothing for other texts.
+/// "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3", each with the h100's value
+/// when left out; nothing for other texts.
 std::optional<EmulatedRates> emulated_rates(std::string_view text);
 
 struct Debug {

@@ -262,9 +262,27 @@ void declare_offload(std::vector<Key>& keys) {
       "arrival: as gradients come; zigzag: there and back, so that what is on the device stays for the next "
       "step.",
       {.belongs_to = kOffload});
-  offload.later("grad_transport", Type::choice, std::string("fp32"), "Type in which gradients go to the host.",
-                kOffload);
-  offload.later("pinned", Type::boolean, true, "Host memory beside a GPU that copies need not wait for.", kOffload);
+  offload.choice(
+      "grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"}, {},
+      "Type in which gradients go to the host. bf16 halves their bytes and rounds every gradient after the norm was "
+      "taken, wherever it is used, with optimizer = \"none\" as well: results differ from those of fp32, and are the "
+      "same for every plan.");
+  offload.boolean("share_activations", &Offload::share_activations, false,
+                  "interleaved: slots are in the memory of activations between backward pass and next forward pass. "
+                  "They take no memory of their own then, and the next step waits until they are empty.",
+                  {.belongs_to = kOffload});
+  offload.boolean("early_update", &Offload::early_update, false,
+                  "Each subgroup is updated as soon as its gradient is complete, under the backward pass. Only where "
+                  "no update can depend on the norm: with optim.grad_clip = 0 and train.max_skipped_steps = 0; else "
+                  "it is off, and the log says so.",
+                  {.belongs_to = kOffload});
+  offload.boolean("replan", &Offload::replan, true,
+                  "gpu_fraction = \"auto\": the share is chosen anew when measured updates suggest another one.",
+                  {.belongs_to = kOffload});
+  offload.boolean("pinned", &Offload::pinned, true,
+                  "Host memory beside a GPU is pinned, so that copies run at the speed of the link beside kernels. "
+                  "Memory that the system refuses to pin stays pageable, and the log says so.",
+                  {.belongs_to = kOffload});
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
@@ -297,7 +315,8 @@ void declare_log(std::vector<Key>& keys) {
               "Write report.html and report.json at the end; without jsonl there are none.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
              "Progress bar; auto: when standard error is a terminal.");
-  log.later("tensorboard", Type::boolean, false, "Write TensorBoard event files.");
+  log.boolean("tensorboard", &Log::tensorboard, false,
+              "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
   log.later("trace", Type::boolean, false, "Write trace.json.");
 }
 
@@ -313,9 +332,10 @@ void declare_hardware(std::vector<Key>& keys) {
       "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
       "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
       "kind of device or another version of the library is ignored with a warning.");
-  hardware.choice("attention", &Hardware::attention, AttentionKernels::own, {"own", "cudnn"}, {},
+  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
-                  "can (bf16, no dropout, no cache); ours do the rest.");
+                  "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
+                  "cuDNN and 9.25 or newer is found, else ours.");
 }
 
 void declare_debug(std::vector<Key>& keys) {
@@ -329,8 +349,9 @@ void declare_debug(std::vector<Key>& keys) {
              "Faults to inject: \"delay:SECONDS\" holds back each message for a random time up to that.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
                "With offload on a CPU: the log tells what each update would take on a device of these rates, by a "
-               "virtual clock: \"h100\", \"a100\", or \"to_device=55,to_host=55,host=3,device=100,memory=87.5\" "
-               "(GB/s, and 1e9 parameters/s of an update). Never a measurement.");
+               "virtual clock: \"h100\", \"a100\", or "
+               "\"to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3\" (GB/s, and 1e9 parameters/s of "
+               "an update). Never a measurement.");
   debug.later("shadow", Type::boolean, false, "Repeat each operator on the CPU and compare.");
 }
 

@@ -54,11 +54,9 @@ std::optional<EmulatedRates> emulated_rates(std::string_view text) {
   EmulatedRates rates;
   if (text == "h100") return rates;
   if (text == "a100") return EmulatedRates{.to_device = 24, .to_host = 24, .host = 1.2, .device = 60, .memory = 33.75};
-  const std::pair<std::string_view, double*> parts[] = {{"to_device=", &rates.to_device},
-                                                        {"to_host=", &rates.to_host},
-                                                        {"host=", &rates.host},
-                                                        {"device=", &rates.device},
-                                                        {"memory=", &rates.memory}};
+  const std::pair<std::string_view, double*> parts[] = {
+      {"to_device=", &rates.to_device}, {"to_host=", &rates.to_host}, {"host=", &rates.host},
+      {"device=", &rates.device},       {"memory=", &rates.memory},   {"pageable=", &rates.pageable}};
   for (size_t comma = 0; comma != std::string_view::npos; text.remove_prefix(comma == text.npos ? 0 : comma + 1)) {
     comma = text.find(',');
     const std::string_view part = text.substr(0, comma);

@@ -287,6 +287,14 @@ void check_offload(const Config& config, Checker& checker) {
                   {"offload.resident", "offload.optimizer"},
                   "resident = {} with optimizer = \"cpu\", which keeps nothing on the device; use \"interleaved\"",
                   offload.resident);
+  checker.require(!offload.share_activations || offload.order != OffloadOrder::zigzag,
+                  {"offload.share_activations", "offload.order"},
+                  "order = \"zigzag\" keeps slots filled between steps, where activations need their memory; use "
+                  "\"forward\" or share_activations = false");
+  checker.require(offload.grad_transport == GradTransport::fp32 || config.precision.compute != Compute::fp64,
+                  {"offload.grad_transport", "precision.compute"},
+                  "grad_transport = \"bf16\" with compute = \"fp64\", whose gradients are fp64; use \"fp32\", which "
+                  "sends them as they are");
 }
 
 void check_debug(const Debug& debug, Checker& checker) {
@@ -295,7 +303,7 @@ void check_debug(const Debug& debug, Checker& checker) {
                     "unknown fault \"{}\"; there is \"delay:SECONDS\", as in \"delay:0.002\"", fault);
   checker.require(debug.emulate_device.empty() || emulated_rates(debug.emulate_device), {"debug.emulate_device"},
                   "expected \"h100\", \"a100\", or rates above 0 as in \"to_device=55,to_host=55,host=3,device=100,"
-                  "memory=87.5\", found \"{}\"",
+                  "memory=87.5,pageable=3.3\", found \"{}\"",
                   debug.emulate_device);
 }
 

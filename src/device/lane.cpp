@@ -10,17 +10,21 @@ std::unique_ptr<Mark> make_mark(Device& device) {
   return std::make_unique<Mark>();
 }
 
-std::unique_ptr<Device> make_lane(Device& device) {
+std::unique_ptr<Device> make_lane(Device& device, HostMemory memory) {
   TRAINER_CHECK(!device.dry(), "a dry device does nothing");
-  if (device.kind() == Kind::cuda) return cuda::make_lane(device);
+  if (device.kind() == Kind::cuda) return cuda::make_lane(device, memory == HostMemory::staged);
   return std::make_unique<CpuDevice>(1, device.isa());
 }
 
-std::unique_ptr<Device> make_host(const Device& device) {
+std::unique_ptr<Device> make_host(const Device& device, bool pinned) {
   const Isa isa = device.kind() == Kind::cuda ? detect_isa() : device.isa();
   if (device.dry()) return std::make_unique<DryDevice>(device.threads(), isa);
-  if (device.kind() == Kind::cuda) return cuda::make_host(device);
+  if (device.kind() == Kind::cuda) return cuda::make_host(device, pinned);
   return std::make_unique<CpuDevice>(device.threads(), isa);
+}
+
+HostMemory memory_of(const Device& device, Device& host) {
+  return device.kind() == Kind::cuda && !device.dry() ? cuda::memory_of(host) : HostMemory::plain;
 }
 
 }  // namespace trainer::device

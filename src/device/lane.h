@@ -20,11 +20,23 @@ class Mark {
 /// The device outlives it.
 std::unique_ptr<Mark> make_mark(Device& device);
 
-/// A second order of work on the memory of the device, for another thread; a CPU computes there with one thread. An
-/// internal error on a dry device.
-std::unique_ptr<Device> make_lane(Device& device);
+/// How the memory of a host lies for its device.
+enum class HostMemory : uint8_t {
+  plain,    // the device is a CPU: there is no link
+  pinned,   // copies go at the speed of the link
+  staged,   // pageable, at least a part: copies go through pinned buffers
+  pageable  // no more memory can be pinned, not even such buffers
+};
 
-/// The host of the device as a CPU device of as many threads. The device copies from and to its memory.
-std::unique_ptr<Device> make_host(const Device& device);
+/// Returns a second order of work on the memory of the device, for another thread; a CPU computes there with one
+/// thread. `memory`: what the lane copies from and to. An internal error on a dry device.
+std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory::pinned);
+
+/// Returns the host of the device as a CPU device of as many threads. The device copies from and to its memory, which
+/// is `pinned` beside a GPU. Memory that the system refuses to pin is pageable, and a warning says so.
+std::unique_ptr<Device> make_host(const Device& device, bool pinned = true);
+
+/// Says how the memory lies that was allocated so far of a host which make_host() made for `device`.
+HostMemory memory_of(const Device& device, Device& host);
 
 }  // namespace trainer::device

@@ -1,12 +1,17 @@
 #include "offload/calibrate.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <functional>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/median.h"
 #include "device/lane.h"
 #include "ops/adamw.h"
+#include "ops/cpu/peak.h"
+#include "ops/operands.h"
 #include "tensor/buffer.h"
 
 namespace trainer::offload {
@@ -14,10 +19,10 @@ namespace {
 
 constexpr int64_t kMostElements = int64_t{1} << 20;
 constexpr int kRepeats = 3;
+constexpr double kTogetherSeconds = 0.05;
 
-/// Seconds of a call: the median after one that does not count.
-template <typename F>
-double seconds_of(F&& call) {
+/// Returns the median seconds of a call, after one that does not count.
+double seconds_of(const std::function<void()>& call) {
   std::vector<double> seconds;
   for (int i = 0; i <= kRepeats; ++i) {
     const double start = now_seconds();
@@ -27,50 +32,111 @@ double seconds_of(F&& call) {
   return median(seconds);
 }
 
+/// Repeats a call until the time is up, at least once; returns the mean seconds of one.
+double seconds_while(const std::function<void()>& call, const std::atomic<bool>& ended) {
+  const double start = now_seconds();
+  double calls = 0;
+  while (calls == 0 || !ended) {
+    call();
+    ++calls;
+  }
+  return std::max(1e-9, (now_seconds() - start) / calls);
+}
+
+/// Returns the seconds of each call while all are repeated at once, the first on this thread.
+std::vector<double> seconds_together(const std::vector<std::function<void()>>& calls) {
+  std::atomic<bool> ended = false;
+  std::vector<double> seconds(calls.size());
+  std::vector<std::jthread> threads;
+  struct End {  // before the threads are joined, also when something throws
+    std::atomic<bool>& ended;
+    ~End() { ended = true; }
+  } const at_the_end{ended};
+  for (size_t i = 1; i < calls.size(); ++i)
+    threads.push_back(start_thread("calibration", [&, i] { seconds[i] = seconds_while(calls[i], ended); }));
+  std::vector<double> mine;
+  for (const double start = now_seconds(); mine.size() < kRepeats || now_seconds() - start < kTogetherSeconds;) {
+    const double begin = now_seconds();
+    calls.front()();
+    mine.push_back(std::max(1e-9, now_seconds() - begin));
+  }
+  ended = true;
+  for (std::jthread& thread : threads) thread.join();
+  seconds.front() = median(mine);
+  return seconds;
+}
+
+/// p, m, v and gradients of some elements.
+struct State {
+  Buffer memory;
+  Tensor part(int64_t which) const { return memory.tensor().row_range(which, 1).reshape({memory.tensor().shape[1]}); }
+};
+
+void update(device::Device& where, const State& state) {
+  Arena none(where, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{where, none, meter};
+  const ops::AdamWScalars scalars{
+      .beta1 = 0.9, .beta2 = 0.95, .inv_sqrt_correction = 1, .eps = 1e-8, .negative_step = -1e-6};
+  ops::run(ex, ops::AdamW{.p = state.part(0),
+                          .m = state.part(1),
+                          .v = state.part(2),
+                          .g = state.part(3),
+                          .compute = {},
+                          .scalars = scalars});
+  where.synchronize();
+}
+
+/// Bytes/s of host memory, by all threads of the host.
+double memory_rate(device::Device& host, const State& state) {
+  const int64_t bytes = state.memory.tensor().bytes();
+  constexpr int64_t kPiece = 1 << 18;
+  std::byte* const data = state.memory.tensor().data;
+  const double copy =
+      static_cast<double>(bytes) / seconds_of([&] {
+        host.host_pool().parallel_for(divide_up(bytes / 2, kPiece), [&](int64_t piece) {
+          const int64_t at = piece * kPiece;
+          std::memcpy(data + bytes / 2 + at, data + at, static_cast<size_t>(std::min(kPiece, bytes / 2 - at)));
+        });
+      });
+  Arena none(host, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{host, none, meter};
+  const ops::TrafficLoop traffic =
+      ops::table_for(ex, ops::plain::peak_table, ops::avx2::peak_table, ops::avx512::peak_table).traffic;
+  const int64_t floats = bytes / 16;  // in each of four arrays
+  const auto array = [&](int64_t which) { return reinterpret_cast<float*>(data) + which * floats; };
+  const double loop = 28.0 * static_cast<double>(floats) / seconds_of([&] {
+                        ops::for_row_blocks(ex, floats, ops::kTaskElements, [&](int64_t first, int64_t n) {
+                          traffic(array(0) + first, array(1) + first, array(2) + first, array(3) + first, n);
+                        });
+                      });
+  return std::max(copy, loop);
+}
+
 }  // namespace
 
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state) {
   const int64_t n = std::min(elements, kMostElements);
-  const auto on = [&](device::Device& where) { return Buffer(where, "calibration", {4, n}, state); };
-  const Buffer here = on(host), there = on(device);
-  if (device.dry()) return {1, 1, 1, 1, 1, 0, 0};
-  const auto part = [&](const Buffer& buffer, int64_t which) {
-    return buffer.tensor().row_range(which, 1).reshape({n});
+  const auto on = [&](device::Device& where) { return State{Buffer(where, "calibration", {4, n}, state)}; };
+  const State here = on(host), sent = on(host), received = on(host), there = on(device), back = on(device);
+  if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
+  const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
+  const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
+  const auto copy_in = [&] {
+    in->copy_to_device(there.memory.tensor().data, sent.memory.tensor().data, sent.memory.tensor().bytes());
+    in->synchronize();
   };
-  const auto update = [&](device::Device& where, const Buffer& buffer) {
-    Arena none(where, Arena::Mode::heap);
-    Meter meter;
-    Exec ex{where, none, meter};
-    const ops::AdamWScalars scalars{
-        .beta1 = 0.9, .beta2 = 0.95, .inv_sqrt_correction = 1, .eps = 1e-8, .negative_step = -1e-6};
-    ops::run(ex, ops::AdamW{.p = part(buffer, 0),
-                            .m = part(buffer, 1),
-                            .v = part(buffer, 2),
-                            .g = part(buffer, 3),
-                            .compute = {},
-                            .scalars = scalars});
-    where.synchronize();
+  const auto copy_out = [&] {
+    out->copy_to_host(received.memory.tensor().data, back.memory.tensor().data, back.memory.tensor().bytes());
   };
-  const std::unique_ptr<device::Device> lane = device::make_lane(device);
-  const auto count = static_cast<double>(n), bytes = static_cast<double>(here.tensor().bytes());
   Rates rates;
-  rates.to_device = bytes / seconds_of([&] {
-                      lane->copy_to_device(there.tensor().data, here.tensor().data, here.tensor().bytes());
-                      lane->synchronize();
-                    });
-  rates.to_host =
-      bytes / seconds_of([&] { lane->copy_to_host(here.tensor().data, there.tensor().data, here.tensor().bytes()); });
-  rates.host = count / seconds_of([&] { update(host, here); });
-  rates.device = count / seconds_of([&] { update(*lane, there); });
-  constexpr int64_t kPiece = 1 << 18;
-  const int64_t half = here.tensor().bytes() / 2;
-  rates.memory = bytes / seconds_of([&] {
-                   host.host_pool().parallel_for(divide_up(half, kPiece), [&](int64_t piece) {
-                     const int64_t at = piece * kPiece;
-                     std::memcpy(here.tensor().data + half + at, here.tensor().data + at,
-                                 static_cast<size_t>(std::min(kPiece, half - at)));
-                   });
-                 });
+  rates.memory = memory_rate(host, here);
+  rates.device = count / seconds_of([&] { update(*in, there); });
+  const std::vector<double> together = seconds_together({[&] { update(host, here); }, copy_in, copy_out});
+  rates.host = count / together[0];
+  rates.to_device = bytes / together[1];
+  rates.to_host = bytes / together[2];
   return rates;
 }
 

@@ -1,12 +1,15 @@
 #pragma once
-// What this machine does, in tens of milliseconds, so that a share can be chosen.
+// What this machine does, in tenths of a second, so that a share can be chosen.
 #include "offload/cost.h"
 
 namespace trainer::offload {
 
-/// Medians of a few repetitions over at most `elements` parameters, each rate measured alone. `host` is the home of the
-/// state. Memory is taken and given back as "calibration"; on a dry device nothing else happens, and all rates are 1.
-/// Host memory counts with the traffic that its threads reach in copying.
+/// Measures the rates of an update over at most `elements` parameters:
+///   - copies to and from the device, and updates on the host: while all three run at once, as they do in an update
+///   - updates on the device: alone, since they use neither the link nor the host
+///   - host memory: the better of a copy and of a loop that moves what an update moves, by all threads
+/// `host` is the home of the state. Memory is taken and given back as "calibration". On a dry device nothing else
+/// happens, and all rates are 1.
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state);
 
 }  // namespace trainer::offload

@@ -91,7 +91,7 @@ Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, con
   std::array<char, kLanes> lane_later{};
   for (size_t i = 0; i < ops.size(); ++i) {
     const auto lane = static_cast<size_t>(ops[i].lane());
-    later[i] = ops[i].scalars || lane_later[lane] ||
+    later[i] = ops[i].scalars || ops[i].room || lane_later[lane] ||
                std::ranges::any_of(ops[i].after, [&](int a) { return later[static_cast<size_t>(a)] != 0; });
     lane_later[lane] = later[i];
     if (hidden && !later[i]) {
@@ -148,11 +148,11 @@ Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, con
       if (work[i].progress < 1 - 1e-9) continue;
       line.end[i] = now;
       left[lane] -= work[i].seconds;
-      line.busy[lane] += now - line.start[i];
+      line.busy[static_cast<size_t>(ops[i].kind)] += now - line.start[i];
       running[lane] = 0;
       ++next[lane];
       line.all = now;
-      if (ops[i].kind == Kind::refresh || ops[i].kind == Kind::update_device) line.weights = now;
+      if (makes_weights(ops[i].kind)) line.weights = now;
     }
   }
   return line;

@@ -7,14 +7,14 @@
 namespace trainer::offload {
 
 struct Timeline {
-  std::vector<double> start, end;        // s, by operation
-  std::array<double, kLanes> busy = {};  // s
-  double weights = 0;                    // when the last compute weights are new
-  double all = 0;                        // when everything is done
+  std::vector<double> start, end;  // s, by operation
+  Seconds busy = {};               // by kind
+  double weights = 0;              // when the last compute weights are new
+  double all = 0;                  // when everything is done
 };
 
-/// The norm is known at 0. What does not wait for it (gradients, first loads) is done then at no cost when `hidden`,
-/// else it begins at 0.
+/// Plays a list. The norm is known and the backward pass has ended at 0. What waits for neither (gradients, first
+/// loads) is done then at no cost when `hidden`, else it begins at 0.
 Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
               bool bounce, bool hidden = true);
 

@@ -12,11 +12,11 @@ double host_traffic(const Rates& rates, const Sizes& sizes, bool bounce) {
 }
 
 double update_seconds(const Share& share, int64_t subgroups, int slots, const Rates& rates, const Sizes& sizes,
-                      bool bounce) {
+                      bool bounce, bool share_activations) {
   const auto host = static_cast<double>(share.host), streamed = static_cast<double>(share.streamed);
   const auto resident = static_cast<double>(share.resident), largest = static_cast<double>(share.largest_streamed);
   const double state = 3.0 * static_cast<double>(sizes.state), compute = static_cast<double>(sizes.compute);
-  const double moved = std::max(0.0, streamed - slots * largest);
+  const double moved = share_activations ? streamed : std::max(0.0, streamed - slots * largest);
   const double round_trip = state / rates.to_device + 1 / rates.device + state / rates.to_host;
   const double longest = std::max({host / rates.host, (streamed + resident) / rates.device,
                                    (state * moved + compute * host) / rates.to_device, state * moved / rates.to_host,
@@ -24,7 +24,8 @@ double update_seconds(const Share& share, int64_t subgroups, int slots, const Ra
                                    slots > 0 ? moved * round_trip / slots : 0.0});
   const auto average = static_cast<double>(share.total()) / static_cast<double>(std::max<int64_t>(1, subgroups));
   const double last_refresh = host > 0 ? compute * average / rates.to_device : 0;
-  return longest + last_refresh + rates.start * static_cast<double>(subgroups);
+  const double fill_and_drain = share_activations ? largest * round_trip : 0;
+  return longest + last_refresh + fill_and_drain + rates.start * static_cast<double>(subgroups);
 }
 
 config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
@@ -38,7 +39,7 @@ config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroup
       tried.device_share = {a, b};
       const std::vector<Place> where = places(tried, static_cast<int>(subgroups.size()));
       const double seconds = update_seconds(share_of(where, subgroups), static_cast<int64_t>(subgroups.size()),
-                                            plan.slots, rates, sizes, bounce);
+                                            plan.slots, rates, sizes, bounce, plan.share_activations);
       const bool smaller = a * best.den < best.num * b;
       if (least >= 0 && (seconds > least || (seconds == least && !smaller))) continue;
       least = seconds;

@@ -1,14 +1,15 @@
 #include "offload/engine.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 namespace trainer::offload {
 namespace {
 
-constexpr uint32_t kPoison = 0x7fc0dead;
+/// The program of the arena in which slots use the memory of activations.
+const std::string kProgram = "optimizer";
 
 }  // namespace
 
@@ -21,35 +22,80 @@ Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan
       subgroups_(cut(store.groups(), options.subgroup)),
       sizes_{.state = size_of(store.state_dtype()),
              .compute = size_of(store.compute_dtype()),
-             .gradient = size_of(store.state_dtype())},
+             .gradient = size_of(options.round_gradients ? DType::bf16 : store.state_dtype())},
       versions_(subgroups_.size()),
-      fresh_(store.groups().size(), 1),
-      gathers_(store.groups().size()) {
+      fresh_(store.groups().size(), 1) {
   plan_.slots = options_.streams ? std::min(plan_.slots, static_cast<int>(subgroups_.size())) : 0;
+  plan_.share_activations = shares_activations();
   places_ = places(plan_, static_cast<int>(subgroups_.size()));
-  const auto add_slot = [&](int64_t elements) {
-    slots_.push_back({Buffer(store.device(), "optimizer_slots", {3 * elements}, store.state_dtype()), elements});
-  };
-  for (int slot = 0; slot < plan_.slots; ++slot) add_slot(largest_of(subgroups_));
-  for (size_t i = 0; i < places_.size(); ++i)
-    if (places_[i] == Place::resident) add_slot(subgroups_[i].part.count);
+  make_slots();
+  const DType sent = options_.round_gradients ? DType::bf16 : store.state_dtype();
   for (const params::Group& group : store.groups())
-    gradients_.emplace_back(store.home(), "gradients", Shape{group.held.count}, store.state_dtype());
+    gradients_.emplace_back(store.home(), "gradients", Shape{group.held.count}, sent);
+  if (sent != store.state_dtype()) rounded_ = Buffer(store.device(), "gradients", {largest_of(subgroups_)}, sent);
   if (store.compute_dtype() != store.state_dtype())
     for (int i = 0; i < kBounces; ++i)
       bounces_.emplace_back(store.home(), "bounce", Shape{largest_of(subgroups_)}, store.compute_dtype());
+  if (store.replicas().split_state) gathers_.emplace(store);
   store_.keep_with(this);
+  rates_ = options_.emulated;
   held_ = held_now();
   if (dry()) return;
   for (size_t g = 0; g < store.groups().size(); ++g) marks_.push_back(device::make_mark(store.device()));
+  room_ = device::make_mark(store.device());
+  host_memory_ = device::memory_of(store.device(), store.home());
+  if (host_memory_ == device::HostMemory::pageable) {  // the state would crawl through the driver twice a step
+    plan_.device_share = {0, 1};
+    places_ = places(plan_, static_cast<int>(subgroups_.size()));
+  }
   for (int lane = 0; lane < kLanes; ++lane)
     if (static_cast<Lane>(lane) != Lane::host)
-      lane_devices_[static_cast<size_t>(lane)] = device::make_lane(store.device());
-  lanes_ = std::make_unique<Lanes>([this](const Operation& op) { perform(op); }, subgroups_,
-                                   static_cast<int>(store.groups().size()));
+      lane_devices_[static_cast<size_t>(lane)] = device::make_lane(store.device(), host_memory_);
+  lanes_ =
+      std::make_unique<Lanes>(Lanes::Work{.prepare = [this](const Operation& op) { prepare(op); },
+                                          .perform = [this](const Operation& op, int64_t list) { perform(op, list); }},
+                              subgroups_, static_cast<int>(store.groups().size()));
 }
 
 Engine::~Engine() { store_.keep_with(nullptr); }
+
+void Engine::make_slots() {
+  const auto add_own = [&](int64_t elements) {
+    slots_.push_back({.own = Buffer(store_.device(), "optimizer_slots", {3 * elements}, store_.state_dtype()),
+                      .elements = elements});
+  };
+  for (int slot = 0; slot < plan_.slots; ++slot) {
+    if (shares_activations()) {
+      slots_.push_back({.elements = largest_of(subgroups_)});
+    } else {
+      add_own(largest_of(subgroups_));
+    }
+  }
+  if (shares_activations())
+    options_.activations->record(kProgram, [&] {
+      std::vector<Scratch> all;
+      for (const Slot& slot : slots_) all.push_back(take(slot));
+    });
+  for (size_t i = 0; i < places_.size(); ++i)
+    if (places_[i] == Place::resident) add_own(subgroups_[i].part.count);
+}
+
+Scratch Engine::take(const Slot& slot) const {
+  return options_.activations->take("optimizer.slot", {3 * slot.elements}, store_.state_dtype());
+}
+
+void Engine::take_slots() {
+  if (!plan_.share_activations || std::exchange(taken_, true)) return;
+  options_.activations->begin(kProgram);
+  for (Slot& slot : slots_)
+    if (!slot.own) slot.shared = take(slot);
+}
+
+void Engine::give_slots_back() {
+  if (!std::exchange(taken_, false)) return;
+  for (Slot& slot : slots_) slot.shared.reset();
+  options_.activations->end();
+}
 
 Situation Engine::situation() const {
   return {.places = places_,
@@ -57,6 +103,8 @@ Situation Engine::situation() const {
           .order = plan_.order,
           .backwards = backwards_,
           .blocking = plan_.blocking,
+          .early = plan_.early,
+          .share = plan_.share_activations,
           .bounce = bounces(),
           .held = held_};
 }
@@ -71,8 +119,12 @@ const Engine::List& Engine::list_now() {
   for (const std::unique_ptr<List>& list : lists_)
     if (list->held == held_ && list->backwards == backwards_) return *list;
   auto list = std::make_unique<List>(held_, backwards_, schedule(situation()));
-  if (options_.emulated)
-    list->emulated_s = play(list->schedule, subgroups_, *options_.emulated, sizes_, bounces(), !plan_.blocking).weights;
+  if (options_.emulated) {
+    // Early updates run under the backward pass, whose time is not known here: they count as if they began after it.
+    const bool hidden = !plan_.blocking && !plan_.early;
+    const Timeline line = play(list->schedule, subgroups_, *options_.emulated, sizes_, bounces(), hidden);
+    list->emulated_s = plan_.share_activations ? line.all : line.weights;
+  }
   return *lists_.emplace_back(std::move(list));
 }
 
@@ -83,15 +135,39 @@ void Engine::exposed(F&& waiting) {
   exposed_s_ += now_seconds() - start;
 }
 
-void Engine::begin_step() {
+int64_t Engine::start(const Schedule& schedule, const Turn& turn) {
+  turn_of(started_++) = turn;
+  return lanes_->start(schedule);
+}
+
+void Engine::begin_step(const optim::Update& update) {
   exposed_s_ = 0;
   if (dry()) return;
   TRAINER_CHECK(!open_, "a step begins before the last one was updated or discarded");
-  current_ = &list_now();
-  begun_ = lanes_->start(current_->schedule);
-  held_ = current_->schedule.held;
+  TRAINER_CHECK(!torn_, "a step begins after an early update that the norm forbids");
+  replan();
+  const List& list = list_now();
+  begun_ = start(list.schedule, {update, updates_ + 1, &list});
+  held_ = list.schedule.held;
   backwards_ = plan_.order == config::OffloadOrder::zigzag && !backwards_;
   open_ = true;
+}
+
+void Engine::replan() {
+  if (!replanner_) return;
+  const Measured measured = lanes_->measured();
+  const Turn& turn = turn_of(measured.list);
+  if (measured.list <= observed_ || turn.list == nullptr) return;
+  observed_ = measured.list;
+  const std::optional<config::Fraction> share = replanner_->observe(plan_, turn.list->schedule, measured);
+  rates_ = replanner_->rates();
+  if (!share) return;
+  Plan plan = plan_;
+  plan.device_share = *share;
+  log::info(
+      "optimizer offload: {}/{} of the subgroups are streamed from now on, {}/{} before, as updates were measured",
+      share->num, share->den, plan_.device_share.num, plan_.device_share.den);
+  set_plan(plan);
 }
 
 void Engine::gradient_complete(Exec& ex, int group) {
@@ -101,51 +177,74 @@ void Engine::gradient_complete(Exec& ex, int group) {
   if (plan_.blocking) exposed([&] { lanes_->wait_for_gradient(begun_, group); });
 }
 
+void Engine::enter_activations() {
+  if (dry() || !open_) return;
+  take_slots();
+  room_->set();
+  lanes_->room_free();
+}
+
+void Engine::leave_activations() {
+  if (!taken_) return;
+  if (stepped_ >= 0) exposed([&] { lanes_->wait_for_slots(stepped_); });
+  give_slots_back();
+}
+
 void Engine::step(Exec& ex, const optim::Update& update) {
   if (!ex.device.dry()) {
     TRAINER_CHECK(open_, "an update without the beginning of its step");
-    update_ = update;
-    ++updates_;
+    TRAINER_CHECK(!plan_.early || update.gradient_scale == 1, "gradients of an early update are scaled by {}",
+                  update.gradient_scale);
+    Turn& turn = turn_of(begun_);
+    if (!plan_.early) turn.update = update;
+    newest_update_ = turn.update;
+    updates_ = turn.number;
     open_ = false;
     stepped_ = begun_;
-    newest_ = current_;
+    newest_ = turn.list;
     std::ranges::fill(fresh_, char{0});
     lanes_->scalars_known();
     if (plan_.blocking) exposed([&] { lanes_->wait_for_all(stepped_); });
   }
-  if (store_.replicas().split_state) gather(ex);
+  if (gathers_) gathers_->begin(ex);
   store_.weights_changed();
-}
-
-void Engine::gather(Exec& ex) {
-  for (size_t g = 0; g < gathers_.size(); ++g) {
-    if (!ex.device.dry()) await(static_cast<int>(g));
-    gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
-  }
-  for (comm::Ticket& gather : gathers_) gather.join(ex);
+  if (ex.device.dry() || !plan_.blocking) return;
+  for (int group = 0; group < static_cast<int>(fresh_.size()); ++group) await(group);
 }
 
 void Engine::discard() {
   if (!open_) return;
   lanes_->cancel();
   open_ = false;
-  for (Slot& slot : slots_)  // loaded and not updated: the host has the same
-    if (slot.subgroup >= 0 && slot.version == versions_[static_cast<size_t>(slot.subgroup)]) slot.subgroup = -1;
+  torn_ |= std::ranges::any_of(versions_, [&](int64_t version) { return version > updates_; });
+  for (Slot& slot : slots_) {
+    if (slot.subgroup < 0) continue;
+    torn_ |= slot.version > updates_;
+    // Loaded and not updated: the host has the same.
+    if (slot.version == versions_[static_cast<size_t>(slot.subgroup)]) slot.subgroup = -1;
+  }
   held_ = held_now();
 }
 
 void Engine::await(int group) {
   char& fresh = fresh_[static_cast<size_t>(group)];
   if (fresh != 0) return;
-  exposed([&] { lanes_->wait_for_weights(stepped_, group); });
+  exposed([&] {
+    const auto wait = [this](int each) { lanes_->wait_for_weights(stepped_, each); };
+    if (gathers_) {
+      gathers_->finish(group, wait);
+    } else {
+      wait(group);
+    }
+  });
   fresh = 1;
 }
 
 void Engine::settle() {
   discard();  // a step that an error ended
+  TRAINER_CHECK(!torn_, "the optimizer's state is asked for after an early update that the norm forbids");
   if (dry() || stepped_ < 0) return;
   lanes_->wait_for_all(stepped_);
-  std::ranges::fill(fresh_, char{1});
   held_ = held_now();
   if (std::ranges::all_of(held_, [](int held) { return held < 0; })) return;
   complete(homecoming(situation()));
@@ -154,7 +253,9 @@ void Engine::settle() {
 void Engine::forget() {
   if (dry()) return;
   lanes_->recover();
-  open_ = false;
+  if (gathers_) gathers_->drop();
+  give_slots_back();
+  open_ = torn_ = false;
   for (Slot& slot : slots_) slot.subgroup = -1;
   held_ = held_now();
   std::ranges::fill(versions_, updates_);
@@ -162,7 +263,7 @@ void Engine::forget() {
 }
 
 void Engine::complete(const Schedule& list) {
-  const int64_t number = lanes_->start(list);
+  const int64_t number = start(list, {newest_update_, updates_, nullptr});
   for (int group = 0; group < static_cast<int>(fresh_.size()); ++group) lanes_->gradient_complete(group);
   lanes_->scalars_known();
   lanes_->wait_for_all(number);
@@ -178,8 +279,10 @@ void Engine::resume_step() {
   for (size_t i = 0; i < subgroups_.size(); ++i) left.done[i] = versions_[i] == updates_;
   for (const Slot& slot : slots_)
     if (slot.subgroup >= 0 && slot.version == updates_) left.done[static_cast<size_t>(slot.subgroup)] = 1;
+  take_slots();
   complete(schedule(left));
   complete(homecoming(situation()));
+  if (gathers_) gathers_->drop();
   std::ranges::fill(fresh_, char{1});
   store_.refresh_compute();
 }
@@ -190,16 +293,21 @@ void Engine::set_plan(const Plan& plan) {
                 plan_.resident);
   settle();
   plan_ = plan;
+  if (host_memory_ == device::HostMemory::pageable) plan_.device_share = {0, 1};
+  plan_.share_activations = shares_activations();
   places_ = places(plan_, static_cast<int>(subgroups_.size()));
   backwards_ = false;
-  newest_ = current_ = nullptr;
+  newest_ = nullptr;
+  for (Turn& turn : turns_) turn.list = nullptr;
   lists_.clear();
 }
 
-Plan Engine::best_plan(const Rates& rates) const {
+void Engine::use_rates(const Rates& rates) {
+  rates_ = rates;
   Plan plan = plan_;
   plan.device_share = best_share(plan_, subgroups_, rates, sizes_, bounces());
-  return plan;
+  set_plan(plan);
+  if (options_.replan) replanner_.emplace(subgroups_, sizes_, bounces(), rates);
 }
 
 Report Engine::report() {
@@ -209,96 +317,16 @@ Report Engine::report() {
   report.exposed_ms = exposed_s_ * 1e3;
   if (newest_ != nullptr) report.bytes = bytes_of(newest_->schedule, subgroups_, sizes_);
   if (newest_ != nullptr) report.emulated_ms = newest_->emulated_s * 1e3;
-  if (options_.emulated && !plan_.blocking)
+  if (rates_ && !plan_.blocking && !plan_.early)
     report.predicted_ms = 1e3 * update_seconds(report.share, static_cast<int64_t>(subgroups_.size()), plan_.slots,
-                                               *options_.emulated, sizes_, bounces());
-  if (lanes_ != nullptr) report.busy_ms = lanes_->busy();
-  for (double& lane : report.busy_ms) lane *= 1e3;
+                                               *rates_, sizes_, bounces(), plan_.share_activations);
+  if (lanes_ == nullptr) return report;
+  const Measured measured = lanes_->measured();
+  report.update_ms = 1e3 * measured.update_s;
+  for (int kind = 0; kind < kKinds; ++kind)
+    report.busy_ms[static_cast<size_t>(lane_of(static_cast<Kind>(kind)))] +=
+        1e3 * measured.busy[static_cast<size_t>(kind)];
   return report;
-}
-
-void Engine::ruin(device::Device& device, const Tensor& tensor) const {
-  if (!options_.poison) return;
-  std::vector<uint32_t> pattern(static_cast<size_t>(divide_up(tensor.bytes(), int64_t{4})), kPoison);
-  device.copy_to_device(tensor.data, pattern.data(), tensor.bytes());
-}
-
-void Engine::update(device::Device& device, const Subgroup& subgroup, const Tensor& p, const Tensor& m, const Tensor& v,
-                    const Tensor& g, const Tensor& compute) {
-  Arena none(device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{device, none, meter};
-  ranges_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
-    const auto of = [&](const Tensor& x) { return x.range(part.begin - subgroup.part.begin, part.count); };
-    ops::run(ex, ops::AdamW{.p = of(p),
-                            .m = of(m),
-                            .v = of(v),
-                            .g = of(g),
-                            .compute = compute ? of(compute) : Tensor{},
-                            .scalars = optim::adamw_scalars(optim_, update_, decay)});
-  });
-}
-
-void Engine::perform(const Operation& op) {
-  if (options_.before) options_.before(op);
-  const auto index = static_cast<size_t>(op.subgroup);
-  const Subgroup& subgroup = subgroups_[index];
-  const params::Group& group = group_of(subgroup);
-  const int64_t count = subgroup.part.count;
-  device::Device& lane = op.lane() == Lane::host ? store_.home() : *lane_devices_[static_cast<size_t>(op.lane())];
-  Slot* const slot = op.slot < 0 ? nullptr : &slots_[static_cast<size_t>(op.slot)];
-  const Tensor state[] = {group.master_of(subgroup.part), group.m_of(subgroup.part), group.v_of(subgroup.part)};
-  const Tensor gradient = group.grad.tensor().range(subgroup.part.begin, count);
-  const Tensor on_host =
-      gradients_[static_cast<size_t>(subgroup.group)].tensor().range(subgroup.part.begin - group.held.begin, count);
-  const Tensor compute = group.compute.tensor().range(subgroup.part.begin, count);
-  const Tensor bounce = op.bounce < 0 ? Tensor{} : bounces_[static_cast<size_t>(op.bounce)].tensor().range(0, count);
-  const auto expect_version = [&](int64_t version) {
-    TRAINER_CHECK(version == updates_ - 1, "subgroup {} of {}: update {} finds the state of update {}", op.subgroup,
-                  group.name, updates_, version);
-  };
-  switch (op.kind) {
-    case Kind::flush:
-      marks_[static_cast<size_t>(subgroup.group)]->wait();
-      lane.copy_to_host(on_host.data, gradient.data, gradient.bytes());
-      break;
-    case Kind::load:
-      for (int which = 0; which < 3; ++which)
-        lane.copy_to_device(slot->part(which, count).data, state[which].data, state[which].bytes());
-      lane.synchronize();
-      slot->subgroup = op.subgroup;
-      slot->version = versions_[index];
-      break;
-    case Kind::update_device:
-      TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} holds subgroup {}, expected {}", op.slot, slot->subgroup,
-                    op.subgroup);
-      expect_version(slot->version);
-      marks_[static_cast<size_t>(subgroup.group)]->wait();
-      update(lane, subgroup, slot->part(0, count), slot->part(1, count), slot->part(2, count), gradient,
-             bounces() ? compute : Tensor{});
-      if (!bounces()) lane.copy_rows(compute.data, 0, slot->part(0, count).data, 0, 1, compute.bytes());
-      lane.synchronize();
-      slot->version = updates_;
-      break;
-    case Kind::drain:
-      for (int which = 0; which < 3; ++which)
-        lane.copy_to_host(state[which].data, slot->part(which, count).data, state[which].bytes());
-      versions_[index] = slot->version;
-      slot->subgroup = -1;
-      ruin(lane, slot->memory);
-      break;
-    case Kind::update_host:
-      expect_version(versions_[index]);
-      update(lane, subgroup, state[0], state[1], state[2], on_host, bounce);
-      versions_[index] = updates_;
-      ruin(lane, on_host);
-      break;
-    case Kind::refresh:
-      lane.copy_to_device(compute.data, bounce ? bounce.data : state[0].data, compute.bytes());
-      lane.synchronize();
-      if (bounce) ruin(store_.home(), bounce);
-      break;
-  }
 }
 
 }  // namespace trainer::offload

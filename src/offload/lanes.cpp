@@ -7,19 +7,24 @@
 
 namespace trainer::offload {
 
-Lanes::Lanes(std::function<void(const Operation&)> perform, std::span<const Subgroup> subgroups, int groups)
-    : perform_(std::move(perform)),
-      subgroups_(subgroups.begin(), subgroups.end()),
-      groups_(static_cast<size_t>(groups)) {
+Lanes::Lanes(Work work, std::span<const Subgroup> subgroups, int groups)
+    : work_(std::move(work)), subgroups_(subgroups.begin(), subgroups.end()), groups_(static_cast<size_t>(groups)) {
   for (int lane = 0; lane < kLanes; ++lane)
     threads_.push_back(start_thread(format("lane \"{}\" of the optimizer", name_of(static_cast<Lane>(lane))),
-                                    [this, lane] { work(static_cast<Lane>(lane)); }));
+                                    [this, lane] { work_all(static_cast<Lane>(lane)); }));
 }
 
 Lanes::~Lanes() {
   const std::lock_guard lock(mutex_);
   ending_ = true;
   changed_.notify_all();
+}
+
+void Lanes::count(Run& run, const Operation& op, int change) const {
+  const auto group = static_cast<size_t>(group_of(op));
+  if (makes_weights(op.kind)) run.weights_left[group] += change;
+  if (op.kind == Kind::flush) run.flushes_left[group] += change;
+  if (op.slot >= 0) run.slots_left += change;
 }
 
 int64_t Lanes::start(const Schedule& schedule) {
@@ -31,13 +36,11 @@ int64_t Lanes::start(const Schedule& schedule) {
   next.gradients.assign(groups_, 0);
   next.weights_left.assign(groups_, 0);
   next.flushes_left.assign(groups_, 0);
-  for (const Operation& op : schedule.operations) {
-    const auto group = static_cast<size_t>(group_of(op));
-    next.weights_left[group] += op.kind == Kind::refresh || op.kind == Kind::update_device;
-    next.flushes_left[group] += op.kind == Kind::flush;
-  }
-  next.scalars = next.cancelled = false;
+  next.slots_left = 0;
+  for (const Operation& op : schedule.operations) count(next, op, +1);
+  next.room = next.scalars = next.cancelled = false;
   next.lanes_left = kLanes;
+  next.scalars_at = next.weights_at = 0;
   next.busy = {};
   next.error = nullptr;
   changed_.notify_all();
@@ -50,9 +53,17 @@ void Lanes::gradient_complete(int group) {
   changed_.notify_all();
 }
 
+void Lanes::room_free() {
+  const std::lock_guard lock(mutex_);
+  run(started_ - 1).room = true;
+  changed_.notify_all();
+}
+
 void Lanes::scalars_known() {
   const std::lock_guard lock(mutex_);
-  run(started_ - 1).scalars = true;
+  Run& current = run(started_ - 1);
+  current.scalars = current.room = true;
+  current.scalars_at = now_seconds();
   changed_.notify_all();
 }
 
@@ -87,6 +98,10 @@ void Lanes::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
+void Lanes::wait_for_slots(int64_t list) {
+  wait(list, [](const Run& at) { return at.slots_left == 0; });
+}
+
 // After an error too nobody works on the list any more: it may go away.
 void Lanes::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
@@ -95,47 +110,50 @@ void Lanes::wait_for_all(int64_t list) {
   if (run(list).error != nullptr) std::rethrow_exception(run(list).error);
 }
 
-std::array<double, kLanes> Lanes::busy() {
+Measured Lanes::measured() {
   const std::lock_guard lock(mutex_);
-  return busy_;
+  return measured_;
 }
 
-bool Lanes::ready(const Run& run, const Operation& op) const {
-  return (!op.scalars || run.scalars) && (!op.gradient || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
+bool Lanes::is_ready(const Run& run, const Operation& op) const {
+  return (!op.scalars || run.scalars) && (!op.room || run.room) &&
+         (!op.gradient || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
          std::ranges::all_of(op.after, [&](int before) { return run.done[static_cast<size_t>(before)] != 0; });
 }
 
-void Lanes::work_on(Run& run, Lane lane, std::unique_lock<std::mutex>& lock) {
-  for (size_t i = 0; i < run.schedule->operations.size(); ++i) {
-    const Operation& op = run.schedule->operations[i];
+void Lanes::work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock) {
+  Run& current = run(list);
+  for (size_t i = 0; i < current.schedule->operations.size(); ++i) {
+    const Operation& op = current.schedule->operations[i];
     if (op.lane() != lane) continue;
-    changed_.wait(lock, [&] { return ending_ || run.cancelled || ready(run, op); });
-    if (ending_ || run.cancelled) return;
+    changed_.wait(lock, [&] { return ending_ || current.cancelled || is_ready(current, op); });
+    if (ending_ || current.cancelled) return;
     lock.unlock();
-    const double start = now_seconds();
     std::exception_ptr error;
+    double start = 0, end = 0;
     try {
-      perform_(op);
+      work_.prepare(op);
+      start = now_seconds();
+      work_.perform(op, list);
+      end = now_seconds();
     } catch (...) {
       error = std::current_exception();
     }
-    const double seconds = now_seconds() - start;
     lock.lock();
-    run.busy[static_cast<size_t>(lane)] += seconds;
     if (error != nullptr) {
-      run.cancelled = true;
-      if (run.error == nullptr) run.error = error;
+      current.cancelled = true;
+      if (current.error == nullptr) current.error = error;
     } else {
-      const auto group = static_cast<size_t>(group_of(op));
-      run.done[i] = 1;
-      run.weights_left[group] -= op.kind == Kind::refresh || op.kind == Kind::update_device;
-      run.flushes_left[group] -= op.kind == Kind::flush;
+      current.busy[static_cast<size_t>(op.kind)] += end - start;
+      current.done[i] = 1;
+      count(current, op, -1);
+      if (makes_weights(op.kind)) current.weights_at = std::max(current.weights_at, end);
     }
     changed_.notify_all();
   }
 }
 
-void Lanes::work(Lane lane) {
+void Lanes::work_all(Lane lane) {
   std::unique_lock lock(mutex_);
   for (int64_t list = 0;; ++list) {
     changed_.wait(lock, [&] { return ending_ || (started_ > list && finished_ == list); });
@@ -145,9 +163,9 @@ void Lanes::work(Lane lane) {
       current.error = before.error;
       current.cancelled = true;
     }
-    work_on(current, lane, lock);
+    work_on(list, lane, lock);
     if (--current.lanes_left > 0) continue;
-    if (!current.cancelled) busy_ = current.busy;
+    if (!current.cancelled) measured_ = {list, current.busy, std::max(0.0, current.weights_at - current.scalars_at)};
     ++finished_;
     changed_.notify_all();
   }

@@ -1,7 +1,7 @@
 #pragma once
 // Lanes: does lists of operations beside the thread that computes, one thread for each lane. An operation is done when
-// the function that does it returns; that, and the two moments of a step (schedule.h), are all that anybody waits for.
-// So a CPU, an emulated device and a GPU differ in what that function does alone.
+// the function that does it returns. That, and the moments of a step (schedule.h), are all that anybody waits for. So a
+// CPU, an emulated device and a GPU differ in what that function does alone.
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -12,37 +12,51 @@
 
 namespace trainer::offload {
 
+/// What a list took.
+struct Measured {
+  int64_t list = -1;    // -1: none is done
+  Seconds busy{};       // at work
+  double update_s = 0;  // from the known norm until the last compute weights were new
+};
+
 class Lanes {
  public:
-  /// `perform` is called on the thread of the operation's lane.
-  Lanes(std::function<void(const Operation&)> perform, std::span<const Subgroup> subgroups, int groups);
-  /// Ends what has begun; the rest is left out.
+  /// What an operation is done with. Both functions are called on the thread of the operation's lane.
+  struct Work {
+    std::function<void(const Operation&)> prepare;                // waits for the device; the time does not count
+    std::function<void(const Operation&, int64_t list)> perform;  // does it
+  };
+  Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
+  /// Ends what has begun, and drops the rest.
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
-  // What follows is of one thread.
+  // One thread calls the functions that follow.
 
-  /// Begins with the list, which outlives it, once the one before is done. Waits for the one before that. Returns its
-  /// number.
+  /// Begins with the list, which outlives it, once the one before is done. Waits for the one before that. Returns the
+  /// number of the list.
   int64_t start(const Schedule& schedule);
-  /// In the list started last: the group's gradient is complete; the norm is known.
+  /// Says that a moment of the list started last has come: the group's gradient is complete; slots may use the memory
+  /// of activations; the norm is known.
   void gradient_complete(int group);
+  void room_free();
   void scalars_known();
-  /// Leaves out what has not begun of the list started last, and waits for the rest.
+  /// Drops what has not begun of the list started last, and waits for the rest.
   void cancel();
-  /// cancel(), and what operations threw is forgotten.
+  /// Calls cancel() and forgets what operations threw.
   void recover();
 
-  // Waiting; all throw what `perform` threw in that list, whose other operations are left out then, as are all lists
+  // Waits. All throw what an operation threw in that list. Its other operations are dropped then, as are all lists
   // after it until recover().
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
+  void wait_for_slots(int64_t list);                // until none is loaded, used or drained any more
   void wait_for_all(int64_t list);
 
-  /// Seconds at work by lane, of the newest list that is done.
-  std::array<double, kLanes> busy();
+  /// Returns what the newest list took that is done and was not cancelled.
+  Measured measured();
 
  private:
   struct Run {
@@ -50,27 +64,31 @@ class Lanes {
     std::vector<char> done;                       // by operation
     std::vector<char> gradients;                  // by group: complete
     std::vector<int> weights_left, flushes_left;  // by group
-    bool scalars = false, cancelled = false;
+    int slots_left = 0;                           // operations on slots
+    bool room = false, scalars = false, cancelled = false;
     int lanes_left = 0;
-    std::array<double, kLanes> busy{};
+    double scalars_at = 0, weights_at = 0;  // times
+    Seconds busy{};
     std::exception_ptr error;
   };
   Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
-  bool ready(const Run& run, const Operation& op) const;
-  void work(Lane lane);
-  void work_on(Run& run, Lane lane, std::unique_lock<std::mutex>& lock);
+  /// Adds to the counts of what is left, for each thing that waits for the operation.
+  void count(Run& run, const Operation& op, int change) const;
+  bool is_ready(const Run& run, const Operation& op) const;
+  void work_all(Lane lane);
+  void work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock);
   template <typename Reached>
   void wait(int64_t list, Reached&& reached);
 
-  const std::function<void(const Operation&)> perform_;
+  const Work work_;
   const std::vector<Subgroup> subgroups_;
   const size_t groups_;
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::array<Run, 2> runs_;
   int64_t started_ = 0, finished_ = 0;  // lists
-  std::array<double, kLanes> busy_{};
+  Measured measured_;
   bool ending_ = false;
   std::vector<std::jthread> threads_;
 };

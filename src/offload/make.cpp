@@ -13,10 +13,15 @@ std::optional<Rates> rates_of(const config::Debug& debug) {
                .to_host = rates->to_host * 1e9,
                .host = rates->host * 1e9,
                .device = rates->device * 1e9,
-               .memory = rates->memory * 1e9};
+               .memory = rates->memory * 1e9,
+               .pageable = rates->pageable * 1e9};
 }
 
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config) {
+bool may_update_early(const config::Config& config) {
+  return config.optim.grad_clip == 0 && config.train.max_skipped_steps == 0;
+}
+
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activations, const config::Config& config) {
   const config::Offload& offload = config.offload;
   if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
   const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved;
@@ -25,29 +30,41 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Con
             .slots = static_cast<int>(offload.slots),
             .resident = interleaved ? static_cast<int>(offload.resident) : 0,
             .order = offload.order,
-            .blocking = !config.debug.overlap};
+            .blocking = !config.debug.overlap,
+            .early = offload.early_update && may_update_early(config)};
   const bool chosen = interleaved && !share;  // "auto"
-  auto engine = std::make_unique<Engine>(store, config.optim, plan,
-                                         Engine::Options{.subgroup = offload.subgroup,
-                                                         .streams = chosen || plan.device_share.num > 0,
-                                                         .emulated = rates_of(config.debug)});
+  const std::optional<Rates> emulated = rates_of(config.debug);
+  auto engine =
+      std::make_unique<Engine>(store, config.optim, plan,
+                               Engine::Options{.subgroup = offload.subgroup,
+                                               .streams = chosen || plan.device_share.num > 0,
+                                               .activations = offload.share_activations ? &activations : nullptr,
+                                               .round_gradients = offload.grad_transport == config::GradTransport::bf16,
+                                               .replan = offload.replan && !emulated && !plan.blocking && !plan.early,
+                                               .emulated = emulated});
   if (!chosen) return engine;
-  if (engine->options().emulated) {
-    engine->set_plan(engine->best_plan(*engine->options().emulated));
-  } else {
-    const Rates rates =
-        measure_rates(store.device(), store.home(), largest_of(engine->subgroups()), store.state_dtype());
-    if (!store.device().dry()) engine->set_plan(engine->best_plan(rates));
+  if (emulated) {
+    engine->use_rates(*emulated);
+    return engine;
   }
+  const Rates rates = measure_rates(store.device(), store.home(), largest_of(engine->subgroups()), store.state_dtype());
+  if (!store.device().dry()) engine->use_rates(rates);
   return engine;
 }
 
 std::string to_string(const Engine& engine) {
   int counts[3] = {};
   for (size_t i = 0; i < engine.subgroups().size(); ++i) ++counts[static_cast<size_t>(engine.where()[i])];
-  return format("{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}, {} resident",
-                engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()),
-                counts[0], counts[1], engine.plan().slots, engine.plan().slots == 1 ? "" : "s", counts[2]);
+  const Plan& plan = engine.plan();
+  static constexpr std::string_view memory[] = {"", "; host memory is pinned",
+                                                "; host memory is pageable, copied through pinned buffers",
+                                                "; host memory is pageable, so nothing is streamed"};
+  return format(
+      "{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}{}, {} resident{}{}{}",
+      engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()), counts[0],
+      counts[1], plan.slots, plan.slots == 1 ? "" : "s", plan.share_activations ? " in the memory of activations" : "",
+      counts[2], engine.options().round_gradients ? "; gradients are rounded to bf16" : "",
+      plan.early ? "; updates begin with their gradients" : "", memory[static_cast<size_t>(engine.host_memory())]);
 }
 
 }  // namespace trainer::offload

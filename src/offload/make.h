@@ -6,10 +6,15 @@
 
 namespace trainer::offload {
 
-/// Null: offload.optimizer = "none". `store` is allocated, its state in the memory of its home.
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config);
+/// Makes the engine; null: offload.optimizer = "none". `store` is allocated, its state in the memory of its home.
+/// `activations`: what offload.share_activations means. Measures the rates of this machine where the share follows from
+/// them. All ranks of a host call at the same time.
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activations, const config::Config& config);
 
-/// The rates of debug.emulate_device; nothing without it.
+/// Says whether no update can depend on the norm: gradients are not clipped, and a step is never skipped.
+bool may_update_early(const config::Config& config);
+
+/// Returns the rates of debug.emulate_device; nothing without it.
 std::optional<Rates> rates_of(const config::Debug& debug);
 
 /// "7 subgroups of at most 1.2M elements: 4 on the host, 3 streamed through 3 slots, 0 resident", for the log.

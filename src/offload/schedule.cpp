@@ -21,7 +21,7 @@ class Writer {
                   slots_in_all());
     order_.resize(s.places.size());
     std::iota(order_.begin(), order_.end(), 0);
-    const bool backwards = s.order == config::OffloadOrder::arrival || s.backwards;
+    const bool backwards = s.order == config::OffloadOrder::arrival || s.early || s.backwards;
     if (backwards) std::ranges::reverse(order_);
   }
 
@@ -120,13 +120,21 @@ class Writer {
     }
   }
   void load(int i, int slot) {
-    loads_[static_cast<size_t>(slot)] =
-        add({.kind = Kind::load, .subgroup = i, .slot = slot, .after = {drained_[static_cast<size_t>(slot)]}});
+    loads_[static_cast<size_t>(slot)] = add({.kind = Kind::load,
+                                             .subgroup = i,
+                                             .slot = slot,
+                                             .after = {drained_[static_cast<size_t>(slot)]},
+                                             .room = s_.share && static_cast<size_t>(slot) < streaming()});
     out_.held[static_cast<size_t>(slot)] = i;
   }
   int update_in(int i, int slot) {
     const int load = loads_[static_cast<size_t>(slot)];
-    return add({.kind = Kind::update_device, .subgroup = i, .slot = slot, .after = {load}, .scalars = true});
+    return add({.kind = Kind::update_device,
+                .subgroup = i,
+                .slot = slot,
+                .after = {load},
+                .gradient = s_.early,
+                .scalars = !s_.early});
   }
   void update_resident(int i) {
     const int slot = s_.slots + static_cast<int>(std::count(s_.places.begin(), s_.places.begin() + i, Place::resident));
@@ -150,7 +158,7 @@ class Writer {
                              .subgroup = i,
                              .bounce = bounce,
                              .after = {flushed_[static_cast<size_t>(i)], before},
-                             .scalars = true});
+                             .scalars = !s_.early});
     const int sent = add({.kind = Kind::refresh, .subgroup = i, .bounce = bounce, .after = {updated}});
     if (bounce >= 0) bounces_[static_cast<size_t>(bounce)] = sent;
   }

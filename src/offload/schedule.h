@@ -2,11 +2,13 @@
 // The update of one step as a list of operations, made by a pure function. The same list is executed (lanes.h), timed
 // on a virtual clock (clock.h), counted, and searched for missing waits (tests/unit/offload/races.h).
 //
-// Each operation belongs to a lane. A lane does its operations in the order of the list, one after the other; besides,
-// an operation waits for those named in `after`, which come earlier in the list, and for two moments of the step:
-// `gradient`, when the gradient of its group is complete, and `scalars`, when the norm is known. No wait is named
-// twice: what lanes and other waits imply is left out. Steps follow each other: no operation begins before the list of
-// the step before is done. What a step leaves for the next is in slots alone.
+// Each operation belongs to a lane. A lane does its operations in the order of the list, one after the other. An
+// operation also waits for those named in `after`, which come earlier in the list, and for moments of the step:
+//   - `gradient`: the gradient of its group is complete.
+//   - `room`: the backward pass has ended, and slots may use the memory of activations.
+//   - `scalars`: the norm is known.
+// No wait is named twice: what lanes and other waits imply is left out. Steps follow each other: no operation begins
+// before the list of the step before is done. What a step leaves for the next is in slots alone.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -31,6 +33,8 @@ inline constexpr int kLanes = 5;
 std::string_view name_of(Kind kind);
 std::string_view name_of(Lane lane);
 Lane lane_of(Kind kind);
+/// Says whether compute weights on the device are new when such an operation is done.
+constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
 
 /// Host buffers for compute weights on their way to the device, where they are of another type than the master weights.
 inline constexpr int kBounces = 3;
@@ -38,10 +42,10 @@ inline constexpr int kBounces = 3;
 struct Operation {
   Kind kind = Kind::flush;
   int subgroup = 0;
-  int slot = -1;                           // of load, update_device and drain
-  int bounce = -1;                         // of update_host and refresh
-  std::vector<int> after;                  // places in the list
-  bool gradient = false, scalars = false;  // the latter implies all gradients
+  int slot = -1;                                         // of load, update_device and drain
+  int bounce = -1;                                       // of update_host and refresh
+  std::vector<int> after;                                // places in the list
+  bool gradient = false, room = false, scalars = false;  // the last implies the others
   Lane lane() const { return lane_of(kind); }
 };
 
@@ -61,6 +65,8 @@ struct Situation {
   config::OffloadOrder order = config::OffloadOrder::forward;
   bool backwards = false;  // zigzag: every second step
   bool blocking = false;
+  bool early = false;           // updates begin with their gradient instead of the norm, in the order of arrival
+  bool share = false;           // slots for streaming are in the memory of activations
   bool bounce = false;          // compute weights are of another type than the master weights
   Held held = {};               // empty: nothing
   std::vector<char> done = {};  // by subgroup: has its update already; empty: none has
@@ -69,6 +75,9 @@ Schedule schedule(const Situation& situation);
 
 /// Operations that bring home what slots hold.
 Schedule homecoming(const Situation& situation);
+
+/// Seconds at work by kind of operation.
+using Seconds = std::array<double, kKinds>;
 
 /// Bytes of an element of the state (one of p, m, v), of compute weights, of gradients.
 struct Sizes {

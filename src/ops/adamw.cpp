@@ -1,5 +1,7 @@
 #include "ops/adamw.h"
 
+#include <xmmintrin.h>
+
 #include "ops/cpu/adamw_kernels.h"
 #include "ops/cuda/ops.h"
 #include "ops/operands.h"
@@ -15,6 +17,16 @@ size_t state_index(DType dtype, const char* name) {
   return static_cast<size_t>(dtype);
 }
 
+/// Throws when this thread rounds unlike others: results would depend on which thread had which element.
+void require_usual_rounding() {
+  constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; not to nearest
+  const unsigned control = _mm_getcsr();
+  TRAINER_CHECK((control & (kFlushes | kRounding)) == 0,
+                "a thread that updates weights has FTZ, DAZ or a rounding mode set (MXCSR {:#x}): a library did that, "
+                "as objects linked with -ffast-math do",
+                control);
+}
+
 }  // namespace
 
 void run(Exec& ex, const AdamW& op) {
@@ -24,12 +36,15 @@ void run(Exec& ex, const AdamW& op) {
   expect_count(op.p, n, dtype, "adamw p");
   expect_count(op.m, n, dtype, "adamw m");
   expect_count(op.v, n, dtype, "adamw v");
-  expect_count(op.g, n, dtype, "adamw g");
+  const bool narrow = op.g.dtype == DType::bf16;
+  expect_count(op.g, n, narrow ? DType::bf16 : dtype, "adamw g");
+  TRAINER_CHECK(dtype == DType::f32 || (!narrow && !op.round_gradient), "bf16 gradients go with fp32 weights only");
   if (op.compute) {
     expect_count(op.compute, n, DType::bf16, "adamw compute");
     TRAINER_CHECK(dtype == DType::f32, "a bf16 copy is kept of fp32 weights only");
   }
-  const double bytes = 7.0 * static_cast<double>(op.p.bytes()) + (op.compute ? 2.0 * static_cast<double>(n) : 0.0);
+  const double bytes = 6.0 * static_cast<double>(op.p.bytes()) + static_cast<double>(op.g.bytes()) +
+                       (op.compute ? 2.0 * static_cast<double>(n) : 0.0);
   const OpTimer timer(ex.meter, OpKind::optimizer, {14.0 * static_cast<double>(n), bytes});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
@@ -37,10 +52,12 @@ void run(Exec& ex, const AdamW& op) {
   const AdamWScalars& s = op.scalars;
   const AdamWConstants constants{s.beta1, s.beta2,         1 - s.beta1,      1 - s.beta2,     s.inv_sqrt_correction,
                                  s.eps,   s.negative_step, s.negative_decay, s.gradient_scale};
-  const auto kernel = kernels(ex).update[type];
+  const AdamWKernels& table = kernels(ex);
+  const auto kernel = narrow ? table.update_narrow : op.round_gradient ? table.update_rounded : table.update[type];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
+    require_usual_rounding();
     const int64_t at = first * size_of(dtype);
-    kernel(constants, op.p.data + at, op.m.data + at, op.v.data + at, op.g.data + at,
+    kernel(constants, op.p.data + at, op.m.data + at, op.v.data + at, op.g.data + first * size_of(op.g.dtype),
            op.compute ? op.compute.as<bf16>() + first : nullptr, count);
   });
 }

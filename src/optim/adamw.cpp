@@ -15,8 +15,12 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update
           .gradient_scale = update.gradient_scale};
 }
 
-AdamW::AdamW(params::ParamStore& store, const config::Optim& optim)
-    : store_(store), optim_(optim), ranges_(store), gathers_(store.groups().size()) {}
+AdamW::AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients)
+    : store_(store),
+      optim_(optim),
+      round_gradients_(round_gradients),
+      ranges_(store),
+      gathers_(store.groups().size()) {}
 
 void AdamW::step(Exec& ex, const Update& update) {
   for (size_t g = 0; g < gathers_.size(); ++g) {
@@ -27,7 +31,8 @@ void AdamW::step(Exec& ex, const Update& update) {
                               .v = group.v_of(part),
                               .g = group.grad.tensor().range(part.begin, part.count),
                               .compute = group.compute.tensor().range(part.begin, part.count),
-                              .scalars = adamw_scalars(optim_, update, decay)});
+                              .scalars = adamw_scalars(optim_, update, decay),
+                              .round_gradient = round_gradients_});
     });
     if (store_.replicas().split_state) gathers_[g] = store_.gather_weights(ex, static_cast<int>(g));
   }

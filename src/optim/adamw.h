@@ -13,8 +13,8 @@ ops::AdamWScalars adamw_scalars(const config::Optim& optim, const Update& update
 
 class AdamW final : public Optimizer {
  public:
-  /// Both outlive it.
-  AdamW(params::ParamStore& store, const config::Optim& optim);
+  /// Both outlive it. `round_gradients`: to bf16, as they are where they go to the host in it.
+  AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
   /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and gathers it
   /// to the others while it updates the next group. All gathers have ended on return.
   void step(Exec& ex, const Update& update) override;
@@ -22,6 +22,7 @@ class AdamW final : public Optimizer {
  private:
   params::ParamStore& store_;
   const config::Optim& optim_;
+  const bool round_gradients_;
   DecayRanges ranges_;
   std::vector<comm::Ticket> gathers_;  // by group
 };

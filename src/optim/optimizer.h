@@ -1,7 +1,7 @@
 #pragma once
-// Optimizer: who turns complete gradients into new weights. AdamW (adamw.h) does it between two steps, in the memory of
-// the device; OffloadEngine (offload/engine.h) beside the steps, wherever its plan says. Both round alike: which one
-// did it, and where, is not to be seen in the weights.
+// Optimizer: turns complete gradients into new weights. AdamW (adamw.h) does it between two steps, in the memory of the
+// device. offload::Engine (offload/engine.h) does it beside the steps, wherever its plan says. Both round alike: the
+// weights do not show which one did it, or where.
 #include <cstdint>
 
 #include "tensor/exec.h"
@@ -18,14 +18,19 @@ struct Update {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Before the first micro-step of a step.
-  virtual void begin_step() {}
-  /// The group's gradient is complete once the device has done what it was given. Called in the order of the backward
-  /// pass, for each group once a step, and by every step that is not interrupted.
+  /// Begins a step, before its first micro-step. `update`: that of its end, if the gradients are not scaled.
+  virtual void begin_step(const Update& /*update*/) {}
+  /// Says that a group's gradient is complete once the device has done what it was given. Called in the order of the
+  /// backward pass, for each group once a step, and by every step that is not interrupted.
   virtual void gradient_complete(Exec&, int /*group*/) {}
-  /// The norm is known and finite. On return, or when ParamStore hands them out, weights are new.
+  /// Says that the last backward pass of the step has ended once the device has done what it was given: until the next
+  /// leave_activations() nobody else uses the memory of activations.
+  virtual void enter_activations() {}
+  /// Waits until the optimizer uses the memory of activations no more.
+  virtual void leave_activations() {}
+  /// Updates; the norm is known and finite. Weights are new on return, or when ParamStore hands them out.
   virtual void step(Exec& ex, const Update& update) = 0;
-  /// Instead of step(): the gradients are of no use. Weights, moments and versions stay as they are.
+  /// Ends the step without an update: the gradients are of no use. Weights, moments and versions stay as they are.
   virtual void discard() {}
 };
 

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
+#include "ops/attention_default.h"
 
 namespace trainer::plan {
 namespace {
@@ -38,6 +39,20 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
+/// Puts cuDNN's attention in the place of ours on that GPU, or not. `say`: logs why a default is ours.
+void choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu, bool say) {
+  if (wanted == config::AttentionKernels::automatic) {
+    if (const std::string reason = ops::use_cudnn_attention_if_good(gpu); say && !reason.empty())
+      log::info("attention is computed by our own kernels: {}", reason);
+    return;
+  }
+  try {
+    ops::use_cudnn_attention(gpu, wanted == config::AttentionKernels::cudnn);
+  } catch (const Error& error) {
+    throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
+  }
+}
+
 /// Says why the default type on a CPU is bf16, or why not.
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
@@ -52,14 +67,9 @@ std::string bf16_reason(device::Isa isa) {
 Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
-  const bool cudnn = config.hardware.attention == config::AttentionKernels::cudnn;
   if (machine.gpu) {
-    try {
-      ops::use_cudnn_attention(*machine.gpu, cudnn);
-    } catch (const Error& error) {
-      throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"own\"", error.what()));
-    }
-  } else if (cudnn && world.first()) {
+    choose_attention(config.hardware.attention, *machine.gpu, world.first());
+  } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {
     log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
   }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());

@@ -44,6 +44,10 @@ std::string offload_note(const train::Trainer& trainer, const config::Config& co
   } else if (!machine.gpu) {
     text += "; the device is the CPU, whose memory is the host's";
   }
+  if (config.offload.early_update && !offload::may_update_early(config))
+    text +=
+        "; offload.early_update is off: updates depend on the norm unless optim.grad_clip = 0 and "
+        "train.max_skipped_steps = 0";
   return text + "; " + fits_without_offload(config, vocab, machine);
 }
 
@@ -51,8 +55,11 @@ std::string offload_table(const config::Config& config, int64_t vocab, const Mac
   std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
     const DeviceAndHost memory = memory_of(plan_with(config, offload, vocab, machine));
+    const bool same = offload.optimizer == config.offload.optimizer &&
+                      (offload.optimizer != OffloadOptimizer::interleaved ||
+                       offload.share_activations == config.offload.share_activations);
     text += format("  {:<25}{:>12}{:>12}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
-                   offload.optimizer == config.offload.optimizer ? "  as configured" : "");
+                   same ? "  as configured" : "");
   };
   config::Offload tried = config.offload;
   tried.optimizer = OffloadOptimizer::none;
@@ -60,7 +67,10 @@ std::string offload_table(const config::Config& config, int64_t vocab, const Mac
   tried.optimizer = OffloadOptimizer::cpu;
   row("cpu", tried);
   tried.optimizer = OffloadOptimizer::interleaved;
-  row(format("interleaved, {} slot{}", tried.slots, tried.slots == 1 ? "" : "s"), tried);
+  for (const bool shared : {false, true}) {
+    tried.share_activations = shared;
+    row(format("interleaved, {} slot{}{}", tried.slots, tried.slots == 1 ? "" : "s", shared ? " shared" : ""), tried);
+  }
   return text + "  " + fits_without_offload(config, vocab, machine) + "\n";
 }
 

@@ -22,8 +22,9 @@ struct OffloadReport {
   std::map<std::string, int64_t> bytes;          // between host and device, by what they are
   double exposed_ms = measure::kUnknown;         // that the step waited for updates
   std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
-  double emulated_ms = measure::kUnknown,
-         predicted_ms = measure::kUnknown;  // of the update on the emulated device; if there is one
+  double update_ms = measure::kUnknown;          // of that update, from the norm until the last weights were new
+  double emulated_ms = measure::kUnknown;        // of an update on the emulated device, if there is one
+  double predicted_ms = measure::kUnknown;       // on that device, else here
 };
 
 struct StepReport {

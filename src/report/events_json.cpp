@@ -178,9 +178,13 @@ Json to_json(const OffloadReport& offload) {
                {"parameters", {{"host", offload.host}, {"streamed", offload.streamed}, {"resident", offload.resident}}},
                {"bytes", offload.bytes},
                {"exposed_ms", offload.exposed_ms},
-               {"busy_ms", offload.busy_ms}};
-  if (std::isfinite(offload.emulated_ms))
+               {"busy_ms", offload.busy_ms},
+               {"update_ms", offload.update_ms}};
+  if (std::isfinite(offload.emulated_ms)) {
     json["emulated"] = {{"update_ms", offload.emulated_ms}, {"predicted_ms", offload.predicted_ms}};
+  } else {
+    json["predicted_ms"] = offload.predicted_ms;
+  }
   return json;
 }
 
@@ -194,9 +198,10 @@ OffloadReport offload_from(const Json& object) {
   read(object, "bytes", offload.bytes);
   read(object, "exposed_ms", offload.exposed_ms);
   read(object, "busy_ms", offload.busy_ms);
+  offload.update_ms = number_of(object, "update_ms");
   const Json& emulated = child(object, "emulated");
   offload.emulated_ms = number_of(emulated, "update_ms");
-  offload.predicted_ms = number_of(emulated, "predicted_ms");
+  offload.predicted_ms = number_of(emulated.empty() ? object : emulated, "predicted_ms");
   return offload;
 }
 

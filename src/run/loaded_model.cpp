@@ -1,8 +1,10 @@
 #include "run/loaded_model.h"
 
+#include "base/log.h"
 #include "checkpoint/folder.h"
 #include "comm/gpu_transport.h"
 #include "config/load.h"
+#include "plan/gemm_tuning.h"
 #include "plan/run_plan.h"
 #include "run/fallback.h"
 #include "run/planning.h"
@@ -35,6 +37,16 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
   }
 }
 
+/// Products take the algorithms that they had in the run, where its table can still be read.
+void take_tuning(comm::World& world, const LoadedModel& loaded) {
+  try {
+    plan::use_gemm_tuning(loaded.config, world, *plan::make_dry_device(loaded.machine));
+  } catch (const Error& error) {
+    if (error.code() != Code::config) throw;
+    if (world.first()) log::info("{}: the library chooses the algorithms of products", error.what());
+  }
+}
+
 /// Returns what is damaged in the checkpoint. Empty: the tensors are loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         std::optional<LoadedModel>& out) {
@@ -57,6 +69,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
     loaded.tokenizer.emplace(
         data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
   loaded.machine = plan::choose_machine(loaded.config, world);
+  take_tuning(world, loaded);
   const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);

@@ -27,10 +27,9 @@ report::OffloadReport offload_report(const offload::Report& from) {
       report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
   for (int lane = 0; lane < offload::kLanes; ++lane)
     report.busy_ms[std::string(name_of(static_cast<offload::Lane>(lane)))] = from.busy_ms[static_cast<size_t>(lane)];
-  if (from.emulated_ms > 0) {
-    report.emulated_ms = from.emulated_ms;
-    if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
-  }
+  if (from.update_ms > 0) report.update_ms = from.update_ms;
+  if (from.emulated_ms > 0) report.emulated_ms = from.emulated_ms;
+  if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
   return report;
 }
 
@@ -46,6 +45,7 @@ void Reporter::open(int64_t step) {
   report::truncate_after_step(metrics_file(config_), step);
   samples_ = report::read_samples(config_.run.dir, step);
   if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));
+  if (config_.log.tensorboard) tensorboard_.emplace(config_.run.dir, step);
   if (machine_.gpu) power_.emplace(machine_.gpu->pci_bus_id);
 }
 
@@ -58,6 +58,7 @@ void Reporter::start(const report::StartReport& start, std::string_view transpor
   for (const std::string& note : notes)
     if (!note.empty()) log::info("{}", note);
   if (metrics_) metrics_->write(start_);
+  if (tensorboard_) tensorboard_->write(start_);
 }
 
 void Reporter::show_progress(int64_t step) {
@@ -105,6 +106,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   if (trainer.offload() != nullptr) r.offload = offload_report(trainer.offload()->report());
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(r);
+  if (tensorboard_) tensorboard_->write(r);
   skipped_ += r.skipped;
   if (!first_step_) first_step_ = r;
   last_step_ = r;
@@ -135,6 +137,7 @@ void Reporter::evaluation(const report::EvalReport& eval) {
   if (!first_) return;
   last_eval_ = eval;
   if (metrics_) metrics_->write(eval);
+  if (tensorboard_) tensorboard_->write(eval);
   if (!std::isfinite(eval.loss))
     return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
   log::info("step {}: validation loss {:.4f}, perplexity {:.2f}{}", eval.step, eval.loss, eval.perplexity,
@@ -153,6 +156,7 @@ void Reporter::sample(report::Sample sample) {
   if (!first_) return;
   log::info("--- sample at step {} ---\n{}{}\n---", sample.step, report::printable(sample.prompt),
             report::printable(sample.text));
+  if (tensorboard_) tensorboard_->write(sample);
   samples_.push_back(std::move(sample));
 }
 
@@ -160,6 +164,7 @@ void Reporter::warn(int64_t step, const std::string& message) {
   if (!first_) return;
   log::warning("{}", message);
   if (metrics_) metrics_->write(report::WarningReport{step, message});
+  if (tensorboard_) tensorboard_->write(report::WarningReport{step, message});
 }
 
 int64_t Reporter::measured_memory(const train::Trainer& trainer) const {

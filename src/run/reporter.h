@@ -13,6 +13,7 @@
 #include "report/html.h"
 #include "report/metrics.h"
 #include "report/progress.h"
+#include "report/tensorboard.h"
 #include "train/trainer.h"
 
 namespace trainer::run {
@@ -61,6 +62,7 @@ class Reporter {
   double started_ = 0;
   measure::MemoryProbe memory_;
   std::optional<report::MetricsLog> metrics_;
+  std::optional<report::TensorBoardLog> tensorboard_;
   std::optional<report::Progress> progress_;
   std::optional<device::PowerMeter> power_;
   std::vector<report::Sample> samples_;

@@ -35,7 +35,7 @@ Generator::Generator(Trainer& trainer)
   record(prefill_key_, chunk_);
   record(decode_key_, 1);
   cache_.used = 0;
-  trainer.arena().seal();
+  trainer.seal();
 }
 
 parallel::Batch Generator::batch(int64_t rows) const {

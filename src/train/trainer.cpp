@@ -44,7 +44,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   if (training && config.offload.optimizer != config::OffloadOptimizer::none) {
-    state_home_ = device::make_host(device);
+    state_home_ = device::make_host(device, config.offload.pinned);
     store_.keep_state_on(*state_home_);
   }
   store_.allocate(training);
@@ -60,10 +60,12 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
   grads_ = std::make_unique<params::GradSink>(store_, options);
   if (state_home_ == nullptr) {
-    optimizer_ = std::make_unique<optim::AdamW>(store_, config_.optim);
+    optimizer_ = std::make_unique<optim::AdamW>(store_, config_.optim,
+                                                config_.offload.grad_transport == config::GradTransport::bf16);
     return;
   }
-  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
+  world.control().barrier();  // ranks of a host measure its rates at one time
+  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, arena_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
@@ -77,7 +79,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
-  optimizer_->begin_step();
+  optimizer_->begin_step({work.lr, work.adam_step});
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
     if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
@@ -89,6 +91,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(&measure::PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
+    if (last) optimizer_->enter_activations();
     draw_ahead(first_sample(work, micro + 1), batches);
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
@@ -188,7 +191,13 @@ void Trainer::record_memory(const std::string& program, const std::function<void
   });
 }
 
+void Trainer::seal() {
+  if (optimizer_ != nullptr) optimizer_->leave_activations();
+  arena_.seal();
+}
+
 void Trainer::begin(Exec& ex, const std::string& program) {
+  if (optimizer_ != nullptr) optimizer_->leave_activations();
   arena_.begin(program);
   store_.weights().begin(ex, program);
 }
@@ -212,7 +221,7 @@ void Trainer::plan() {
   Meter evaluation;
   record(
       eval_key_, [&](Exec& ex) { model_->loss(ex, batch); }, evaluation);
-  arena_.seal();
+  seal();
   store_.weights().forget_kept();
   mesh_.world().connect();
 }

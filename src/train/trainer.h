@@ -44,9 +44,11 @@ class Trainer {
   /// Records the programs of training and evaluation and takes the memory; before the first step.
   void plan();
 
-  /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller seals
-  /// the arena. Its costs go to `meter`. Skips programs that are recorded already.
+  /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller calls
+  /// seal(). Its costs go to `meter`. Skips programs that are recorded already.
   void record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
+  /// Allocates the memory of all recorded programs.
+  void seal();
   /// The operators between begin() and end() are those of the program.
   void begin(Exec& ex, const std::string& program);
   void end();

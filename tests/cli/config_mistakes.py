@@ -64,6 +64,8 @@ CASES = [
            sets=["parallel.strategy=autoddl"]),
     config("mesh of nothing", TINY, "parallel.mesh=[]: expected a list of integers >= 1 and <= 4096, found an empty list",
            sets=["parallel.mesh=[]"]),
+    config("rounded gradients of fp64", TINY, "grad_transport = \"bf16\" with compute = \"fp64\"",
+           sets=["offload.grad_transport=bf16", "precision.compute=fp64"]),
     config("share of more than all", TINY, "a number from 0 to 1, found 3/2",
            sets=["offload.optimizer=interleaved", "offload.gpu_fraction=3/2"]),
     config("ZeRO stage that does not exist", TINY, "expected an integer >= 0 and <= 1, found the integer 2", sets=["parallel.zero_stage=2"]),

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """The optimizer's state in host memory, through the program: the same bits wherever it is updated, killed and resumed."""
+import json
+
 import rig
 
 # Subgroups so small that the tiny model has dozens.
@@ -11,6 +13,8 @@ PLANS = {
                "offload.resident=3", "offload.order=zigzag"],
     "auto": ["offload.optimizer=interleaved", "offload.subgroup=2048", "debug.emulate_device=h100"],
     "measured": ["offload.optimizer=interleaved", "offload.subgroup=2048"],
+    "shared": ["offload.optimizer=interleaved", "offload.gpu_fraction=2/3", "offload.subgroup=1024",
+               "offload.share_activations=true"],
 }
 
 
@@ -30,6 +34,39 @@ class Offload(rig.Runs):
             self.train(f"run.dir={run}", *PLANS.get(first, []), *("checkpoint.interval=3",), max_steps=5)
             self.train(f"run.dir={run}", *PLANS.get(second, []))
             self.assert_same_run(8, run, "none")
+
+    def test_bf16_gradients_are_rounded_alike_with_and_without_offload(self):
+        rounded = "offload.grad_transport=bf16"
+        self.train("run.dir=fp32", "precision.compute=bf16")
+        self.train("run.dir=none", "precision.compute=bf16", rounded)
+        self.assertNotEqual(self.losses("none"), self.losses("fp32"))
+        for name in ("cpu", "half"):
+            self.train(f"run.dir={name}", "precision.compute=bf16", rounded, *PLANS[name])
+            self.assert_same_run(8, name, "none")
+        for step in self.events("step", "half"):
+            self.assertEqual(step["offload"]["bytes"]["gradient"], 2 * step["offload"]["parameters"]["host"])
+
+    def test_early_updates_are_off_where_they_depend_on_the_norm(self):
+        early = "offload.early_update=true"
+        exact = ["optim.grad_clip=0", "train.max_skipped_steps=0"]
+        self.assertIn("offload.early_update is off", self.train("run.dir=clipped", *PLANS["half"], early, max_steps=2))
+        self.train("run.dir=none", *exact)
+        self.assertIn("updates begin with their gradients", self.train("run.dir=early", *PLANS["half"], early, *exact))
+        self.assert_same_run(8, "early", "none")
+
+    def test_slots_in_the_memory_of_activations_cannot_be_kept_filled(self):
+        self.assertIn("keeps slots filled", self.train("offload.order=zigzag", *PLANS["shared"], status=2))
+
+    def test_the_ladder_of_an_emulated_device(self):
+        ladder = json.loads(self.trainer("bench", "offload", "--config", "config.toml", "--json", "--set",
+                                         "debug.emulate_device=h100", stdout=True))["offload"]
+        rungs = {rung["name"]: rung for rung in ladder["rungs"]}
+        best = rungs["interleaved, best share"]
+        self.assertTrue(ladder["emulated"])
+        self.assertGreater(rungs["blocking, all on the host, pageable gradients"]["played_ms"], 2.5 * best["played_ms"])
+        self.assertLessEqual(best["played_ms"], rungs["asynchronous, all on the host"]["played_ms"])
+        self.assertLess(abs(best["predicted_ms"] / best["played_ms"] - 1), 0.05)
+        self.assertLessEqual(best["played_ms"], 1.02 * min(rung["played_ms"] for rung in ladder["sweep"]))
 
     def test_metrics_tell_where_updates_were_and_what_was_moved(self):
         self.train("run.dir=told", *PLANS["half"], "precision.compute=bf16", "debug.emulate_device=h100")
@@ -57,7 +94,7 @@ class Offload(rig.Runs):
 
     def test_a_dry_run_shows_the_memory_of_every_way(self):
         table = self.trainer("train", "--config", "config.toml", "--dry-run", stdout=True)
-        for row in ("  none", "  cpu", "  interleaved, 3 slots", "  fits without offload: yes"):
+        for row in ("  none", "  cpu", "  interleaved, 3 slots ", "  interleaved, 3 slots shared", "  fits without offload: yes"):
             self.assertIn(row, table)
 
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ops/attention_default.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {
@@ -13,7 +14,10 @@ struct Fake final : cuda::FusedAttention {
   std::vector<cuda::FusedShape> asked, ran;
   int64_t bytes = 1000;
 
+  int64_t number = 92500;
+
   std::string name() const override { return "fake 1.0"; }
+  int64_t version() const override { return number; }
   std::optional<int64_t> workspace(const cuda::FusedShape& shape) override {
     asked.push_back(shape);
     if (shape.backward && shape.head_dim == 16) return std::nullopt;
@@ -136,6 +140,14 @@ TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {
   EXPECT_TRUE(fake->ran.empty());
 }
 
+TEST(Cudnn, IsTakenUnaskedFromTheVersionWithASmallWorkspaceOn) {
+  Fake fake;
+  EXPECT_EQ(cuda::why_not_by_default(fake), "");
+  fake.number = 92499;
+  EXPECT_NE(cuda::why_not_by_default(fake).find("fake 1.0 needs a workspace"), std::string::npos);
+  EXPECT_NE(cuda::why_not_by_default(fake).find("9.25 or newer"), std::string::npos);
+}
+
 TEST(Cudnn, SaysWhyItIsNotThere) {
   // The emulated device is built without it; a program with it needs the library and a GPU.
   try {
@@ -145,6 +157,7 @@ TEST(Cudnn, SaysWhyItIsNotThere) {
     EXPECT_EQ(error.code(), Code::usage);
     EXPECT_NE(std::string(error.what()).find("without cuDNN"), std::string::npos) << error.what();
   }
+  EXPECT_NE(use_cudnn_attention_if_good(device::cuda::devices().front()).find("without cuDNN"), std::string::npos);
   EXPECT_NO_THROW(use_cudnn_attention(device::cuda::devices().front(), false));
 }
 

@@ -215,8 +215,8 @@ std::unique_ptr<Mark> make_mark(Device& device) {
   return std::make_unique<CudaMark>(device.gpu().ordinal, stream_of(device));
 }
 
-std::unique_ptr<Device> make_lane(Device& device) {
-  return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, /*direct=*/true);
+std::unique_ptr<Device> make_lane(Device& device, bool staged) {
+  return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, /*direct=*/!staged);
 }
 
 std::optional<std::string> version() { return format("CUDA {}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10); }

@@ -24,10 +24,12 @@ int64_t free_memory(int ordinal);
 /// Throws Code::usage when the device does not exist, Code::device when it cannot be used.
 std::unique_ptr<Device> make_device(int ordinal, int host_threads);
 
-/// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly: pinned memory at the speed
-/// of the link.
+/// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly, pinned memory at the speed
+/// of the link, unless it is to be staged.
 std::unique_ptr<Mark> make_mark(Device& device);
-std::unique_ptr<Device> make_lane(Device& device);
-std::unique_ptr<Device> make_host(const Device& device);
+std::unique_ptr<Device> make_lane(Device& device, bool staged);
+std::unique_ptr<Device> make_host(const Device& device, bool pinned);
+/// Of what make_host() made.
+HostMemory memory_of(Device& host);
 
 }  // namespace trainer::device::cuda

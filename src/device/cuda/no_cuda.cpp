@@ -13,7 +13,8 @@ int64_t free_memory(int) { return 0; }
 std::unique_ptr<Device> make_device(int, int) { throw Error(Code::usage, no_device_reason()); }
 
 std::unique_ptr<Mark> make_mark(Device&) { throw Error(Code::usage, no_device_reason()); }
-std::unique_ptr<Device> make_lane(Device&) { throw Error(Code::usage, no_device_reason()); }
-std::unique_ptr<Device> make_host(const Device&) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Device> make_lane(Device&, bool) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Device> make_host(const Device&, bool) { throw Error(Code::usage, no_device_reason()); }
+HostMemory memory_of(Device&) { throw Error(Code::usage, no_device_reason()); }
 
 }  // namespace trainer::device::cuda

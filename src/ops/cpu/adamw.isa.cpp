@@ -6,17 +6,32 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-template <typename A>
+/// Returns the nearest bf16, ties to even, NaN as 0x7fff: what a store and a load of bf16 give.
+[[gnu::always_inline]] inline Vec<float> rounded_to_bf16(Vec<float> v) {
+  const Vec<uint32_t> u = (Vec<uint32_t>)v, nan = (Vec<uint32_t>)(v != v);
+  const Vec<uint32_t> rounded = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
+  return (Vec<float>)((nan & 0x7fff0000u) | (~nan & rounded));
+}
+
+/// A is the type of the state, G that of the gradient. `rounds`: an f32 gradient is rounded to bf16 first.
+template <typename A, typename G = A, bool rounds = false>
 void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, const void* g_data, bf16* compute,
             int64_t n) {
   A *p = static_cast<A*>(p_data), *m = static_cast<A*>(m_data), *v = static_cast<A*>(v_data);
-  const A* g = static_cast<const A*>(g_data);
+  const G* g = static_cast<const G*>(g_data);
   auto constant = [](double x) { return splat<A>(static_cast<A>(x)); };
   const Vec<A> b1 = constant(k.b1), b2 = constant(k.b2), ob1 = constant(k.ob1), ob2 = constant(k.ob2);
   const Vec<A> correction = constant(k.inv_sqrt_correction), eps = constant(k.eps), step = constant(k.negative_step);
   const Vec<A> decay = constant(k.negative_decay), scale = constant(k.gradient_scale);
+  const auto gradient = [&](int64_t i, auto tag) __attribute__((always_inline)) {
+    if constexpr (rounds) {
+      return rounded_to_bf16(get(g + i, tag));
+    } else {
+      return get(g + i, tag);
+    }
+  };
   auto element = [&](int64_t i, auto tag) {
-    const Vec<A> x = get(g + i, tag) * scale, old = get(p + i, tag);
+    const Vec<A> x = gradient(i, tag) * scale, old = get(p + i, tag);
     const Vec<A> first = fused<A>(b1, get(m + i, tag), ob1 * x);
     const Vec<A> second = fused<A>(b2, get(v + i, tag), ob2 * x * x);
     const Vec<A> u = first / fused<A>(square_root(second), correction, eps);
@@ -63,6 +78,9 @@ double square_sum(const void* data, int64_t n) {
 
 }  // namespace
 
-extern const AdamWKernels adamw_kernels = {{update<double>, update<float>}, {square_sum<double>, square_sum<float>}};
+extern const AdamWKernels adamw_kernels = {{update<double>, update<float>},
+                                           update<float, float, true>,
+                                           update<float, bf16>,
+                                           {square_sum<double>, square_sum<float>}};
 
 }  // namespace trainer::ops::TRAINER_ISA

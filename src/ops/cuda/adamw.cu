@@ -8,11 +8,13 @@ namespace {
 
 /// The arithmetic is canonical: fmaf, *, / and sqrtf round once each. No product here precedes an addition that the
 /// compiler could fuse it with.
+template <typename G>
 struct AdamWBody {
   Rows<float> p, m, v;
-  Rows<const float> g;
+  Rows<const G> g;
   Rows<bf16> compute;
   float b1, b2, ob1, ob2, correction, eps, step, decay, scale;
+  bool rounds;  // the gradient, to bf16
 
   template <int V>
   struct Values {
@@ -29,7 +31,7 @@ struct AdamWBody {
   __device__ void store(Values<V>& x, const Piece& at) const {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
-      const float gradient = x.g[i] * scale;
+      const float gradient = (rounds ? static_cast<float>(bf16(x.g[i])) : x.g[i]) * scale;
       x.m[i] = fmaf(b1, x.m[i], ob1 * gradient);
       x.v[i] = fmaf(b2, x.v[i], ob2 * gradient * gradient);
       const float u = x.m[i] / fmaf(sqrtf(x.v[i]), correction, eps);
@@ -73,21 +75,25 @@ void run(Exec& ex, const AdamW& op) {
   if (ex.device.dry()) return;
   const AdamWScalars& s = op.scalars;
   const auto rounded = [](double x) { return static_cast<float>(x); };
-  const AdamWBody body{rows_of<float>(op.p),
-                       rows_of<float>(op.m),
-                       rows_of<float>(op.v),
-                       rows_in<float>(op.g),
-                       rows_of<bf16>(op.compute),
-                       rounded(s.beta1),
-                       rounded(s.beta2),
-                       rounded(1 - s.beta1),
-                       rounded(1 - s.beta2),
-                       rounded(s.inv_sqrt_correction),
-                       rounded(s.eps),
-                       rounded(s.negative_step),
-                       rounded(s.negative_decay),
-                       rounded(s.gradient_scale)};
-  map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+  for_compute_type(op.g.dtype, "adamw g", [&](auto type) {
+    using G = decltype(type);
+    const AdamWBody<G> body{rows_of<float>(op.p),
+                            rows_of<float>(op.m),
+                            rows_of<float>(op.v),
+                            rows_in<G>(op.g),
+                            rows_of<bf16>(op.compute),
+                            rounded(s.beta1),
+                            rounded(s.beta2),
+                            rounded(1 - s.beta1),
+                            rounded(1 - s.beta2),
+                            rounded(s.inv_sqrt_correction),
+                            rounded(s.eps),
+                            rounded(s.negative_step),
+                            rounded(s.negative_decay),
+                            rounded(s.gradient_scale),
+                            op.round_gradient};
+    map<4>(ex, body, op.p.count() == 0 ? 0 : 1, op.p.count(), {op.p, op.m, op.v, op.g, op.compute}, true);
+  });
 }
 
 void run(Exec& ex, const SquaredNorm& op) {

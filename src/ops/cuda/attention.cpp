@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 
+#include "ops/attention_default.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/fused_attention.h"
 #include "ops/cuda/ops.h"
@@ -112,6 +113,11 @@ void use_fused_attention(int ordinal, std::unique_ptr<FusedAttention> library) {
   const std::lock_guard lock(choice.mutex);
   choice.libraries[ordinal] = std::move(library);
 }
+std::string why_not_by_default(const FusedAttention& library) {
+  if (library.version() >= kDefaultCudnn) return {};
+  return format("{} needs a workspace of length² for each head; {}.{} or newer does not", library.name(),
+                kDefaultCudnn / 10000, kDefaultCudnn / 100 % 100);
+}
 void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted) {
   use_fused_attention(gpu.ordinal, wanted ? load_cudnn(gpu.ordinal) : nullptr);
 }
@@ -204,3 +210,20 @@ void run(Exec& ex, const AttentionBackward& op) {
 }
 
 }  // namespace trainer::ops::cuda
+
+namespace trainer::ops {
+
+std::string use_cudnn_attention_if_good(const device::cuda::Facts& gpu) {
+  cuda::use_fused_attention(gpu.ordinal, nullptr);
+  try {
+    std::unique_ptr<cuda::FusedAttention> library = cuda::load_cudnn(gpu.ordinal);
+    std::string reason = cuda::why_not_by_default(*library);
+    if (reason.empty()) cuda::use_fused_attention(gpu.ordinal, std::move(library));
+    return reason;
+  } catch (const Error& error) {
+    if (error.code() != Code::usage) throw;
+    return error.what();
+  }
+}
+
+}  // namespace trainer::ops

@@ -34,11 +34,18 @@ class FusedAttention {
  public:
   virtual ~FusedAttention() = default;
   virtual std::string name() const = 0;  // "cuDNN 9.19.0"
+  virtual int64_t version() const = 0;   // 91900
   /// Bytes of workspace of this pass; none: the library cannot do it.
   virtual std::optional<int64_t> workspace(const FusedShape& shape) = 0;
   /// Queues a pass that workspace() has agreed to.
   virtual void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& operands, void* workspace) = 0;
 };
+
+/// The oldest cuDNN that is taken unasked: the deterministic backward pass of older ones needs a workspace of
+/// batch·heads·length².
+inline constexpr int64_t kDefaultCudnn = 92500;
+/// Why the library is not taken unasked; empty: it may be.
+std::string why_not_by_default(const FusedAttention& library);
 
 /// cuDNN on GPU `ordinal`. Throws Code::usage with the reason when this program was built without it, or it cannot be
 /// loaded here.

@@ -1,6 +1,7 @@
 // This file is compiled instead of the CUDA operators where there is no CUDA compiler. Then no CUDA device can be
 // created, but a dry device that stands for a GPU can.
 #include "device/cuda/cuda_device.h"
+#include "ops/attention_default.h"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
@@ -55,3 +56,9 @@ void run(Exec&, const AdamW&) { refuse(); }
 void run(Exec&, const SquaredNorm&) { refuse(); }
 
 }  // namespace trainer::ops::cuda
+
+namespace trainer::ops {
+
+std::string use_cudnn_attention_if_good(const device::cuda::Facts&) { cuda::refuse(); }
+
+}  // namespace trainer::ops

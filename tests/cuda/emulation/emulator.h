@@ -26,6 +26,11 @@ struct Graph;
 /// How many devices there are; 1 at first.
 void set_devices(int count);
 
+/// How many more blocks of host memory can be registered, and allocated pinned; -1: any number, as at first.
+void limit_pinning(int registrations, int allocations);
+/// How many blocks are pinned.
+int pinned_blocks();
+
 /// A stream stands still from here on until released; in tests of what goes on meanwhile.
 class Hold {
  public:

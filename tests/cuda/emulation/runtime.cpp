@@ -8,6 +8,14 @@ namespace emulator {
 namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
+int registrations_left = -1, allocations_left = -1, pinned = 0;  // guarded by the machine's mutex
+
+/// Takes one of a number; -1 is any number.
+bool take(int& left) {
+  if (left == 0) return false;
+  if (left > 0) --left;
+  return true;
+}
 
 /// A range that a copy touches lies in one allocation, or in host memory.
 bool valid(const void* address, size_t bytes, bool device) {
@@ -16,6 +24,16 @@ bool valid(const void* address, size_t bytes, bool device) {
 }
 
 }  // namespace
+
+void limit_pinning(int registrations, int allocations) {
+  const Lock lock(machine().mutex);
+  registrations_left = registrations;
+  allocations_left = allocations;
+}
+int pinned_blocks() {
+  const Lock lock(machine().mutex);
+  return pinned;
+}
 
 cudaError_t note(cudaError_t status) {
   if (status != cudaSuccess) last_error = status;
@@ -128,18 +146,30 @@ cudaError_t cudaFree(void* memory) {
   return note(machine().memory.release(static_cast<std::byte*>(memory)) ? cudaSuccess : cudaErrorInvalidValue);
 }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
+  const Lock lock(machine().mutex);
+  *memory = take(allocations_left) ? std::malloc(bytes) : nullptr;
+  pinned += *memory != nullptr;
   return note(*memory == nullptr ? cudaErrorMemoryAllocation : cudaSuccess);
 }
 cudaError_t cudaFreeHost(void* memory) {
+  const Lock lock(machine().mutex);
+  pinned -= memory != nullptr;
   std::free(memory);
   return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
-  return note(memory == nullptr || bytes == 0 ? cudaErrorInvalidValue : cudaSuccess);
+  const Lock lock(machine().mutex);
+  if (memory == nullptr || bytes == 0) return note(cudaErrorInvalidValue);
+  if (!take(registrations_left)) return note(cudaErrorMemoryAllocation);
+  ++pinned;
+  return cudaSuccess;
 }
-cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void*) {
+  const Lock lock(machine().mutex);
+  --pinned;
+  return cudaSuccess;
+}
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t rows,
                               cudaMemcpyKind kind, cudaStream_t stream) {

@@ -160,10 +160,15 @@ const Case kCases[] = {
      {},
      "f.toml:3:12: offload.resident: resident = 2 with optimizer = \"cpu\", which keeps nothing on the device; use "
      "\"interleaved\""},
-    {"transport_to_come",
-     "[offload]\noptimizer = \"cpu\"\ngrad_transport = \"bf16\"\n",
+    {"rounded_gradients_of_fp64",
+     "[precision]\ncompute = \"fp64\"\n[offload]\ngrad_transport = \"bf16\"\n",
      {},
-     "f.toml:3:18: offload.grad_transport: \"bf16\" is not built yet in this version; there is: \"fp32\""},
+     "f.toml:4:18: offload.grad_transport: grad_transport = \"bf16\" with compute = \"fp64\", whose gradients are "
+     "fp64"},
+    {"slots_kept_filled_among_activations",
+     "[offload]\noptimizer = \"interleaved\"\nshare_activations = true\norder = \"zigzag\"\n",
+     {},
+     "f.toml:3:21: offload.share_activations: order = \"zigzag\" keeps slots filled between steps"},
     {"emulated_rate_of_nothing",
      "[debug]\nemulate_device = \"host=0\"\n",
      {},

@@ -116,7 +116,7 @@ std::vector<Rates> random_rates(int count) {
 TEST(Cost, TheClockTakesWhatWasPredicted) {
   const auto subgroups = equal_subgroups(4e9, 25'000'000);
   double worst = 1, least = 1;
-  for (const Rates& rates : random_rates(200))
+  for (const Rates& rates : random_rates(500))
     for (const Fraction share : {Fraction{0, 1}, {1, 3}, {1, 2}, {1, 1}}) {
       const Plan plan{.device_share = share, .slots = 3};
       const double ratio = predicted(plan, subgroups, rates) / played(plan, subgroups, rates).weights;
@@ -127,9 +127,23 @@ TEST(Cost, TheClockTakesWhatWasPredicted) {
   std::printf("predicted / played: %.3f to %.3f\n", least, worst);
 }
 
+TEST(Cost, SlotsInTheMemoryOfActivationsTakeWhatWasPredictedAndNoLess) {
+  const auto subgroups = equal_subgroups(4e9, 25'000'000);
+  for (const Rates& rates : random_rates(100))
+    for (const Fraction share : {Fraction{1, 3}, {1, 1}}) {
+      const std::vector<Place> where = places({.device_share = share}, static_cast<int>(subgroups.size()));
+      const Schedule list = schedule({.places = where, .slots = 3, .share = true, .bounce = true});
+      const Timeline line = play(list, subgroups, rates, {}, true);
+      const double predicted = update_seconds(share_of(where, subgroups), static_cast<int64_t>(subgroups.size()), 3,
+                                              rates, {}, true, /*share_activations=*/true);
+      EXPECT_NEAR(predicted / line.all, 1, 0.05) << share.num << "/" << share.den;
+      EXPECT_GE(line.all, (1 - 1e-9) * played({.device_share = share}, subgroups, rates).weights);
+    }
+}
+
 TEST(Cost, TheChosenShareIsWithinTwoPerCentOfTheBestOnTheClock) {
   const auto subgroups = equal_subgroups(3.8e9, 25'000'000);
-  for (const Rates& rates : random_rates(60)) {
+  for (const Rates& rates : random_rates(150)) {
     double best = 1e9;
     for (int64_t b = 1; b <= 8; ++b)
       for (int64_t a = 0; a <= b; ++a)

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <thread>
 
 #include "base/philox.h"
@@ -34,18 +36,21 @@ struct Rig {
       : device(threads), host(device::make_host(device)), store(device, compute) {
     declare(store);
   }
-  void without_offload() {
+  void without_offload(bool round_gradients = false) {
     store.allocate(true);
-    optimizer = std::make_unique<optim::AdamW>(store, kOptim);
+    optimizer = std::make_unique<optim::AdamW>(store, kOptim, round_gradients);
+    seal_activations();
     store.initialize(5);
   }
   void with_offload(const Plan& plan, Engine::Options options) {
     store.keep_state_on(*host);
     store.allocate(true);
     options.streams = plan.device_share.num > 0;
+    if (plan.share_activations) options.activations = &activations;
     auto made = std::make_unique<Engine>(store, kOptim, plan, options);
     engine = made.get();
     optimizer = std::move(made);
+    seal_activations();
     store.initialize(5);
   }
 
@@ -64,14 +69,33 @@ struct Rig {
     }
   }
   void begin(int64_t step) {
-    optimizer->begin_step();
+    optimizer->begin_step(update(step));
+    optimizer->leave_activations();
+    fill_activations();
     for (const params::Group& group : store.groups())  // the forward pass reads all weights
       for (const params::SlotId slot : group.slots) store.stored_weight(slot);
     fill_gradients(step);
     for (int g = static_cast<int>(store.groups().size()); g-- > 0;) optimizer->gradient_complete(ex, g);
+    expect_activations();
+    optimizer->enter_activations();
+  }
+  void seal_activations() {
+    activations.record("pass", [&] { const Scratch all = activations.take("all", {kActivations}, DType::u8); });
+    activations.seal();
+  }
+  /// A pass has the memory of activations to itself.
+  void fill_activations() {
+    activations.begin("pass");
+    const Scratch all = activations.take("all", {kActivations}, DType::u8);
+    std::fill_n(all.tensor().data, kActivations, std::byte{0xa5});
+  }
+  void expect_activations() {
+    const std::byte* const memory = activations.memory();
+    EXPECT_EQ(std::count(memory, memory + kActivations, std::byte{0xa5}), kActivations);
+    activations.end();
   }
   optim::Update update(int64_t t) const {
-    return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = t % 2 == 0 ? 0.75 : 1.0};
+    return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = clips && t % 2 == 0 ? 0.75 : 1.0};
   }
   void step(int64_t t) {
     begin(t);
@@ -94,16 +118,21 @@ struct Rig {
   device::CpuDevice device;
   std::unique_ptr<device::Device> host;
   Arena arena{device, Arena::Mode::heap};
+  static constexpr int64_t kActivations = 100'000;  // bytes
+  device::CpuDevice other{1};                       // so that its memory is counted apart
+  Arena activations{other};
   Meter meter;
   Exec ex{device, arena, meter};
   params::ParamStore store;
+  bool clips = true;
   std::unique_ptr<optim::Optimizer> optimizer;
   Engine* engine = nullptr;
 };
 
-std::vector<std::byte> reference(DType compute, int64_t steps) {
+std::vector<std::byte> reference(DType compute, int64_t steps, bool clips = true, bool round_gradients = false) {
   Rig rig(compute);
-  rig.without_offload();
+  rig.clips = clips;
+  rig.without_offload(round_gradients);
   for (int64_t t = 1; t <= steps; ++t) rig.step(t);
   return rig.bytes();
 }
@@ -140,6 +169,118 @@ TEST_P(EveryType, BlockingGivesTheSameBits) {
   }
 }
 
+TEST_P(EveryType, SlotsInTheMemoryOfActivationsGiveTheSameBitsAndStayOutOfIt) {
+  const std::vector<std::byte> expected = reference(GetParam(), 4);
+  for (const Fraction share : {Fraction{1, 3}, {1, 1}})
+    for (const int64_t subgroup : {64, 1 << 20})
+      for (const int slots : {1, 3})
+        for (const int resident : {0, 2})
+          for (const OffloadOrder order : {OffloadOrder::forward, OffloadOrder::arrival}) {
+            Rig rig(GetParam());
+            rig.with_offload({.device_share = share,
+                              .slots = slots,
+                              .resident = resident,
+                              .order = order,
+                              .share_activations = true},
+                             {.subgroup = subgroup, .poison = true});
+            EXPECT_EQ(rig.activations.capacity(), std::max(round_up(rig.kActivations, int64_t{64}),
+                                                           rig.activations.programs().at("optimizer").peak));
+            for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+            ASSERT_TRUE(rig.bytes() == expected) << share.num << "/" << share.den << ", subgroups of " << subgroup
+                                                 << ", " << slots << " slots, " << resident << " resident";
+          }
+}
+
+TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
+  const std::vector<std::byte> expected = reference(DType::bf16, 3);
+  for (const int64_t subgroup : {64, 192, 1 << 20})
+    for (const Fraction share : {Fraction{1, 1}, {1, 2}, {1, 3}}) {  // by thirds, of three groups, the last alone
+      Rig rig(DType::bf16);
+      rig.with_offload({.device_share = share, .slots = 2}, {.subgroup = subgroup, .poison = true});
+      const int count = static_cast<int>(rig.engine->subgroups().size());
+      EXPECT_EQ(rig.engine->where().back() == Place::streamed, count * share.num % share.den == 0);
+      for (int64_t t = 1; t <= 3; ++t) rig.step(t);
+      EXPECT_TRUE(rig.bytes() == expected);
+    }
+}
+
+TEST(Engine, ComputeWeightsAreTheRoundedMasterWeightsInEveryPlace) {
+  for (const int resident : {0, 2}) {
+    Rig rig(DType::bf16);
+    rig.with_offload({.device_share = {1, 2}, .slots = 2, .resident = resident}, {.subgroup = 128});
+    rig.begin(1);
+    rig.optimizer->step(rig.ex, {.lr = 0, .t = 1});  // weights of magnitude 0.02 keep their value
+    rig.store.settle();
+    for (const params::Group& group : rig.store.groups())
+      for (int64_t i = 0; i < group.elements; ++i)
+        ASSERT_EQ(group.compute.tensor().as<bf16>()[i].bits, bf16(group.master.tensor().as<float>()[i]).bits)
+            << group.name << " " << i;
+  }
+}
+
+TEST(Engine, GradientsThatGoAsBf16AreRoundedAlikeInEveryPlace) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const std::vector<std::byte> expected = reference(compute, 4, true, /*round_gradients=*/true);
+    EXPECT_FALSE(expected == reference(compute, 4));
+    for (const Fraction share : {Fraction{0, 1}, {1, 3}, {2, 3}, {1, 1}})
+      for (const int resident : {0, 1}) {
+        Rig rig(compute);
+        rig.with_offload({.device_share = share, .slots = 2, .resident = resident},
+                         {.subgroup = 128, .round_gradients = true, .poison = true});
+        EXPECT_EQ(rig.engine->sizes().gradient, 2);
+        for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+        EXPECT_TRUE(rig.bytes() == expected) << share.num << "/" << share.den << ", " << resident << " resident";
+      }
+  }
+}
+
+TEST(Engine, EarlyUpdatesGiveTheSameBits) {
+  const std::vector<std::byte> expected = reference(DType::bf16, 4, /*clips=*/false);
+  for (const Fraction share : {Fraction{0, 1}, {1, 3}, {1, 1}})
+    for (const bool shares : {false, true}) {
+      Rig rig(DType::bf16);
+      rig.clips = false;
+      rig.with_offload({.device_share = share, .slots = 2, .resident = 1, .share_activations = shares, .early = true},
+                       {.subgroup = 128, .poison = true});
+      for (int64_t t = 1; t <= 4; ++t) rig.step(t);
+      EXPECT_TRUE(rig.bytes() == expected) << share.num << "/" << share.den << ", shared " << shares;
+    }
+}
+
+TEST(Engine, EarlyUpdatesDoNotWaitForTheNorm) {
+  Rig rig(DType::bf16);
+  rig.clips = false;
+  std::promise<void> all_updated;
+  int left = 0;  // on one lane
+  const auto count = [&](const Operation& op) {
+    if (op.kind == Kind::refresh && --left == 0) all_updated.set_value();
+  };
+  rig.with_offload({.early = true}, {.subgroup = 128, .before = count});
+  left = static_cast<int>(rig.engine->subgroups().size());
+  rig.begin(1);
+  EXPECT_EQ(all_updated.get_future().wait_for(std::chrono::seconds(60)), std::future_status::ready);
+  rig.optimizer->step(rig.ex, rig.update(1));
+  EXPECT_TRUE(rig.bytes() == reference(DType::bf16, 1, /*clips=*/false));
+}
+
+TEST(Engine, AnEarlyUpdateThatTheNormForbidsEndsTheRun) {
+  Rig rig(DType::bf16);
+  rig.clips = false;
+  std::promise<void> updated;
+  bool first = true;  // on one lane
+  rig.with_offload({.early = true}, {.subgroup = 128, .before = [&](const Operation& op) {
+                                       if (op.kind == Kind::refresh && std::exchange(first, false)) updated.set_value();
+                                     }});
+  rig.begin(1);
+  updated.get_future().wait();
+  rig.optimizer->discard();
+  EXPECT_THROW(rig.store.settle(), Error);
+  EXPECT_THROW(rig.optimizer->begin_step({}), Error);
+  rig.store.forget();  // a checkpoint is loaded
+  rig.store.initialize(5);
+  rig.store.settle();
+}
+
 /// Holds each operation back for a while that depends on the seed.
 std::function<void(const Operation&)> jitter(uint64_t seed) {
   return [key = philox_key(seed, "jitter"), drawn = std::make_shared<std::atomic<uint64_t>>(0)](const Operation&) {
@@ -149,7 +290,7 @@ std::function<void(const Operation&)> jitter(uint64_t seed) {
 
 TEST(Engine, LanesThatRunLateFindTheSameBytes) {
   const std::vector<std::byte> expected = reference(DType::bf16, 4);
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
     Rig rig(DType::bf16);
     rig.with_offload({.device_share = {2, 3},
                       .slots = 1 + static_cast<int>(seed % 3),
@@ -183,7 +324,7 @@ TEST(Engine, ADiscardedStepLeavesEveryByte) {
     rig.with_offload({.device_share = {1, 2}, .slots = 2, .resident = 1, .order = order},
                      {.subgroup = 128, .poison = true});
     for (int64_t t = 1; t <= 4; ++t) {
-      rig.optimizer->begin_step();  // interrupted before its backward pass
+      rig.optimizer->begin_step({});  // interrupted before its backward pass
       rig.optimizer->discard();
       if (t == 3) {
         const std::vector<std::byte> before = rig.bytes();

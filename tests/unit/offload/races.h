@@ -76,7 +76,8 @@ inline std::string text_of(const Operation& op) {
 
 /// Pairs of operations that touch one thing, of which one writes, in no order; and operations that begin before the
 /// moment that makes their operands. Empty: none.
-inline std::vector<std::string> races_of(const Schedule& schedule) {
+/// `early`: updates need not wait for the norm.
+inline std::vector<std::string> races_of(const Schedule& schedule, bool early = false) {
   const auto& ops = schedule.operations;
   const auto before = order_of(schedule);
   std::vector<std::string> found;
@@ -89,7 +90,9 @@ inline std::vector<std::string> races_of(const Schedule& schedule) {
             found.push_back(format("{} beside {}: {}", text_of(ops[i]), text_of(ops[j]), a.thing.first));
     }
     const bool update = ops[i].kind == Kind::update_host || ops[i].kind == Kind::update_device;
-    if (update && !ops[i].scalars) found.push_back(text_of(ops[i]) + " before the norm");
+    if (update && !early && !ops[i].scalars) found.push_back(text_of(ops[i]) + " before the norm");
+    if (ops[i].kind == Kind::update_device && !ops[i].scalars && !ops[i].gradient)
+      found.push_back(text_of(ops[i]) + " before its gradient");
     if (ops[i].kind == Kind::flush && !ops[i].gradient) found.push_back(text_of(ops[i]) + " before its gradient");
   }
   return found;

@@ -198,6 +198,30 @@ TYPED_TEST(Adam, SquaredNormIsNonFiniteWhereAnElementIs) {
 
 struct AdamBf16 : testing::DeviceTest {};
 
+TEST_F(AdamBf16, AGradientRoundedHereOrSentAsBf16GivesTheSameBits) {
+  const int64_t n = (int64_t{1} << 16) + 13;
+  const AdamWScalars s = scalars(3, 0.1);
+  State<float> want(n, 75), initial(n, 75);
+  std::vector<bf16> sent;
+  for (size_t i = 0; i < want.p.size(); ++i) {
+    sent.push_back(bf16(want.g[i]));
+    reference<float>(s, want.p[i], want.m[i], want.v[i], static_cast<float>(sent.back()));
+  }
+  for (const Isa isa : instruction_sets())
+    for (const bool narrow : {false, true}) {
+      SCOPED_TRACE(format("{}, {}", device::name_of(isa), narrow ? "sent" : "rounded here"));
+      Machine machine(2, isa);
+      State<float> x = initial;
+      AdamW op{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), {}, s};
+      op.round_gradient = !narrow;
+      if (narrow) op.g = {reinterpret_cast<std::byte*>(sent.data()), {n}, DType::bf16, 0};
+      run(machine.ex, op);
+      expect_same_bits(x.p, want.p, "p");
+      expect_same_bits(x.m, want.m, "m");
+      expect_same_bits(x.v, want.v, "v");
+    }
+}
+
 TEST_F(AdamBf16, StoreRoundsEveryPatternToNearestEven) {
   // Weights with zero moments and gradient keep their value: the copy is the rounding of p itself.
   constexpr int64_t kBatch = 1 << 16;
@@ -231,6 +255,27 @@ TEST(FloatingPoint, ThreadsRoundToNearestAndKeepSubnormals) {
     TRAINER_CHECK((control & 0x8040u) == 0, "FTZ or DAZ is on: {:#x}", control);
     TRAINER_CHECK((control & 0x6000u) == 0, "rounding mode is not to nearest: {:#x}", control);
   });
+}
+
+TEST(FloatingPoint, AThreadThatFlushesSubnormalsOrRoundsOtherwiseUpdatesNothing) {
+  device::CpuDevice device(1);
+  Arena arena(device, Arena::Mode::heap);
+  Meter meter;
+  Exec ex{device, arena, meter};
+  State<float> x(100, 1);
+  const AdamW op{x.tensor(x.p), x.tensor(x.m), x.tensor(x.v), x.tensor(x.g), {}, scalars(1, 0)};
+  const unsigned before = _mm_getcsr();
+  for (const unsigned mode : {0x8000u, 0x0040u, 0x2000u}) {  // FTZ, DAZ, downwards
+    _mm_setcsr(before | mode);
+    try {
+      run(ex, op);
+      ADD_FAILURE() << "mode " << mode;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("MXCSR"), std::string::npos) << error.what();
+    }
+    _mm_setcsr(before);
+  }
+  run(ex, op);
 }
 
 }  // namespace

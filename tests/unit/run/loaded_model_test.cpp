@@ -25,6 +25,7 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
   told.parallel.mesh = trained.parallel.mesh;
   told.parallel.data = trained.parallel.data;
   told.hardware.memory_limit = memory_gib;
+  told.hardware.gemm_tuning = path / "gone.json";  // no reason not to load the model
   const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, trained, DType::f32, 1);

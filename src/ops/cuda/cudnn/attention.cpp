@@ -38,9 +38,9 @@ class Cudnn final : public FusedAttention {
   ~Cudnn() override { fe::detail::destroy_handle(handle_); }
 
   std::string name() const override {
-    const size_t version = fe::detail::get_backend_version();  // 91900: 9.19.0
-    return format("cuDNN {}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+    return format("cuDNN {}.{}.{}", version() / 10000, version() / 100 % 100, version() % 100);
   }
+  int64_t version() const override { return static_cast<int64_t>(fe::detail::get_backend_version()); }
 
   std::optional<int64_t> workspace(const FusedShape& shape) override {
     const std::lock_guard lock(mutex_);

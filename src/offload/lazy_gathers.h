@@ -1,0 +1,40 @@
+#pragma once
+// LazyGathers: with ZeRO-1 each replica updates the weights it owns. It sends them to the others when the next pass
+// first reads them, so that updates run beside that pass as they do without replicas.
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "params/param_store.h"
+
+namespace trainer::offload {
+
+class LazyGathers {
+ public:
+  explicit LazyGathers(params::ParamStore& store);
+  /// Joins what is in flight.
+  ~LazyGathers();
+
+  /// Says that an update has begun: all groups are to be gathered. Counts what that moves in ex.meter, as if it were
+  /// done now, so that it belongs to the step of the update.
+  void begin(Exec& ex);
+  /// Returns when the weights of `group` have arrived from all replicas. Gathers start in the order of the groups, on
+  /// every rank alike; `wait` returns when this rank's weights of a group are new. The gather of the next group is in
+  /// flight on return. Every rank calls, for the same groups in the same order.
+  void finish(int group, const std::function<void(int group)>& wait);
+  /// Joins what is in flight and forgets the rest, since others have written the weights.
+  void drop();
+
+ private:
+  void start(int last, const std::function<void(int group)>& wait);
+
+  params::ParamStore& store_;
+  const std::unique_ptr<device::Device> dry_;
+  Arena none_, none_dry_;
+  Meter counted_;  // by begin() already
+  Exec ex_;
+  std::vector<comm::Ticket> tickets_;  // by group
+  int started_;                        // the gathers of so many groups have been started
+};
+
+}  // namespace trainer::offload

@@ -1,0 +1,128 @@
+// What an engine's operations do, each on the thread of its lane.
+#include <vector>
+
+#include "offload/engine.h"
+#include "ops/elementwise.h"
+
+namespace trainer::offload {
+namespace {
+
+constexpr uint32_t kPoison = 0x7fc0dead;
+
+/// An Exec of a lane: nothing is taken from its arena, and nobody reads its meter.
+struct LaneExec {
+  explicit LaneExec(device::Device& device) : none(device, Arena::Mode::heap), ex{device, none, meter} {}
+  Arena none;
+  Meter meter;
+  Exec ex;
+};
+
+}  // namespace
+
+Tensor Engine::part_of(const Slot& slot, int which, int64_t count) const {
+  return memory_of(slot).range(which * slot.elements, count);
+}
+
+void Engine::ruin(device::Device& device, const Tensor& tensor) const {
+  if (!options_.poison) return;
+  const std::vector<uint32_t> pattern(static_cast<size_t>(divide_up(tensor.bytes(), int64_t{4})), kPoison);
+  device.copy_to_device(tensor.data, pattern.data(), tensor.bytes());
+}
+
+void Engine::expect_version(const Operation& op, int64_t version, const Turn& turn) const {
+  TRAINER_CHECK(version == turn.number - 1, "subgroup {} of {}: update {} finds the state of update {}", op.subgroup,
+                group_of(subgroups_[static_cast<size_t>(op.subgroup)]).name, turn.number, version);
+}
+
+void Engine::flush(const Subgroup& subgroup, const Tensor& gradient, const Tensor& on_host) {
+  device::Device& lane = *lane_devices_[static_cast<size_t>(Lane::to_host)];
+  Tensor sent = gradient;
+  if (rounded_) {
+    sent = rounded_.tensor().range(0, subgroup.part.count);
+    LaneExec here(lane);
+    ops::run(here.ex, ops::Cast{gradient, sent});
+  }
+  lane.copy_to_host(on_host.data, sent.data, sent.bytes());
+}
+
+void Engine::update(device::Device& device, const Turn& turn, const Subgroup& subgroup, const Tensor (&state)[3],
+                    const Tensor& gradient, const Tensor& compute) {
+  LaneExec here(device);
+  ranges_.each(subgroup.group, subgroup.part, [&](comm::Chunk part, bool decay) {
+    const auto of = [&](const Tensor& x) { return x.range(part.begin - subgroup.part.begin, part.count); };
+    ops::run(here.ex, ops::AdamW{.p = of(state[0]),
+                                 .m = of(state[1]),
+                                 .v = of(state[2]),
+                                 .g = of(gradient),
+                                 .compute = compute ? of(compute) : Tensor{},
+                                 .scalars = optim::adamw_scalars(optim_, turn.update, decay),
+                                 .round_gradient = options_.round_gradients && gradient.dtype != DType::bf16});
+  });
+}
+
+// What the computing thread gave the device must have been done.
+void Engine::prepare(const Operation& op) {
+  const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
+  if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();
+  if (op.room) room_->wait();
+}
+
+void Engine::perform(const Operation& op, int64_t list) {
+  if (options_.before) options_.before(op);
+  const auto index = static_cast<size_t>(op.subgroup);
+  const Subgroup& subgroup = subgroups_[index];
+  const params::Group& group = group_of(subgroup);
+  const int64_t count = subgroup.part.count;
+  const Turn& turn = turn_of(list);
+  device::Device& lane = op.lane() == Lane::host ? store_.home() : *lane_devices_[static_cast<size_t>(op.lane())];
+  Slot* const slot = op.slot < 0 ? nullptr : &slots_[static_cast<size_t>(op.slot)];
+  const Tensor state[] = {group.master_of(subgroup.part), group.m_of(subgroup.part), group.v_of(subgroup.part)};
+  const Tensor gradient = group.grad.tensor().range(subgroup.part.begin, count);
+  const Tensor on_host =
+      gradients_[static_cast<size_t>(subgroup.group)].tensor().range(subgroup.part.begin - group.held.begin, count);
+  const Tensor compute = group.compute.tensor().range(subgroup.part.begin, count);
+  const Tensor bounce = op.bounce < 0 ? Tensor{} : bounces_[static_cast<size_t>(op.bounce)].tensor().range(0, count);
+  switch (op.kind) {
+    case Kind::flush:
+      flush(subgroup, gradient, on_host);
+      break;
+    case Kind::load:
+      for (int which = 0; which < 3; ++which)
+        lane.copy_to_device(part_of(*slot, which, count).data, state[which].data, state[which].bytes());
+      lane.synchronize();
+      slot->subgroup = op.subgroup;
+      slot->version = versions_[index];
+      break;
+    case Kind::update_device: {
+      TRAINER_CHECK(slot->subgroup == op.subgroup, "slot {} holds subgroup {}, expected {}", op.slot, slot->subgroup,
+                    op.subgroup);
+      expect_version(op, slot->version, turn);
+      const Tensor parts[] = {part_of(*slot, 0, count), part_of(*slot, 1, count), part_of(*slot, 2, count)};
+      update(lane, turn, subgroup, parts, gradient, bounces() ? compute : Tensor{});
+      if (!bounces()) lane.copy_rows(compute.data, 0, parts[0].data, 0, 1, compute.bytes());
+      lane.synchronize();
+      slot->version = turn.number;
+      break;
+    }
+    case Kind::drain:
+      for (int which = 0; which < 3; ++which)
+        lane.copy_to_host(state[which].data, part_of(*slot, which, count).data, state[which].bytes());
+      versions_[index] = slot->version;
+      slot->subgroup = -1;
+      ruin(lane, memory_of(*slot));
+      break;
+    case Kind::update_host:
+      expect_version(op, versions_[index], turn);
+      update(lane, turn, subgroup, state, on_host, bounce);
+      versions_[index] = turn.number;
+      ruin(lane, on_host);
+      break;
+    case Kind::refresh:
+      lane.copy_to_device(compute.data, bounce ? bounce.data : state[0].data, compute.bytes());
+      lane.synchronize();
+      if (bounce) ruin(store_.home(), bounce);
+      break;
+  }
+}
+
+}  // namespace trainer::offload

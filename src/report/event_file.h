@@ -1,0 +1,50 @@
+#pragma once
+// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only what a training run writes is
+// here: scalars, texts and the mark of a restart. Written by hand, since the library of protocol buffers and its
+// compiler would be a large price for four messages.
+//
+//   record   length u64 | masked CRC-32C of it u32 | message | masked CRC-32C of the message u32; little-endian
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace trainer::report {
+
+/// CRC-32C (Castagnoli), as RFC 3720 has it.
+uint32_t crc32c(std::string_view bytes);
+/// Returns a message in its frame.
+std::string event_record(std::string_view message);
+
+/// The messages of an event file. `wall_time`: seconds since 1970.
+std::string version_event(double wall_time);
+/// Says that a run starts or resumes: TensorBoard forgets what it has read of `step` and later ones.
+std::string restart_event(double wall_time, int64_t step);
+std::string scalar_event(double wall_time, int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
+/// `text` is Markdown.
+std::string text_event(double wall_time, int64_t step, const std::string& tag, const std::string& text);
+
+/// An event file that is open for writing. It never stops a run: a failure (disk full) is warned about once, and later
+/// records are tried again. A record is written whole or not at all, since readers stop at a torn one.
+class EventFile {
+ public:
+  /// Makes a new file in `folder`, whose name sorts behind those there: TensorBoard reads files in that order. Throws
+  /// Code::io naming the file.
+  explicit EventFile(const std::filesystem::path& folder);
+  ~EventFile();
+  EventFile(const EventFile&) = delete;
+  EventFile& operator=(const EventFile&) = delete;
+
+  void write(std::string_view message);
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t size_ = 0;  // of whole records
+  bool lost_ = false;
+};
+
+}  // namespace trainer::report

@@ -1,0 +1,24 @@
+#pragma once
+// The events of a run for TensorBoard (log.tensorboard). Tags are named by what a chart shows: loss, speed, time_ms, …
+#include "report/event_file.h"
+#include "report/events.h"
+
+namespace trainer::report {
+
+class TensorBoardLog {
+ public:
+  /// Makes an event file in RUN_DIR, for a run that has completed `step` steps. Throws Code::io.
+  TensorBoardLog(const std::filesystem::path& run_dir, int64_t step);
+
+  /// Numbers that are not known are left out. A loss that is not finite is shown as such.
+  void write(const StartReport& start);
+  void write(const StepReport& step);
+  void write(const EvalReport& eval);
+  void write(const WarningReport& warning);
+  void write(const Sample& sample);
+
+ private:
+  EventFile file_;
+};
+
+}  // namespace trainer::report

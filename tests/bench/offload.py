@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""What optimizer offload promises, measured: the ladder of updates on an emulated device, by its virtual clock, and the rate
+of AdamW on this CPU beside its memory traffic and beside PyTorch's fused AdamW.
+
+    tests/bench/offload.py --trainer build/trainer
+    tests/bench/offload.py --trainer build/trainer --python build/torch-python/bin/python   # and PyTorch, in turns
+
+The clock is no measurement of a device. Every ratio names the rung it is against. Ends with status 1 when a promise is not
+kept.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import machine
+
+HERE = Path(__file__).resolve().parent
+
+
+class Promises:
+    def __init__(self):
+        self.kept = True
+
+    def check(self, text, value, least=None, most=None):
+        good = (least is None or value >= least) and (most is None or value <= most)
+        bound = f">= {least:g}" if least is not None else f"<= {most:g}"
+        print(f"  {'kept  ' if good else 'BROKEN'}  {text}: {value:.3f} ({bound})")
+        self.kept &= good
+
+
+def ladder(args, device, promises):
+    """The rungs of one device, and what they promise."""
+    result = json.loads(machine.run([args.trainer, "bench", "offload", "--json", "--set", f"debug.emulate_device={device}",
+                                     "--set", "run.device=cpu", "--compute", "bf16"]))["offload"]
+    rungs = {rung["name"]: rung for rung in result["rungs"]}
+    print(f"emulated {device}, {result['parameters'] / 1e9:.2f}e9 parameters a rank, from the end of the backward pass until all "
+          "weights are new")
+    for rung in result["rungs"]:
+        predicted = f", {rung['predicted_ms']:.0f} predicted" if rung["predicted_ms"] else ""
+        print(f"  {rung['rung']:4} {rung['played_ms']:8.0f} ms{predicted}  {rung['name']} "
+              f"(streamed {rung['gpu_fraction']}, resident {rung['resident']})")
+    best = rungs["interleaved, best share"]
+    asynchronous = rungs["asynchronous, all on the host"]["played_ms"]
+    promises.check("B1, blocking with pageable gradients, over B4", least=2.5,
+                   value=rungs["blocking, all on the host, pageable gradients"]["played_ms"] / best["played_ms"])
+    print(f"          B1p, blocking with pinned gradients, over B4: "
+          f"{rungs['blocking, all on the host, pinned gradients']['played_ms'] / best['played_ms']:.3f}")
+    print(f"          B2, asynchronous, over B4: {asynchronous / best['played_ms']:.3f}")
+    promises.check("B4 over B2, asynchronous", best["played_ms"] / asynchronous, most=1)
+    promises.check("B4 over the best share of a sweep", most=1.02,
+                   value=best["played_ms"] / min(rung["played_ms"] for rung in result["sweep"]))
+    for rung in result["rungs"] + result["sweep"]:
+        if rung["predicted_ms"] and abs(rung["predicted_ms"] / rung["played_ms"] - 1) > 0.05:
+            promises.check(f"predicted over played, streamed {rung['gpu_fraction']}", most=0.05,
+                           value=abs(rung["predicted_ms"] / rung["played_ms"] - 1))
+    promises.check("B4, predicted over played, off by", abs(best["predicted_ms"] / best["played_ms"] - 1), most=0.05)
+
+
+class Torch:
+    def __init__(self, args):
+        command = [args.python, str(HERE / "torch_adamw.py"), "--parameters", str(args.parameters), "--threads", str(args.threads)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        word, _, self.version = self.process.stdout.readline().strip().partition(" ")
+        if word != "ready":
+            sys.exit(f"{' '.join(command)} did not start")
+
+    def seconds(self, count):
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def adamw(args, promises):
+    """This CPU's updates, in turns with PyTorch's."""
+    torch = Torch(args) if args.python else None
+    ours, copying, shares, copying_shares, theirs = [], [], [], [], []
+    for _ in range(args.rounds):
+        result = json.loads(machine.run([args.trainer, "bench", "optimizer", "--json", "--threads", args.threads, "--repeats",
+                                         args.repeats, "--size", 4 * args.parameters, "--set", "run.device=cpu"]))["optimizer"]
+        ours.append(result["parameters_per_s"])
+        copying.append(result["copying_parameters_per_s"])
+        shares.append(result["share_of_traffic"])
+        copying_shares.append(result["copying_share_of_traffic"])
+        if torch:
+            theirs += [args.parameters / seconds for seconds in torch.seconds(args.repeats)]
+    median = statistics.median
+    print(f"AdamW of {args.parameters / 1e6:.0f} million parameters, {args.threads} threads, medians of {args.rounds} rounds: "
+          f"{median(ours) / 1e9:.3f}e9 parameters/s, {median(copying) / 1e9:.3f}e9 with a bf16 copy in the same pass")
+    promises.check("share of the traffic loop", median(shares), least=0.9)
+    promises.check("share of the traffic loop, with the copy", median(copying_shares), least=0.9)
+    if torch:
+        torch.close()
+        print(f"  PyTorch {torch.version}, fused AdamW: {median(theirs) / 1e9:.3f}e9 parameters/s")
+        promises.check("times PyTorch's rate", median(ours) / median(theirs), least=1.5)
+        promises.check("times PyTorch's rate, with the copy (PyTorch makes none)", median(copying) / median(theirs), least=1.5)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default="build/trainer", type=Path)
+    parser.add_argument("--python", help="a Python that has PyTorch")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--parameters", type=int, default=32 << 20)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=["ladder", "adamw"])
+    args = parser.parse_args()
+    promises = Promises()
+    if args.only != "adamw":
+        ladder(args, "h100", promises)
+    if args.only != "ladder":
+        adamw(args, promises)
+    return 0 if promises.kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

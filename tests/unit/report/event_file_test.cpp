@@ -1,0 +1,115 @@
+#include "report/event_file.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "base/log.h"
+
+namespace trainer::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char byte : bytes) text += format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
+TEST(EventFile, ChecksumsAreThoseOfTheStandard) {  // RFC 3720, B.4, and the check value of CRC-32C
+  std::string ascending, descending;
+  for (int i = 0; i < 32; ++i) ascending += static_cast<char>(i);
+  for (int i = 31; i >= 0; --i) descending += static_cast<char>(i);
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8A9136AAu);
+  EXPECT_EQ(crc32c(std::string(32, '\xFF')), 0x62A8AB43u);
+  EXPECT_EQ(crc32c(ascending), 0x46DD794Eu);
+  EXPECT_EQ(crc32c(descending), 0x113FDB5Cu);
+  EXPECT_EQ(crc32c("123456789"), 0xE3069283u);
+  EXPECT_EQ(crc32c(""), 0u);
+}
+
+// What TensorBoard's own writer (tensorboard 2.21, protobuf) makes of the same events.
+TEST(EventFile, RecordsAreThoseOfTensorBoard) {
+  EXPECT_EQ(hex(event_record(version_event(1.5))),
+            "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c");
+  EXPECT_EQ(hex(event_record(restart_event(2.25, 41))),
+            "0f000000000000006d532b0909000000000000024010293a020801312a9e04");
+  EXPECT_EQ(hex(event_record(scalar_event(1e9 + 0.5, 300, {{"loss/train", 2.625}, {"optim/lr", 1e-3}}))),
+            "3200000000000000241956ec090000400065cdcd4110ac022a240a110a0a6c6f73732f747261696e15000028400a0f0a086f"
+            "7074696d2f6c72156f12833ac0e8614d");
+  EXPECT_EQ(hex(event_record(text_event(3, 7, "samples", std::string(200, 'x') + "\nend"))),
+            "fa0000000000000010e14e9d09000000000000084010072aec010ae9010a0773616d706c657342d3010807120042cc017878"
+            "7878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878"
+            "7878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878"
+            "7878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878"
+            "7878787878787878787878787878787878787878787878787878787878787878787878787878787878787878787878780a65"
+            "6e644a080a060a0474657874b610b6f7");
+}
+
+class Files : public testing::Test {
+ protected:
+  Files() { fs::create_directories(folder_); }
+  ~Files() override { fs::remove_all(folder_); }
+  static std::string read(const fs::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+  const fs::path folder_ = fs::path(testing::TempDir()) / ("event_file_test_" + std::to_string(getpid()));
+};
+
+TEST_F(Files, HoldRecordAfterRecord) {
+  EventFile file(folder_);
+  file.write(version_event(1));
+  file.write("");
+  EXPECT_EQ(read(file.path()), event_record(version_event(1)) + event_record(""));
+}
+
+TEST_F(Files, LoseWholeRecordsOnAFullDisk) {
+  const std::string record = event_record(version_event(1));
+  std::vector<std::string> told;
+  const log::Sink before = log::set_sink([&](log::Level, const std::string& line) { told.push_back(line); });
+  EventFile file(folder_);
+  file.write(version_event(1));
+  rlimit limit{};
+  getrlimit(RLIMIT_FSIZE, &limit);
+  const auto signalled = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit little{record.size() + 10, limit.rlim_max};
+  setrlimit(RLIMIT_FSIZE, &little);
+  file.write(scalar_event(2, 1, {{"loss", 3}}));
+  file.write(scalar_event(2, 2, {{"loss", 3}}));
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, signalled);
+  EXPECT_EQ(read(file.path()), record);
+  file.write(scalar_event(3, 3, {{"loss", 2}}));  // there is room again
+  EXPECT_EQ(read(file.path()), record + event_record(scalar_event(3, 3, {{"loss", 2}})));
+  log::set_sink(before);
+  ASSERT_EQ(told.size(), 1u);
+  EXPECT_NE(told[0].find("training continues without it"), std::string::npos) << told[0];
+}
+
+TEST_F(Files, OfLaterProcessesSortBehindEarlierOnes) {
+  std::ofstream(folder_ / "events.out.tfevents.9000000000.elsewhere.1.0") << "";
+  std::ofstream(folder_ / "events.out.tfevents.not_a_number") << "";
+  const EventFile first(folder_), second(folder_);
+  EXPECT_EQ(first.path().filename().string().substr(0, 31), "events.out.tfevents.9000000001.");
+  EXPECT_EQ(second.path().filename().string().substr(0, 31), "events.out.tfevents.9000000002.");
+}
+
+TEST_F(Files, ThatCannotBeMadeAreNamed) {
+  try {
+    EventFile file(folder_ / "missing");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::io);
+    EXPECT_NE(std::string(error.what()).find("missing/events.out.tfevents."), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace trainer::report
