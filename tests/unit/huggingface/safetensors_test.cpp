@@ -29,7 +29,7 @@ std::string refusal(F&& read) {
   try {
     read();
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::checkpoint) << error.what();
+    EXPECT_EQ(exit_status(error.code()), 5) << error.what();
     return error.what();
   }
   return "";
