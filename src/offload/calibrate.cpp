@@ -121,6 +121,7 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   const auto on = [&](device::Device& where) { return State{Buffer(where, "calibration", {4, n}, state)}; };
   const State here = on(host), sent = on(host), received = on(host), there = on(device), back = on(device);
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
+  device.synchronize();  // this memory is zeroed before lanes write it
   const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
   const auto count = static_cast<double>(n), bytes = static_cast<double>(here.memory.tensor().bytes());
   const auto copy_in = [&] {

@@ -41,6 +41,7 @@ Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan
   rates_ = options_.emulated;
   held_ = held_now();
   if (dry()) return;
+  store.device().synchronize();  // the memory above is zeroed before lanes write it
   for (size_t g = 0; g < store.groups().size(); ++g) marks_.push_back(device::make_mark(store.device()));
   room_ = device::make_mark(store.device());
   host_memory_ = device::memory_of(store.device(), store.home());
