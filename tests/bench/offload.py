@@ -35,7 +35,7 @@ class Promises:
 def ladder(args, device, promises):
     """The rungs of one device, and what they promise."""
     result = json.loads(machine.run([args.trainer, "bench", "offload", "--json", "--set", f"debug.emulate_device={device}",
-                                     "--set", "run.device=cpu", "--compute", "bf16"]))["offload"]
+                                     "--set", "run.device=cpu", "--compute", "bf16"]))
     rungs = {rung["name"]: rung for rung in result["rungs"]}
     print(f"emulated {device}, {result['parameters'] / 1e9:.2f}e9 parameters a rank, from the end of the backward pass until all "
           "weights are new")
@@ -85,7 +85,7 @@ def adamw(args, promises):
     ours, copying, shares, copying_shares, theirs = [], [], [], [], []
     for _ in range(args.rounds):
         result = json.loads(machine.run([args.trainer, "bench", "optimizer", "--json", "--threads", args.threads, "--repeats",
-                                         args.repeats, "--size", 4 * args.parameters, "--set", "run.device=cpu"]))["optimizer"]
+                                         args.repeats, "--size", 4 * args.parameters, "--set", "run.device=cpu"]))
         ours.append(result["parameters_per_s"])
         copying.append(result["copying_parameters_per_s"])
         shares.append(result["share_of_traffic"])

@@ -59,7 +59,7 @@ class Offload(rig.Runs):
 
     def test_the_ladder_of_an_emulated_device(self):
         ladder = json.loads(self.trainer("bench", "offload", "--config", "config.toml", "--json", "--set",
-                                         "debug.emulate_device=h100", stdout=True))["offload"]
+                                         "debug.emulate_device=h100", stdout=True))
         rungs = {rung["name"]: rung for rung in ladder["rungs"]}
         best = rungs["interleaved, best share"]
         self.assertTrue(ladder["emulated"])

@@ -116,9 +116,10 @@ TEST(Scorer, FindsTheSameOnEveryLayout) {
   expect_as_alone(grid);
 }
 
-// The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary.
+// The head of a large vocabulary takes rows in chunks, each with rows of all ranks that share the vocabulary: here two
+// chunks of 480 rows on two ranks as on one.
 TEST(Scorer, KnowsTheRowsOfChunks) {
-  config::Config c = configure(Layout{.tensor = 2, .data = 1, .micro_batch = 12});
+  config::Config c = configure(Layout{.tensor = 2, .data = 1, .micro_batch = 20});
   c.model.n_layer = 1;
   c.model.d_model = 24;
   expect_as_alone(c, 60'000);
