@@ -1,0 +1,167 @@
+#include "huggingface/import.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint/inspect.h"
+#include "huggingface/export.h"
+#include "huggingface/model_config.h"
+#include "unit/huggingface/fixture.h"
+
+namespace trainer::huggingface {
+namespace {
+
+using nlohmann::json;
+
+TEST(Import, GivesBackWhatWasExported) {
+  for (const config::Config& config :
+       {gpt2(), llama(), config_of({"model.arch=gpt2", "model.tie_embeddings=false"}),
+        config_of({"model.arch=llama", "model.tie_embeddings=true", "model.n_kv_head=1"})}) {
+    TempFolder folder;
+    const fs::path step = save(folder.path() / "run", config);
+    export_model(step, folder.path() / "hf");
+    const Imported done = import_model(folder.path() / "hf", folder.path() / "back");
+    EXPECT_EQ(checkpoint::verify(folder.path() / "back").problems, std::vector<std::string>());
+    const checkpoint::Reader before(step), after(folder.path() / "back");
+    EXPECT_EQ(after.header().model_keys, before.header().model_keys);
+    EXPECT_EQ(after.header().tied, before.header().tied);
+    EXPECT_EQ(after.header().compute, "fp32");
+    EXPECT_TRUE(after.header().state.finite_weights);
+    const auto shapes = shapes_of(config.model);
+    EXPECT_EQ(done.tensors, static_cast<int64_t>(shapes.size()));
+    std::vector<checkpoint::TensorSlice> slices;
+    std::vector<std::vector<float>> memory;
+    for (const auto& [name, shape] : shapes) {
+      memory.emplace_back(static_cast<size_t>(shape.count()));
+      const Tensor local{reinterpret_cast<std::byte*>(memory.back().data()), {shape.count()}, DType::f32};
+      slices.push_back({name, shape, local, {{0, 0, shape.count()}}});
+    }
+    after.load(slices, {.weights_only = true, .tied = before.header().tied});
+    for (size_t t = 0; t < slices.size(); ++t)
+      for (int64_t i = 0; i < slices[t].shape.count(); ++i)
+        ASSERT_EQ(memory[t][static_cast<size_t>(i)], value_of(slices[t].name, i)) << slices[t].name << " " << i;
+    export_model(folder.path() / "back", folder.path() / "again");
+    EXPECT_EQ(files_in(folder.path() / "again"), files_in(folder.path() / "hf"));
+  }
+}
+
+/// config.json of an exported model with one field changed (null: taken away).
+std::string with_field(const config::Config& config, const std::string& field, const json& value) {
+  json object = json::parse(to_config_json(config.model, kVocab, std::nullopt, FloatType::f32));
+  object[field] = value;
+  return object.dump();
+}
+
+TEST(Import, RefusesFieldsThatItCannotRepresent) {
+  struct Case {
+    config::Config config;
+    const char* field;
+    json value;
+    const char* part;
+  };
+  for (const auto& [config, field, value, part] : std::vector<Case>{
+           {gpt2(), "model_type", "mistral", "model_type: \"mistral\""},
+           {gpt2(), "model_type", nullptr, "model_type: missing"},
+           {gpt2(), "n_layer", nullptr, "n_layer: missing"},
+           {gpt2(), "n_layer", 0, "n_layer: 0, expected a whole number"},
+           {gpt2(), "n_layer", 2000000000, "n_layer"},
+           {gpt2(), "n_embd", "24", "n_embd: \"24\""},
+           {gpt2(), "n_head", 5, "n_head: 5 does not divide n_embd = 24"},
+           {gpt2(), "activation_function", "gelu", "activation_function: \"gelu\""},
+           {gpt2(), "scale_attn_weights", false, "scale_attn_weights: false"},
+           {gpt2(), "scale_attn_by_inverse_layer_idx", true, "scale_attn_by_inverse_layer_idx: true"},
+           {gpt2(), "add_cross_attention", true, "add_cross_attention: true"},
+           {gpt2(), "attn_pdrop", 0.2, "attn_pdrop: 0.2, but resid_pdrop is 0.1"},
+           {gpt2(), "tie_word_embeddings", 1, "tie_word_embeddings: 1"},
+           {gpt2(), "layer_norm_epsilon", -1, "norm_eps"},
+           {gpt2(), "quantization_config", {{"bits", 4}}, "quantization_config: {\"bits\":4}"},
+           {llama(), "hidden_act", "gelu", "hidden_act: \"gelu\""},
+           {llama(), "rope_scaling", {{"rope_type", "llama3"}, {"factor", 8.0}}, "rope_scaling: \"llama3\""},
+           {llama(), "rope_parameters", {{"rope_type", "yarn"}}, "rope_parameters: \"yarn\""},
+           {llama(), "rope_parameters", 3, "rope_parameters: 3"},
+           {llama(), "attention_bias", true, "attention_bias: true"},
+           {llama(), "mlp_bias", true, "mlp_bias: true"},
+           {llama(), "head_dim", 8, "head_dim: 8"},
+           {llama(), "num_key_value_heads", 4, "num_key_value_heads: 4 does not divide"},
+           {llama(), "attention_dropout", 0.5, "attention_dropout: 0.5"},
+           {llama(), "sliding_window", 4096, "sliding_window: 4096"},
+           {llama(), "vocab_size", nullptr, "vocab_size: missing"},
+       }) {
+    const std::string text = with_field(config, field, value);
+    const std::string message = refusal([&] { parse_config_json(text, "dir/config.json"); });
+    EXPECT_NE(message.find(part), message.npos) << field << ": " << message;
+    EXPECT_TRUE(message.starts_with("dir/config.json: ")) << message;
+  }
+  for (const char* text : {"", "[]", "{", "{\"model_type\":[[[[]]]]}"})
+    EXPECT_NE(refusal([&] { parse_config_json(text, "c"); }), "not refused") << text;
+}
+
+TEST(Import, TakesTheFieldsOfOtherVersions) {
+  const ModelConfig newer =
+      parse_config_json(with_field(llama(), "rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7e5}}), "c");
+  EXPECT_EQ(newer.config.model.rope_theta, 7e5);
+  const ModelConfig older = parse_config_json(with_field(gpt2(), "n_inner", nullptr), "c");
+  EXPECT_EQ(older.config.model.d_ff, 96);
+  EXPECT_EQ(older.config.model.dropout, 0.1);
+  EXPECT_EQ(older.vocab, kVocab);
+}
+
+TEST(Import, TakesNamesOfModelsWithoutAHeadMasksAndACopyOfTheTable) {
+  TempFolder folder;
+  save(folder.path() / "run", gpt2());
+  export_model(folder.path() / "run", folder.path() / "hf");
+  rewrite(folder.path() / "hf", folder.path() / "old", [](auto& all) {
+    std::map<std::string, Exported32> bare;
+    for (const auto& [name, tensor] : all) bare[name.substr(std::string("transformer.").size())] = tensor;
+    bare["h.0.attn.bias"] = {{1, 1, 10, 10}, std::vector<float>(100)};
+    bare["h.1.attn.masked_bias"] = {{}, {-1e4f}};
+    bare["lm_head.weight"] = bare["wte.weight"];
+    all = bare;
+  });
+  import_model(folder.path() / "old", folder.path() / "back");
+  export_model(folder.path() / "back", folder.path() / "again");
+  EXPECT_EQ(files_in(folder.path() / "again"), files_in(folder.path() / "hf"));
+}
+
+TEST(Import, RefusesTensorsThatAreNotThoseOfTheModel) {
+  TempFolder folder;
+  save(folder.path() / "run", gpt2());
+  export_model(folder.path() / "run", folder.path() / "hf");
+  int cases = 0;
+  const auto refused = [&](const Edit& edit) {
+    const fs::path changed = folder.path() / format("changed-{}", ++cases);
+    rewrite(folder.path() / "hf", changed, edit);
+    const std::string message = refusal([&] { import_model(changed, folder.path() / "back"); });
+    EXPECT_FALSE(fs::exists(folder.path() / "back"));
+    return message;
+  };
+  EXPECT_NE(
+      refused([](auto& all) { all.erase("transformer.h.1.ln_2.bias"); }).find("transformer.h.1.ln_2.bias: not in"),
+      std::string::npos);
+  EXPECT_NE(refused([](auto& all) {
+              all["score.weight"] = {{1}, {1.0f}};
+            }).find("score.weight: this program's model"),
+            std::string::npos);
+  EXPECT_NE(refused([](auto& all) {
+              all["transformer.ln_f.bias"] = {{12, 2}, std::vector<float>(24)};
+            }).find("transformer.ln_f.bias: shape [12, 2]"),
+            std::string::npos);
+  EXPECT_NE(refused([](auto& all) {
+              all["lm_head.weight"] = all["transformer.wte.weight"];
+              all["lm_head.weight"].values[500] += 1;
+            }).find("lm_head.weight: tie_word_embeddings is true"),
+            std::string::npos);
+}
+
+TEST(Import, RemembersThatWeightsAreNotFinite) {
+  TempFolder folder;
+  save(folder.path() / "run", gpt2());
+  export_model(folder.path() / "run", folder.path() / "hf");
+  rewrite(folder.path() / "hf", folder.path() / "nan",
+          [](auto& all) { all["transformer.wpe.weight"].values[3] = std::numeric_limits<float>::quiet_NaN(); });
+  import_model(folder.path() / "nan", folder.path() / "back");
+  EXPECT_FALSE(checkpoint::Reader(folder.path() / "back").header().state.finite_weights);
+}
+
+}  // namespace
+}  // namespace trainer::huggingface
