@@ -66,7 +66,9 @@ std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
 
 std::string unknown_kind(const std::string& path, const std::string& insist) {
   const std::string extension = lower_extension(path);
-  std::string remedy = "rename it";
+  std::error_code ignored;  // Megatron's options leave out the extension
+  const bool prefix = extension.empty() && std::filesystem::exists(path + ".bin", ignored);
+  std::string remedy = prefix ? format("did you mean \"{}.bin\"? Name it so", path) : "rename it";
   for (const Other& other : kOthers) {
     if (extension == other.extension) remedy = other.remedy;
   }

@@ -51,13 +51,17 @@ std::string offload_note(const train::Trainer& trainer, const config::Config& co
   return text + "; " + fits_without_offload(config, vocab, machine);
 }
 
-std::string offload_table(const config::Config& config, int64_t vocab, const Machine& machine) {
+std::string offload_table(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  if (config.offload.optimizer == OffloadOptimizer::none)
+    return format("fits without offload: {}\n", plan.total <= machine.memory_limit
+                                                    ? "yes"
+                                                    : "no; offload.optimizer = \"cpu\" shows what it would take");
   std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
-    const DeviceAndHost memory = memory_of(plan_with(config, offload, vocab, machine));
     const bool same = offload.optimizer == config.offload.optimizer &&
                       (offload.optimizer != OffloadOptimizer::interleaved ||
                        offload.share_activations == config.offload.share_activations);
+    const DeviceAndHost memory = memory_of(same ? plan : plan_with(config, offload, vocab, machine));
     text += format("  {:<25}{:>12}{:>12}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
                    same ? "  as configured" : "");
   };

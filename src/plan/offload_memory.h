@@ -20,7 +20,8 @@ std::string fits_without_offload(const config::Config& config, int64_t vocab, co
 std::string offload_note(const train::Trainer& trainer, const config::Config& config, int64_t vocab,
                          const Machine& machine);
 
-/// Table for `train --dry-run`: device and host memory of each way to keep the optimizer's state.
-std::string offload_table(const config::Config& config, int64_t vocab, const Machine& machine);
+/// For `train --dry-run` of the run that `plan` is of: a table of device and host memory of each way to keep the
+/// optimizer's state, where the run keeps it on the host; else whether the run fits as it is. Each row is a plan.
+std::string offload_table(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
 
 }  // namespace trainer::plan

@@ -93,7 +93,10 @@ class Offload(rig.Runs):
         self.assertRegex(log, r"offload +[\d.]+ % updated on the host")
 
     def test_a_dry_run_shows_the_memory_of_every_way(self):
-        table = self.trainer("train", "--config", "config.toml", "--dry-run", stdout=True)
+        untold = self.trainer("train", "--config", "config.toml", "--dry-run", stdout=True)
+        self.assertIn("\nfits without offload: yes\n", untold)
+        sets = [word for each in PLANS["half"] for word in ("--set", each)]
+        table = self.trainer("train", "--config", "config.toml", "--dry-run", *sets, stdout=True)
         for row in ("  none", "  cpu", "  interleaved, 3 slots ", "  interleaved, 3 slots shared", "  fits without offload: yes"):
             self.assertIn(row, table)
 
