@@ -1,5 +1,5 @@
 #pragma once
-// Helpers with which keys.cpp declares keys: each call binds one key to one struct member.
+// Helpers with which keys.cpp and keys_parallel.cpp declare keys: each call binds one key to one struct member.
 #include <initializer_list>
 #include <type_traits>
 #include <utility>
@@ -8,6 +8,11 @@
 #include "config/text.h"
 
 namespace trainer::config {
+
+constexpr Range at_least(double min) { return {.min = min}; }
+constexpr Range between(double min, double max) { return {.min = min, .max = max}; }
+constexpr Range above(double min) { return {.min = min, .open_min = true}; }
+constexpr Range fraction() { return {.min = 0, .max = 1, .open_max = true}; }
 
 /// The parts of a declaration that most keys do without.
 struct Extra {
@@ -119,5 +124,9 @@ class Declare {
   std::string section_;
   Struct Config::*part_;
 };
+
+/// The sections of how ranks and the host share the work (keys_parallel.cpp).
+void declare_parallel(std::vector<Key>& keys);
+void declare_offload(std::vector<Key>& keys);
 
 }  // namespace trainer::config

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -76,21 +75,17 @@ class Peer:
         with open(args.log, "a+", encoding="utf-8") as log:
             log.write(f"$ {' '.join(command)}\n")
             log.flush()
-            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                                            env=environment)
+            self.process = machine.start_served(command, stderr=log, env=environment)
         if self.process.stdout.readline().strip() != "ready":
             self.process.wait()
             said = Path(args.log).read_text(errors="replace").strip().splitlines() if args.log != os.devnull else []
             raise RuntimeError(f"the PyTorch peer did not start ({said[-1] if said else 'see --log'}): {' '.join(command)}")
 
     def steps(self, count):
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        return machine.times_of(self.process, count)
 
     def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+        machine.close_served(self.process)
 
 
 def fastest_variant(args, case, compute):

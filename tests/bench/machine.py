@@ -90,6 +90,24 @@ class Rounds:
                 f"{self.disturbed} of the rounds kept are disturbed all the same")
 
 
+# --- a program that does its work when asked, so that a caller can take turns
+
+def start_served(command, **options):
+    """A process that answers every line "N" on its standard input with the times of N more steps, as JSON."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
+
+
+def times_of(process, count):
+    process.stdin.write(f"{count}\n")
+    process.stdin.flush()
+    return json.loads(process.stdout.readline())
+
+
+def close_served(process):
+    process.stdin.close()
+    process.wait()
+
+
 # --- a Python that has PyTorch
 
 def has_torch(python):

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -64,19 +63,16 @@ class Torch:
     def __init__(self, args):
         command = [args.python, str(HERE / "torch_adamw.py"), "--parameters", str(args.parameters), "--threads", str(args.threads)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = machine.start_served(command, env=environment)
         word, _, self.version = self.process.stdout.readline().strip().partition(" ")
         if word != "ready":
             sys.exit(f"{' '.join(command)} did not start")
 
     def seconds(self, count):
-        self.process.stdin.write(f"{count}\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
+        return machine.times_of(self.process, count)
 
     def close(self):
-        self.process.stdin.close()
-        self.process.wait()
+        machine.close_served(self.process)
 
 
 def adamw(args, promises):

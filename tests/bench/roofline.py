@@ -75,7 +75,8 @@ def main():
         document = json.loads(args.measured.read_text())
         gpu = document["gpu"]
         measured = {stage["name"]: stage["document"] for stage in document["stages"]}
-    parts = ["# Roofline of training steps\n", "What `tests/bench/roofline.py` wrote: the least time of every kind of operator of a step, "
+    commit = subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    parts = ["# Roofline of training steps\n", f"What `tests/bench/roofline.py` wrote at commit {commit or 'unknown'}: the least time of every kind of operator of a step, "
              "by the FLOPs and bytes\nthat the operators state of themselves and the data sheets' rates. These are bounds, not predictions of "
              "a run: nothing\nhere was measured" + (f", but the column of the {gpu}.\n" if gpu else ".\n"),
              "| device | bf16 TFLOP/s | memory TB/s |\n|---|---|---|\n" +

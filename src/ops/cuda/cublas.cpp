@@ -79,8 +79,7 @@ class Library {
       const LtProduct formed = in_form(op, plan.form, copy);
       transpose_first(ex, op, plan.form, formed);
       set_addresses(plan, formed);
-      const cublasStatus_t status =
-          multiply(device::cuda::stream_of(ex.device), plan, plan.algorithms.front(), formed, workspace);
+      const cublasStatus_t status = multiply(device::cuda::stream_of(ex.device), plan, formed, workspace);
       if (!is_refusal(status)) {
         check(status, "cuBLASLt product");
         return true;
@@ -127,13 +126,12 @@ class Library {
   }
 
  private:
-  cublasStatus_t multiply(cudaStream_t stream, const LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm,
-                          const LtProduct& op, const Tensor& workspace) {
+  /// Queues the product by the first algorithm of the plan.
+  cublasStatus_t multiply(cudaStream_t stream, LtPlan& p, const LtProduct& op, const Tensor& workspace) {
     const float alpha = 1;
-    // The library only reads the descriptors, though its declarations are not all const.
-    LtPlan& p = const_cast<LtPlan&>(plan);
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
-                          op.d.data, &p.d, &algorithm, workspace.data, static_cast<size_t>(workspace.bytes()), stream);
+                          op.d.data, &p.d, &p.algorithms.front(), workspace.data,
+                          static_cast<size_t>(workspace.bytes()), stream);
   }
 
   /// Creates the handle when a product is asked for: tables are also read where none are computed.
@@ -167,8 +165,8 @@ class Library {
   }
 
   /// Returns microseconds, the copy included, or none when the library refuses the proposal.
-  std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed,
-                                const LtPlan& plan, const Tensor& workspace) {
+  std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, LtPlan& plan,
+                                const Tensor& workspace) {
     constexpr int kInARow = 5;  // so that the time to start one does not count
     const cudaStream_t stream = device::cuda::stream_of(ex.device);
     std::vector<double> microseconds;
@@ -176,8 +174,7 @@ class Library {
       const Event begin(stream);
       for (int i = 0; i < kInARow; ++i) {
         transpose_first(ex, op, form, formed);
-        if (multiply(stream, plan, plan.algorithms.front(), formed, workspace) != CUBLAS_STATUS_SUCCESS)
-          return std::nullopt;
+        if (multiply(stream, plan, formed, workspace) != CUBLAS_STATUS_SUCCESS) return std::nullopt;
       }
       if (round > 0) microseconds.push_back(begin.microseconds_to(Event(stream)) / kInARow);
     }

@@ -22,8 +22,8 @@ int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 
 /// Queues the product, and before it the copy that its form asks for. Returns false and queues nothing when cuBLASLt
 /// has no algorithm for it within the workspace. An algorithm that the library refuses when it is run gives way to its
-/// next proposal, with a warning. The choice is a function of shapes, dtypes, alignments and of the
-/// tuning table: the same in every run. `copy`: copy_bytes(op), or empty for the product as it is.
+/// next proposal, with a warning. The choice is a function of shapes, dtypes, alignments and of the tuning table: the
+/// same in every run. `copy`: copy_bytes(op), or empty for the product as it is.
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy = {});
 
 /// Its name in a tuning table, and what the library's heuristic proposes.

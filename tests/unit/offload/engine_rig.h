@@ -1,0 +1,138 @@
+#pragma once
+// A store of uneven groups with gradients that are functions of step and index, and an optimizer for it: an Engine of
+// any plan, or none.
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "base/philox.h"
+#include "offload/engine.h"
+
+namespace trainer::offload {
+
+using config::Fraction;
+using config::OffloadOrder;
+using params::Init;
+
+inline constexpr config::Optim kOptim{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+/// Three groups of odd sizes, with matrices (which decay) and vectors (which do not) in turns.
+inline void declare(params::ParamStore& store) {
+  const int embedding = store.add_group("embedding"), block = store.add_group("block"), head = store.add_group("head");
+  const Init normal{Init::Kind::normal, 0.02}, ones{Init::Kind::ones, 0};
+  store.add_slot(embedding, {{"wte", store.replicated({61, 13}), normal}});
+  store.add_slot(block, {{"w1", store.replicated({13, 29}), normal}});
+  store.add_slot(block, {{"b1", store.replicated({29}), normal}});
+  store.add_slot(block, {{"w2", store.replicated({29, 13}), normal}});
+  store.add_slot(head, {{"gain", store.replicated({13}), ones}});
+}
+
+/// A store and who updates it, fed with gradients that depend on step and place alone.
+struct Rig {
+  explicit Rig(DType compute, int threads = 2)
+      : device(threads), host(device::make_host(device)), store(device, compute) {
+    declare(store);
+  }
+  void without_offload(bool round_gradients = false) {
+    store.allocate(true);
+    optimizer = std::make_unique<optim::AdamW>(store, kOptim, round_gradients);
+    seal_activations();
+    store.initialize(5);
+  }
+  void with_offload(const Plan& plan, Engine::Options options) {
+    store.keep_state_on(*host);
+    store.allocate(true);
+    options.streams = plan.device_share.num > 0;
+    if (plan.share_activations) options.activations = &activations;
+    auto made = std::make_unique<Engine>(store, kOptim, plan, options);
+    engine = made.get();
+    optimizer = std::move(made);
+    seal_activations();
+    store.initialize(5);
+  }
+
+  void fill_gradients(int64_t step) {
+    for (size_t g = 0; g < store.groups().size(); ++g) {
+      const PhiloxKey key = philox_key(static_cast<uint64_t>(step), store.groups()[g].name);
+      const Tensor grad = store.groups()[g].grad;
+      for (int64_t i = 0; i < grad.count(); ++i) {
+        const double value = (static_cast<double>(philox_at(key, static_cast<uint64_t>(i)) % 2001) - 1000) * 1e-4;
+        if (grad.dtype == DType::f64) {
+          grad.as<double>()[i] = value;
+        } else {
+          grad.as<float>()[i] = static_cast<float>(value);
+        }
+      }
+    }
+  }
+  void begin(int64_t step) {
+    optimizer->begin_step(update(step));
+    optimizer->leave_activations();
+    fill_activations();
+    for (const params::Group& group : store.groups())  // the forward pass reads all weights
+      for (const params::SlotId slot : group.slots) store.stored_weight(slot);
+    fill_gradients(step);
+    for (int g = static_cast<int>(store.groups().size()); g-- > 0;) optimizer->gradient_complete(ex, g);
+    expect_activations();
+    optimizer->enter_activations();
+  }
+  void seal_activations() {
+    activations.record("pass", [&] { const Scratch all = activations.take("all", {kActivations}, DType::u8); });
+    activations.seal();
+  }
+  /// A pass has the memory of activations to itself.
+  void fill_activations() {
+    activations.begin("pass");
+    const Scratch all = activations.take("all", {kActivations}, DType::u8);
+    std::fill_n(all.tensor().data, kActivations, std::byte{0xa5});
+  }
+  void expect_activations() {
+    const std::byte* const memory = activations.memory();
+    EXPECT_EQ(std::count(memory, memory + kActivations, std::byte{0xa5}), kActivations);
+    activations.end();
+  }
+  optim::Update update(int64_t t) const {
+    return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = clips && t % 2 == 0 ? 0.75 : 1.0};
+  }
+  void step(int64_t t) {
+    begin(t);
+    optimizer->step(ex, update(t));
+  }
+  /// Bytes of compute weights, as a forward pass reads them, and of the state.
+  std::vector<std::byte> bytes() {
+    std::vector<std::byte> all;
+    const auto add = [&](const Tensor& t) { all.insert(all.end(), t.data, t.data + t.bytes()); };
+    for (const params::Group& group : store.groups()) {
+      store.stored_weight(group.slots.front());
+      add(group.compute ? group.compute.tensor() : group.master.tensor());
+    }
+    store.settle();
+    for (const params::Group& group : store.groups())
+      for (const Buffer* buffer : {&group.master, &group.m, &group.v}) add(*buffer);
+    return all;
+  }
+
+  device::CpuDevice device;
+  std::unique_ptr<device::Device> host;
+  Arena arena{device, Arena::Mode::heap};
+  static constexpr int64_t kActivations = 100'000;  // bytes
+  device::CpuDevice other{1};                       // so that its memory is counted apart
+  Arena activations{other};
+  Meter meter;
+  Exec ex{device, arena, meter};
+  params::ParamStore store;
+  bool clips = true;
+  std::unique_ptr<optim::Optimizer> optimizer;
+  Engine* engine = nullptr;
+};
+
+inline std::vector<std::byte> reference(DType compute, int64_t steps, bool clips = true, bool round_gradients = false) {
+  Rig rig(compute);
+  rig.clips = clips;
+  rig.without_offload(round_gradients);
+  for (int64_t t = 1; t <= steps; ++t) rig.step(t);
+  return rig.bytes();
+}
+
+}  // namespace trainer::offload
