@@ -201,6 +201,11 @@ json bench_memory(const Bench& b) {
 }  // namespace
 
 int bench_command(const BenchOptions& o) {
+  if (!o.write_profile.empty()) {
+    if (o.what != "all" && o.what != "collectives")
+      throw Error(Code::usage, format("--write-profile goes with `bench all`, not `bench {}`", o.what));
+    return bench_profile_command(o);
+  }
   if (o.what == "collectives") return bench_collectives_command(o);
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
       {"peak", bench_peak},           {"gemm", bench_gemm},

@@ -11,7 +11,7 @@ namespace trainer::cli {
 
 inline Error not_built_yet(const std::string& what) {
   return {Code::usage,
-          format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
+          format("`{}` is not built yet in this version; there are: train, eval, generate, tokenize, plan, bench "
                  "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
                  "inspect|verify|strip, config check|show|reference",
                  what)};
