@@ -15,7 +15,7 @@ struct CollectiveRate {
   int64_t bytes = 0;        // payload, as comm/bytes.h counts it, in fp32
   double microseconds = 0;  // of the slowest rank from start to join, median of the repeats
   double bus_gbps = 0;      // 10⁹ bytes a second that each rank sends on average: wire bytes / ranks / time
-  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, in turn with ours
+  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, after ours
 };
 
 /// Every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at least one
