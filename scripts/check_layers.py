@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-STRATEGY_FILES = {"megatron-1d": "megatron1d", "optimus-2d": "optimus2d", "axonn-4d": "axonn4d"}
+STRATEGY_FILES = {"megatron-1d": "megatron1d", "optimus-2d": "optimus2d", "axonn-4d": "axonn4d",
+                  "autoddl": "tagged"}
 
 
 def modules():

@@ -5,23 +5,19 @@
 #include <numeric>
 
 #include "base/clock.h"
+#include "base/median.h"
 #include "comm/engine_world.h"
 #include "comm/mpi/mpi_transport.h"
-#include "tensor/buffer.h"
 
 namespace trainer::bench {
 namespace {
 
 constexpr int kWarmUp = 2;
 
+/// Bench measures operations among all ranks.
 class Bench {
  public:
-  Bench(comm::World& world, device::Device& device, int64_t n)
-      : world_(world),
-        arena_(device, Arena::Mode::heap),
-        ex_{device, arena_, meter_},
-        in_(device, "benchmark", {n}, DType::f32),
-        out_(device, "benchmark", {n}, DType::f32) {
+  Bench(comm::World& world, device::Device& device, int64_t n) : world_(world), timer_(world, device, n) {
     comm::Group group{.axes = 1,
                       .name = "world",
                       .members = std::vector<int>(static_cast<size_t>(world.size())),
@@ -29,90 +25,95 @@ class Bench {
     std::iota(group.members.begin(), group.members.end(), 0);
     all_ = world.communicator(device, std::move(group), comm::Lane::critical);
     world.connect();
+    // MPI's own sum runs on the progress thread, as all MPI calls do.
+    if (world.transport() == "mpi" && device.kind() == device::Kind::cpu)
+      library_ = dynamic_cast<comm::EngineWorld*>(&world);
+    if (library_ != nullptr) values_.resize(static_cast<size_t>(n));
   }
 
   CollectiveRate measure(CommOp op, int64_t n, int repeats) {
-    // MPI's own sum runs on the progress thread, as all MPI calls do.
-    const bool comparable =
-        op == CommOp::all_reduce && world_.transport() == "mpi" && ex_.device.kind() == device::Kind::cpu;
-    auto* engine_world = comparable ? dynamic_cast<comm::EngineWorld*>(&world_) : nullptr;
-    std::vector<double> ours, library;
-    for (int repeat = -kWarmUp; repeat < repeats; ++repeat) {
-      const double mine = timed([&] { run(op, n); });
-      if (repeat >= 0) ours.push_back(mine);
-      if (engine_world == nullptr) continue;
-      const double theirs = timed([&] {
-        engine_world->engine().run_on_progress_thread(
-            [&] { comm::mpi_library_all_reduce(in_.tensor().as<float>(), n); });
-      });
-      if (repeat >= 0) library.push_back(theirs);
-    }
-    CollectiveRate rate{.op = op, .bytes = n * size_of(DType::f32), .microseconds = slowest_median(ours) * 1e6};
+    CollectiveRate rate{.op = op,
+                        .bytes = n * size_of(DType::f32),
+                        .microseconds = timer_.seconds(*all_, op, n, repeats, kWarmUp) * 1e6};
     rate.bus_gbps = static_cast<double>(comm::wire_elements(op, world_.size(), n) * size_of(DType::f32)) /
                     world_.size() / rate.microseconds * 1e-3;
-    if (!library.empty()) rate.mpi_microseconds = slowest_median(library) * 1e6;
+    if (op == CommOp::all_reduce && library_ != nullptr)
+      rate.mpi_microseconds = 1e6 * timer_.slowest(
+                                        [&] {
+                                          library_->engine().run_on_progress_thread(
+                                              [&] { comm::mpi_library_all_reduce(values_.data(), n); });
+                                        },
+                                        repeats, kWarmUp);
     return rate;
   }
 
  private:
-  template <typename Action>
-  double timed(const Action& action) {
+  comm::World& world_;
+  CollectiveTimer timer_;
+  std::unique_ptr<comm::Communicator> all_;
+  comm::EngineWorld* library_ = nullptr;
+  std::vector<float> values_;
+};
+
+}  // namespace
+
+CollectiveTimer::CollectiveTimer(comm::World& world, device::Device& device, int64_t n)
+    : world_(world),
+      arena_(device, Arena::Mode::heap),
+      ex_{device, arena_, meter_},
+      in_(device, "benchmark", {n}, DType::f32),
+      out_(device, "benchmark", {n}, DType::f32) {}
+
+double CollectiveTimer::slowest(const std::function<void()>& action, int repeats, int warm_up) {
+  std::vector<double> times;
+  for (int repeat = -warm_up; repeat < repeats; ++repeat) {
     world_.control().barrier();
     const double begin = now_seconds();
     action();
     ex_.device.synchronize();
-    return now_seconds() - begin;
+    if (repeat >= 0) times.push_back(now_seconds() - begin);
   }
+  return slowest_median(std::move(times));
+}
 
-  void run(CommOp op, int64_t n) {
-    const comm::Chunk mine = all_->chunk(n);
-    const auto piece = [](const Buffer& buffer, comm::Chunk range) {
-      return Tensor{buffer.tensor().data + range.begin * size_of(DType::f32), {range.count}, DType::f32};
-    };
-    const Tensor in = piece(in_, {0, n}), out = piece(out_, {0, n});
-    const auto start = [&] {
-      switch (op) {
-        case CommOp::all_reduce:
-          return all_->all_reduce(ex_, in);
-        case CommOp::reduce_scatter:
-          return all_->reduce_scatter(ex_, in, piece(out_, mine));
-        case CommOp::all_gather:
-          return all_->all_gather(ex_, piece(in_, mine), out);
-        case CommOp::broadcast:
-          return all_->broadcast(ex_, in, 0);
-        case CommOp::reduce:
-          return all_->reduce(ex_, in, 0);
-        case CommOp::all_to_all:
-          return all_->all_to_all(ex_, in, out);
-        case CommOp::send_recv:
-          break;
-      }
-      return all_->send_recv(ex_, in, out, 1);
-    };
-    start().join(ex_);
+double CollectiveTimer::seconds(comm::Communicator& ranks, CommOp op, int64_t n, int repeats, int warm_up) {
+  return slowest([&] { start(ranks, op, n).join(ex_); }, repeats, warm_up);
+}
+
+comm::Ticket CollectiveTimer::start(comm::Communicator& ranks, CommOp op, int64_t n) {
+  const comm::Chunk mine = ranks.chunk(n);
+  const auto piece = [](const Buffer& buffer, comm::Chunk range) {
+    return Tensor{buffer.tensor().data + range.begin * size_of(DType::f32), {range.count}, DType::f32};
+  };
+  const Tensor in = piece(in_, {0, n}), out = piece(out_, {0, n});
+  switch (op) {
+    case CommOp::all_reduce:
+      return ranks.all_reduce(ex_, in);
+    case CommOp::reduce_scatter:
+      return ranks.reduce_scatter(ex_, in, piece(out_, mine));
+    case CommOp::all_gather:
+      return ranks.all_gather(ex_, piece(in_, mine), out);
+    case CommOp::broadcast:
+      return ranks.broadcast(ex_, in, 0);
+    case CommOp::reduce:
+      return ranks.reduce(ex_, in, 0);
+    case CommOp::all_to_all:
+      return ranks.all_to_all(ex_, in, out);
+    case CommOp::send_recv:
+      break;
   }
+  return ranks.send_recv(ex_, in, out, 1);
+}
 
-  /// Returns the median over repeats of the slowest rank's time.
-  double slowest_median(std::vector<double> times) {
-    const std::string mine(reinterpret_cast<const char*>(times.data()), times.size() * sizeof(double));
-    for (const std::string& text : world_.control().gather(mine)) {
-      std::vector<double> theirs(times.size());
-      std::memcpy(theirs.data(), text.data(), text.size());
-      for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(times[i], theirs[i]);
-    }
-    std::nth_element(times.begin(), times.begin() + static_cast<int64_t>(times.size() / 2), times.end());
-    return times[times.size() / 2];
+double CollectiveTimer::slowest_median(std::vector<double> times) {
+  const std::string mine(reinterpret_cast<const char*>(times.data()), times.size() * sizeof(double));
+  for (const std::string& text : world_.control().gather(mine)) {
+    std::vector<double> theirs(times.size());
+    std::memcpy(theirs.data(), text.data(), text.size());
+    for (size_t i = 0; i < times.size(); ++i) times[i] = std::max(times[i], theirs[i]);
   }
-
-  comm::World& world_;
-  Arena arena_;
-  Meter meter_;
-  Exec ex_;
-  Buffer in_, out_;
-  std::unique_ptr<comm::Communicator> all_;
-};
-
-}  // namespace
+  return median(std::move(times));
+}
 
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats) {

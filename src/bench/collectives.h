@@ -1,10 +1,12 @@
 #pragma once
 // Speed of the collectives among all ranks of a world, for `trainer bench collectives`.
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "comm/world.h"
+#include "tensor/buffer.h"
 
 namespace trainer::bench {
 
@@ -13,12 +15,35 @@ struct CollectiveRate {
   int64_t bytes = 0;        // payload, as comm/bytes.h counts it, in fp32
   double microseconds = 0;  // of the slowest rank from start to join, median of the repeats
   double bus_gbps = 0;      // 10⁹ bytes a second that each rank sends on average: wire bytes / ranks / time
-  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, in turn with ours
+  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, after ours
 };
 
 /// Every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at least one
 /// element per rank). All ranks call and get the same results; at least two ranks (Code::usage).
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats);
+
+/// CollectiveTimer runs single operations on fp32 tensors. All ranks of the world call alike; groups of ranks that are
+/// apart run at the same time.
+class CollectiveTimer {
+ public:
+  /// Takes memory for operations of up to `n` elements.
+  CollectiveTimer(comm::World& world, device::Device& device, int64_t n);
+  /// Returns the slowest rank's seconds of one operation, the median of `repeats` after `warm_up` that do not count.
+  double seconds(comm::Communicator& ranks, CommOp op, int64_t n, int repeats, int warm_up = 1);
+  /// Starts one; the caller joins its ticket.
+  comm::Ticket start(comm::Communicator& ranks, CommOp op, int64_t n);
+  /// Returns the median over repeats of the slowest rank's seconds of an action, which begins on all ranks together.
+  double slowest(const std::function<void()>& action, int repeats, int warm_up = 1);
+  Exec& exec() { return ex_; }
+
+ private:
+  double slowest_median(std::vector<double> times);
+  comm::World& world_;
+  Arena arena_;
+  Meter meter_;
+  Exec ex_;
+  Buffer in_, out_;
+};
 
 }  // namespace trainer::bench

@@ -1,6 +1,9 @@
 #include <nlohmann/json.hpp>
 
+#include "base/files.h"
+#include "base/log.h"
 #include "bench/collectives.h"
+#include "bench/profile.h"
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
@@ -48,6 +51,25 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
 }
 
 }  // namespace
+
+int bench_profile_command(const BenchOptions& o) {
+  return run_on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
+    plan::Machine machine = plan::choose_machine(config, world);
+    if (!o.compute.empty())
+      machine.compute = o.compute == "bf16" ? DType::bf16 : o.compute == "fp64" ? DType::f64 : DType::f32;
+    const std::unique_ptr<device::Device> device = plan::make_device(machine);
+    const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
+    const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
+    const plan::Cluster cluster = bench::measure_profile(gpus ? *gpus : world, config, machine, {.repeats = o.repeats});
+    world.control().run_on_all_ranks([&] {
+      if (!world.first()) return;
+      replace_file(o.write_profile, plan::to_toml(cluster));
+      log::info("wrote {}: {} products, {} collectives of {} rank{}", o.write_profile, cluster.products.size(),
+                cluster.collectives.size(), cluster.ranks, cluster.ranks == 1 ? "" : "s");
+    });
+    return 0;
+  });
+}
 
 int bench_collectives_command(const BenchOptions& o) {
   return run_on_ranks(o.config,

@@ -6,7 +6,7 @@
 #include "bench/step.h"
 #include "cli/bench.h"
 #include "cli/bench_offload.h"
-#include "cli/later.h"
+#include "cli/unknown_word.h"
 #include "measure/memory_probe.h"
 #include "measure/units.h"
 #include "plan/run_plan.h"
@@ -205,6 +205,11 @@ json bench_memory(const Bench& b) {
 }  // namespace
 
 int bench_command(const BenchOptions& o) {
+  if (!o.write_profile.empty()) {
+    if (o.what != "all" && o.what != "collectives")
+      throw Error(Code::usage, format("--write-profile goes with `bench all`, not `bench {}`", o.what));
+    return bench_profile_command(o);
+  }
   if (o.what == "collectives") return bench_collectives_command(o);
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
       {"peak", bench_peak},           {"gemm", bench_gemm},

@@ -5,7 +5,7 @@
 #include "checkpoint/strip.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
-#include "cli/later.h"
+#include "cli/unknown_word.h"
 #include "cli/process.h"
 #include "huggingface/export.h"
 #include "huggingface/import.h"

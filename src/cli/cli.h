@@ -59,6 +59,7 @@ struct BenchOptions {
   ConfigOptions config;
   std::string compute;  // empty: by the configuration, else as `train` would choose
   int threads = 0, warmup = 2, repeats = 5;
+  std::string write_profile;                   // all, collectives: measure the machine and write its profile there
   std::string write_tuning;                    // gemm: measure a configuration's products and write the table there
   bool forms = false;                          // gemm: each product in its three forms
   std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
@@ -69,6 +70,19 @@ struct BenchOptions {
 int bench_command(const BenchOptions& options);
 /// Runs `bench collectives` among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
 int bench_collectives_command(const BenchOptions& options);
+/// Runs `bench all|collectives --write-profile FILE`, on as many ranks.
+int bench_profile_command(const BenchOptions& options);
+
+struct PlanOptions {
+  ConfigOptions config;
+  std::string cluster, profile;  // one of them
+  int64_t devices = 0;           // 0: the profile's ranks, or one node of the cluster
+  int64_t top = 10;
+  std::vector<std::string> free;  // keys to search although the configuration gives them
+  std::string emit, html;
+  bool json = false, explain = false;
+};
+int plan_command(const PlanOptions& options);
 
 struct CheckpointOptions {
   std::string what;  // inspect | verify | strip | export | import

@@ -2,7 +2,7 @@
 
 #include "cli/cli.h"
 #include "cli/configuration.h"
-#include "cli/later.h"
+#include "cli/unknown_word.h"
 #include "cli/process.h"
 #include "config/load.h"
 #include "config/resolve.h"

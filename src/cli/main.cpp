@@ -11,7 +11,6 @@
 #include "cli/arguments.h"
 #include "cli/cli.h"
 #include "cli/command_text.h"
-#include "cli/later.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
 
@@ -248,6 +247,12 @@ int main(int argc, char** argv) {
           "operand transposed first where that gains, and write the table to FILE (hardware.gemm_tuning)")
       ->type_name("FILE")
       ->transform(home_path());
+  bench_verb
+      .add_option("--write-profile", bench.write_profile,
+                  "all: instead, measure what `trainer plan --profile` predicts from, in about a minute, and write it "
+                  "to FILE; under mpirun for the ranks of the job")
+      ->type_name("FILE")
+      ->transform(home_path());
   bench_verb.add_flag("--forms", bench.forms,
                       "gemm: instead, what each product gains when an operand is transposed first");
   bench_verb
@@ -323,8 +328,36 @@ int main(int argc, char** argv) {
   completion_verb.add_option("shell", shell, "bash | zsh | fish")->required();
   CLI::App& manual_verb = *app.add_subcommand("manual", "print the manual page: trainer manual | man -l -");
 
-  CLI::App& plan_verb = *app.add_subcommand("plan", "find the best layout for a cluster (not built yet)");
-  plan_verb.allow_extras();
+  cli::PlanOptions plan;
+  CLI::App& plan_verb = *app.add_subcommand(
+      "plan", "predict every layout of a model on a cluster and rank them: time of a step, memory, bytes");
+  add_config(plan_verb, plan.config, true);
+  CLI::Option* cluster =
+      plan_verb.add_option("--cluster", plan.cluster, "description of a cluster; configs/clusters has some")
+          ->type_name("FILE")
+          ->transform(home_path());
+  plan_verb.add_option("--profile", plan.profile, "measured profile, which `trainer bench all --write-profile` writes")
+      ->type_name("FILE")
+      ->transform(home_path())
+      ->excludes(cluster);
+  plan_verb.add_option("--devices", plan.devices, "ranks to plan for (default: those of the profile, or of one node)")
+      ->type_name("N")
+      ->check(at_least(1, 1'000'000));
+  plan_verb.add_option("--top", plan.top, "layouts to show")->type_name("K")->check(at_least(1))->capture_default_str();
+  plan_verb
+      .add_option("--free", plan.free,
+                  "search this key although the configuration gives it, or every key of a section; all: the whole "
+                  "layout with train.micro_batch and train.recompute")
+      ->type_name("section.key");
+  plan_verb.add_option("--emit", plan.emit, "write the configuration of the fastest layout, ready to run")
+      ->type_name("OUT.toml")
+      ->transform(home_path());
+  plan_verb.add_option("--html", plan.html, "write the ranking as a page with a picture")
+      ->type_name("OUT.html")
+      ->transform(home_path());
+  plan_verb.add_flag("--explain", plan.explain,
+                     "where the time goes, what binds it, and what would make the next strategy win");
+  add_json(plan_verb, plan.json);
 
   std::vector<std::string> verbs;
   for (const CLI::App* verb : app.get_subcommands({})) verbs.push_back(verb->get_name());
@@ -362,7 +395,7 @@ int main(int argc, char** argv) {
       return 0;
     }
     if (report_verb.parsed()) return cli::report_command(report);
-    if (plan_verb.parsed()) throw cli::not_built_yet("plan");
+    if (plan_verb.parsed()) return cli::plan_command(plan);
     return cli::train_command(bare);
   } catch (...) {
     return cli::report(std::current_exception(), 0);

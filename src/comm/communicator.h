@@ -38,6 +38,7 @@ struct Group {
   std::vector<int> members;
   int index = 0;
   bool control = false;  // scalars and agreement: counted under kControlGroup
+  Lane lane = Lane::critical;
 };
 
 /// Pending is a started operation as its engine sees it (engine.h).
@@ -55,7 +56,9 @@ class Pending {
 class [[nodiscard]] Ticket {
  public:
   Ticket() = default;  // holds no collective: not open, never joined
-  Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
+  /// `traced`: its number in the trace of the meter that counted it; below 0: none.
+  Ticket(Pending* pending, const CommKey& key, int64_t traced = -1)
+      : pending_(pending), key_(key), traced_(traced), open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
@@ -69,6 +72,7 @@ class [[nodiscard]] Ticket {
  private:
   Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
   CommKey key_;
+  int64_t traced_ = -1;
   bool open_ = false;
   std::array<Scratch, 2> kept_;
 };

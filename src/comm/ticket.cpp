@@ -9,6 +9,7 @@ namespace trainer::comm {
 Ticket::Ticket(Ticket&& other) noexcept
     : pending_(std::exchange(other.pending_, nullptr)),
       key_(other.key_),
+      traced_(other.traced_),
       open_(std::exchange(other.open_, false)),
       kept_(std::move(other.kept_)) {}
 
@@ -16,6 +17,7 @@ Ticket& Ticket::operator=(Ticket&& other) {
   TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
   pending_ = std::exchange(other.pending_, nullptr);
   key_ = other.key_;
+  traced_ = other.traced_;
   open_ = std::exchange(other.open_, false);
   kept_ = std::move(other.kept_);
   return *this;
@@ -41,6 +43,7 @@ void Ticket::keep(Scratch&& scratch) {
 void Ticket::join(Exec& ex) {
   TRAINER_CHECK(open_, "a ticket is joined once, of an operation that was started");
   open_ = false;
+  if (traced_ >= 0 && ex.meter.trace != nullptr) ex.meter.trace->add_wait(traced_);
   if (pending_ != nullptr) {
     const double start = now_seconds();
     std::exchange(pending_, nullptr)->wait();

@@ -74,6 +74,16 @@ struct Precision {
   Compute compute = Compute::automatic;
 };
 
+/// What the axes of strategy "autoddl" cut in some layers that follow each other: one letter for each of Parallel::axes
+/// (config/tags.h).
+struct LayerTags {
+  std::string stream, attention;
+  std::string hidden;  // between up and down
+  std::string qkv, out, up, down;
+  int64_t layers = 0;  // how many layers have these tags; 0: all that are left
+  bool operator==(const LayerTags&) const = default;
+};
+
 struct Parallel {
   std::string strategy;  // a name known to parallel/strategy.cpp
   int64_t tensor = 1;    // megatron-1d
@@ -87,6 +97,9 @@ struct Parallel {
   std::string stationary = "auto";          // auto | paper
   std::string panels = "ring";              // ring | gather
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
+  std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
+  std::vector<LayerTags> layer;             // autoddl, in the order of the layers
+  std::string head, table;                  // autoddl: tags of the head's rows, and of the table; empty: by `layer`
   int64_t data = 0;                         // replicas; 0: what is left of the world
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
@@ -135,6 +148,7 @@ struct Hardware {
   double peak_tflops = 0;   // 0: measured
   double memory_limit = 0;  // GiB, 0: what the machine has
   std::string gemm_tuning;  // path; empty: the library chooses
+  std::string profile;      // path of a machine's profile, for predictions of time; empty: none
   AttentionKernels attention = AttentionKernels::automatic;
 };
 

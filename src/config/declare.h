@@ -69,6 +69,9 @@ class Declare {
   void integers(const char* name, IntegerList Struct::*member, IntegerList initial, Extra extra, const char* help) {
     bind<IntegerList>(add(name, Type::integers, std::move(initial), help, std::move(extra)), member);
   }
+  void layers(const char* name, LayerList Struct::*member, Extra extra, const char* help) {
+    bind<LayerList>(add(name, Type::layers, LayerList{}, help, std::move(extra)), member);
+  }
   /// A string that must be one of `names`.
   void choice(const char* name, std::string Struct::*member, StringList names, StringList later, const char* help,
               Extra extra = {}) {

@@ -201,6 +201,10 @@ void declare_hardware(std::vector<Key>& keys) {
       "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
       "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
       "kind of device or another version of the library is ignored with a warning.");
+  hardware.string(
+      "profile", &Hardware::profile, "", {},
+      "Profile of this machine (`trainer bench --write-profile`) or description of a cluster (configs/clusters): a run "
+      "then predicts the time of its steps, and strategy \"auto\" chooses by it; empty: no prediction of time.");
   hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"}, {},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
                   "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
@@ -246,7 +250,8 @@ const std::vector<Section>& sections() {
       {"optim", "AdamW and the learning rate."},
       {"precision", "Number types. Two runs give the same bits."},
       {"parallel",
-       "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z) x data."},
+       "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z; all axes) x "
+       "data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
       {"log", "What is reported, and where."},

@@ -15,10 +15,11 @@ namespace trainer::config {
 
 using StringList = std::vector<std::string>;
 using IntegerList = std::vector<int64_t>;
+using LayerList = std::vector<LayerTags>;
 /// A value as TOML has it; monostate: none.
-using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList>;
+using Value = std::variant<std::monostate, bool, int64_t, double, std::string, StringList, IntegerList, LayerList>;
 
-enum class Type { boolean, integer, number, string, choice, list, integers, any };
+enum class Type { boolean, integer, number, string, choice, list, integers, layers, any };
 
 /// Which numbers a key takes; the bounds belong to the range unless open.
 struct Range {

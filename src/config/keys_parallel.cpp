@@ -6,10 +6,13 @@ namespace trainer::config {
 
 void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
-  constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d";
-  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn}, {"autoddl", "auto"},
-                  "How a model is split over ranks: megatron-1d by columns or rows of its matrices, optimus-2d by both "
-                  "on a square mesh whose rows share out the sequences, axonn-4d in turns by both, and by sequences.");
+  constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
+                       *kAutoddl = "autoddl";
+  parallel.choice(
+      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"}, {},
+      "How a model is split over ranks: megatron-1d by columns or rows of its matrices, optimus-2d by both "
+      "on a square mesh whose rows share out the sequences, axonn-4d in turns by both, and by sequences, "
+      "autoddl as tables of tags say for each layer; auto: the fastest of all by hardware.profile, given keys kept.");
   parallel.integer("data", &Parallel::data, 0,
                    {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / those of one replica"},
                    "Replicas of the model, each with its own sequences.");
@@ -64,6 +67,22 @@ void declare_parallel(std::vector<Key>& keys) {
                   "axonn-4d: type in which weight gradients of bf16 runs are summed over z. bf16: half the bytes, and "
                   "rounded in each sum.",
                   {.belongs_to = kAxonn});
+  parallel.integers(
+      "axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
+      "autoddl: extents of the axes of a replica, outermost first: one to six, which have a letter each in "
+      "all tags below.");
+  parallel.layers(
+      "layer", &Parallel::layer, {.belongs_to = kAutoddl},
+      "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (without it: "
+      "all that are left). Tags say what each axis cuts. stream, attention and hidden (between up and down): "
+      "r rows, c columns, - nothing; the linears qkv, out, up and down: r rows, c columns, k the "
+      "contraction, f rows, with the matrix stored in flat pieces, - nothing.");
+  parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
+                  "autoddl: tags of the final norm and the head, as of stream; empty: those of the last layer.");
+  parallel.string(
+      "table", &Parallel::table, "", {.belongs_to = kAutoddl},
+      "autoddl: tags of the table of embedding and head: v vocabulary, h features, f flat pieces, - copies; "
+      "empty: f where head has r, h where it has c, else v.");
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(

@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <numeric>
 
 #include "base/error.h"
+#include "config/tags.h"
+#include "config/text.h"
 
 namespace trainer::config {
 namespace {
@@ -55,7 +59,7 @@ std::vector<LayoutRule> megatron_rules(const Config& config) {
 /// |log2(a / b)|
 double apart(int64_t a, int64_t b) { return std::abs(std::log2(static_cast<double>(a) / static_cast<double>(b))); }
 
-constexpr const char* kOptimus = "optimus-2d";
+constexpr const char *kOptimus = "optimus-2d", *kAutoddl = "autoddl";
 
 struct Square {
   int64_t rows, cols, depth;
@@ -220,6 +224,8 @@ std::vector<LayoutRule> axonn_rules(const Config& config) {
 }  // namespace
 
 int64_t ranks_of_replica(const Config& config) {
+  if (config.parallel.strategy == kAutoddl)
+    return std::accumulate(config.parallel.axes.begin(), config.parallel.axes.end(), int64_t{1}, std::multiplies<>());
   if (config.parallel.strategy == kOptimus) return square_of(config).ranks();
   return config.parallel.strategy == kAxonn ? grid_of(config).ranks() : config.parallel.tensor;
 }
@@ -229,11 +235,13 @@ int64_t depth_of_replica(const Config& config) {
 }
 
 const char* replica_key(const Config& config) {
+  if (config.parallel.strategy == kAutoddl) return "parallel.axes";
   if (config.parallel.strategy == kOptimus) return "parallel.mesh";
   return config.parallel.strategy == kAxonn ? "parallel.grid" : "parallel.tensor";
 }
 
 std::string replica_text(const Config& config) {
+  if (config.parallel.strategy == kAutoddl) return "axes = " + to_toml(Value(config.parallel.axes));
   if (config.parallel.strategy == kOptimus) return format("mesh = {}", to_string(square_of(config)));
   return config.parallel.strategy == kAxonn ? format("grid = {}", to_string(grid_of(config)))
                                             : format("tensor = {}", config.parallel.tensor);
@@ -243,10 +251,15 @@ std::vector<LayoutRule> layout_rules(const Config& config) {
   if (config.parallel.strategy == "megatron-1d") return megatron_rules(config);
   if (config.parallel.strategy == kOptimus) return optimus_rules(config);
   if (config.parallel.strategy == kAxonn) return axonn_rules(config);
+  if (config.parallel.strategy == kAutoddl) return autoddl_rules(config);
   return {};
 }
 
 bool layout_fits(const Config& config) {
+  // The rules of these two say what would fit, which takes long where many layouts are tried.
+  const bool tiles = config.parallel.node_tile != std::vector<int64_t>{1, 1};
+  if (config.parallel.strategy == kOptimus && !tiles) return square_fits(config, square_of(config));
+  if (config.parallel.strategy == kAxonn) return grid_fits(config, grid_of(config));
   return std::ranges::all_of(layout_rules(config), [](const LayoutRule& rule) { return rule.holds; });
 }
 

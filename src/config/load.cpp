@@ -76,6 +76,9 @@ Value fitted(Type type, const Value& value) {
     case Type::integers:
       if (integer) return IntegerList{*integer};
       return std::holds_alternative<IntegerList>(value) ? value : Value();
+    case Type::layers:
+      if (value == Value(StringList())) return LayerList();  // an empty list is of any type
+      return std::holds_alternative<LayerList>(value) ? value : Value();
     case Type::any:
       return value;
   }
@@ -99,6 +102,8 @@ std::string expected(const Key& key) {
       return "a list of integers" + range;
     case Type::choice:
       return "one of " + format("{}", fmt::join(key.taken_names(), ", "));
+    case Type::layers:
+      return "tables [[" + key.path() + "]] of tags";
     case Type::any:
       break;
   }
@@ -293,7 +298,8 @@ void Loader::warn_of_idle_keys() const {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = !key->built() || key->get(config_) != key->initial;
-    if (changed && key->belongs_to != config_.parallel.strategy && std::ranges::count(named, path) == 0)
+    const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps to it
+    if (changed && !kept && key->belongs_to != config_.parallel.strategy && std::ranges::count(named, path) == 0)
       named.push_back(format("{} ({})", path, key->belongs_to));
   }
   if (named.empty()) return;

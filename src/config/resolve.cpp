@@ -26,7 +26,7 @@ void resolve_run(Config& config) {
   if (run.name.empty()) run.name = std::filesystem::path(config.path).stem().string();
   if (run.name.empty()) run.name = "run";
   for (std::string* path : {&run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
-                            &config.checkpoint.resume, &config.hardware.gemm_tuning})
+                            &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
     put_name(run.name, *path);
   for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
     for (std::string& path : *paths) put_name(run.name, path);
@@ -50,7 +50,7 @@ int64_t total_steps(const Config& config) {
 
 void resolve_homes(Config& config) {
   for (std::string* path : {&config.run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
-                            &config.checkpoint.resume, &config.hardware.gemm_tuning})
+                            &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
     *path = expand_home(*path);
   for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
     for (std::string& path : *paths) path = expand_home(path);

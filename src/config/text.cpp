@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "base/join.h"
+#include "config/tags.h"
 
 namespace trainer::config {
 namespace {
@@ -49,6 +50,14 @@ std::string number(double value) {
   std::string out = format("{}", value);
   if (out.find_first_of(".en") == std::string::npos) out += ".0";  // n: inf, nan
   return out;
+}
+
+StringList members_of(const LayerTags& tags) {
+  StringList members;
+  if (tags.layers > 0) members.push_back(format("layers = {}", tags.layers));
+  for (const TagMember& member : kTagMembers)
+    members.push_back(format("{} = {}", member.name, quoted(tags.*member.member)));
+  return members;
 }
 
 /// Calls line(key, text of its value) for all keys of a section that have a value now.
@@ -118,6 +127,12 @@ std::string to_toml(const Value& value) {
                           return "[" + out + "]";
                         },
                         [](const IntegerList& list) { return format("[{}]", fmt::join(list, ", ")); },
+                        [](const LayerList& list) {
+                          std::string out;
+                          for (const LayerTags& tags : list)
+                            out += (out.empty() ? "" : ", ") + format("{{ {} }}", fmt::join(members_of(tags), ", "));
+                          return "[" + out + "]";
+                        },
                     },
                     value);
 }
@@ -139,7 +154,8 @@ std::string show(const Config& config) {
     size_t name_width = 0, value_width = 0;
     each_value(config, section.name, [&](const Key& key, const std::string& value) {
       name_width = std::max(name_width, key.name.size());
-      value_width = std::max(value_width, value.size());
+      constexpr size_t kWidest = 60;  // longer ones, tables of tags, do without a column
+      if (value.size() <= kWidest) value_width = std::max(value_width, value.size());
     });
     if (name_width == 0) continue;
     out += format("{}[{}]\n", out.empty() ? "" : "\n", section.name);

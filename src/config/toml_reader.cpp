@@ -24,10 +24,46 @@
 #include <cctype>
 
 #include "base/format.h"
+#include "config/suggest.h"
+#include "config/tags.h"
 #include "config/text.h"
 
 namespace trainer::config {
 namespace {
+
+void read_value(const toml::node& node, TomlNode& out);
+
+/// Reads tables of tags. The first that is none is what the message shows.
+void read_layers(const toml::array& array, TomlNode& out) {
+  LayerList list;
+  for (const toml::node& element : array) {
+    LayerTags layer;
+    for (const auto& [name, value] : *element.as_table()) {
+      TomlNode member;
+      read_value(value, member);
+      const TagMember* tags = find_tag_member(name.str());
+      const auto* text = std::get_if<std::string>(&member.value);
+      const auto* count = std::get_if<int64_t>(&member.value);
+      if (tags != nullptr && text != nullptr) {
+        layer.*tags->member = *text;
+      } else if (name.str() == "layers" && count != nullptr) {
+        layer.layers = *count;
+      } else {
+        out.value = {};
+        out.shown = tags != nullptr || name.str() == "layers"
+                        ? format("{} for {} in table {}", member.shown, name.str(), list.size() + 1)
+                        : format("the unknown key \"{}\" in table {}{}", name.str(), list.size() + 1,
+                                 did_you_mean(std::string(name.str()), tag_member_names()));
+        out.value_line = value.source().begin.line;
+        out.value_column = value.source().begin.column;
+        return;
+      }
+    }
+    list.push_back(std::move(layer));
+  }
+  out.shown = format("{} tables", list.size());
+  out.value = std::move(list);
+}
 
 void read_value(const toml::node& node, TomlNode& out) {
   out.value_line = node.source().begin.line;
@@ -44,6 +80,9 @@ void read_value(const toml::node& node, TomlNode& out) {
   } else if (const auto* text = node.as_string()) {
     out.value = text->get();
     out.shown = "the string " + to_toml(out.value);
+  } else if (const auto* tables = node.as_array();
+             tables != nullptr && !tables->empty() && tables->is_array_of_tables()) {
+    read_layers(*tables, out);
   } else if (const auto* array = node.as_array()) {
     StringList list;
     IntegerList integers;
@@ -136,6 +175,34 @@ std::vector<TomlNode> read_toml(std::string_view text) {
     }
   }
   return nodes;
+}
+
+std::vector<TomlTable> read_toml_tables(std::string_view text) {
+  const toml::table root = parse(text);
+  std::vector<TomlTable> tables;
+  const auto add = [&](const toml::key& name, const toml::table& content) {
+    TomlTable& table = tables.emplace_back();
+    table.name = name.str();
+    table.line = content.source().begin.line;
+    for (const auto& [key, value] : content) {
+      TomlNode node = node_of(key);
+      node.section = table.name;
+      node.name = key.str();
+      read_value(value, node);
+      table.values.push_back(std::move(node));
+    }
+  };
+  for (const auto& [name, content] : root) {
+    if (const auto* table = content.as_table()) {
+      add(name, *table);
+    } else if (const auto* array = content.as_array(); array != nullptr && array->is_array_of_tables()) {
+      for (const toml::node& element : *array) add(name, *element.as_table());
+    } else {
+      throw TomlMistake{format("{} outside of any table", name.str()), name.source().begin.line,
+                        name.source().begin.column};
+    }
+  }
+  return tables;
 }
 
 TomlNode read_toml_value(std::string_view text) {

@@ -27,6 +27,15 @@ struct TomlMistake {
 /// All sections and, after each, its keys, in alphabetical order. Throws TomlMistake.
 std::vector<TomlNode> read_toml(std::string_view text);
 
+/// A table [name], or one of the tables [[name]], of a file that is no configuration.
+struct TomlTable {
+  std::string name;
+  int64_t line = 0;
+  std::vector<TomlNode> values;
+};
+/// Returns all tables, by name and within a name in the order of the file. Throws TomlMistake.
+std::vector<TomlTable> read_toml_tables(std::string_view text);
+
 /// One value as after "key ="; throws TomlMistake when it is none.
 TomlNode read_toml_value(std::string_view text);
 

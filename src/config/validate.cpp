@@ -73,7 +73,7 @@ void check_place_holders(const Config& config, Checker& checker) {
 /// Checks names of folders and files. They cannot hold a NUL, and a line end or an escape sequence is a mistake.
 void check_names(const Config& config, Checker& checker) {
   for (const char* path : {"run.name", "run.dir", "model.init_from", "data.train", "data.val", "data.tokenizer",
-                           "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning"}) {
+                           "checkpoint.dir", "checkpoint.resume", "hardware.gemm_tuning", "hardware.profile"}) {
     const std::string_view name = path;
     const Value value = find_key(name.substr(0, name.find('.')), name.substr(name.find('.') + 1))->get(config);
     const auto* one = std::get_if<std::string>(&value);
@@ -224,6 +224,9 @@ void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   checker.require(
       !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
       {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` makes it", hardware.gemm_tuning);
+  checker.require(!files || hardware.profile.empty() || std::filesystem::is_regular_file(hardware.profile, ignored),
+                  {"hardware.profile"}, "\"{}\" not found; `trainer bench all --write-profile` makes it",
+                  hardware.profile);
 }
 
 void check_log(const Log& log, Checker& checker) {
@@ -243,6 +246,11 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
       parallel.node_tile.size() != 2)
     return;
   for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
+  checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
+                  {"parallel.strategy", "hardware.profile"},
+                  "\"auto\" chooses by hardware.profile, which is not given; `trainer bench all --write-profile FILE` "
+                  "measures this machine");
+  if (parallel.strategy == "auto") return;  // the planner sees to the rest
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
                   {"parallel.transport", "run.device"},
                   "\"nccl\" carries tensors between GPUs, but device = \"cpu\"; use \"auto\" or \"mpi\"");

@@ -13,8 +13,12 @@ Mesh::Mesh(comm::World& world, device::Device& device, MeshShape shape)
 comm::Communicator& Mesh::along(AxisSet axes, comm::Lane lane) {
   auto& communicator = communicators_[{axes, lane}];
   if (communicator == nullptr) {
-    comm::Group group{axes, shape_.name_of(axes), shape_.members(rank(), axes), shape_.index(rank(), axes),
-                      lane == comm::Lane::control};
+    comm::Group group{axes,
+                      shape_.name_of(axes),
+                      shape_.members(rank(), axes),
+                      shape_.index(rank(), axes),
+                      lane == comm::Lane::control,
+                      lane};
     communicator = world_.communicator(device_, std::move(group), lane);
   }
   return *communicator;

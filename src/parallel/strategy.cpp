@@ -7,6 +7,7 @@
 #include "parallel/megatron1d.h"
 #include "parallel/optimus2d.h"
 #include "parallel/serial.h"
+#include "parallel/tagged.h"
 
 namespace trainer::parallel {
 
@@ -45,6 +46,7 @@ mesh::MeshShape make_mesh_shape(const config::Config& config, int world) {
   config::require_layout(config);
   if (parallel.strategy == "optimus-2d") return Optimus2D::mesh_shape(world, parallel, config.model.n_kv_head);
   if (parallel.strategy == "axonn-4d") return Axonn4D::mesh_shape(world, parallel, config.model.n_kv_head);
+  if (parallel.strategy == "autoddl") return Tagged::mesh_shape(world, parallel);
   TRAINER_CHECK(parallel.strategy == "megatron-1d", "parallel.strategy = \"{}\"", parallel.strategy);
   return Megatron1D::mesh_shape(world, static_cast<int>(parallel.tensor), config.model.n_kv_head);
 }
@@ -87,6 +89,8 @@ std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh
   if (shape.group_size(shape.all() & ~shape.set("data")) == 1) return std::make_unique<Serial>(store);
   if (config.parallel.strategy == "optimus-2d") return std::make_unique<Optimus2D>(mesh, store, config);
   if (config.parallel.strategy == "axonn-4d") return std::make_unique<Axonn4D>(mesh, store, config);
+  if (config.parallel.strategy == "autoddl")
+    return std::make_unique<Tagged>(mesh, store, config::tag_table(config), config);
   return std::make_unique<Megatron1D>(mesh, store, config.parallel.sequence_parallel, config.debug.overlap);
 }
 

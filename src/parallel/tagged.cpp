@@ -18,28 +18,28 @@ AxisSet axes_of(const mesh::MeshShape& shape, std::string_view tags, std::string
   return found;
 }
 
-}  // namespace
-
-const std::string& LayerTags::of(Site site) const {
+const std::string& tags_of(const LayerTags& tags, Site site) {
   switch (site) {
     case Site::qkv:
-      return qkv;
+      return tags.qkv;
     case Site::out:
-      return out;
+      return tags.out;
     case Site::up:
-      return up;
+      return tags.up;
     default:
-      return down;
+      return tags.down;
   }
 }
 
+}  // namespace
+
 Spread spread_of(const mesh::MeshShape& shape, std::string_view tags) {
-  constexpr std::string_view kAllowed = "rc-";
+  constexpr std::string_view kAllowed = config::kSpreadLetters;
   return {axes_of(shape, tags, "r", kAllowed), axes_of(shape, tags, "c", kAllowed)};
 }
 
 Grid grid_of(const mesh::MeshShape& shape, std::string_view tags) {
-  constexpr std::string_view kAllowed = "rckf-";
+  constexpr std::string_view kAllowed = config::kLinearLetters;
   return {.rows = axes_of(shape, tags, "rf", kAllowed),
           .cols = axes_of(shape, tags, "c", kAllowed),
           .contraction = axes_of(shape, tags, "k", kAllowed),
@@ -47,9 +47,28 @@ Grid grid_of(const mesh::MeshShape& shape, std::string_view tags) {
 }
 
 VocabSpread vocab_of(const mesh::MeshShape& shape, std::string_view tags) {
-  constexpr std::string_view kAllowed = "vhf-";
+  constexpr std::string_view kAllowed = config::kTableLetters;
   return {axes_of(shape, tags, "v", kAllowed), axes_of(shape, tags, "h", kAllowed),
           axes_of(shape, tags, "f", kAllowed)};
+}
+
+std::vector<config::LayoutRule> tag_rules(const mesh::MeshShape& shape, const TagTable& table,
+                                          const config::Config& config) {
+  std::vector<config::TagAxis> axes;
+  for (int a = 0; a < shape.axes(); ++a)
+    if (shape.name(a) != "data") axes.push_back({shape.name(a), shape.size(a)});
+  return config::tag_rules(axes, table, config);
+}
+
+mesh::MeshShape Tagged::mesh_shape(int world, const config::Parallel& parallel) {
+  std::vector<mesh::MeshAxis> axes = {{"data", world}};
+  for (const config::TagAxis& axis : config::tag_axes(parallel)) {
+    axes.push_back({axis.name, static_cast<int>(axis.size)});
+    axes.front().size /= axes.back().size;
+  }
+  const mesh::MeshShape shape(axes);
+  TRAINER_CHECK(shape.world_size() == world, "{} ranks for {}", world, shape.name_of(shape.all()));
+  return shape;
 }
 
 Tagged::Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config)
@@ -60,7 +79,7 @@ Tagged::Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const
   for (const LayerTags& tags : table.layers) {
     Layer layer{spread_of(shape, tags.stream), spread_of(shape, tags.attention), spread_of(shape, tags.hidden), {}};
     for (const Site site : {Site::qkv, Site::out, Site::up, Site::down})
-      layer.linears[static_cast<size_t>(site)] = grid_of(shape, tags.of(site));
+      layer.linears[static_cast<size_t>(site)] = grid_of(shape, tags_of(tags, site));
     layers_.push_back(layer);
   }
   last_ = spread_of(shape, table.last);

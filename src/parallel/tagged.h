@@ -3,42 +3,35 @@
 // of each of its linears. Neighbours may disagree: activations then move between them. The named strategies are points
 // of this space, apart from how they schedule their work.
 //
-// Tags are written as one letter for each axis of the mesh but "data", outermost first:
-//   spreads     r rows        c columns       - copies
-//   linears     r rows        c columns       k contraction     f rows, the matrix in flat pieces     - nothing
-//   the table   v vocabulary  h hidden        f flat pieces     - copies
+// Tags have one letter for each axis of the mesh but "data", outermost first (config/tags.h). As tables they are
+//
+//   axes             stream  attention  hidden  qkv  out  up   down  head  table
+//   Megatron-1D t    r       c          c       c    k    c    k     r     v       without sequence parallelism: - for
+//   r Optimus row col  rc      rc         rc      fc   fc   fc   fk    rc    fv      "paper": down fc AxoNN z x y r-c
+//   rc-        rc-     fck  fkc  fck  fkc   r-c   fvh
 #include <optional>
 
-#include "config/layout_rules.h"
+#include "config/tags.h"
 #include "parallel/grid_linear.h"
 
 namespace trainer::parallel {
 
-struct LayerTags {
-  std::string stream, attention;
-  std::string hidden;  // between up and down
-  std::string qkv, out, up, down;
-  const std::string& of(Site site) const;
-};
-struct TagTable {
-  std::vector<LayerTags> layers;
-  std::string last;   // stream of the final norm and the head
-  std::string vocab;  // table of the embedding and the head
-  /// See GridLinear::Place.
-  std::optional<DType> sums = {};
-};
+using config::LayerTags;
+using config::TagTable;
 
 /// Returns what letters say. Internal error when there are not as many as axes, or others than these.
 Spread spread_of(const mesh::MeshShape& shape, std::string_view tags);
 Grid grid_of(const mesh::MeshShape& shape, std::string_view tags);
 VocabSpread vocab_of(const mesh::MeshShape& shape, std::string_view tags);
 
-/// Returns what a table asks of the model and the batch, in the order in which mistakes are reported.
+/// Returns config::tag_rules() on the axes of this mesh but "data".
 std::vector<config::LayoutRule> tag_rules(const mesh::MeshShape& shape, const TagTable& table,
                                           const config::Config& config);
 
 class Tagged final : public Strategy {
  public:
+  /// "data", outermost, and the axes of parallel.axes, named a, b, c …
+  static mesh::MeshShape mesh_shape(int world, const config::Parallel& parallel);
   /// The mesh has the axis "data", outermost, and one axis for each letter. Throws Code::config with the first rule
   /// that does not hold.
   Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config);

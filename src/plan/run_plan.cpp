@@ -1,6 +1,7 @@
 #include "plan/run_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "checkpoint/manifest.h"
@@ -56,11 +57,12 @@ bool writes_samples(const config::Config& config) {
          (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
 }
 
-RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training) {
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
+                 const train::StepTraces& traces) {
   const std::unique_ptr<device::Device> device = make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, training);
-  trainer.plan();
+  trainer.plan(traces);
   std::optional<train::Generator> generator;
   if (writes_samples(config)) generator.emplace(trainer);
   RunPlan plan;
@@ -98,6 +100,9 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
              measure::format_count(plan.executed_flops), rows, measure::format_count(plan.recomputed_flops));
+  if (std::isfinite(plan.step_seconds))
+    text += format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), by {}\n",
+                   plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
   text += "memory\n";
   for (const auto& [category, bytes] : plan.memory)
     text += format("  {:<20}{:>12}\n", category, measure::format_bytes(static_cast<double>(bytes)));

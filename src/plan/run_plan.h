@@ -6,6 +6,7 @@
 #include "measure/costs.h"
 #include "measure/flops.h"
 #include "plan/machine.h"
+#include "train/trainer.h"
 
 namespace trainer::plan {
 
@@ -24,8 +25,11 @@ struct RunPlan {
   double recomputed_flops = 0;    // of them, repeated by recomputation
   int64_t arena_bound = 0;        // largest sum of live bytes: the floor of the arena
   measure::CommBytes comm_bytes;  // of a step, by axis and operation
+  double step_seconds = measure::kUnknown, wait_seconds = measure::kUnknown;  // of a step, by hardware.profile
 };
-RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training);
+/// `traces`: receive the programs of training, to foretell their time (plan/program.h).
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
+                 const train::StepTraces& traces = {});
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.

@@ -206,6 +206,8 @@ Rows result_rows(const Summary& summary, const History& history) {
   if (std::isfinite(summary.tokens_per_s))
     rows.emplace_back("tokens per second", format("{:.0f} (median)", summary.tokens_per_s));
   if (std::isfinite(summary.step_ms)) rows.emplace_back("step", format("{:.2f} ms (median)", summary.step_ms));
+  if (std::isfinite(summary.predicted_step_ms))
+    rows.emplace_back("step predicted", format("{:.2f} ms", summary.predicted_step_ms));
   if (std::isfinite(summary.tflops_per_device))
     rows.emplace_back("speed", format("{:.4g} TFLOP/s per device", summary.tflops_per_device));
   if (std::isfinite(summary.mfu)) rows.emplace_back("utilisation", utilisation_text(summary));
@@ -307,6 +309,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"best_validation", eval_json(summary.best_eval)},
                        {"unigram_entropy", summary.start.unigram_entropy},
                        {"step_ms", summary.step_ms},
+                       {"predicted_step_ms", summary.predicted_step_ms},
                        {"tokens_per_s", summary.tokens_per_s},
                        {"tflops_per_device", summary.tflops_per_device},
                        {"mfu", summary.mfu},

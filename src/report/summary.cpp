@@ -72,6 +72,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   summary.samples = std::move(samples);
   summary.memory_by_category = history.memory_bytes;
   summary.predicted_memory = summary.start.predicted.memory_bytes;
+  summary.predicted_step_ms = summary.start.predicted.step_ms;
   summary.step = summary.start.step;
 
   const std::span<const StepReport> steps = history.steps;
@@ -172,6 +173,9 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     std::string text =
         format("{} tokens/s, {:.1f} ms a step (medians)", measure::format_count(summary.tokens_per_s), summary.step_ms);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
+    if (std::isfinite(summary.predicted_step_ms))
+      text += format("; {:.1f} ms predicted ({:.2f} times)", summary.predicted_step_ms,
+                     summary.step_ms / summary.predicted_step_ms);
     add("speed", text);
   }
   if (std::isfinite(summary.mfu)) {

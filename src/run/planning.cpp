@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "base/log.h"
+#include "plan/prediction.h"
 
 namespace trainer::run {
 namespace {
@@ -35,8 +36,11 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
 std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
                                            const plan::Machine& machine) {
   const PlanningWatch watch(world, config.model.n_layer);
-  plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
-  world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
+  plan::RunPlan plan;
+  world.control().run_on_all_ranks([&] {
+    plan = plan::plan_and_time(config, vocab, machine);
+    plan::require_memory(plan, config, vocab, machine);
+  });
   if (!stop_requested_on_any_rank(world)) return plan;
   const int signal = stop_signal();
   log::info("stopped by {} while planning; no step was made",

@@ -108,6 +108,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   if (metrics_) metrics_->write(r);
   if (tensorboard_) tensorboard_->write(r);
   skipped_ += r.skipped;
+  wait_seconds_ += r.phase_ms.comm_exposed * 1e-3;
   if (!first_step_) first_step_ = r;
   last_step_ = r;
   if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
@@ -185,6 +186,20 @@ void Reporter::complete(report::History& history, const report::EndReport& end) 
   if (end.peak.flops > 0) history.peak = end.peak;
 }
 
+void Reporter::judge_prediction(const report::EndReport& end) {
+  constexpr double kTolerance = 0.25;
+  const double ratio = end.measured.step_ms / end.predicted.step_ms;
+  if (!(std::abs(ratio - 1) > kTolerance)) return;  // right, or not known
+  const double waits = wait_seconds_ * 1e3 / static_cast<double>(steps_), expected = plan_.wait_seconds * 1e3;
+  const double compute = end.measured.step_ms - waits, expected_compute = end.predicted.step_ms - expected;
+  const bool by_waits = std::abs(waits - expected) > std::abs(compute - expected_compute);
+  warn(end.step,
+       format("a step took {:.4g} ms, {:.4g} were predicted: {} was off, {:.4g} ms instead of {:.4g}; `trainer "
+              "bench all --write-profile` measures the machine anew",
+              end.measured.step_ms, end.predicted.step_ms, by_waits ? "waiting for communication" : "compute",
+              by_waits ? waits : compute, by_waits ? expected : expected_compute));
+}
+
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {
   progress_.reset();  // the summary comes after the last progress line
   if (!metrics_) return;
@@ -194,13 +209,16 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   end.tokens = state.tokens_seen;
   end.outcome = outcome;
   end.wall_s = now_seconds() - started_;
-  end.predicted = {.memory_bytes = start_.predicted.memory_bytes, .comm_bytes = plan_.comm_bytes};
+  end.predicted = {.step_ms = start_.predicted.step_ms,
+                   .memory_bytes = start_.predicted.memory_bytes,
+                   .comm_bytes = plan_.comm_bytes};
   for (auto& [axis, operations] : end.predicted.comm_bytes)
     for (auto& [operation, bytes] : operations) bytes *= steps_;
   end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : measure::kUnknown,
                   .memory_bytes = measured_memory(trainer),
                   .comm_bytes = comm_bytes_};
   end.peak = peak_.report();
+  judge_prediction(end);
   metrics_->write(end);
   report::History history = report::read_history(metrics_file(config_));
   if (metrics_->lost() > 0) {

@@ -49,6 +49,8 @@ class Reporter {
  private:
   /// Raises the peak to what the step and its operators reached.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
+  /// Warns when the steps took another time than predicted, and says which part was off.
+  void judge_prediction(const report::EndReport& end);
   /// Adds what this process knows where the log lacks it, after a full disk.
   void complete(report::History& history, const report::EndReport& end) const;
   /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
@@ -72,7 +74,7 @@ class Reporter {
   std::optional<report::EvalReport> last_eval_;
   int64_t skipped_ = 0;
   measure::CommBytes comm_bytes_;  // of all steps of this process
-  double step_seconds_ = 0;
+  double step_seconds_ = 0, wait_seconds_ = 0;
   int64_t steps_ = 0;
   bool bytes_differ_ = false;
 };

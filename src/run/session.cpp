@@ -4,8 +4,10 @@
 
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
+#include "config/layouts.h"
 #include "plan/gemm_tuning.h"
 #include "plan/offload_memory.h"
+#include "plan/prediction.h"
 #include "run/planning.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
@@ -28,16 +30,29 @@ struct Locks {
   std::optional<checkpoint::RunLock> run, checkpoints;
 };
 
+/// Returns the configuration with the planner's choice in place of strategy "auto"; the first rank says why.
+config::Config with_chosen_strategy(comm::World& world, const config::Config& config, const plan::Machine& machine) {
+  if (!config::is_automatic(config)) return config;
+  std::string reasons;
+  config::Config chosen = plan::choose_strategy(world, config, data::planned_vocab(config), machine, reasons);
+  if (world.first())
+    log::info("strategy \"auto\" chose {} with {}, micro_batch = {} and recompute = \"{}\":\n{}",
+              chosen.parallel.strategy, config::layout_text(chosen), chosen.train.micro_batch,
+              config::recompute_text(chosen), reasons);
+  return chosen;
+}
+
 }  // namespace
 
-int run_session(comm::World& world, const config::Config& config, const SessionOptions& options,
+int run_session(comm::World& world, const config::Config& asked, const SessionOptions& options,
                 std::string& plan_text) {
-  const plan::Machine machine = plan::choose_machine(config, world);
+  const plan::Machine machine = plan::choose_machine(asked, world);
+  const config::Config config = with_chosen_strategy(world, asked, machine);
   const std::string tuning_hash = plan::use_gemm_tuning(config, world, *plan::make_dry_device(machine));
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
     const PlanningWatch watch(world, config.model.n_layer);
-    const plan::RunPlan plan = plan::plan_run(config, vocab, machine, true);
+    const plan::RunPlan plan = plan::plan_and_time(config, vocab, machine);
     plan_text = to_text(plan, config, machine) + plan::offload_table(plan, config, vocab, machine);
     world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;

@@ -1,5 +1,7 @@
 #include "run/start_report.h"
 
+#include <cmath>
+
 #include "base/log.h"
 #include "config/layout_rules.h"
 #include "measure/units.h"
@@ -37,7 +39,8 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   // Ranks that are threads share a process, and so its memory as the system reports it. A GPU's memory is each rank's
   // own.
   const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
-  start.predicted = {.memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
+  start.predicted = {
+      .step_ms = plan.step_seconds * 1e3, .memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
   start.environment.device = machine.gpu ? "cuda" : "cpu";
   start.environment.isa = device_text(machine);
   start.environment.product_path = ops::product_path(trainer.device(), machine.compute);
@@ -63,6 +66,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
             environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
             environment.isa, to_string(start.peak));
+  if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
   log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
             measure::format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             measure::format_count(static_cast<double>(start.train_tokens)),

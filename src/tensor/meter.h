@@ -54,6 +54,24 @@ struct CommCount {
   double wait_seconds = 0;  // exposed: spent in Ticket::join
 };
 
+/// What a product multiplies: op(a) [m, k] · op(b) [k, n]. All 0: another operator.
+struct ProductShape {
+  int64_t m = 0, k = 0, n = 0;
+  bool trans_a = false, trans_b = false;
+};
+
+/// A Trace receives what a pass does, in order: operators, and collectives when they start and when they are waited
+/// for. Of a dry pass it is the program of the real one, whose time can be foretold.
+class Trace {
+ public:
+  virtual ~Trace() = default;
+  /// `recomputed`: repeats what a pass before did, to save memory.
+  virtual void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) = 0;
+  /// `lane` is a comm::Lane, `elements` the payload. Returns a number for add_wait().
+  virtual int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) = 0;
+  virtual void add_wait(int64_t collective) = 0;
+};
+
 class Meter {
  public:
   struct Entry {
@@ -92,6 +110,7 @@ class Meter {
   /// Set: operators on this device are timed to their end, which keeps them from overlapping. Otherwise the seconds of
   /// an operator on a GPU are those of its launch.
   device::Device* timed = nullptr;
+  Trace* trace = nullptr;    // set: receives what is counted
   bool recomputing = false;  // set while a block's forward runs again for its backward
 
  private:
@@ -103,10 +122,12 @@ class Meter {
 /// Measures one operator call: construct at its start; adds to the meter when destroyed.
 class OpTimer {
  public:
-  OpTimer(Meter& meter, OpKind kind, Cost cost) : meter_(meter), kind_(kind), cost_(cost), start_(now_seconds()) {}
+  OpTimer(Meter& meter, OpKind kind, Cost cost, const ProductShape& product = {})
+      : meter_(meter), kind_(kind), cost_(cost), product_(product), start_(now_seconds()) {}
   ~OpTimer() noexcept(false) {
     if (meter_.timed != nullptr && std::uncaught_exceptions() == 0) meter_.timed->synchronize();
     meter_.add(kind_, cost_, now_seconds() - start_);
+    if (meter_.trace != nullptr) meter_.trace->add_operator(kind_, cost_, product_, meter_.recomputing);
   }
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
@@ -115,6 +136,7 @@ class OpTimer {
   Meter& meter_;
   OpKind kind_;
   Cost cost_;
+  ProductShape product_;
   double start_;
 };
 

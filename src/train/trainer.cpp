@@ -207,14 +207,14 @@ void Trainer::end() {
   arena_.end();
 }
 
-void Trainer::plan() {
+void Trainer::plan(const StepTraces& traces) {
   scalars_->make_communicators();
   parallel::Batch batch = views();
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
     batch.losses = losses_;
-    plan_training(batch);
+    plan_training(batch, traces);
   }
   batch.dropout = false;
   batch.losses = {};
@@ -226,13 +226,15 @@ void Trainer::plan() {
   mesh_.world().connect();
 }
 
-void Trainer::plan_training(const parallel::Batch& batch) {
+void Trainer::plan_training(const parallel::Batch& batch, const StepTraces& traces) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
   // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
+  first.trace = traces.first;
+  middle.trace = traces.middle;
   const auto earlier = [&](Meter& meter) {
     Exec apart{*dry, heap, meter};
     store_.weights().begin(apart, train_key_);
@@ -241,12 +243,14 @@ void Trainer::plan_training(const parallel::Batch& batch) {
   };
   if (accumulation() > 1) earlier(first);
   if (accumulation() > 2) earlier(middle);
+  meter_.trace = traces.last;
   record_memory(
       train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   optimizer_->step(ex, {.lr = 0, .t = 1});
+  meter_.trace = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();
   for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
   for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;

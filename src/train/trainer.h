@@ -34,6 +34,12 @@ struct StepWork {
 /// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
+/// Receive what the micro-steps of a step do that differ, on a dry device: the first, one between, and the last with
+/// the update.
+struct StepTraces {
+  Trace *first = nullptr, *middle = nullptr, *last = nullptr;
+};
+
 class Trainer {
  public:
   /// `config` resolved for a world of this size. `training` false: weights only, for evaluation and generation. Every
@@ -41,8 +47,9 @@ class Trainer {
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
           bool training, const parallel::StrategyFactory& factory = {});
 
-  /// Records the programs of training and evaluation and takes the memory; before the first step.
-  void plan();
+  /// Records the programs of training and evaluation and takes the memory; before the first step. `traces`: receive the
+  /// programs of training.
+  void plan(const StepTraces& traces = {});
 
   /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller calls
   /// seal(). Its costs go to `meter`. Skips programs that are recorded already.
@@ -108,7 +115,7 @@ class Trainer {
   measure::BytesByCategory memory() const;
 
  private:
-  void plan_training(const parallel::Batch& batch);
+  void plan_training(const parallel::Batch& batch, const StepTraces& traces);
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;

@@ -66,7 +66,7 @@ CASES = [
     usage("standard input without a configuration", ["--config", "-"], "--config -: standard input has no configuration"),
     usage("configuration below a folder that is not there", ["--config", "~/no/such/x.toml"], "/no/such/x.toml: cannot be read"),
     usage("max-steps of a word", ["train", "--config", "x.toml", "--max-steps", "many"], "--max-steps", "many"),
-    usage("plan", ["plan", "--config", "x.toml", "--cluster", "y"], "`plan` is not built yet in this version", "there are: train"),
+    usage("plan without a cluster", ["plan", "--config", "x.toml"], "give one of --cluster FILE", "--profile FILE"),
     usage("bench of collectives alone", ["bench", "collectives"], "needs two ranks or more", "mpirun -np 2"),
     usage("bench of nothing known", ["bench", "matmul"], "matmul", "gemm"),
     usage("bench of nothing", ["bench"], "benchmark is required"),

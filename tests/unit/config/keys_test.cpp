@@ -45,6 +45,9 @@ TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
       case Type::integers:
         other = IntegerList{2, 3, 4};
         break;
+      case Type::layers:
+        other = LayerList{LayerTags{.stream = "r", .qkv = "c"}};
+        break;
       case Type::choice:
         other = key.taken_names().back();
         break;

@@ -108,11 +108,11 @@ const Case kCases[] = {
      "[optim]\nschedule = \"exponential\"\n",
      {},
      "optim.schedule: expected one of cosine, linear, wsd, constant, found \"exponential\""},
-    {"strategy_to_come",
+    {"tags_without_tables",
      "[parallel]\nstrategy = \"autoddl\"\n",
      {},
-     "f.toml:2:12: parallel.strategy: \"autoddl\" is not built yet in this version; there is: megatron-1d, optimus-2d, "
-     "axonn-4d"},
+     "f.toml:2:12: parallel.strategy: no tags: give tables [[parallel.layer]], or let `trainer plan --emit` write "
+     "them"},
     {"mistyped_strategy",
      "[parallel]\nstrategy = \"megatron\"\n",
      {},

@@ -1,7 +1,11 @@
 // Whole models under tables of tags: beside one rank, beside Megatron-1D, beside themselves, and bytes.
 #include "parallel/tagged.h"
+
+#include "config/text.h"
 #include "parallel/megatron1d.h"
+#include "rigs/axonn.h"
 #include "rigs/megatron.h"
+#include "rigs/optimus.h"
 
 namespace trainer::tests {
 namespace {
@@ -142,6 +146,89 @@ TEST(TaggedMegatron, ComputesTheSameBitsWithTheSameOperations) {
       expect_same_bits(tagged, named);
       expect_same_counts(tagged, named);
     }
+}
+
+/// The bytes of each axis, by the names of strategy "autoddl".
+std::map<std::string, int64_t> bytes_by_axis(const measure::CommBytes& bytes, const config::TagLayout& names) {
+  std::map<std::string, int64_t> all;
+  for (const auto& [axis, operations] : bytes) {
+    std::string renamed;
+    for (size_t begin = 0; begin <= axis.size(); begin = axis.find('+', begin) + 1) {
+      const std::string name = axis.substr(begin, axis.find('+', begin) - begin);
+      const auto found = std::ranges::find(names.axes, name, &config::TagAxis::name);
+      const std::string own = found == names.axes.end() ? name : std::string(1, 'a' + (found - names.axes.begin()));
+      renamed += (renamed.empty() ? "" : "+") + own;
+      if (axis.find('+', begin) == std::string::npos) break;
+    }
+    for (const auto& [operation, sent] : operations) all[renamed] += sent;
+  }
+  return all;
+}
+
+TEST(Autoddl, IsEveryNamedStrategyByItsTags) {
+  std::vector<config::Config> named;
+  for (const Layout& l : {Layout{2, 1, true}, Layout{4, 1, false}, Layout{2, 2, true, Arch::llama}})
+    named.push_back(configure(l));
+  for (const char* panels : {"gather", "ring"})
+    for (const Square& s :
+         {Square{2, 1, 1, Arch::gpt2, "auto", {1, 1}, panels}, Square{2, 1, 2, Arch::llama, "paper", {1, 1}, panels}})
+      named.push_back(configure(s));
+  for (const Grid& g : {Grid{2, 2, 1, 1}, Grid{1, 2, 2, 2}, Grid{2, 2, 2, 1, Arch::gpt2, "xyzd"},
+                        Grid{2, 1, 2, 1, Arch::llama, "zxyd"}})
+    named.push_back(configure(g));
+  for (config::Config c : named) {
+    SCOPED_TRACE(c.parallel.strategy + " " + config::replica_text(c));
+    c.model.n_layer = 3;
+    const config::TagLayout layout = config::tag_layout(c);
+    config::Config tagged = c;
+    config::set_tag_layout(tagged, layout);
+    const Result by_name = train(c, DType::f64, 3), by_tags = train(tagged, DType::f64, 3);
+    expect_same_gradients(by_tags.gradients, by_name.gradients, 1e-12);
+    for (size_t n = 0; n < by_name.losses.size(); ++n)
+      EXPECT_NEAR(by_tags.losses[n], by_name.losses[n], 1e-12 * by_name.losses[n]);
+    EXPECT_EQ(bytes_by_axis(by_tags.measured, layout), bytes_by_axis(by_name.measured, layout));
+    EXPECT_EQ(bytes_by_axis(by_tags.predicted, layout), bytes_by_axis(by_name.predicted, layout));
+  }
+}
+
+/// Letters of a random legal table of tags for three layers on 2 x 2 ranks, or 4.
+config::Config random_tags(uint64_t seed) {
+  const PhiloxKey key = philox_key(seed, "tags");
+  uint64_t next = 0;
+  for (;;) {
+    config::Config c = configure(Layout{.data = 1, .arch = seed % 2 == 0 ? Arch::gpt2 : Arch::llama, .micro_batch = 4});
+    c.model.n_layer = 3;
+    c.model.n_kv_head = c.model.arch == Arch::llama ? 4 : 24;
+    c.parallel.strategy = "autoddl";
+    c.parallel.axes = seed % 5 == 0 ? std::vector<int64_t>{4} : std::vector<int64_t>{2, 2};
+    const auto word = [&](const char* letters) {
+      std::string tags;
+      for (size_t i = 0; i < c.parallel.axes.size(); ++i)
+        tags += letters[philox_at(key, next++) % std::string_view(letters).size()];
+      return tags;
+    };
+    for (int64_t layer = 0; layer < 3; ++layer) {
+      config::LayerTags tags{.layers = 1};
+      for (const config::TagMember& member : config::kTagMembers) tags.*member.member = word(member.letters);
+      c.parallel.layer.push_back(tags);
+    }
+    c.parallel.head = word(config::kSpreadLetters);
+    c.parallel.table = word(config::kTableLetters);
+    if (config::layout_fits(c)) return c;
+  }
+}
+
+TEST(Autoddl, SendsWhatWasPredictedInRandomLegalLayouts) {
+  for (uint64_t seed = 0; seed < 24; ++seed) {
+    const config::Config c = random_tags(seed);
+    SCOPED_TRACE(format("seed {}: {}", seed, config::to_toml(config::Value(c.parallel.layer))));
+    Result many = train(c, DType::f64, 2);
+    const Result one = train(on_one_rank(c), DType::f64, 2);
+    expect_same_gradients(many.gradients, one.gradients, 1e-12);
+    for (auto& [axis, operations] : many.predicted)
+      for (auto& [operation, bytes] : operations) bytes *= 2;
+    EXPECT_EQ(many.measured, many.predicted);
+  }
 }
 
 TEST(TaggedNumbers, StayNearOneRankInSinglePrecision) {

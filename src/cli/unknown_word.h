@@ -1,5 +1,5 @@
 #pragma once
-// Parts of the command line that are not built yet are refused as such, not as "unknown".
+// A word after a verb that is none of those it takes is refused with the nearest one.
 #include <string>
 #include <vector>
 
@@ -9,15 +9,6 @@
 
 namespace trainer::cli {
 
-inline Error not_built_yet(const std::string& what) {
-  return {
-      Code::usage,
-      format(
-          "`{}` is not built yet in this version; there are: train, eval, generate, tokenize, bench "
-          "peak|gemm|attention|elementwise|optimizer|step|memory|collectives|all, checkpoint "
-          "inspect|verify|strip|export|import, config check|show|reference, report, completion bash|zsh|fish, manual",
-          what)};
-}
 /// Returns the error for a word after a verb that is none of `known`.
 inline Error unknown_word(const std::string& verb, const std::string& word, const std::vector<std::string>& known) {
   return {Code::usage, format("`{} {}`: expected one of {}{}", verb, word, fmt::join(known, ", "),

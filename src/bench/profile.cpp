@@ -1,0 +1,229 @@
+#include "bench/profile.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/log.h"
+#include "base/median.h"
+#include "bench/attention.h"
+#include "bench/collectives.h"
+#include "bench/gemm.h"
+#include "measure/op_timing.h"
+#include "measure/peak.h"
+#include "ops/elementwise.h"
+#include "plan/prediction.h"
+
+namespace trainer::bench {
+namespace {
+
+/// Returns the mean over all ranks.
+double mean_over_ranks(comm::World& world, double value) {
+  world.control().sum({&value, 1});
+  return value / world.size();
+}
+
+/// Profile measures one thing after the other into a Cluster.
+class Profile {
+ public:
+  Profile(comm::World& world, const config::Config& config, const plan::Machine& machine, const ProfileOptions& options)
+      : world_(world),
+        config_(config),
+        machine_(machine),
+        options_(options),
+        device_(plan::make_device(machine)),
+        arena_(*device_, Arena::Mode::heap),
+        ex_{*device_, arena_, meter_} {}
+
+  plan::Cluster measure() {
+    describe();
+    compute();
+    if (world_.size() > 1) collectives();
+    return std::move(cluster_);
+  }
+
+ private:
+  void describe() {
+    cluster_.name = "measured here";
+    cluster_.source = "trainer bench --write-profile";
+    cluster_.measured = true;
+    cluster_.ranks = world_.size();
+    cluster_.devices_per_node = world_.local_size();
+    cluster_.device = plan::profiled_device(machine_);
+    cluster_.cpu = !machine_.gpu.has_value();
+    cluster_.memory_bytes = static_cast<double>(machine_.memory_limit);
+    cluster_.lanes = world_.transport() == "nccl" ? 1 : 3;
+  }
+
+  void compute() {
+    measure::PeakTracker peak = measure::make_peak(*device_, machine_.compute, config_, world_);
+    peak.measure();
+    const double flops = mean_over_ranks(world_, peak.flops());
+    cluster_.peaks[machine_.compute] = flops;
+    memory();
+    products(flops);
+    const ops::AttentionShape shape{
+        .batch = 2, .q_len = 512, .k_len = 512, .k_capacity = 0, .heads = 4, .kv_heads = 4, .head_dim = 64};
+    world_.control().barrier();
+    const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, options_.repeats);
+    const double work = rate.forward_gflops * rate.forward_seconds + rate.backward_gflops * rate.backward_seconds;
+    cluster_.attention = mean_over_ranks(world_, work / (rate.forward_seconds + rate.backward_seconds) * 1e9) / flops;
+  }
+
+  /// Copies far beyond caches, and of next to nothing.
+  void memory() {
+    const auto seconds_of_copy = [&](int64_t elements) {
+      const Buffer from(*device_, "benchmark", {elements}, DType::f32),
+          to(*device_, "benchmark", {elements}, DType::f32);
+      world_.control().barrier();
+      return mean_over_ranks(world_, measure::median_seconds(ex_, ops::Copy{from, to}, options_.repeats));
+    };
+    constexpr int64_t kLarge = 8 << 20, kSmall = 64;
+    cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
+    cluster_.operator_seconds = seconds_of_copy(kSmall);
+    cluster_.memory_share = 0.8;
+  }
+
+  void products(double peak) {
+    std::vector<GemmShape> shapes;
+    for (const int64_t m : {64, 256, 1024, 4096})
+      for (const int64_t k : {64, 256, 1024})
+        for (const int64_t n : {64, 256, 1024})
+          if (2.0 * static_cast<double>(m * k * n) / peak < options_.product_seconds) shapes.push_back({m, k, n});
+    for (const GemmShape& shape : shapes) {
+      world_.control().barrier();
+      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, options_.repeats).front();
+      const auto add = [&](plan::ProductForm form, int64_t m, int64_t k, int64_t n, double gflops) {
+        cluster_.products.push_back({machine_.compute, form, static_cast<double>(m), static_cast<double>(k),
+                                     static_cast<double>(n), mean_over_ranks(world_, gflops) * 1e9});
+      };
+      add(plan::ProductForm::forward, shape.m, shape.k, shape.n, rate.forward);
+      add(plan::ProductForm::dx, shape.m, shape.n, shape.k, rate.dx);
+      add(plan::ProductForm::dw, shape.k, shape.m, shape.n, rate.dw);
+    }
+  }
+
+  void collectives() {
+    std::vector<std::unique_ptr<comm::Communicator>> groups;
+    uint32_t axes = 1;
+    for (std::vector<int>& members : profiled_groups(world_.size(), world_.rank())) {
+      const auto own = std::ranges::find(members, world_.rank());
+      groups.push_back(world_.communicator(*device_,
+                                           {.axes = axes,
+                                            .name = format("profile {}", axes),
+                                            .members = members,
+                                            .index = static_cast<int>(own - members.begin())},
+                                           comm::Lane::critical));
+      axes <<= 1;
+    }
+    world_.connect();
+    const int64_t most = *std::ranges::max_element(options_.payloads) / size_of(DType::f32);
+    CollectiveTimer timer(world_, *device_, most);
+    std::set<std::pair<int, int>> seen;
+    for (const auto& group : groups) {
+      const int per_node = per_node_of(*group);
+      if (!seen.insert({group->size(), per_node}).second) continue;
+      measure(timer, *group, per_node);
+    }
+  }
+
+  /// Counts the members on the first one's node: ranks are numbered node by node.
+  int per_node_of(const comm::Communicator& group) const {
+    const std::vector<int>& members = group.group().members;
+    return static_cast<int>(std::ranges::count_if(
+        members, [&](int rank) { return rank / world_.local_size() == members.front() / world_.local_size(); }));
+  }
+
+  void measure(CollectiveTimer& timer, comm::Communicator& group, int per_node) {
+    for (const CommOp op : {CommOp::all_reduce, CommOp::reduce_scatter, CommOp::all_gather, CommOp::broadcast,
+                            CommOp::reduce, CommOp::all_to_all})
+      for (const int64_t payload : options_.payloads) {
+        const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
+        // Beyond a fixed time one repetition tells enough.
+        const double first = timer.seconds(group, op, n, 1);
+        const double seconds = first > 0.2 ? first : timer.seconds(group, op, n, options_.repeats, 0);
+        cluster_.collectives.push_back(
+            {op, group.size(), per_node, static_cast<double>(n * size_of(DType::f32)), seconds});
+      }
+    const bool spans = per_node < group.size();
+    plan::Link& link = spans ? cluster_.inter : cluster_.intra;
+    if (link.gb_per_s > 0) return;
+    fit(link, group.size(), per_node);
+    link.slowdown = slowdown(timer, group);
+  }
+
+  /// Fits the constants of a link to the all-gathers of a group, for groups that were not measured.
+  void fit(plan::Link& link, int ranks, int per_node) const {
+    const plan::CollectivePoint *least = nullptr, *most = nullptr;
+    for (const plan::CollectivePoint& point : cluster_.collectives)
+      if (point.op == CommOp::all_gather && point.ranks == ranks && point.per_node == per_node) {
+        if (least == nullptr) least = &point;
+        most = &point;
+      }
+    const double sent = (most->bytes - least->bytes) * (ranks - 1) / ranks;
+    const double rate = sent / std::max(most->seconds - least->seconds, 1e-9) * 1e-9;
+    // Between nodes the groups of a node share its link.
+    link.gb_per_s = per_node < ranks ? rate * cluster_.devices_per_node / per_node : rate;
+    link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
+  }
+
+  /// Returns what compute loses in each second beside an all-reduce.
+  double slowdown(CollectiveTimer& timer, comm::Communicator& group) {
+    constexpr int64_t kElements = 256 << 10, kExtent = 256;
+    Buffer a(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
+        b(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
+        c(*device_, "benchmark", {kExtent, kExtent}, machine_.compute);
+    measure::fill_normal(*device_, a, "a");
+    measure::fill_normal(*device_, b, "b");
+    Exec& ex = timer.exec();
+    const auto multiply = [&](int64_t times) {
+      for (int64_t i = 0; i < times; ++i) ops::run(ex, ops::Gemm{.a = a, .b = b, .c = c});
+    };
+    const double sum = timer.seconds(group, CommOp::all_reduce, kElements, options_.repeats);
+    const double one = timer.slowest([&] { multiply(4); }, options_.repeats) / 4;
+    double times = std::ceil(2 * sum / one);  // the same on all ranks
+    times = std::min(times, 20000.0);
+    const double alone = timer.slowest([&] { multiply(static_cast<int64_t>(times)); }, 3);
+    const double both = timer.slowest(
+        [&] {
+          comm::Ticket ticket = timer.start(group, CommOp::all_reduce, kElements);
+          multiply(static_cast<int64_t>(times));
+          ticket.join(ex);
+        },
+        3);
+    return std::clamp((both - alone) / sum, 0.0, 1.0);
+  }
+
+  comm::World& world_;
+  const config::Config& config_;
+  const plan::Machine& machine_;
+  const ProfileOptions& options_;
+  std::unique_ptr<device::Device> device_;
+  Arena arena_;
+  Meter meter_;
+  Exec ex_;
+  plan::Cluster cluster_;
+};
+
+}  // namespace
+
+std::vector<std::vector<int>> profiled_groups(int ranks, int rank) {
+  std::vector<std::vector<int>> all;
+  for (int size = 2; size <= ranks; ++size) {
+    if (ranks % size != 0) continue;
+    for (const int stride : {1, ranks / size}) {
+      const int first = stride == 1 ? rank / size * size : rank % stride;
+      std::vector<int> members;
+      for (int i = 0; i < size; ++i) members.push_back(first + i * stride);
+      if (all.empty() || all.back() != members) all.push_back(std::move(members));
+    }
+  }
+  return all;
+}
+
+plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
+                              const ProfileOptions& options) {
+  return Profile(world, config, machine, options).measure();
+}
+
+}  // namespace trainer::bench

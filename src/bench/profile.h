@@ -1,0 +1,27 @@
+#pragma once
+// The profile of this machine, or of the ranks of a job: what the planner predicts from (plan/cluster.h).
+#include "comm/world.h"
+#include "config/config.h"
+#include "plan/cluster.h"
+#include "plan/machine.h"
+
+namespace trainer::bench {
+
+struct ProfileOptions {
+  int repeats = 5;
+  double product_seconds = 0.02;  // products that would take longer than this are left out
+  /// Bytes of the collectives. The products and collectives below take about a minute on two cores.
+  std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
+};
+
+/// Measures peak, memory, products of many shapes in three forms, attention, and every collective in groups of
+/// neighbours and of ranks far apart, all groups of a kind at once. All ranks measure at the same moment, so that
+/// what they share is shared. All ranks call and get the same profile.
+plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
+                              const ProfileOptions& options);
+
+/// Returns the groups of a world of so many ranks that are measured: members of this rank's group, by size and by how
+/// far apart they are.
+std::vector<std::vector<int>> profiled_groups(int ranks, int rank);
+
+}  // namespace trainer::bench

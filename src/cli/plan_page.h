@@ -1,0 +1,12 @@
+#pragma once
+#include <string>
+
+#include "plan/planner.h"
+
+namespace trainer::cli {
+
+/// Returns a plan as one HTML page that opens offline: the ranking as bars, where the time of the fastest layout goes,
+/// and `words`, the table and what explains it.
+std::string plan_page(const plan::Plan& plan, const plan::Cluster& cluster, size_t top, const std::string& words);
+
+}  // namespace trainer::cli

@@ -1,0 +1,127 @@
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "cli/cli.h"
+#include "cli/plan_page.h"
+#include "cli/process.h"
+#include "config/keys.h"
+#include "config/layout_rules.h"
+#include "config/layouts.h"
+#include "config/load.h"
+#include "config/text.h"
+#include "data/source.h"
+#include "plan/plan_text.h"
+#include "plan/prediction.h"
+
+namespace trainer::cli {
+namespace {
+
+using nlohmann::json;
+
+json to_json(const plan::PlannedRun& run) {
+  json parts = json::object(), comm = json::object();
+  for (const auto& [name, seconds] : plan::parts(run.time)) parts[name] = seconds;
+  for (const auto& [axis, part] : run.time.comm)
+    comm[axis] = {{"seconds", part.busy}, {"exposed_seconds", part.exposed}};
+  json keys = json::object();  // of the layout, as TOML values
+  for (const config::Key& key : config::keys())
+    if (key.section == "parallel" && (key.name == "strategy" || key.belongs_to == run.strategy) && key.built())
+      keys[key.name] = config::to_toml(key.get(run.config));
+  return {{"strategy", run.strategy},
+          {"keys", keys},
+          {"layout", run.layout},
+          {"data", run.config.parallel.data},
+          {"micro_batch", run.config.train.micro_batch},
+          {"recompute", config::recompute_text(run.config)},
+          {"zero_stage", run.config.parallel.zero_stage},
+          {"step_seconds", run.time.total()},
+          {"parts", parts},
+          {"communication", comm},
+          {"memory_bytes", run.plan.total},
+          {"memory", run.plan.memory},
+          {"comm_bytes", run.plan.comm_bytes},
+          {"tokens_per_s", run.tokens_per_s},
+          {"mfu", run.mfu},
+          {"unmeasured_seconds", run.time.unmeasured},
+          {"fits", run.fits}};
+}
+
+/// Keys of --free lose their values: the planner searches them.
+void free_keys(config::Config& config, std::vector<std::string> free) {
+  if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
+  for (const std::string& word : free) {
+    const bool known = std::ranges::any_of(
+        config::keys(), [&](const config::Key& key) { return key.path() == word || key.section == word; });
+    if (!known)
+      throw Error(Code::usage, format("--free {}: expected a key such as train.micro_batch, a section or all", word));
+    std::erase_if(config.origins,
+                  [&](const auto& given) { return given.first == word || given.first.starts_with(word + "."); });
+  }
+}
+
+}  // namespace
+
+int plan_command(const PlanOptions& o) {
+  if (o.cluster.empty() == o.profile.empty())
+    throw Error(Code::usage,
+                "give one of --cluster FILE (configs/clusters has some) and --profile FILE (`trainer bench all "
+                "--write-profile FILE` makes it)");
+  const plan::Cluster cluster = plan::read_cluster(o.cluster.empty() ? o.profile : o.cluster);
+  if (!o.profile.empty() && !cluster.measured)
+    throw Error(Code::config,
+                format("{}: cluster.ranks is missing: this is no measured profile; use --cluster", o.profile));
+  if (!o.profile.empty()) {
+    const std::unique_ptr<comm::World> world = comm::solo_world();
+    plan::Machine machine = plan::choose_machine(config::defaults(), *world);
+    plan::require_own_profile(cluster, machine);
+  }
+  plan::PlanRequest request;
+  request.config = config::load(o.config.file, o.config.sets, {.files = false});
+  free_keys(request.config, o.free);
+  request.vocab = data::planned_vocab(request.config);
+  request.devices = o.devices > 0 ? o.devices
+                    : cluster.measured
+                        ? cluster.ranks
+                        : std::max<int64_t>(cluster.devices_per_node, config::ranks_of_replica(request.config));
+  const plan::Plan plan = plan::plan_layouts(request, cluster);
+  if (plan.runs.empty()) throw Error(Code::plan, plan::why_nothing_fits(plan));
+  if (!o.emit.empty()) {
+    replace_file(o.emit, plan::emitted(plan.runs.front(), cluster));
+    log::info("wrote {}", o.emit);
+  }
+  const auto words = [&](bool explained) {
+    std::string text = plan::to_text(plan, cluster, static_cast<size_t>(o.top));
+    if (explained) text += plan::explain(plan, cluster, request);
+    return text;
+  };
+  if (!o.html.empty()) {
+    replace_file(o.html, plan_page(plan, cluster, static_cast<size_t>(o.top), words(true)));
+    log::info("wrote {}", o.html);
+  }
+  if (o.json) {
+    json rows = json::array(), large = json::array();
+    for (size_t i = 0; i < std::min<size_t>(plan.runs.size(), static_cast<size_t>(o.top)); ++i)
+      rows.push_back(to_json(plan.runs[i]));
+    for (const plan::PlannedRun& run : plan.too_large) large.push_back(to_json(run));
+    print(json{{"cluster", cluster.name},
+               {"measured", cluster.measured},
+               {"devices", request.devices},
+               {"compute", name_of(plan.compute)},
+               {"memory_limit_bytes", plan.memory_limit},
+               {"enumerated", plan.enumerated},
+               {"priced", plan.priced},
+               {"seconds", plan.seconds},
+               {"runs", rows},
+               {"too_large", large}}
+              .dump() +
+          "\n");
+    return 0;
+  }
+  print(words(o.explain));
+  return 0;
+}
+
+}  // namespace trainer::cli

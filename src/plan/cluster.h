@@ -1,0 +1,110 @@
+#pragma once
+// Cluster: what a machine can do, as far as it decides the time of a step. It comes from a file: either the profile
+// that `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that
+// were not measured follow from a few constants; predictions then say so.
+//
+//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together)
+//   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
+//                 half_n, attention (share of the peak), memory_share, operator_us
+//   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
+//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown    within a node: of one rank; between nodes: of a node
+//   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tensor/meter.h"
+
+namespace trainer::plan {
+
+/// What connects ranks. A rank within a node has its own gb_per_s; the ranks of a node share that between nodes.
+struct Link {
+  double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
+  double start_us = 0;  // of an operation
+  double hop_us = 0;    // of each step from rank to rank
+  /// Seconds that compute loses in each second that it runs beside communication: 0 where that costs nothing, 1 where
+  /// the same unit does both.
+  double slowdown = 0;
+};
+
+enum class ProductForm : uint8_t { forward, dx, dw };
+std::string_view name_of(ProductForm form);
+/// forward is as it is, dx has the right operand transposed, dw the left one.
+ProductForm form_of(const ProductShape& product);
+
+/// A measured rate of products. Among the measured points of a form, rates are interpolated by the logarithms of m, k
+/// and n.
+struct ProductPoint {
+  DType compute = DType::f32;
+  ProductForm form = ProductForm::forward;
+  double m = 0, k = 0, n = 0;
+  double flops = 0;  // a second
+};
+struct CollectivePoint {
+  CommOp op = CommOp::all_reduce;
+  int ranks = 2, per_node = 1;
+  double bytes = 0, seconds = 0;
+};
+
+struct Cluster {
+  std::string name, source, path;
+  bool measured = false;     // a profile
+  int devices_per_node = 1;  // ranks of a node
+  int ranks = 0;             // of a profile: the ranks that were measured together
+  int lanes = 3;             // see parallel.lanes
+
+  std::string device;
+  bool cpu = false;
+  double memory_bytes = 0;                    // of a rank
+  double memory_rate = 0;                     // bytes a second
+  double memory_share = 1;                    // of that which operators reach
+  double operator_seconds = 0;                // fixed cost of an operator
+  std::map<DType, double> peaks;              // FLOP/s
+  double efficiency = 1;                      // share of the peak that products of endless extents reach
+  double half_m = 0, half_k = 0, half_n = 0;  // an extent at which a product reaches half of that, the others endless
+  double attention = 1;                       // share of the peak that attention reaches
+
+  std::vector<ProductPoint> products;
+  std::vector<CollectivePoint> collectives;
+  Link intra, inter;
+
+  /// Returns the peak in this type; 0 when the file has none.
+  double peak(DType compute) const;
+  /// Returns the seconds of a product on one device.
+  double product_seconds(DType compute, const ProductShape& product, double bytes) const;
+  /// Returns the seconds of another operator.
+  double operator_seconds_of(OpKind kind, DType compute, const Cost& cost) const;
+};
+
+/// A group of ranks, as far as it decides the time of its operations.
+struct GroupShape {
+  int ranks = 1;
+  int per_node = 1;  // of them on one node
+  bool spans_nodes() const { return per_node < ranks; }
+};
+/// What an operation takes on an idle machine where all groups of its kind run it together: seconds that do not depend
+/// on the number of bytes, and those in which the link is busy.
+struct CollectiveTime {
+  double fixed = 0, busy = 0;
+  bool measured = false;
+  double total() const { return fixed + busy; }
+};
+/// `payload` in elements as comm/bytes.h counts it.
+///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  a step costs hop_us
+///   few elements (sent straight to all)             the same bytes in log₂ g steps
+///   chain (broadcast, reduce)                       payload / β + (g − 1) steps
+/// β: within a node intra.gb_per_s; between nodes inter.gb_per_s · per_node / devices_per_node, since the other groups
+/// of the node share its link, and at most intra.gb_per_s.
+CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
+                               int64_t payload);
+
+/// Reads a file. Throws Code::config with file, line, key and what was expected.
+Cluster read_cluster(const std::string& path);
+Cluster parse_cluster(std::string_view text, const std::string& path);
+/// Returns the text of a profile; parse_cluster() reads it back.
+std::string to_toml(const Cluster& cluster);
+
+}  // namespace trainer::plan

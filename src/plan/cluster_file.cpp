@@ -1,0 +1,262 @@
+// Reading and writing descriptions of machines.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "base/error.h"
+#include "base/join.h"
+#include "config/load.h"
+#include "config/suggest.h"
+#include "config/toml_reader.h"
+#include "plan/cluster.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::TomlNode;
+using config::TomlTable;
+
+[[noreturn]] void refuse(const std::string& path, const TomlNode& at, const std::string& what) {
+  throw Error(Code::config, format("{}:{}:{}: {}{}{}: {}", path, at.line, at.column, at.section,
+                                   at.name.empty() ? "" : ".", at.name, what));
+}
+
+/// Refuses a value, at its own place.
+[[noreturn]] void refuse_value(const std::string& path, TomlNode node, const std::string& what) {
+  node.line = node.value_line;
+  node.column = node.value_column;
+  refuse(path, node, what);
+}
+
+/// Reader takes the values of one table; at its end nothing may be left.
+class Reader {
+ public:
+  Reader(const std::string& path, const TomlTable& table) : path_(path), table_(table) {
+    here_.section = table.name;
+    here_.line = table.line;
+    here_.column = 1;
+  }
+
+  bool has(const char* name) const { return find(name) != nullptr; }
+  std::string text(const char* name) {
+    const TomlNode& node = need(name, "a string");
+    if (const auto* value = std::get_if<std::string>(&node.value)) return *value;
+    refuse_value(path_, node, "expected a string, found " + node.shown);
+  }
+  std::string text(const char* name, const std::string& otherwise) { return known(name) ? text(name) : otherwise; }
+  /// A number above 0, or from 0 on.
+  double number(const char* name, bool zero = false) {
+    const TomlNode& node = need(name, zero ? "a number from 0 on" : "a number above 0");
+    const auto* integer = std::get_if<int64_t>(&node.value);
+    const auto* real = std::get_if<double>(&node.value);
+    const double value = integer != nullptr ? static_cast<double>(*integer) : real != nullptr ? *real : -1;
+    if (!std::isfinite(value) || value < 0 || (value == 0 && !zero))
+      refuse_value(path_, node,
+                   format("expected {}, found {}", zero ? "a number from 0 on" : "a number above 0", node.shown));
+    return value;
+  }
+  double number_or(const char* name, double otherwise) { return known(name) ? number(name, true) : otherwise; }
+  int integer(const char* name) {
+    const double value = number(name);
+    if (value != std::floor(value) || value > 1e6)
+      refuse_value(path_, *find(name), "expected an integer up to 1000000, found " + find(name)->shown);
+    return static_cast<int>(value);
+  }
+  int integer_or(const char* name, int otherwise) { return known(name) ? integer(name) : otherwise; }
+  template <typename T>
+  T one_of(const char* name, const std::vector<std::pair<std::string, T>>& values) {
+    const std::string word = text(name);
+    std::vector<std::string> names;
+    for (const auto& [each, value] : values) {
+      if (each == word) return value;
+      names.push_back(each);
+    }
+    refuse_value(
+        path_, *find(name),
+        format("expected {}, found \"{}\"{}", fmt::join(names, ", "), word, config::did_you_mean(word, names)));
+  }
+  void end() const {
+    for (const TomlNode& node : table_.values)
+      if (std::ranges::count(asked_, node.name) == 0)
+        refuse(path_, node,
+               "unknown key; there are " + format("{}", fmt::join(asked_, ", ")) +
+                   config::did_you_mean(node.name, asked_));
+  }
+
+ private:
+  const TomlNode* find(std::string_view name) const {
+    const auto found = std::ranges::find_if(table_.values, [&](const TomlNode& node) { return node.name == name; });
+    return found == table_.values.end() ? nullptr : &*found;
+  }
+  bool known(const char* name) {
+    asked_.emplace_back(name);
+    return has(name);
+  }
+  const TomlNode& need(const char* name, const char* expected) {
+    if (std::ranges::count(asked_, std::string(name)) == 0) asked_.emplace_back(name);
+    if (const TomlNode* node = find(name)) return *node;
+    TomlNode missing = here_;
+    missing.name = name;
+    refuse(path_, missing, format("missing; expected {}", expected));
+  }
+
+  const std::string& path_;
+  const TomlTable& table_;
+  TomlNode here_;
+  std::vector<std::string> asked_;
+};
+
+const std::vector<std::pair<std::string, DType>>& computes() {
+  static const std::vector<std::pair<std::string, DType>> all = {
+      {"bf16", DType::bf16}, {"fp32", DType::f32}, {"fp64", DType::f64}};
+  return all;
+}
+std::string name_of_compute(DType compute) {
+  return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
+}
+
+void read(Reader& in, Link& link) {
+  link.gb_per_s = in.number("gb_per_s");
+  link.start_us = in.number_or("start_us", 0);
+  link.hop_us = in.number_or("hop_us", 0);
+  link.slowdown = in.number_or("slowdown", 0);
+}
+
+void read_cluster_table(Reader& in, Cluster& c) {
+  c.name = in.text("name");
+  c.source = in.text("source", "");
+  c.measured = in.has("ranks");
+  c.ranks = in.integer_or("ranks", 0);
+  c.devices_per_node = in.integer("devices_per_node");
+  c.lanes = in.integer_or("lanes", 3);
+}
+
+void read_device(Reader& in, Cluster& c) {
+  c.device = in.text("name");
+  c.cpu = in.one_of<bool>("kind", {{"cpu", true}, {"gpu", false}});
+  c.memory_bytes = in.number("memory_gib") * (1 << 30);
+  c.memory_rate = in.number("memory_gb_per_s") * 1e9;
+  c.memory_share = in.number_or("memory_share", 1);
+  c.operator_seconds = in.number_or("operator_us", 0) * 1e-6;
+  for (const auto& [name, compute] : computes())
+    if (const double peak = in.number_or(("tflops_" + name).c_str(), 0) * 1e12; peak > 0) c.peaks[compute] = peak;
+  c.efficiency = in.number_or("efficiency", 1);
+  c.half_m = in.number_or("half_m", 0);
+  c.half_k = in.number_or("half_k", 0);
+  c.half_n = in.number_or("half_n", 0);
+  c.attention = in.number_or("attention", 1);
+}
+
+}  // namespace
+
+Cluster parse_cluster(std::string_view text, const std::string& path) {
+  Cluster c;
+  c.path = path;
+  std::vector<TomlTable> tables;
+  try {
+    tables = config::read_toml_tables(text);
+  } catch (const config::TomlMistake& mistake) {
+    throw Error(Code::config, format("{}:{}:{}: {}", path, mistake.line, mistake.column, mistake.text));
+  }
+  std::vector<std::pair<std::string, CommOp>> operations;
+  for (int op = 0; op < kCommOps; ++op)
+    operations.emplace_back(name_of(static_cast<CommOp>(op)), static_cast<CommOp>(op));
+  const std::vector<std::pair<std::string, ProductForm>> forms = {
+      {"forward", ProductForm::forward}, {"dx", ProductForm::dx}, {"dw", ProductForm::dw}};
+  const std::vector<std::string> names = {"cluster", "device", "product", "intra", "inter", "collective"};
+  std::vector<std::string> found;
+  for (const TomlTable& table : tables) {
+    Reader in(path, table);
+    found.push_back(table.name);
+    if (table.name == "cluster") {
+      read_cluster_table(in, c);
+    } else if (table.name == "device") {
+      read_device(in, c);
+    } else if (table.name == "intra" || table.name == "inter") {
+      read(in, table.name == "intra" ? c.intra : c.inter);
+    } else if (table.name == "product") {
+      c.products.push_back({.compute = in.one_of<DType>("compute", computes()),
+                            .form = in.one_of<ProductForm>("form", forms),
+                            .m = in.number("m"),
+                            .k = in.number("k"),
+                            .n = in.number("n"),
+                            .flops = in.number("tflops") * 1e12});
+    } else if (table.name == "collective") {
+      c.collectives.push_back({.op = in.one_of<CommOp>("op", operations),
+                               .ranks = in.integer("ranks"),
+                               .per_node = in.integer("per_node"),
+                               .bytes = in.number("bytes"),
+                               .seconds = in.number("us") * 1e-6});
+    } else {
+      throw Error(Code::config, format("{}:{}:1: {}: unknown table; there are {}{}", path, table.line, table.name,
+                                       fmt::join(names, ", "), config::did_you_mean(table.name, names)));
+    }
+    in.end();
+  }
+  for (const char* needed : {"cluster", "device"})
+    if (std::ranges::count(found, needed) == 0)
+      throw Error(Code::config,
+                  format("{}: the table [{}] is missing: this is no profile and no cluster", path, needed));
+  if (c.peaks.empty())
+    throw Error(Code::config, format("{}: device: no peak; give tflops_bf16, tflops_fp32 or tflops_fp64", path));
+  if (c.devices_per_node > 1 && c.intra.gb_per_s == 0)
+    throw Error(Code::config,
+                format("{}: the table [intra] is missing, but {} devices share a node", path, c.devices_per_node));
+  return c;
+}
+
+Cluster read_cluster(const std::string& path) { return parse_cluster(config::read_text(path), path); }
+
+// Twelve digits are more than any measurement has, and few enough that a file is read back to the same text.
+std::string to_toml(const Cluster& c) {
+  std::string out;
+  const auto number = [&](const std::string& key, double value) { out += format("{} = {:.12g}\n", key, value); };
+  const auto text = [&](const char* key, std::string_view value) { out += format("{} = \"{}\"\n", key, value); };
+  out += "[cluster]\n";
+  text("name", c.name);
+  text("source", c.source);
+  number("devices_per_node", c.devices_per_node);
+  number("lanes", c.lanes);
+  if (c.measured) number("ranks", c.ranks);
+  out += "\n[device]\n";
+  text("name", c.device);
+  text("kind", c.cpu ? "cpu" : "gpu");
+  number("memory_gib", c.memory_bytes / (1 << 30));
+  number("memory_gb_per_s", c.memory_rate * 1e-9);
+  number("memory_share", c.memory_share);
+  number("operator_us", c.operator_seconds * 1e6);
+  for (const auto& [compute, peak] : c.peaks) number("tflops_" + name_of_compute(compute), peak * 1e-12);
+  number("efficiency", c.efficiency);
+  number("half_m", c.half_m);
+  number("half_k", c.half_k);
+  number("half_n", c.half_n);
+  number("attention", c.attention);
+  for (const auto& [name, link] : {std::pair{"intra", &c.intra}, {"inter", &c.inter}}) {
+    if (link->gb_per_s == 0) continue;
+    out += format("\n[{}]\n", name);
+    number("gb_per_s", link->gb_per_s);
+    number("start_us", link->start_us);
+    number("hop_us", link->hop_us);
+    number("slowdown", link->slowdown);
+  }
+  for (const ProductPoint& p : c.products) {
+    out += "\n[[product]]\n";
+    text("compute", name_of_compute(p.compute));
+    text("form", name_of(p.form));
+    number("m", p.m);
+    number("k", p.k);
+    number("n", p.n);
+    number("tflops", p.flops * 1e-12);
+  }
+  for (const CollectivePoint& p : c.collectives) {
+    out += "\n[[collective]]\n";
+    text("op", name_of(p.op));
+    number("ranks", p.ranks);
+    number("per_node", p.per_node);
+    number("bytes", p.bytes);
+    number("us", p.seconds * 1e6);
+  }
+  return out;
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,157 @@
+#include "plan/plan_text.h"
+
+#include <algorithm>
+
+#include "base/join.h"
+#include "config/layouts.h"
+#include "config/text.h"
+#include "measure/units.h"
+
+namespace trainer::plan {
+namespace {
+
+double ms(double seconds) { return seconds * 1e3; }
+
+int64_t bytes_of(const PlannedRun& run) {
+  int64_t sum = 0;
+  for (const auto& [axis, operations] : run.plan.comm_bytes)
+    for (const auto& [operation, bytes] : operations) sum += bytes;
+  return sum;
+}
+
+std::string bytes_text(double bytes) { return measure::format_bytes(bytes); }
+
+}  // namespace
+
+std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
+  std::vector<std::pair<std::string, double>> all = {
+      {"products", time.products},         {"attention", time.attention},
+      {"other operators", time.operators}, {"recomputation", time.recompute},
+      {"optimizer", time.optimizer},       {"compute slowed by communication", time.slowed}};
+  for (const auto& [axis, comm] : time.comm) all.emplace_back("waits along " + axis, comm.exposed);
+  return all;
+}
+
+std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
+  // Axes have other names in other strategies: what nothing hides counts as one part.
+  const std::vector<std::pair<std::string, double>> differences = {
+      {"products", run.time.products - than.time.products},
+      {"attention", run.time.attention - than.time.attention},
+      {"other operators", run.time.operators - than.time.operators},
+      {"recomputation", run.time.recompute - than.time.recompute},
+      {"optimizer", run.time.optimizer - than.time.optimizer},
+      {"compute slowed by communication", run.time.slowed - than.time.slowed},
+      {"waits", run.time.exposed() - than.time.exposed()}};
+  const auto largest = std::ranges::max_element(differences, {}, [](const auto& part) { return part.second; });
+  if (largest->second <= 0) return "";
+  return format("{} +{:.3g} ms", largest->first, ms(largest->second));
+}
+
+std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
+  std::string text = format("{} layouts of {}{}, {} priced in {:.1f} s; {} of memory a rank, {}\n", plan.enumerated,
+                            cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.priced,
+                            plan.seconds, bytes_text(plan.memory_limit), name_of(plan.compute));
+  text += format("{:>4} {:<12} {:<26} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
+                 "strategy", "layout", "batch", "recompute", "ms a step", "compute", "waits", "optimizer", "memory",
+                 "wire bytes", "tokens/s", "mfu", "slower by");
+  for (size_t i = 0; i < std::min(top, plan.runs.size()); ++i) {
+    const PlannedRun& run = plan.runs[i];
+    text +=
+        format("{:>4} {:<12} {:<26} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
+               i + 1, run.strategy, run.layout, run.config.train.micro_batch, config::recompute_text(run.config),
+               ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
+               ms(run.time.optimizer), bytes_text(static_cast<double>(run.plan.total)),
+               bytes_text(static_cast<double>(bytes_of(run))), measure::format_count(run.tokens_per_s),
+               measure::format_percent(run.mfu), i == 0 ? "" : what_is_slower(run, plan.runs.front()));
+  }
+  if (!plan.too_large.empty()) {
+    const PlannedRun& run = plan.too_large.front();
+    text += format("{} more need too much memory; the smallest, {} with {}, lacks {}\n", plan.too_large.size(),
+                   run.strategy, run.layout, bytes_text(static_cast<double>(run.plan.total) - plan.memory_limit));
+  }
+  return text;
+}
+
+std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& cluster, int64_t vocab) {
+  const auto priced = [&](const auto& change) {
+    Cluster other = cluster;
+    change(other);
+    return price_config(run.config, vocab, other).time.total();
+  };
+  const auto faster = [](Link& link) { link.gb_per_s *= 2; };
+  std::vector<Sensitivity> all;
+  all.push_back({"products twice as fast", priced([](Cluster& c) {
+                   for (auto& [compute, peak] : c.peaks) peak *= 2;
+                   for (ProductPoint& point : c.products) point.flops *= 2;
+                 })});
+  all.push_back({"memory twice as fast", priced([](Cluster& c) { c.memory_rate *= 2; })});
+  if (cluster.intra.gb_per_s > 0)
+    all.push_back({"links within nodes twice as fast", priced([&](Cluster& c) {
+                     faster(c.intra);
+                     for (CollectivePoint& point : c.collectives)
+                       if (point.per_node == point.ranks) point.seconds /= 2;
+                   })});
+  if (cluster.inter.gb_per_s > 0)
+    all.push_back({"links between nodes twice as fast", priced([&](Cluster& c) {
+                     faster(c.inter);
+                     for (CollectivePoint& point : c.collectives)
+                       if (point.per_node < point.ranks) point.seconds /= 2;
+                   })});
+  all.push_back({"no latency", priced([](Cluster& c) {
+                   c.operator_seconds = 0;
+                   for (Link* link : {&c.intra, &c.inter}) link->start_us = link->hop_us = 0;
+                 })});
+  std::ranges::stable_sort(all, {}, &Sensitivity::seconds);
+  return all;
+}
+
+std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request) {
+  const PlannedRun& best = plan.runs.front();
+  const double total = best.time.total();
+  std::string text = format("\nwhere the {:.4g} ms of {} with {} go\n", ms(total), best.strategy, best.layout);
+  for (const auto& [name, seconds] : parts(best.time))
+    if (seconds > 0)
+      text += format("  {:<34}{:>10.4g} ms {:>8}\n", name, ms(seconds), measure::format_percent(seconds / total));
+  text += "communication, hidden or not\n";
+  for (const auto& [axis, comm] : best.time.comm) {
+    int64_t bytes = 0;
+    const auto found = best.plan.comm_bytes.find(axis);
+    if (found != best.plan.comm_bytes.end())
+      for (const auto& [operation, count] : found->second) bytes += count;
+    text += format("  {:<34}{:>10.4g} ms {:>8} hidden, {}\n", "along " + axis, ms(comm.busy),
+                   measure::format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
+                   bytes_text(static_cast<double>(bytes)));
+  }
+  const std::vector<Sensitivity> all = sensitivities(best, cluster, request.vocab);
+  text += "what binds it: the step with\n";
+  for (const Sensitivity& each : all)
+    text += format("  {:<34}{:>10.4g} ms {:>+8.1f} %\n", each.what, ms(each.seconds), 100 * (each.seconds / total - 1));
+  const auto other =
+      std::ranges::find_if(plan.runs, [&](const PlannedRun& run) { return run.strategy != best.strategy; });
+  if (other != plan.runs.end()) {
+    text += format("the next strategy, {} with {}, takes {:.4g} ms: {}\n", other->strategy, other->layout,
+                   ms(other->time.total()), what_is_slower(*other, best));
+    const std::vector<Sensitivity> theirs = sensitivities(*other, cluster, request.vocab);
+    bool any = false;
+    for (const Sensitivity& each : theirs) {
+      const auto mine = std::ranges::find(all, each.what, &Sensitivity::what);
+      if (mine == all.end() || each.seconds >= mine->seconds) continue;
+      text +=
+          format("  it would win with {}: {:.4g} beside {:.4g} ms\n", each.what, ms(each.seconds), ms(mine->seconds));
+      any = true;
+    }
+    if (!any) text += "  it would win with none of the above\n";
+  }
+  if (best.time.unmeasured > 0)
+    text += format("{:.4g} ms of communication were not measured but follow from the constants of {}\n",
+                   ms(best.time.unmeasured), cluster.path);
+  return text;
+}
+
+std::string emitted(const PlannedRun& run, const Cluster& cluster) {
+  std::string text = format("# {} with {}: {:.4g} ms a step, {} a rank, planned for {}\n", run.strategy, run.layout,
+                            ms(run.time.total()), bytes_text(static_cast<double>(run.plan.total)), cluster.name);
+  return text + config::to_toml(run.config);
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,63 @@
+#include "plan/prediction.h"
+
+#include "base/error.h"
+#include "config/layouts.h"
+#include "config/load.h"
+#include "plan/plan_text.h"
+
+namespace trainer::plan {
+
+std::string profiled_device(const Machine& machine) { return device_text(machine); }
+
+void require_own_profile(const Cluster& cluster, const Machine& machine) {
+  const std::string own = profiled_device(machine);
+  if (!cluster.measured || cluster.device == own) return;
+  throw Error(Code::config,
+              format("{}: device.name = \"{}\": measured on other devices than those here, \"{}\"; measure here with "
+                     "`trainer bench all --write-profile`, or plan for that machine with `trainer plan --cluster {}`",
+                     cluster.path, cluster.device, own, cluster.path));
+}
+
+RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine& machine) {
+  if (config.hardware.profile.empty()) return plan_run(config, vocab, machine, true);
+  const Cluster cluster = read_cluster(config.hardware.profile);
+  require_own_profile(cluster, machine);
+  const StepProgram step = record_step(config, vocab, machine);
+  RunPlan plan = step.plan;
+  if (cluster.peak(machine.compute) == 0)
+    throw Error(Code::config, format("{}: device.tflops_{} is missing: the run computes in {}", cluster.path,
+                                     name_of(machine.compute), name_of(machine.compute)));
+  const StepTime time = price(step, cluster, machine.compute);
+  plan.step_seconds = time.total();
+  plan.wait_seconds = time.exposed();
+  return plan;
+}
+
+config::Config choose_strategy(comm::World& world, const config::Config& config, int64_t vocab, const Machine& machine,
+                               std::string& reasons) {
+  if (!config::is_automatic(config)) return config;
+  std::string text;
+  world.control().run_on_all_ranks([&] {
+    if (world.first()) text = config::read_text(config.hardware.profile);
+  });
+  world.control().broadcast(text);
+  config::Config chosen = config;
+  world.control().run_on_all_ranks([&] {
+    const Cluster cluster = parse_cluster(text, config.hardware.profile);
+    require_own_profile(cluster, machine);
+    PlanRequest request{.config = config, .vocab = vocab, .devices = world.size(), .threads = 1, .most_priced = 24};
+    request.config.origins.erase("parallel.strategy");
+    if (!config::is_given(config, "precision.compute"))
+      request.config.precision.compute = machine.compute == DType::bf16  ? config::Compute::bf16
+                                         : machine.compute == DType::f64 ? config::Compute::fp64
+                                                                         : config::Compute::fp32;
+    const Plan plan = plan_layouts(request, cluster);
+    if (plan.runs.empty()) throw Error(Code::plan, why_nothing_fits(plan));
+    chosen = plan.runs.front().config;
+    chosen.precision = config.precision;
+    reasons = to_text(plan, cluster, 3);
+  });
+  return chosen;
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,189 @@
+#include "plan/price.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+
+#include "base/error.h"
+
+namespace trainer::plan {
+namespace {
+
+/// Timeline plays one program.
+class Timeline {
+ public:
+  Timeline(const StepProgram& step, const Cluster& cluster, DType compute)
+      : step_(step), cluster_(cluster), compute_(compute) {}
+
+  /// Adds `times` repetitions of the program to the step.
+  void play(const Program& program, double times) {
+    StepTime once;
+    time_ = &once;
+    for (const Event& event : program) {
+      switch (event.kind) {
+        case Event::Kind::compute:
+          compute(event);
+          break;
+        case Event::Kind::start:
+          start(event);
+          break;
+        case Event::Kind::wait:
+          wait(event.collective);
+          break;
+      }
+    }
+    TRAINER_CHECK(channels_.empty(), "a program ends while a collective is in flight");
+    all = extrapolate(all, sum(all, once), times);  // all + times · once
+  }
+
+  StepTime all;
+
+ private:
+  struct Transfer {
+    int64_t number = 0;
+    double fixed = 0, busy = 0;
+    bool spans_nodes = false;
+    std::string axis;
+  };
+
+  static StepTime sum(const StepTime& a, const StepTime& b) {
+    StepTime c = a;
+    c.products += b.products;
+    c.attention += b.attention;
+    c.operators += b.operators;
+    c.recompute += b.recompute;
+    c.optimizer += b.optimizer;
+    c.slowed += b.slowed;
+    c.unmeasured += b.unmeasured;
+    for (const auto& [axis, comm] : b.comm) {
+      c.comm[axis].busy += comm.busy;
+      c.comm[axis].exposed += comm.exposed;
+    }
+    return c;
+  }
+
+  void compute(const Event& event) {
+    const bool product = event.op == OpKind::gemm;
+    const double seconds = product ? cluster_.product_seconds(compute_, event.product, event.cost.bytes)
+                                   : cluster_.operator_seconds_of(event.op, compute_, event.cost);
+    double StepTime::*part = product                                                          ? &StepTime::products
+                             : event.op == OpKind::attention                                  ? &StepTime::attention
+                             : event.op == OpKind::optimizer || event.op == OpKind::grad_norm ? &StepTime::optimizer
+                                                                                              : &StepTime::operators;
+    if (event.recomputed) part = &StepTime::recompute;
+    time_->*part += seconds;
+    double left = seconds, passed = 0;
+    while (left > 0) passed += advance(left);
+    time_->slowed += passed - seconds;
+  }
+
+  void start(const Event& event) {
+    const bool control = event.key.axes == mesh::kControlAxes;
+    const mesh::AxisSet axes = control ? step_.mesh.all() : event.key.axes;
+    auto known = groups_.find(axes);
+    if (known == groups_.end()) known = groups_.emplace(axes, group_shape(cluster_, step_.mesh, axes)).first;
+    const CollectiveTime time = collective_time(cluster_, known->second, event.key.op, event.key.dtype, event.elements);
+    Transfer transfer{event.collective, time.fixed, time.busy, known->second.spans_nodes(),
+                      control ? "control" : step_.mesh.name_of(axes)};
+    time_->comm[transfer.axis].busy += time.total();
+    if (!time.measured) time_->unmeasured += time.total();
+    const uint64_t channel = cluster_.lanes == 1 ? 0 : uint64_t{axes} << 8 | event.lane;
+    channels_[channel].push_back(std::move(transfer));
+  }
+
+  void wait(int64_t collective) {
+    std::string axis;
+    for (const auto& [channel, queue] : channels_)
+      for (const Transfer& transfer : queue)
+        if (transfer.number == collective) axis = transfer.axis;
+    if (axis.empty()) return;  // ended before
+    double none = 0;
+    const auto pending = [&] {
+      return std::ranges::any_of(channels_, [&](const auto& channel) {
+        return std::ranges::any_of(channel.second, [&](const Transfer& t) { return t.number == collective; });
+      });
+    };
+    while (pending()) time_->comm[axis].exposed += advance(none);
+  }
+
+  /// Advances to the next end of anything, of the compute that is `left` too if there is any. Returns the seconds.
+  double advance(double& left) {
+    int sharing[2] = {0, 0};
+    double slowdown = 0, next = std::numeric_limits<double>::infinity();
+    for (const auto& [channel, queue] : channels_) {
+      const Transfer& head = queue.front();
+      if (head.fixed <= 0) ++sharing[head.spans_nodes ? 1 : 0];
+      slowdown = std::max(slowdown, (head.spans_nodes ? cluster_.inter : cluster_.intra).slowdown);
+    }
+    for (const auto& [channel, queue] : channels_) {
+      const Transfer& head = queue.front();
+      next = std::min(next, head.fixed > 0 ? head.fixed : head.busy * sharing[head.spans_nodes ? 1 : 0]);
+    }
+    const double speed = 1 - std::min(slowdown, 1.0);
+    if (left > 0 && speed > 0) next = std::min(next, left / speed);
+    for (auto channel = channels_.begin(); channel != channels_.end();) {
+      Transfer& head = channel->second.front();
+      double& part = head.fixed > 0 ? head.fixed : head.busy;
+      const double rate = head.fixed > 0 ? 1.0 : 1.0 / sharing[head.spans_nodes ? 1 : 0];
+      part = part - next * rate < 1e-15 ? 0 : part - next * rate;
+      if (head.fixed <= 0 && head.busy <= 0) channel->second.pop_front();
+      channel = channel->second.empty() ? channels_.erase(channel) : std::next(channel);
+    }
+    if (left > 0) left = left - next * speed < 1e-15 ? 0 : left - next * speed;
+    return next;
+  }
+
+  const StepProgram& step_;
+  const Cluster& cluster_;
+  const DType compute_;
+  std::map<uint64_t, std::deque<Transfer>> channels_;
+  std::map<mesh::AxisSet, GroupShape> groups_;
+  StepTime* time_ = nullptr;
+};
+
+}  // namespace
+
+double StepTime::exposed() const {
+  double sum = 0;
+  for (const auto& [axis, part] : comm) sum += part.exposed;
+  return sum;
+}
+
+StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) {
+  const auto line = [factor](double x, double y) { return x + factor * (y - x); };
+  StepTime c;
+  c.products = line(a.products, b.products);
+  c.attention = line(a.attention, b.attention);
+  c.operators = line(a.operators, b.operators);
+  c.recompute = line(a.recompute, b.recompute);
+  c.optimizer = line(a.optimizer, b.optimizer);
+  c.slowed = line(a.slowed, b.slowed);
+  c.unmeasured = line(a.unmeasured, b.unmeasured);
+  c.comm = a.comm;
+  for (const auto& [axis, comm] : b.comm) c.comm.try_emplace(axis);
+  for (auto& [axis, comm] : c.comm) {
+    const auto found = b.comm.find(axis);
+    const StepTime::Comm other = found == b.comm.end() ? StepTime::Comm() : found->second;
+    comm = {line(comm.busy, other.busy), line(comm.exposed, other.exposed)};
+  }
+  return c;
+}
+
+GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes) {
+  GroupShape shape{.ranks = mesh.group_size(axes), .per_node = 1};
+  if (shape.ranks == 1) return shape;
+  // Groups are regular: the first rank's node has as many of its group as any other node has of theirs.
+  shape.per_node = 0;
+  for (const int rank : mesh.members(0, axes)) shape.per_node += rank < cluster.devices_per_node;
+  return shape;
+}
+
+StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
+  Timeline timeline(step, cluster, compute);
+  if (step.accumulation > 1) timeline.play(step.first, 1);
+  if (step.accumulation > 2) timeline.play(step.middle, static_cast<double>(step.accumulation - 2));
+  timeline.play(step.last, 1);
+  return timeline.all;
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,40 @@
+#pragma once
+// The time of a step on a cluster: its program is played against a clock.
+//
+// One rank stands for all: they run the same program in lockstep. Operators run one after the other. A collective runs
+// from its start beside them, in the order of its channel: one for each set of axes and lane, or a single one where the
+// transport has one lane. Those that use the same link at once share its rate. Waiting for one that has not ended is
+// exposed communication. Compute beside communication is slower by Link::slowdown. So a step overlaps as much as the
+// trainer's schedule does, and no more.
+#include <map>
+#include <string>
+
+#include "plan/cluster.h"
+#include "plan/program.h"
+
+namespace trainer::plan {
+
+/// Seconds of a step, and where they go: the parts add up to the total.
+struct StepTime {
+  double products = 0, attention = 0, operators = 0, recompute = 0, optimizer = 0;
+  double slowed = 0;  // by communication beside compute
+  struct Comm {
+    double busy = 0, exposed = 0;  // seconds on the wire; seconds that nothing hid
+  };
+  std::map<std::string, Comm> comm;  // by axis
+  /// Seconds of busy communication that did not come from a measured table, and of products likewise.
+  double unmeasured = 0;
+
+  double exposed() const;
+  double compute() const { return products + attention + operators + recompute; }
+  double total() const { return compute() + optimizer + slowed + exposed(); }
+};
+/// a + factor · (b − a), part by part.
+StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
+
+/// Returns how the ranks along these axes lie on the nodes of a cluster whose ranks are numbered node by node.
+GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
+
+StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);
+
+}  // namespace trainer::plan

@@ -1,0 +1,45 @@
+#include "plan/program.h"
+
+#include "config/layout_rules.h"
+#include "parallel/strategy.h"
+
+namespace trainer::plan {
+
+void Recorder::add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) {
+  program.push_back({.kind = Event::Kind::compute,
+                     .recomputed = recomputed,
+                     .op = kind,
+                     .key = {},
+                     .cost = cost,
+                     .product = product});
+}
+
+int64_t Recorder::add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) {
+  program.push_back({.kind = Event::Kind::start,
+                     .lane = lane,
+                     .key = key,
+                     .collective = collectives,
+                     .elements = elements,
+                     .wire_bytes = wire_bytes,
+                     .cost = {},
+                     .product = {}});
+  return collectives++;
+}
+
+void Recorder::add_wait(int64_t collective) {
+  program.push_back({.kind = Event::Kind::wait, .key = {}, .collective = collective, .cost = {}, .product = {}});
+}
+
+StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine) {
+  Recorder first, middle, last;
+  StepProgram step;
+  step.plan = plan_run(config, vocab, machine, true, {&first, &middle, &last});
+  step.mesh = parallel::make_mesh_shape(config, machine.ranks);
+  step.first = std::move(first.program);
+  step.middle = std::move(middle.program);
+  step.last = std::move(last.program);
+  step.accumulation = config.train.global_batch / (config.train.micro_batch * config.parallel.data);
+  return step;
+}
+
+}  // namespace trainer::plan

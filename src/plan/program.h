@@ -1,0 +1,48 @@
+#pragma once
+// StepProgram: what one rank does in a step, in order: operators, collectives when they start and when they are waited
+// for. The trainer's own code says it, in a dry pass. So order, overlap, FLOPs and bytes are those of the real run,
+// whatever the strategy.
+#include <vector>
+
+#include "mesh/mesh_shape.h"
+#include "plan/run_plan.h"
+
+namespace trainer::plan {
+
+struct Event {
+  enum class Kind : uint8_t { compute, start, wait };
+  Kind kind = Kind::compute;
+  bool recomputed = false;               // compute: repeats a forward pass
+  OpKind op = OpKind::gemm;              // compute
+  uint8_t lane = 0;                      // start: a comm::Lane
+  CommKey key;                           // start
+  int64_t collective = 0;                // start, wait: its number in the program
+  int64_t elements = 0, wire_bytes = 0;  // start: payload, and bytes of the whole group
+  Cost cost;                             // compute
+  ProductShape product;                  // compute: of a product
+};
+using Program = std::vector<Event>;
+
+/// Recorder takes down what a pass does.
+class Recorder final : public Trace {
+ public:
+  void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) override;
+  int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) override;
+  void add_wait(int64_t collective) override;
+
+  Program program;
+  int64_t collectives = 0;
+};
+
+/// The micro-steps of a step: the first, those in between, and the last with the update.
+struct StepProgram {
+  mesh::MeshShape mesh;
+  Program first, middle, last;  // without accumulation only the last
+  int64_t accumulation = 1;
+  RunPlan plan;  // memory and bytes of the same run
+};
+
+/// Records the program of a training run. config resolved for machine.ranks ranks.
+StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine);
+
+}  // namespace trainer::plan

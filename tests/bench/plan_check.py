@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Predicted beside measured times of steps: ranks on emulated hosts whose links are slow (emulated_cluster.sh), or on this
+machine alone.
+
+Measures a profile of the ranks, plans with it, and runs the fastest layouts, the best of every strategy and some others, in turns.
+Prints a Markdown table, the median error, Kendall's tau, and the regret: how much slower the chosen layout is than the fastest
+one that was measured.
+
+    tests/bench/plan_check.py --hosts 4 --ranks 1 --rate 100mbit
+"""
+import argparse
+import itertools
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from runs import HERE, MPIRUN, ROOT, SKIPPED, Skipped, add_arguments, in_turns, train, write_tokens
+
+VOCABULARY = 4096
+MODELS = {"narrow": ["model.n_layer=4", "model.d_model=256", "model.n_head=8", "model.seq_len=256"],
+          "wide": ["model.n_layer=2", "model.d_model=768", "model.n_head=16", "model.seq_len=128"],
+          "long": ["model.n_layer=2", "model.d_model=256", "model.n_head=16", "model.seq_len=1024"]}
+
+
+def launcher_of(args):
+    if args.hosts == 1:
+        return [*MPIRUN, "-np", str(args.ranks)]
+    return [str(HERE / "emulated_cluster.sh"), "--hosts", str(args.hosts), "--ranks", str(args.ranks), "--rate", args.rate,
+            "--"]
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode == SKIPPED:
+        raise Skipped(done.stderr.strip())
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}: status {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def settings_of(planned):
+    """Keys of a planned run, from the file that the planner would write."""
+    keys = {"data": planned["data"], "zero_stage": planned["zero_stage"]}
+    return [f"train.micro_batch={planned['micro_batch']}", f'train.recompute="{planned["recompute"]}"',
+            *(f"parallel.{key}={value}" for key, value in {**planned["keys"], **keys}.items())]
+
+
+def chosen(runs, others):
+    """The three fastest, the best of every strategy, and some more."""
+    picked = runs[:3]
+    for strategy in sorted({run["strategy"] for run in runs}):
+        picked.append(next(run for run in runs if run["strategy"] == strategy))
+    random.seed(7)
+    picked += random.sample(runs, min(others, len(runs)))
+    unique = {}
+    for one in picked:
+        unique.setdefault(f"{one['strategy']}: {one['layout']}, batch {one['micro_batch']}", one)
+    return unique
+
+
+def tau(pairs):
+    agree = [((a[0] - b[0]) * (a[1] - b[1]) > 0) - ((a[0] - b[0]) * (a[1] - b[1]) < 0)
+             for a, b in itertools.combinations(pairs, 2)]
+    return sum(agree) / len(agree) if agree else 1
+
+
+def check(args, folder, model):
+    common = ["run.threads=1", f"precision.compute={args.compute}", f"train.global_batch={args.batch}",
+              "model.vocab_multiple=256", *MODELS[model]]
+    sets = [word for each in [*common, f"data.vocab_size={VOCABULARY}", 'data.tokenizer=""'] for word in ("--set", each)]
+    config = ROOT / "configs" / "gpt2-124m.toml"
+    profile = folder / "profile.toml"
+    if not profile.exists():
+        run([*launcher_of(args), args.trainer, "bench", "all", "--write-profile", profile, "--compute", args.compute,
+             "--repeats", "3", "--set", "run.threads=1"])
+    plan = json.loads(run([args.trainer, "plan", "--config", config, "--profile", profile, "--devices",
+                           str(args.hosts * args.ranks), "--free", "all", "--json", "--top", "1000", *sets]))
+    unique = chosen(plan["runs"], args.others)
+
+    def measure(name):
+        return train(args, args.trainer, config, VOCABULARY, folder, launcher_of(args), [*common, *settings_of(unique[name])])
+
+    measured = in_turns(args.rounds, unique, measure)
+    pairs = {name: (unique[name]["step_seconds"] * 1e3, measured[name]["step"]) for name in unique}
+    print(f"\n### {model}: {args.hosts} x {args.ranks} ranks, {args.rate} between hosts\n")
+    print("| layout | predicted ms | measured ms | ratio |\n|---|---|---|---|")
+    for name, (predicted, real) in sorted(pairs.items(), key=lambda item: item[1][0]):
+        print(f"| {name} | {predicted:.0f} | {real:.0f} | {real / predicted:.2f} |")
+    errors = [abs(predicted / real - 1) for predicted, real in pairs.values()]
+    first = min(pairs.values())[1]
+    best = min(real for _, real in pairs.values())
+    tags = [real for name, (_, real) in pairs.items() if name.startswith("autoddl")]
+    named = [real for name, (_, real) in pairs.items() if not name.startswith("autoddl")]
+    print(f"\nmedian error {statistics.median(errors):.1%}, tau {tau(list(pairs.values())):.2f}, regret {first / best - 1:.1%}"
+          + (f", best by tags over best named {min(tags) / min(named):.3f}" if tags and named else ""), flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default=str(ROOT / "build" / "trainer"))
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=1, help="of each host")
+    parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--others", type=int, default=3, help="layouts beside the fastest and the best of every strategy")
+    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
+    add_arguments(parser, warmup=1, steps=3, rounds=2)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="plan-check-") as name:
+        folder = Path(name)
+        write_tokens(folder, VOCABULARY)
+        try:
+            for model in args.models:
+                check(args, folder, model)
+        except Skipped as why:
+            print(why, file=sys.stderr)
+            sys.exit(SKIPPED)
+
+
+if __name__ == "__main__":
+    main()

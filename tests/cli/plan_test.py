@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""The planner and layouts by tags through the program."""
+import json
+import pathlib
+
+import rig
+
+CLUSTERS = pathlib.Path(__file__).resolve().parents[2] / "configs" / "clusters"
+TAGS = """
+[parallel]
+strategy = "autoddl"
+axes = [2, 2]
+table = "fv"
+transport = "threads"
+[[parallel.layer]]
+layers = 1
+stream = "rr"
+attention = "cc"
+hidden = "cc"
+qkv = "cc"
+out = "kk"
+up = "cc"
+down = "kk"
+[[parallel.layer]]
+stream = "rc"
+attention = "rc"
+hidden = "rc"
+qkv = "fc"
+out = "fc"
+up = "fc"
+down = "fk"
+"""
+
+
+class Plan(rig.Runs):
+    def plan(self, *args, cluster="laptop-2core.toml", status=0, stdout=True):
+        return self.trainer("plan", "--config", "config.toml", "--cluster", str(CLUSTERS / cluster), *args,
+                            status=status, stdout=stdout)
+
+    def add_to_config(self, text):
+        path = self.folder / "config.toml"
+        path.write_text(path.read_text() + text)
+
+    def test_layers_by_tags_follow_one_rank(self):
+        common = ("precision.compute=fp64", "model.n_head=4", "run.threads=1")
+        self.train("run.dir=alone", *common)
+        self.add_to_config(TAGS)
+        self.train("run.dir=tags", *common)
+        self.assert_follows("tags", "alone")
+        end = self.events("end", "tags")[-1]
+        self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
+        self.assertEqual(set(end["measured"]["comm_bytes"]), {"a", "b", "a+b"})
+        # A checkpoint of one rank goes on by tags, and the other way round.
+        self.train("run.dir=mixed", *common, "parallel.strategy=megatron-1d", max_steps=4)
+        self.train("run.dir=mixed", *common)
+        self.assert_follows("mixed", "alone")
+
+    def test_a_plan_is_a_table_a_document_a_page_and_a_run(self):
+        text = self.plan("--devices", "4", "--free", "all", "--explain", "--html", "plan.html", "--set", "model.n_head=4")
+        for part in ("rank", "megatron-1d", "waits", "where the", "what binds it", "the next strategy"):
+            self.assertIn(part, text)
+        self.assertIn("<svg", (self.folder / "plan.html").read_text())
+        document = json.loads(self.plan("--devices", "4", "--free", "all", "--json", "--emit", "best.toml", "--top", "99",
+                                        "--set", "model.n_head=4"))
+        runs = document["runs"]
+        self.assertEqual([run["step_seconds"] for run in runs], sorted(run["step_seconds"] for run in runs))
+        self.assertGreaterEqual(len({run["strategy"] for run in runs}), 3)
+        for run in runs:
+            self.assertAlmostEqual(sum(run["parts"].values()), run["step_seconds"], delta=1e-9 * run["step_seconds"])
+        first_line = text.splitlines()[2]
+        self.assertIn(f"{runs[0]['step_seconds'] * 1e3:.4g}", first_line)
+        # What it wrote plans to the same numbers, and runs as it stands.
+        again = json.loads(self.trainer("plan", "--config", "best.toml", "--cluster", str(CLUSTERS / "laptop-2core.toml"),
+                                        "--devices", "4", "--json", stdout=True))
+        self.assertEqual(len(again["runs"]), 1)
+        for key in ("strategy", "layout", "step_seconds", "memory_bytes", "comm_bytes", "parts"):
+            self.assertEqual(again["runs"][0][key], runs[0][key])
+        self.trainer("--config", "best.toml", "--max-steps", "2", "--set", "parallel.transport=threads")
+        end = self.events("end")[-1]
+        self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
+        per_step = {axis: {op: count * 2 for op, count in ops.items()} for axis, ops in runs[0]["comm_bytes"].items()}
+        self.assertEqual(end["measured"]["comm_bytes"], per_step)
+
+    def test_every_strategy_can_be_written_and_run(self):
+        for strategy in ("megatron-1d", "optimus-2d", "axonn-4d", "autoddl"):
+            self.plan("--devices", "4", "--emit", f"{strategy}.toml", "--set", f"parallel.strategy={strategy}", "--set",
+                      "model.n_head=4", "--set", "parallel.data=1", "--set", f"run.dir={strategy}", "--set",
+                      "train.micro_batch=4")
+            warnings = self.trainer("--config", f"{strategy}.toml", "--max-steps", "2", "--set",
+                                    "parallel.transport=threads")
+            self.assertNotIn("no effect", warnings)
+            self.assertIn(f'strategy = "{strategy}"', (self.folder / strategy / "config.toml").read_text())
+
+    def test_mistakes_end_with_what_would_fit(self):
+        small = ("--set", "model.n_head=2", "--set", "train.global_batch=4")
+        self.assertIn("7", self.plan("--devices", "7", *small, status=2, stdout=False))
+        message = self.plan("--devices", "4", "--set", "hardware.memory_limit=0.0001", status=3, stdout=False)
+        self.assertIn("no layout fits into", message)
+        self.assertIn("a device would do", message)
+        (self.folder / "bad.toml").write_text((CLUSTERS / "laptop-2core.toml").read_text().replace("gb_per_s = 4", ""))
+        message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
+        self.assertIn("intra.gb_per_s: missing", message)
+        self.assertIn("--cluster", self.trainer("plan", "--config", "config.toml", status=2))
+        message = self.trainer("plan", "--config", "config.toml", "--profile", str(CLUSTERS / "h100.toml"), status=2)
+        self.assertIn("no measured profile", message)
+        self.assertIn("--free", self.plan("--free", "train.tenser", status=2, stdout=False))
+        message = self.train("parallel.strategy=auto", status=2)
+        self.assertIn("hardware.profile", message)
+
+    def test_a_profile_predicts_the_run_and_chooses_its_strategy(self):
+        self.add_to_config('[parallel]\ntransport = "threads"\ndata = 2\n')
+        self.trainer("bench", "all", "--write-profile", "here.toml", "--repeats", "1", "--config", "config.toml",
+                     "--compute", "fp32", "--set", "run.threads=1")
+        profile = (self.folder / "here.toml").read_text()
+        self.assertIn("ranks = 2", profile)
+        self.train("run.dir=predicted", "hardware.profile=here.toml", "run.threads=1", "log.report=true")
+        start, end = self.events("start", "predicted")[0], self.events("end", "predicted")[-1]
+        self.assertGreater(start["predicted"]["step_ms"], 0)
+        self.assertEqual(end["predicted"]["step_ms"], start["predicted"]["step_ms"])
+        self.assertAlmostEqual(end["ratio"]["step_ms"], end["measured"]["step_ms"] / end["predicted"]["step_ms"])
+        off = abs(end["ratio"]["step_ms"] - 1) > 0.25
+        self.assertEqual(any("were predicted" in w["message"] for w in self.events("warning", "predicted")), off)
+        self.assertIn("step predicted", (self.folder / "predicted" / "report.html").read_text())
+        log = self.train("run.dir=chosen", "hardware.profile=here.toml", "run.threads=1", "parallel.strategy=auto")
+        self.assertIn('strategy "auto" chose', log)
+        self.assertNotIn('strategy = "auto"', (self.folder / "chosen" / "config.toml").read_text())
+        # A profile of other devices is refused.
+        lines = [line if not (i > 0 and line.startswith("name = ") and profile.splitlines()[i - 1] == "[device]")
+                 else 'name = "another"' for i, line in enumerate(profile.splitlines())]
+        (self.folder / "other.toml").write_text("\n".join(lines) + "\n")
+        message = self.train("run.dir=refused", "hardware.profile=other.toml", status=2)
+        self.assertIn("measured on other devices", message)
+
+
+if __name__ == "__main__":
+    rig.main()

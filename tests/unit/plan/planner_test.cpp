@@ -1,0 +1,264 @@
+// The planner beside the trainer: bytes, memory and the order of layouts; and against published measurements.
+#include "plan/planner.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "config/layout_rules.h"
+#include "config/layouts.h"
+#include "config/load.h"
+#include "config/tags.h"
+#include "plan/layer_costs.h"
+#include "plan/plan_text.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+
+Cluster cluster_file(const std::string& name) {
+  return read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/" + name);
+}
+
+Config model(const std::string& text, const std::vector<std::string>& sets = {}) {
+  return config::load_text(text, "test.toml", sets, {.files = false});
+}
+
+/// A small GPT-2 whose extents divide by 2 and 4.
+Config small(const std::vector<std::string>& sets = {}) {
+  return model(R"([model]
+n_layer = 4
+n_head = 16
+d_model = 256
+d_ff = 1024
+seq_len = 64
+vocab_multiple = 512
+[data]
+vocab_size = 1000
+[train]
+global_batch = 32
+[precision]
+compute = "fp32"
+)",
+               sets);
+}
+
+Plan planned(const Config& config, int64_t devices, const Cluster& cluster) {
+  return plan_layouts({.config = config, .vocab = config.data.vocab_size, .devices = devices, .threads = 1}, cluster);
+}
+
+Cluster without_latency(Cluster c) {
+  c.operator_seconds = 0;
+  for (Link* link : {&c.intra, &c.inter}) link->start_us = link->hop_us = 0;
+  return c;
+}
+
+TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
+  const Cluster cluster = cluster_file("laptop-2core.toml");
+  std::string broken;
+  int compared = 0;
+  for (Config config : config::enumerate_layouts(small({"model.n_layer=7"}), 8, broken)) {
+    if (config.train.micro_batch != 8 && config.train.micro_batch != 4) continue;
+    if (config::wants_tags(config)) continue;
+    for (const char* recompute : {"none", "selective", "full"}) {
+      config.train.recompute = recompute == std::string("none")        ? config::Recompute::none
+                               : recompute == std::string("selective") ? config::Recompute::selective
+                                                                       : config::Recompute::full;
+      if (compared % 5 == 0) config.parallel.zero_stage = 1 - config.parallel.zero_stage;
+      const PlannedRun run = price_config(config, 1000, cluster);
+      Machine machine;
+      machine.ranks = 8;
+      machine.isa = device::Isa::avx2;
+      const RunPlan whole = plan_run(config, 1000, machine, true);
+      EXPECT_EQ(run.plan.comm_bytes, whole.comm_bytes) << run.strategy << " " << run.layout;
+      EXPECT_EQ(run.plan.parameters, whole.parameters);
+      for (const auto& [category, bytes] : whole.memory) {
+        const double tolerance = category == "activations" ? 0.05 : category == "host" ? 0.05 : 0;
+        EXPECT_NEAR(static_cast<double>(run.plan.memory.at(category)), static_cast<double>(bytes),
+                    tolerance * static_cast<double>(bytes))
+            << category << " of " << run.strategy << " " << run.layout;
+      }
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 40);
+}
+
+TEST(Planner, PartsAddUpAndAreNeverNegative) {
+  const Plan plan = planned(small(), 8, cluster_file("frontera-rtx.toml"));
+  ASSERT_GE(plan.runs.size(), 4u);
+  for (const PlannedRun& run : plan.runs) {
+    double sum = 0;
+    for (const auto& [name, seconds] : parts(run.time)) {
+      EXPECT_GE(seconds, -1e-12) << name << " of " << run.layout;
+      sum += seconds;
+    }
+    EXPECT_NEAR(sum, run.time.total(), 1e-9 * sum);
+    EXPECT_GT(run.mfu, 0);
+    EXPECT_LT(run.mfu, 1);
+  }
+  for (size_t i = 1; i < plan.runs.size(); ++i) EXPECT_LE(plan.runs[i - 1].time.total(), plan.runs[i].time.total());
+}
+
+TEST(Planner, OneRankDoesNotCommunicateAndReplicasOnlySumGradients) {
+  const Cluster cluster = cluster_file("laptop-2core.toml");
+  const Plan alone = planned(small(), 1, cluster);
+  ASSERT_FALSE(alone.runs.empty());
+  EXPECT_TRUE(alone.runs.front().time.comm.empty());
+  const Plan two = planned(small({"parallel.data=2"}), 2, cluster);
+  for (const auto& [axis, comm] : two.runs.front().time.comm) EXPECT_TRUE(axis == "data" || axis == "control") << axis;
+}
+
+TEST(Planner, FasterHardwareIsNeverSlower) {
+  const Cluster base = cluster_file("frontera-rtx.toml");
+  std::string broken;
+  for (const Config& config : config::enumerate_layouts(small({"train.micro_batch=4"}), 8, broken)) {
+    if (config::wants_tags(config)) continue;
+    const auto seconds = [&](const auto& change) {
+      Cluster c = base;
+      change(c);
+      return price_config(config, 1000, c).time.total();
+    };
+    const double now = seconds([](Cluster&) {}), slack = 1e-9 * now;
+    EXPECT_LE(seconds([](Cluster& c) { c.intra.gb_per_s *= 2; }), now + slack);
+    EXPECT_LE(seconds([](Cluster& c) { c.inter.gb_per_s *= 2; }), now + slack);
+    EXPECT_LE(seconds([](Cluster& c) { c.peaks[DType::f32] *= 2; }), now + slack);
+    EXPECT_LE(seconds([](Cluster& c) { c.memory_rate *= 2; }), now + slack);
+    EXPECT_GE(seconds([](Cluster& c) { c.intra.start_us += 50; }), now - slack);
+    EXPECT_GE(seconds([](Cluster& c) { c.inter.hop_us += 50; }), now - slack);
+    EXPECT_GE(seconds([](Cluster& c) { c.operator_seconds *= 2; }), now - slack);
+    // Everything twice as fast and no latency: half the time.
+    const double bare = price_config(config, 1000, without_latency(base)).time.total();
+    Cluster twice = without_latency(base);
+    twice.peaks[DType::f32] *= 2;
+    twice.memory_rate *= 2;
+    twice.intra.gb_per_s *= 2;
+    twice.inter.gb_per_s *= 2;
+    EXPECT_NEAR(price_config(config, 1000, twice).time.total(), bare / 2, 1e-9 * bare);
+  }
+}
+
+TEST(Planner, RecomputationTradesTimeForMemory) {
+  Config config = small({"parallel.tensor=4", "parallel.data=2", "train.micro_batch=8"});
+  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  double time = 0, memory = 1e30;
+  for (const config::Recompute recompute :
+       {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
+    config.train.recompute = recompute;
+    const PlannedRun run = price_config(config, 1000, cluster);
+    EXPECT_GE(run.time.total(), time);
+    EXPECT_LE(static_cast<double>(run.plan.total), memory);
+    time = run.time.total();
+    memory = static_cast<double>(run.plan.total);
+  }
+}
+
+TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
+  Cluster cluster = cluster_file("frontera-rtx.toml");
+  double best = 1e30;
+  size_t fitting = 0;
+  for (const double mib : {12.0, 20.0, 40.0, 80.0, 400.0}) {
+    cluster.memory_bytes = mib * (1 << 20);
+    const Plan plan = planned(small({"train.micro_batch=8"}), 8, cluster);
+    const double now = plan.runs.empty() ? 1e30 : plan.runs.front().time.total();
+    EXPECT_LE(now, best * (1 + 1e-9)) << mib;
+    EXPECT_GE(plan.runs.size(), fitting);
+    best = now;
+    fitting = plan.runs.size();
+  }
+  EXPECT_LT(best, 1e30);
+}
+
+TEST(Planner, SaysWhyNothingFits) {
+  Cluster cluster = cluster_file("frontera-rtx.toml");
+  cluster.memory_bytes = 1 << 20;
+  const Plan plan = planned(small(), 4, cluster);
+  ASSERT_TRUE(plan.runs.empty());
+  const std::string why = why_nothing_fits(plan);
+  EXPECT_NE(why.find("no layout fits into"), std::string::npos) << why;
+  EXPECT_NE(why.find("a device would do"), std::string::npos) << why;
+  try {
+    planned(small({"parallel.tensor=7", "parallel.strategy=megatron-1d"}), 7, cluster_file("laptop-2core.toml"));
+    ADD_FAILURE() << "seven ranks were planned";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), Code::config);
+    EXPECT_NE(std::string(error.what()).find("7 "), std::string::npos) << error.what();
+  }
+}
+
+// A layout by tags is found that is no slower than the named strategies for the same batches.
+TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
+  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  for (const int64_t devices : {4, 8, 16}) {
+    const Plan plan = planned(small({"parallel.data=1", "train.micro_batch=32"}), devices, cluster);
+    double named = 1e30, tags = 1e30;
+    for (const PlannedRun& run : plan.runs) {
+      double& best = run.strategy == "autoddl" ? tags : named;
+      best = std::min(best, run.time.total());
+    }
+    EXPECT_LE(tags, named * 1.02) << devices << " devices";
+  }
+}
+
+// The additive model finds what enumerating all tags finds.
+TEST(LayerCosts, SearchFindsTheOptimumOfTheAdditiveModel) {
+  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  RouteShares routes;
+  for (const std::vector<int64_t>& extents : {std::vector<int64_t>{4}, {2, 2}, {4, 2}}) {
+    Config config = small({"parallel.data=1", "train.micro_batch=32"});
+    config.parallel.strategy = "autoddl";
+    config.parallel.axes = extents;
+    LayerCosts costs(cluster, config, 1000, DType::f32, config::tag_axes(config.parallel), routes);
+    std::vector<std::vector<std::string>> choices;
+    const SearchProblem problem = costs.problem(choices);
+    const Assignment dp = forest_dp(problem, 0);
+    // The two cycles of a layer share the stream alone, so each is enumerated by itself.
+    double least = 1e30;
+    for (int s = 0; s < problem.choices(0); ++s) {
+      const auto half = [&](int a, int b, int c) {
+        double best = 1e30;
+        for (int x = 0; x < problem.choices(a); ++x)
+          for (int y = 0; y < problem.choices(b); ++y)
+            for (int z = 0; z < problem.choices(c); ++z) {
+              double cost = problem.nodes[a][x] + problem.nodes[b][y] + problem.nodes[c][z];
+              for (const SearchProblem::Edge& edge : problem.edges) {
+                const auto of = [&](int v) { return v == 0 ? s : v == a ? x : v == b ? y : v == c ? z : -1; };
+                if (of(edge.a) < 0 || of(edge.b) < 0) continue;
+                cost += edge.costs[static_cast<size_t>(of(edge.a) * problem.choices(edge.b) + of(edge.b))];
+              }
+              best = std::min(best, cost);
+            }
+        return best;
+      };
+      least = std::min(least, problem.nodes[0][static_cast<size_t>(s)] + half(1, 2, 3) + half(4, 5, 6));
+    }
+    EXPECT_NEAR(dp.cost, least, 1e-12 * least);
+  }
+}
+
+/// The 3.6 billion model of published runs on 64 A100: 512 sequences of 2048 tokens, recomputation.
+PlannedRun published(const Cluster& cluster, int64_t tensor, int64_t data, int64_t micro) {
+  Config config = model(
+      "[model]\nn_layer = 30\nn_head = 32\nd_model = 3072\nseq_len = 2048\n[data]\nvocab_size = 51200\n"
+      "[train]\nglobal_batch = 512\nrecompute = \"full\"\n",
+      {"parallel.sequence_parallel=false"});
+  config.parallel.tensor = tensor;
+  config.parallel.data = data;
+  config.train.micro_batch = micro;
+  return price_config(config, 51200, cluster);
+}
+
+TEST(PublishedRuns, AreOrderedAsMeasured) {
+  const Cluster a100 = cluster_file("a100-80gb.toml");
+  double before = 0, at_8 = 0;
+  for (const int64_t tensor : {1, 2, 4, 8, 16}) {
+    const double now = published(a100, tensor, 64 / tensor, 8).time.total();
+    EXPECT_GT(now, before) << "tensor " << tensor;
+    before = now;
+    if (tensor == 8) at_8 = now;
+  }
+  EXPECT_GE(before / at_8, 1.5) << "tensor parallelism across nodes";
+}
+
+}  // namespace
+}  // namespace trainer::plan

@@ -1,0 +1,224 @@
+// The clock that plays programs, and the files that describe machines.
+#include "plan/price.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+
+namespace trainer::plan {
+namespace {
+
+constexpr double kMicro = 1e-6;
+
+/// Two nodes of four devices; 1 GB/s within a node for each device, 1 GB/s between nodes for all of a node.
+Cluster toy() {
+  Cluster c;
+  c.name = "toy";
+  c.devices_per_node = 4;
+  c.peaks = {{DType::f32, 1e12}};
+  c.intra = {.gb_per_s = 1, .start_us = 10, .hop_us = 1};
+  c.inter = {.gb_per_s = 1, .start_us = 20, .hop_us = 2};
+  return c;
+}
+
+TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
+  const Cluster c = toy();
+  const auto time = [&](CommOp op, int ranks, int per_node, int64_t payload) {
+    return collective_time(c, {.ranks = ranks, .per_node = per_node}, op, DType::f32, payload);
+  };
+  // 4 MB among four on a node: 3/4 of it in three steps; as a sum twice that.
+  EXPECT_NEAR(time(CommOp::all_gather, 4, 4, 1'000'000).total(), 13 * kMicro + 3e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::reduce_scatter, 4, 4, 1'000'000).total(), 13 * kMicro + 3e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1'000'000).total(), 16 * kMicro + 6e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::all_to_all, 4, 4, 250'000).total(), 13 * kMicro + 0.75e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::broadcast, 4, 4, 1'000'000).total(), 13 * kMicro + 4e-3, 1e-9);
+  // Two nodes: one group of two from each of the four devices of a node has a quarter of its link.
+  EXPECT_NEAR(time(CommOp::all_gather, 2, 1, 1'000'000).total(), 22 * kMicro + 8e-3, 1e-9);
+  // All eight: the whole link, but not more than a device has within its node.
+  EXPECT_NEAR(time(CommOp::all_gather, 8, 4, 1'000'000).total(), 34 * kMicro + 3.5e-3, 1e-9);
+  // Few elements go straight to everybody.
+  EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1000).total(), 12 * kMicro + 12e-6, 1e-9);
+  EXPECT_EQ(time(CommOp::all_reduce, 1, 1, 1000).total(), 0);
+}
+
+TEST(CollectiveTime, ComesFromATableWhereThereIsOne) {
+  Cluster c = toy();
+  c.collectives = {{CommOp::all_reduce, 4, 4, 1000, 1e-4}, {CommOp::all_reduce, 4, 4, 9000, 9e-4}};
+  const auto time = [&](int64_t payload) {
+    return collective_time(c, {4, 4}, CommOp::all_reduce, DType::f32, payload).total();
+  };
+  EXPECT_NEAR(time(250), 1e-4, 1e-12);
+  EXPECT_NEAR(time(1250), 5e-4, 1e-12);
+  EXPECT_NEAR(time(2250), 9e-4, 1e-12);
+  EXPECT_NEAR(time(4500), 18e-4, 1e-12) << "beyond the last point";
+  EXPECT_NEAR(time(25), 1e-4, 1e-12) << "never faster than the smallest";
+}
+
+TEST(GroupShapes, CountTheRanksOfANode) {
+  const Cluster c = toy();
+  const mesh::MeshShape mesh({{"data", 2}, {"x", 2}, {"y", 2}});
+  const auto per_node = [&](std::string_view axis) { return group_shape(c, mesh, mesh.set(axis)).per_node; };
+  EXPECT_EQ(per_node("data"), 1);
+  EXPECT_EQ(per_node("x"), 2);
+  EXPECT_EQ(per_node("y"), 2);
+  EXPECT_EQ(group_shape(c, mesh, mesh.all()).per_node, 4);
+  EXPECT_TRUE(group_shape(c, mesh, mesh.all()).spans_nodes());
+}
+
+TEST(ProductTimes, GoThroughMeasuredPointsAndStayBetweenThem) {
+  Cluster c = toy();
+  const auto rate = [&](int64_t m, int64_t k, int64_t n) {
+    const ProductShape shape{.m = m, .k = k, .n = n};
+    return 2.0 * static_cast<double>(m * k * n) / c.product_seconds(DType::f32, shape, 0);
+  };
+  c.half_m = 100;
+  c.efficiency = 0.5;
+  EXPECT_NEAR(rate(100, 64, 64), 0.25e12, 1) << "half of half of the peak";
+  c.products = {{DType::f32, ProductForm::forward, 128, 128, 128, 1e11},
+                {DType::f32, ProductForm::forward, 1024, 1024, 1024, 4e11},
+                {DType::f32, ProductForm::dx, 128, 128, 128, 7e11}};
+  EXPECT_NEAR(rate(128, 128, 128), 1e11, 1);
+  EXPECT_NEAR(rate(1024, 1024, 1024), 4e11, 1);
+  for (const int64_t m : {64, 300, 512, 4096}) {
+    EXPECT_GE(rate(m, 256, 256), 1e11 * 0.999999);
+    EXPECT_LE(rate(m, 256, 256), 4e11 * 1.000001);
+  }
+  c.memory_rate = 1e9;
+  EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 1, .k = 8, .n = 8}, 1e6), 1e-3, 1e-9) << "bound by memory";
+}
+
+/// Programs on four ranks of one node, axis x; an all-gather of n MB takes n · 0.75 ms and 13 us.
+class Play : public testing::Test {
+ protected:
+  Play() { step_.mesh = mesh::MeshShape({{"data", 1}, {"x", 4}}); }
+  void compute(double seconds, OpKind kind = OpKind::attention) {
+    recorder_.add_operator(kind, {seconds * 1e12, 0}, {}, false);
+  }
+  int64_t gather(double megabytes, comm::Lane lane = comm::Lane::weights) {
+    return recorder_.add_collective({step_.mesh.set("x"), CommOp::all_gather, DType::f32}, static_cast<uint8_t>(lane),
+                                    static_cast<int64_t>(megabytes * 250'000), 0);
+  }
+  void wait(int64_t collective) { recorder_.add_wait(collective); }
+  StepTime played() {
+    step_.last = recorder_.program;
+    return price(step_, cluster_, DType::f32);
+  }
+  Recorder recorder_;
+  StepProgram step_;
+  Cluster cluster_ = toy();
+};
+
+TEST_F(Play, HidesWhatRunsUnderCompute) {
+  const int64_t gathered = gather(4);
+  compute(2e-3);
+  wait(gathered);
+  compute(1e-3);
+  const StepTime time = played();
+  EXPECT_NEAR(time.attention, 3e-3, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").busy, 3.013e-3, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").exposed, 1.013e-3, 1e-12);
+  EXPECT_NEAR(time.total(), 4.013e-3, 1e-12);
+}
+
+TEST_F(Play, RunsAChannelInOrderAndSharesALink) {
+  // Two on one channel: one after the other.
+  const int64_t first = gather(4), second = gather(4);
+  wait(second);
+  wait(first);
+  EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
+  // On two lanes they share the link; the latency of one passes beside that of the other.
+  recorder_ = {};
+  const int64_t one = gather(4, comm::Lane::weights), other = gather(4, comm::Lane::grads);
+  wait(one);
+  wait(other);
+  EXPECT_NEAR(played().total(), 6.013e-3, 1e-12);
+  cluster_.lanes = 1;
+  EXPECT_NEAR(played().total(), 6.026e-3, 1e-12);
+}
+
+TEST_F(Play, SlowsComputeBesideCommunication) {
+  cluster_.intra.slowdown = 0.5;
+  const int64_t gathered = gather(4);
+  compute(1e-3);  // takes 2 ms under the gather
+  wait(gathered);
+  StepTime time = played();
+  EXPECT_NEAR(time.slowed, 1e-3, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").exposed, 1.013e-3, 1e-12);
+  EXPECT_NEAR(time.total(), 3.013e-3, 1e-12);
+  cluster_.intra.slowdown = 1;  // nothing is hidden
+  time = played();
+  EXPECT_NEAR(time.total(), 4.013e-3, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").exposed, 0, 1e-12);
+}
+
+TEST_F(Play, AddsUpMicroSteps) {
+  compute(1e-3);
+  step_.first = step_.middle = recorder_.program;
+  step_.accumulation = 5;
+  compute(1e-3, OpKind::grad_norm);  // no FLOPs are counted for it: its time is that of its bytes
+  EXPECT_NEAR(played().total(), 5e-3, 1e-12);
+  const StepTime line = extrapolate(played(), played(), 7);
+  EXPECT_NEAR(line.total(), 5e-3, 1e-12);
+}
+
+constexpr const char* kText = R"([cluster]
+name = "x"
+devices_per_node = 2
+[device]
+name = "d"
+kind = "cpu"
+memory_gib = 2
+memory_gb_per_s = 10
+tflops_fp32 = 0.1
+[intra]
+gb_per_s = 3
+start_us = 7
+)";
+
+TEST(ClusterFile, ReadsBackWhatItWrites) {
+  Cluster c = parse_cluster(kText, "x.toml");
+  EXPECT_EQ(c.peak(DType::f32), 1e11);
+  EXPECT_EQ(c.peak(DType::bf16), 0);
+  EXPECT_EQ(c.memory_bytes, double(2ll << 30));
+  EXPECT_FALSE(c.measured);
+  c.measured = true;
+  c.ranks = 4;
+  c.inter = {.gb_per_s = 0.025, .start_us = 90.5, .hop_us = 12, .slowdown = 0.25};
+  c.products = {{DType::f32, ProductForm::dw, 128, 256, 512, 3.5e10}, {DType::bf16, ProductForm::dx, 1, 2, 3, 1e9}};
+  c.collectives = {{CommOp::all_to_all, 4, 2, 65536, 1.25e-4}};
+  const std::string text = to_toml(c);
+  const Cluster again = parse_cluster(text, "y.toml");
+  EXPECT_EQ(to_toml(again), text);
+  EXPECT_TRUE(again.measured);
+  EXPECT_EQ(again.products.size(), 2u);
+  EXPECT_EQ(again.collectives.at(0).op, CommOp::all_to_all);
+  EXPECT_NEAR(again.inter.hop_us, 12, 1e-12);
+}
+
+TEST(ClusterFile, SaysWhatIsWrongAndWhere) {
+  const auto message = [](std::string text, const std::string& from, const std::string& to) -> std::string {
+    text.replace(text.find(from), from.size(), to);
+    try {
+      parse_cluster(text, "c.toml");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::config);
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(message(kText, "memory_gib = 2\n", ""),
+            "c.toml:4:1: device.memory_gib: missing; expected a number above 0");
+  EXPECT_EQ(message(kText, "gb_per_s = 3", "gb_per_s = -3"),
+            "c.toml:11:12: intra.gb_per_s: expected a number above 0, found the integer -3");
+  EXPECT_EQ(message(kText, "kind = \"cpu\"", "kind = \"gpus\""),
+            "c.toml:6:8: device.kind: expected cpu, gpu, found \"gpus\"; did you mean \"gpu\"?");
+  EXPECT_NE(message(kText, "start_us", "startus").find("did you mean \"start_us\"?"), std::string::npos);
+  EXPECT_NE(message(kText, "[intra]", "[intro]").find("did you mean \"intra\"?"), std::string::npos);
+  EXPECT_NE(message(kText, "tflops_fp32 = 0.1", "").find("no peak"), std::string::npos);
+  EXPECT_NE(message(kText, "name = \"d\"", "name = ").find("c.toml:5:"), std::string::npos);
+  EXPECT_NE(message(kText, "[cluster]", "[[cluster_]]").find("unknown table"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace trainer::plan

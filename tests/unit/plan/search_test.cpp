@@ -1,0 +1,197 @@
+// The search, on chains and rings of linears with random sizes, links and peaks: beside exhaustive enumeration.
+#include "plan/search.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "base/philox.h"
+#include "comm/bytes.h"
+#include "plan/layer_costs.h"
+
+namespace trainer::plan {
+namespace {
+
+/// Draws one case after the other from a seed.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : key_(philox_key(seed, "search")) {}
+  double uniform(double low, double high) {
+    return low + (high - low) * static_cast<double>(philox_at(key_, next_++) % 1'000'003) / 1'000'003;
+  }
+  int64_t power_of_two(int low, int high) {
+    return int64_t{1} << (low + static_cast<int>(uniform(0, high - low + 0.999)));
+  }
+
+ private:
+  PhiloxKey key_;
+  uint64_t next_ = 0;
+};
+
+constexpr const char* kTags[] = {"r", "c", "k"};
+
+std::vector<std::string> tuples(size_t axes) {
+  std::vector<std::string> all = {""};
+  for (size_t i = 0; i < axes; ++i) {
+    std::vector<std::string> longer;
+    for (const std::string& word : all)
+      for (const char* tag : kTags) longer.push_back(word + tag);
+    all = longer;
+  }
+  return all;
+}
+
+/// A chain of linears over `axes` axes of two ranks; `ring`: the last leads back to the first. Memory: weights.
+SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
+  Draws draw(seed);
+  const double link = draw.uniform(1e9, 5e10), peak = draw.uniform(1e12, 1e14), start = draw.uniform(1e-6, 1e-4);
+  const double rows = static_cast<double>(draw.power_of_two(10, 15));
+  std::vector<double> widths;
+  for (int i = 0; i <= variables; ++i) widths.push_back(static_cast<double>(draw.power_of_two(9, 14)));
+  if (ring) widths.back() = widths.front();
+  const std::vector<config::TagAxis> mesh(axes, config::TagAxis{"a", 2});
+  static RouteShares routes;
+  const auto seconds = [&](CommOp op, int ranks, double elements) {
+    const double wire = static_cast<double>(comm::wire_elements(op, ranks, static_cast<int64_t>(elements)));
+    return start + 2 * wire / ranks / link;
+  };
+  const auto ranks_of = [](mesh::AxisSet set) { return 1 << std::popcount(set); };
+  const auto move = [&](const std::string& from, const std::string& to, double elements) {
+    if (from == to) return 0.0;
+    double sum = 0;
+    for (const RouteShares::Leg& leg : routes.of(mesh, from, to))
+      sum += seconds(leg.op, ranks_of(leg.axes), leg.payload * elements);
+    return sum;
+  };
+  const auto put = [](std::string tags, char k, char c) {
+    for (char& tag : tags) tag = tag == 'k' ? k : tag == 'c' ? c : tag;
+    return tags;
+  };
+  const std::vector<std::string> choices = tuples(axes);
+  SearchProblem p;
+  for (int i = 0; i < variables; ++i) {
+    const double weights = widths[static_cast<size_t>(i)] * widths[static_cast<size_t>(i) + 1];
+    std::vector<double>&nodes = p.nodes.emplace_back(), &memory = p.memory.emplace_back();
+    for (const std::string& tags : choices) {
+      const int copies = 1 << std::ranges::count(tags, 'r');
+      const double stored = weights / static_cast<double>((1 << axes) / copies);
+      nodes.push_back(6 * rows * weights / static_cast<double>(1 << axes) / peak +
+                      (copies > 1 ? seconds(CommOp::all_reduce, copies, stored) : 0));
+      memory.push_back(16 * stored);
+    }
+  }
+  const auto connect = [&](int a, int b) {
+    SearchProblem::Edge edge{a, b, {}};
+    const double elements = rows * widths[static_cast<size_t>(a) + 1];
+    for (const std::string& first : choices)
+      for (const std::string& second : choices)
+        // Forward Y to X, backward the gradient of X to that of Y.
+        edge.costs.push_back(move(put(first, 'p', 'c'), put(second, 'c', '-'), elements) +
+                             move(put(second, 'c', 'p'), put(first, '-', 'c'), elements));
+    p.edges.push_back(edge);
+  };
+  for (int i = 0; i + 1 < variables; ++i) connect(i, i + 1);
+  if (ring) connect(variables - 1, 0);
+  return p;
+}
+
+struct Case {
+  uint64_t seed;
+  size_t axes;
+  bool ring;
+};
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (uint64_t seed = 0; seed < 200; ++seed) all.push_back({seed, 1 + seed % 2, seed % 4 >= 2});
+  return all;
+}
+
+TEST(Search, DynamicProgrammingFindsWhatEnumerationFinds) {
+  for (const Case& c : cases()) {
+    const SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
+    const Assignment all = exhaustive(p), dp = forest_dp(p, c.ring ? 0 : -1);
+    EXPECT_NEAR(dp.cost, all.cost, 1e-12 * all.cost) << "seed " << c.seed;
+    EXPECT_NEAR(evaluate(p, dp.choices).cost, dp.cost, 1e-12 * dp.cost);
+  }
+}
+
+TEST(Search, DescentWithPairsFromManyStartsFindsTheOptimum) {
+  for (const Case& c : cases()) {
+    const SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
+    const Assignment all = exhaustive(p), found = descend(p);
+    EXPECT_NEAR(found.cost, all.cost, 1e-12 * all.cost) << "seed " << c.seed;
+    EXPECT_LE(found.sweeps, 64);
+  }
+}
+
+// Otherwise the cases above would be too easy.
+TEST(Search, DescentFromOneStartWithoutPairsMissesIt) {
+  int missed = 0;
+  for (const Case& c : cases()) {
+    const SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
+    const DescentOptions plain{.pairs = false, .starts = {std::vector<int>(4, 0)}};  // all data parallel
+    missed += descend(p, plain).cost > exhaustive(p).cost * (1 + 1e-9);
+  }
+  EXPECT_GE(missed, 10);
+}
+
+TEST(Search, FindsWhatFitsIntoMemory) {
+  int cases_with_cap = 0, equal = 0;
+  double worst = 1;
+  for (const Case& c : cases()) {
+    if (c.seed % 2 == 1 && c.seed > 60) continue;  // 81⁴ assignments each take a while
+    SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
+    std::vector<double> all;
+    const int n = p.choices(0);
+    for (int i = 0; i < n * n * n * n; ++i)
+      all.push_back(evaluate(p, {i % n, i / n % n, i / n / n % n, i / n / n / n}).memory);
+    std::ranges::sort(all);
+    for (const double quantile : {0.02, 0.1, 0.3}) {
+      p.cap = all[static_cast<size_t>(quantile * static_cast<double>(all.size()))];
+      const Assignment best = exhaustive(p), found = descend(p);
+      ASSERT_EQ(found.found(), best.found()) << "seed " << c.seed << " cap " << p.cap;
+      if (!best.found()) continue;
+      ++cases_with_cap;
+      EXPECT_LE(found.memory, p.cap);
+      worst = std::max(worst, found.cost / best.cost);
+      equal += found.cost <= best.cost * (1 + 1e-9);
+    }
+  }
+  EXPECT_LE(worst, 1.02);
+  EXPECT_GE(equal, cases_with_cap * 9 / 10);
+}
+
+TEST(Search, DependsOnNeitherThreadsNorOrder) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    const SearchProblem p = problem(seed, 2, 4, seed % 2 == 1);
+    const Assignment one = descend(p), many = descend(p, {.starts = {}, .threads = 16});
+    EXPECT_EQ(one.choices, many.choices);
+    DescentOptions backwards{.starts = default_starts(p)};
+    std::ranges::reverse(backwards.starts);
+    EXPECT_EQ(descend(p, backwards).choices, one.choices);
+  }
+}
+
+TEST(Search, BreaksTiesBySmallestChoices) {
+  SearchProblem p;
+  p.nodes = {{1, 1, 1}, {2, 2, 2}};
+  p.edges = {{0, 1, {1, 0, 1, 0, 1, 1, 1, 1, 0}}};
+  EXPECT_EQ(exhaustive(p).choices, (std::vector<int>{0, 1}));
+  EXPECT_EQ(descend(p).choices, (std::vector<int>{0, 1}));
+  EXPECT_EQ(search(p).choices, (std::vector<int>{0, 1}));
+}
+
+TEST(Search, SaysWhenNothingFits) {
+  SearchProblem p;
+  p.nodes = {{1, 2}, {1, 2}};
+  p.edges = {{0, 1, {0, 0, 0, 0}}};
+  p.memory = {{5, 4}, {5, 4}};
+  p.cap = 7;
+  EXPECT_FALSE(exhaustive(p).found());
+  EXPECT_FALSE(descend(p).found());
+  p.cap = 8;
+  EXPECT_EQ(descend(p).choices, (std::vector<int>{1, 1}));
+}
+
+}  // namespace
+}  // namespace trainer::plan
