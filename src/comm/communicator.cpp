@@ -83,10 +83,11 @@ Ticket Communicator::submit(Exec& ex, const Request& r, int64_t payload) {
     if (r.in.data != r.out.data) ex.device.copy_rows(r.out.data, 0, r.in.data, 0, 1, r.in.bytes());
     return Ticket(nullptr, key);
   }
-  ex.meter.add(key, payload, wire_elements(r.op, size(), payload) * size_of(r.in.dtype));
+  const int64_t wire_bytes = wire_elements(r.op, size(), payload) * size_of(r.in.dtype);
+  ex.meter.add(key, payload, wire_bytes);
   if (ex.device.dry() || payload == 0) return Ticket(nullptr, key);
   const bool direct = ex.device.kind() == device::Kind::cpu || can_reach_gpus();
-  return Ticket(direct ? start(r) : start_staged(ex.device, r), key);
+  return Ticket(direct ? start(r) : start_staged(ex.device, r), key, wire_bytes);
 }
 
 Pending* Communicator::start_staged(device::Device& device, Request request) {

@@ -44,8 +44,9 @@ struct Group {
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Returns when the operation is complete; throws Code::comm naming operation, axis, ranks and who is missing.
-  virtual void wait() = 0;
+  /// Returns when the operation is complete, with the time from its first message to its end, as far as it is known.
+  /// Throws Code::comm naming operation, axis, ranks and who is missing.
+  virtual Interval wait() = 0;
   /// Called instead of wait() when an exception unwinds: returns once no memory of the operation is touched any more.
   virtual void abandon() noexcept = 0;
 };
@@ -55,7 +56,8 @@ class Pending {
 class [[nodiscard]] Ticket {
  public:
   Ticket() = default;  // holds no collective: not open, never joined
-  Ticket(Pending* pending, const CommKey& key) : pending_(pending), key_(key), open_(true) {}
+  Ticket(Pending* pending, const CommKey& key, int64_t wire_bytes = 0)
+      : pending_(pending), key_(key), wire_bytes_(wire_bytes), started_(now_seconds()), open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
@@ -69,6 +71,8 @@ class [[nodiscard]] Ticket {
  private:
   Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
   CommKey key_;
+  int64_t wire_bytes_ = 0;
+  double started_ = 0;
   bool open_ = false;
   std::array<Scratch, 2> kept_;
 };

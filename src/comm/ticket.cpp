@@ -9,6 +9,8 @@ namespace trainer::comm {
 Ticket::Ticket(Ticket&& other) noexcept
     : pending_(std::exchange(other.pending_, nullptr)),
       key_(other.key_),
+      wire_bytes_(other.wire_bytes_),
+      started_(other.started_),
       open_(std::exchange(other.open_, false)),
       kept_(std::move(other.kept_)) {}
 
@@ -16,6 +18,8 @@ Ticket& Ticket::operator=(Ticket&& other) {
   TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
   pending_ = std::exchange(other.pending_, nullptr);
   key_ = other.key_;
+  wire_bytes_ = other.wire_bytes_;
+  started_ = other.started_;
   open_ = std::exchange(other.open_, false);
   kept_ = std::move(other.kept_);
   return *this;
@@ -43,8 +47,12 @@ void Ticket::join(Exec& ex) {
   open_ = false;
   if (pending_ != nullptr) {
     const double start = now_seconds();
-    std::exchange(pending_, nullptr)->wait();
-    ex.meter.add_wait(key_, now_seconds() - start);
+    Interval flight = std::exchange(pending_, nullptr)->wait();
+    const bool known = flight.end > 0;  // else a stream of a GPU runs it
+    if (!known && ex.meter.timed != nullptr) ex.meter.timed->synchronize();
+    const double end = now_seconds();
+    if (!known) flight = {started_, end};
+    ex.meter.add_wait(key_, {start, end}, flight, wire_bytes_);
   }
   for (Scratch& scratch : kept_) scratch.reset();
 }
