@@ -45,8 +45,9 @@ struct Group {
 class Pending {
  public:
   virtual ~Pending() = default;
-  /// Returns when the operation is complete; throws Code::comm naming operation, axis, ranks and who is missing.
-  virtual void wait() = 0;
+  /// Returns when the operation is complete, with the time from its first message to its end, as far as it is known.
+  /// Throws Code::comm naming operation, axis, ranks and who is missing.
+  virtual Interval wait() = 0;
   /// Called instead of wait() when an exception unwinds: returns once no memory of the operation is touched any more.
   virtual void abandon() noexcept = 0;
 };
@@ -56,9 +57,14 @@ class Pending {
 class [[nodiscard]] Ticket {
  public:
   Ticket() = default;  // holds no collective: not open, never joined
-  /// `traced`: its number in the trace of the meter that counted it; below 0: none.
-  Ticket(Pending* pending, const CommKey& key, int64_t traced = -1)
-      : pending_(pending), key_(key), traced_(traced), open_(true) {}
+  /// `recorded`: its number at the meter's recorder; below 0: none.
+  Ticket(Pending* pending, const CommKey& key, int64_t recorded = -1, int64_t wire_bytes = 0)
+      : pending_(pending),
+        key_(key),
+        recorded_(recorded),
+        wire_bytes_(wire_bytes),
+        started_(now_seconds()),
+        open_(true) {}
   Ticket(Ticket&& other) noexcept;
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
@@ -72,7 +78,9 @@ class [[nodiscard]] Ticket {
  private:
   Pending* pending_ = nullptr;  // null: complete from the start (a group of one, a dry run)
   CommKey key_;
-  int64_t traced_ = -1;
+  int64_t recorded_ = -1;
+  int64_t wire_bytes_ = 0;
+  double started_ = 0;
   bool open_ = false;
   std::array<Scratch, 2> kept_;
 };

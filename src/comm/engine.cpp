@@ -112,6 +112,7 @@ Engine::Operation& Engine::submit(Channel& channel, const Collective& collective
   operation->channel = &channel;
   operation->number = ++channel.submitted;
   operation->started = now_seconds();
+  operation->flight = {};
   operation->segments = watched ? Segments{1, 0} : segments_of(collective);
   operation->begun = watched ? 1 : 0;
   operation->ended = 0;
@@ -130,7 +131,7 @@ Pending* Engine::start(Channel& channel, const Collective& collective) {
   return &operation;
 }
 
-void Engine::wait(Operation& operation) {
+Interval Engine::wait(Operation& operation) {
   uint32_t state = operation.state.load(std::memory_order_acquire);
   for (const double begin = now_seconds(); state == Operation::kRunning && now_seconds() - begin < kComputeSpin;) {
     __builtin_ia32_pause();
@@ -141,8 +142,9 @@ void Engine::wait(Operation& operation) {
     while ((state = operation.state.load(std::memory_order_acquire)) == Operation::kSleeping)
       futex_wait(operation.state, Operation::kSleeping);
   }
+  const Interval flight = operation.flight;
   recycle(operation);
-  if (state == Operation::kDone) return;
+  if (state == Operation::kDone) return flight;
   const std::lock_guard lock(mutex_);
   throw *failure_;
 }
@@ -318,6 +320,7 @@ bool Engine::advance_channel(Channel& channel) {
       static_cast<Flow&>(flow) = {&operation.collective, operation.begun, operation.segments.elements,
                                   static_cast<int>(channel.next_flow % kFlows), 0};
       flow.operation = &operation;
+      if (operation.begun == 0) operation.flight.begin = now_seconds();
       ++channel.next_flow;
       if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
@@ -326,6 +329,7 @@ bool Engine::advance_channel(Channel& channel) {
     while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
+      done.flight.end = channel.finished_at;
       finish(done, Operation::kDone);
     }
   }

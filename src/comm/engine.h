@@ -111,7 +111,7 @@ class Engine {
   void serve_meeting();
 
   // The compute thread.
-  void wait(Operation& operation);
+  Interval wait(Operation& operation);
   void abandon(Operation& operation) noexcept;
   void recycle(Operation& operation);
   Operation& submit(Channel& channel, const Collective& collective, bool watched);

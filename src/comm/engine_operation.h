@@ -11,7 +11,7 @@ struct Engine::Operation final : Pending {
   static constexpr uint32_t kRunning = 0, kDone = 1, kFailed = 2, kSleeping = 4;
 
   explicit Operation(Engine& owner) : engine(owner) {}
-  void wait() override { engine.wait(*this); }
+  Interval wait() override { return engine.wait(*this); }
   void abandon() noexcept override { engine.abandon(*this); }
 
   Engine& engine;
@@ -19,6 +19,7 @@ struct Engine::Operation final : Pending {
   Channel* channel = nullptr;
   int64_t number = 0;  // on its channel, from 1
   double started = 0;
+  Interval flight;  // from its first message to its end; of the progress thread until the operation has ended
   Segments segments;
   int64_t begun = 0, ended = 0;  // of segments
   Operation* next = nullptr;     // in the pool, among the submitted, or on the channel

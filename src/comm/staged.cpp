@@ -24,10 +24,12 @@ const device::Mirror* Staged::stage(Tensor& in, Tensor& out) {
   return mirror_.get();
 }
 
-void Staged::wait() {
+Interval Staged::wait() {
   busy_ = false;
-  if (operation_ != nullptr) std::exchange(operation_, nullptr)->wait();
+  Interval flight;
+  if (operation_ != nullptr) flight = std::exchange(operation_, nullptr)->wait();
   mirror_->put(out_.data, result_, out_.bytes());
+  return flight;
 }
 
 void Staged::abandon() noexcept {

@@ -16,7 +16,7 @@ class Staged final : public Pending {
   const device::Mirror* stage(Tensor& in, Tensor& out);
   /// Sets the operation that runs on the copies. Waiting for it copies the result to the device.
   void follow(Pending* operation) { operation_ = operation; }
-  void wait() override;
+  Interval wait() override;
   void abandon() noexcept override;
 
  private:

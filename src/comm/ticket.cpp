@@ -9,7 +9,9 @@ namespace trainer::comm {
 Ticket::Ticket(Ticket&& other) noexcept
     : pending_(std::exchange(other.pending_, nullptr)),
       key_(other.key_),
-      traced_(other.traced_),
+      recorded_(other.recorded_),
+      wire_bytes_(other.wire_bytes_),
+      started_(other.started_),
       open_(std::exchange(other.open_, false)),
       kept_(std::move(other.kept_)) {}
 
@@ -17,7 +19,9 @@ Ticket& Ticket::operator=(Ticket&& other) {
   TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
   pending_ = std::exchange(other.pending_, nullptr);
   key_ = other.key_;
-  traced_ = other.traced_;
+  recorded_ = other.recorded_;
+  wire_bytes_ = other.wire_bytes_;
+  started_ = other.started_;
   open_ = std::exchange(other.open_, false);
   kept_ = std::move(other.kept_);
   return *this;
@@ -43,11 +47,15 @@ void Ticket::keep(Scratch&& scratch) {
 void Ticket::join(Exec& ex) {
   TRAINER_CHECK(open_, "a ticket is joined once, of an operation that was started");
   open_ = false;
-  if (traced_ >= 0 && ex.meter.trace != nullptr) ex.meter.trace->add_wait(traced_);
+  if (recorded_ >= 0 && ex.meter.recorder != nullptr) ex.meter.recorder->add_wait(recorded_);
   if (pending_ != nullptr) {
     const double start = now_seconds();
-    std::exchange(pending_, nullptr)->wait();
-    ex.meter.add_wait(key_, now_seconds() - start);
+    Interval flight = std::exchange(pending_, nullptr)->wait();
+    const bool known = flight.end > 0;  // else a stream of a GPU runs it
+    if (!known && ex.meter.timed != nullptr) ex.meter.timed->synchronize();
+    const double end = now_seconds();
+    if (!known) flight = {started_, end};
+    ex.meter.add_wait(key_, {start, end}, flight, wire_bytes_);
   }
   for (Scratch& scratch : kept_) scratch.reset();
 }

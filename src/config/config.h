@@ -141,6 +141,7 @@ struct Checkpoint {
 struct Log {
   int64_t interval = 0;
   bool jsonl = true, report = true, tensorboard = false;
+  std::vector<int64_t> trace;  // empty, or the first and the last step to trace
   ProgressMode progress = ProgressMode::automatic;
 };
 

@@ -186,7 +186,9 @@ void declare_log(std::vector<Key>& keys) {
              "Progress bar; auto: when standard error is a terminal.");
   log.boolean("tensorboard", &Log::tensorboard, false,
               "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
-  log.later("trace", Type::boolean, false, "Write trace.json.");
+  log.integers("trace", &Log::trace, {}, {.range = at_least(1), .unit = "steps"},
+               "[first, last]: what every rank does in these steps goes into trace.json, for Perfetto or Chrome's "
+               "chrome://tracing. On a GPU they are slower, as each operator is timed to its end. [] traces nothing.");
 }
 
 void declare_hardware(std::vector<Key>& keys) {

@@ -75,6 +75,7 @@ Value fitted(Type type, const Value& value) {
       return std::holds_alternative<StringList>(value) ? value : Value();
     case Type::integers:
       if (integer) return IntegerList{*integer};
+      if (const auto* none = std::get_if<StringList>(&value); none && none->empty()) return IntegerList{};
       return std::holds_alternative<IntegerList>(value) ? value : Value();
     case Type::layers:
       if (value == Value(StringList())) return LayerList();  // an empty list is of any type

@@ -232,6 +232,9 @@ void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
 void check_log(const Log& log, Checker& checker) {
   checker.require(log.jsonl || !log.report, {"log.jsonl", "log.report"},
                   "the report is made from metrics.jsonl, which jsonl = false turns off; set report = false too");
+  checker.require(log.trace.empty() || (log.trace.size() == 2 && log.trace.front() <= log.trace.back()), {"log.trace"},
+                  "expected the first and the last step, [first, last], or [] for no trace; found [{}]",
+                  fmt::join(log.trace, ", "));
 }
 
 void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {

@@ -7,6 +7,12 @@ namespace trainer::model {
 
 using parallel::Batch;
 
+namespace {
+
+constexpr const char* kLayer = "layer";  // in a trace
+
+}  // namespace
+
 Transformer::Transformer(device::Device& device, parallel::ParamStore& store, parallel::Strategy& strategy,
                          const config::Model& model, int64_t vocab, config::Recompute recompute, uint64_t dropout_seed)
     : model_(model),
@@ -67,6 +73,7 @@ Scratch Transformer::embed(Exec& ex, const Batch& batch) {
 void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
   Scratch x = embed(ex, batch);
   for (size_t l = 0; l < blocks_.size(); ++l) {
+    const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
     x = blocks_[l].forward(ex, batch, std::move(x), saved.blocks[l]);
     x = move(ex, batch, std::move(x), l, l + 1);
   }
@@ -84,6 +91,7 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   saved.stats = {};
   grads.end_group(ex, head_group_);
   for (size_t l = blocks_.size(); l-- > 0;) {
+    const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
     dx = move(ex, batch, std::move(dx), l + 1, l);
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
     grads.end_group(ex, blocks_[l].group());

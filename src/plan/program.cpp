@@ -5,7 +5,7 @@
 
 namespace trainer::plan {
 
-void Recorder::add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) {
+void ProgramRecorder::add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) {
   program.push_back({.kind = Event::Kind::compute,
                      .recomputed = recomputed,
                      .op = kind,
@@ -14,7 +14,7 @@ void Recorder::add_operator(OpKind kind, const Cost& cost, const ProductShape& p
                      .product = product});
 }
 
-int64_t Recorder::add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) {
+int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) {
   program.push_back({.kind = Event::Kind::start,
                      .lane = lane,
                      .key = key,
@@ -26,12 +26,12 @@ int64_t Recorder::add_collective(const CommKey& key, uint8_t lane, int64_t eleme
   return collectives++;
 }
 
-void Recorder::add_wait(int64_t collective) {
+void ProgramRecorder::add_wait(int64_t collective) {
   program.push_back({.kind = Event::Kind::wait, .key = {}, .collective = collective, .cost = {}, .product = {}});
 }
 
 StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine) {
-  Recorder first, middle, last;
+  ProgramRecorder first, middle, last;
   StepProgram step;
   step.plan = plan_run(config, vocab, machine, true, {&first, &middle, &last});
   step.mesh = parallel::make_mesh_shape(config, machine.ranks);

@@ -23,8 +23,8 @@ struct Event {
 };
 using Program = std::vector<Event>;
 
-/// Recorder takes down what a pass does.
-class Recorder final : public Trace {
+/// ProgramRecorder takes down what a pass does.
+class ProgramRecorder final : public Recorder {
  public:
   void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) override;
   int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) override;

@@ -58,11 +58,11 @@ bool writes_samples(const config::Config& config) {
 }
 
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
-                 const train::StepTraces& traces) {
+                 const train::StepRecorders& recorders) {
   const std::unique_ptr<device::Device> device = make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, training);
-  trainer.plan(traces);
+  trainer.plan(recorders);
   std::optional<train::Generator> generator;
   if (writes_samples(config)) generator.emplace(trainer);
   RunPlan plan;

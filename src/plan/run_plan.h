@@ -27,9 +27,9 @@ struct RunPlan {
   measure::CommBytes comm_bytes;  // of a step, by axis and operation
   double step_seconds = measure::kUnknown, wait_seconds = measure::kUnknown;  // of a step, by hardware.profile
 };
-/// `traces`: receive the programs of training, to foretell their time (plan/program.h).
+/// `recorders`: receive the programs of training, to foretell their time (plan/program.h).
 RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
-                 const train::StepTraces& traces = {});
+                 const train::StepRecorders& recorders = {});
 /// Returns the table for `train --dry-run`.
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine);
 /// Throws Code::plan when the plan exceeds the limit: names the largest category and the smallest change that fits.

@@ -50,6 +50,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
              checkpoint::system_calls(), &world),
       peak_(measure::make_peak(*device_, open_.machine.compute, config_, world)),
       reporter_(config_, open_.plan, open_.machine, memory_, peak_, world.first()),
+      tracer_(world, config_, trainer_),
       batches_([&data = *open_.datasets.train](int64_t sample, int64_t sequences, data::TokenBatch& out) {
         data.train_batch(sample, sequences, out);
         data.prefetch(sample + sequences, sequences);
@@ -137,8 +138,13 @@ bool TrainingLoop::step() {
   work.micro_batches = trainer_.accumulation();
   work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
   trainer_.meter().reset();  // drop what evaluations, samples and saves counted
+  tracer_.before_step(work.step);
   const double start = now_seconds();
-  const train::Trainer::Outcome outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
+  train::Trainer::Outcome outcome;
+  {
+    const TraceScope traced(trainer_.meter().trace, "step", work.step);
+    outcome = trainer_.step(work, batches_, stop_or_data_cut_short);
+  }
   if (outcome.interrupted) return false;
   const double seconds = now_seconds() - start;
 
@@ -149,6 +155,7 @@ bool TrainingLoop::step() {
   state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
   loss_of_last_ = measure::kUnknown;
   reporter_.step(work, outcome, seconds, state_, trainer_);
+  tracer_.after_step(work.step);
   if (outcome.skipped) warn_of_skip(outcome);
   return true;
 }
@@ -177,6 +184,7 @@ bool TrainingLoop::is_evaluation_missing() {
 
 void TrainingLoop::evaluate_now() {
   if (!open_.datasets.val) return;
+  const TraceScope traced(trainer_.meter().trace, "evaluation");
   Evaluation result =
       evaluate(trainer_, *open_.datasets.val, {.groups = config_.train.eval_batches},
                open_.datasets.tokenizer ? &*open_.datasets.tokenizer : nullptr, [&](int64_t done, int64_t windows) {
@@ -202,6 +210,7 @@ void TrainingLoop::evaluate_now() {
 
 void TrainingLoop::sample_now() {
   if (!generator_) return;
+  const TraceScope traced(trainer_.meter().trace, "sample");
   const train::Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
   report::Sample sample{state_.step, config_.train.sample_prompt, {}};
   sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
@@ -217,6 +226,7 @@ bool TrainingLoop::is_save_due() {
 }
 
 void TrainingLoop::save() {
+  const TraceScope traced(trainer_.meter().trace, "checkpoint");
   const double start = now_seconds();
   state_.finite_weights = train::weights_are_finite(trainer_);
   checkpoint::Snapshot snapshot = header_;
@@ -281,6 +291,7 @@ void TrainingLoop::require_whole_data() {
 }
 
 int TrainingLoop::finish(const std::string& outcome) {
+  tracer_.end();
   reporter_.end(state_, outcome, trainer_);
   return stop_requested_on_any() ? kStoppedBySignal : 0;
 }

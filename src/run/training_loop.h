@@ -11,6 +11,7 @@
 #include "run/deadline.h"
 #include "run/reporter.h"
 #include "run/session.h"
+#include "run/tracer.h"
 #include "train/generate.h"
 
 namespace trainer::run {
@@ -86,6 +87,7 @@ class TrainingLoop {
   checkpoint::CheckpointStore store_;
   measure::PeakTracker peak_;
   Reporter reporter_;
+  Tracer tracer_;
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
   checkpoint::TrainState state_;

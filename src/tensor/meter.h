@@ -8,9 +8,9 @@
 #include <map>
 #include <string_view>
 
-#include "base/clock.h"
 #include "base/dtype.h"
 #include "device/device.h"
+#include "tensor/trace.h"
 
 namespace trainer {
 
@@ -60,11 +60,11 @@ struct ProductShape {
   bool trans_a = false, trans_b = false;
 };
 
-/// A Trace receives what a pass does, in order: operators, and collectives when they start and when they are waited
+/// A Recorder receives what a pass does, in order: operators, and collectives when they start and when they are waited
 /// for. Of a dry pass it is the program of the real one, whose time can be foretold.
-class Trace {
+class Recorder {
  public:
-  virtual ~Trace() = default;
+  virtual ~Recorder() = default;
   /// `recomputed`: repeats what a pass before did, to save memory.
   virtual void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) = 0;
   /// `lane` is a comm::Lane, `elements` the payload. Returns a number for add_wait().
@@ -96,22 +96,32 @@ class Meter {
     count.elements += elements;
     count.wire_bytes += wire_bytes;
   }
-  void add_wait(const CommKey& key, double seconds) { comm_[key].wait_seconds += seconds; }
+  /// The compute thread has waited for an operation that was in flight at `flight` and sent `wire_bytes`.
+  void add_wait(const CommKey& key, Interval wait, Interval flight, int64_t wire_bytes) {
+    comm_[key].wait_seconds += wait.end - wait.begin;
+    if (trace == nullptr) return;
+    const auto bytes = static_cast<double>(wire_bytes);
+    trace->add({.name = name_of(key.op), .time = wait, .axes = key.axes});
+    trace->add({.lane = Span::Lane::axis, .name = name_of(key.op), .time = flight, .axes = key.axes, .bytes = bytes});
+  }
 
-  void add(OpKind kind, const Cost& cost, double seconds) {
+  void add(OpKind kind, const Cost& cost, Interval time) {
+    const double seconds = time.end - time.begin;
     Entry& entry = entries_[static_cast<size_t>(kind)];
     ++entry.calls;
     entry.flops += cost.flops;
     entry.bytes += cost.bytes;
     entry.seconds += seconds;
+    if (trace != nullptr) trace->add({.name = name_of(kind), .time = time, .flops = cost.flops, .bytes = cost.bytes});
     if (recomputing && (kind == OpKind::gemm || kind == OpKind::attention)) recomputed_ += cost.flops;
   }
 
   /// Set: operators on this device are timed to their end, which keeps them from overlapping. Otherwise the seconds of
   /// an operator on a GPU are those of its launch.
   device::Device* timed = nullptr;
-  Trace* trace = nullptr;    // set: receives what is counted
-  bool recomputing = false;  // set while a block's forward runs again for its backward
+  Trace* trace = nullptr;        // set while a step is traced
+  Recorder* recorder = nullptr;  // set: receives what is counted
+  bool recomputing = false;      // set while a block's forward runs again for its backward
 
  private:
   std::array<Entry, kOpKinds> entries_{};
@@ -126,8 +136,8 @@ class OpTimer {
       : meter_(meter), kind_(kind), cost_(cost), product_(product), start_(now_seconds()) {}
   ~OpTimer() noexcept(false) {
     if (meter_.timed != nullptr && std::uncaught_exceptions() == 0) meter_.timed->synchronize();
-    meter_.add(kind_, cost_, now_seconds() - start_);
-    if (meter_.trace != nullptr) meter_.trace->add_operator(kind_, cost_, product_, meter_.recomputing);
+    meter_.add(kind_, cost_, {start_, now_seconds()});
+    if (meter_.recorder != nullptr) meter_.recorder->add_operator(kind_, cost_, product_, meter_.recomputing);
   }
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;

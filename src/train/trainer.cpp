@@ -13,21 +13,36 @@
 
 namespace trainer::train {
 
+namespace {
+
+using measure::PhaseMs;
+
+std::string_view name_of(double PhaseMs::*phase) {
+  if (phase == &PhaseMs::data) return "data";
+  if (phase == &PhaseMs::forward) return "forward";
+  return phase == &PhaseMs::backward ? "backward" : "optimizer";
+}
+
+}  // namespace
+
 /// Charges the time since the last call to a phase. A GPU's work counts in the phase that launched it, which waits for
 /// it.
 class Trainer::PhaseClock {
  public:
-  PhaseClock(device::Device& device, measure::PhaseMs& phases) : device_(device), phases_(phases) {}
-  void charge(double measure::PhaseMs::*phase) {
+  PhaseClock(device::Device& device, measure::PhaseMs& phases, Trace* trace)
+      : device_(device), phases_(phases), trace_(trace) {}
+  void charge(double PhaseMs::*phase) {
     device_.synchronize();
     const double now = now_seconds();
     phases_.*phase += (now - last_) * 1e3;
+    if (trace_ != nullptr) trace_->add({.name = name_of(phase), .time = {last_, now}});
     last_ = now;
   }
 
  private:
   device::Device& device_;
   measure::PhaseMs& phases_;
+  Trace* trace_;
   double last_ = now_seconds();
 };
 
@@ -74,7 +89,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
 Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches, bool (*stop)()) {
   Outcome outcome;
   Exec ex = exec();
-  PhaseClock clock(device_, outcome.phase_ms);
+  PhaseClock clock(device_, outcome.phase_ms, meter_.trace);
   const int64_t rows = work.micro_batches * replicas() * micro_batch() * config_.model.seq_len;
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
@@ -121,7 +136,10 @@ void Trainer::draw_ahead(int64_t first_sample, const BatchSource& batches) {
 
 parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches) {
   const int64_t first = first_sample(work, micro);
-  if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
+  {
+    const TraceScope reading(meter_.trace, "read", -1, Span::Lane::input);
+    if (std::exchange(ahead_, std::nullopt) != first) batches(first, micro_batch(), host_);
+  }
   parallel::Batch batch = upload(host_);
   batch.first_sample = first - work.first_sample;  // in the step's batch
   batch.step = static_cast<uint32_t>(work.step);
@@ -207,14 +225,14 @@ void Trainer::end() {
   arena_.end();
 }
 
-void Trainer::plan(const StepTraces& traces) {
+void Trainer::plan(const StepRecorders& recorders) {
   scalars_->make_communicators();
   parallel::Batch batch = views();
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
     batch.losses = losses_;
-    plan_training(batch, traces);
+    plan_training(batch, recorders);
   }
   batch.dropout = false;
   batch.losses = {};
@@ -226,15 +244,15 @@ void Trainer::plan(const StepTraces& traces) {
   mesh_.world().connect();
 }
 
-void Trainer::plan_training(const parallel::Batch& batch, const StepTraces& traces) {
+void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& recorders) {
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
   // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
-  first.trace = traces.first;
-  middle.trace = traces.middle;
+  first.recorder = recorders.first;
+  middle.recorder = recorders.middle;
   const auto earlier = [&](Meter& meter) {
     Exec apart{*dry, heap, meter};
     store_.weights().begin(apart, train_key_);
@@ -243,14 +261,14 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepTraces& trac
   };
   if (accumulation() > 1) earlier(first);
   if (accumulation() > 2) earlier(middle);
-  meter_.trace = traces.last;
+  meter_.recorder = recorders.last;
   record_memory(
       train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   optimizer_->step(ex, {.lr = 0, .t = 1});
-  meter_.trace = nullptr;
+  meter_.recorder = nullptr;
   std::map<CommKey, CommCount> step = meter_.comm();
   for (const auto& [key, count] : first.comm()) step[key].wire_bytes += count.wire_bytes;
   for (const auto& [key, count] : middle.comm()) step[key].wire_bytes += (accumulation() - 2) * count.wire_bytes;
@@ -290,6 +308,8 @@ parallel::Batch Trainer::upload(const data::TokenBatch& host) {
 void Trainer::upload(const data::TokenBatch& host, const BatchTensors& to) {
   const auto rows = static_cast<size_t>(to.ids.count());
   TRAINER_CHECK(host.ids.size() == rows, "a batch of {} rows for buffers of {}", host.ids.size(), rows);
+  const TraceScope copying(device_.kind() == device::Kind::cuda ? meter_.trace : nullptr, "batch to the GPU", -1,
+                           Span::Lane::host_link);
   device_.copy_to_device(to.ids.data, host.ids.data(), to.ids.bytes());
   device_.copy_to_device(to.targets.data, host.targets.data(), to.targets.bytes());
   if (to.weights.dtype == DType::f64) {  // CPUs only

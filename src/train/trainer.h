@@ -36,8 +36,8 @@ using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, 
 
 /// Receive what the micro-steps of a step do that differ, on a dry device: the first, one between, and the last with
 /// the update.
-struct StepTraces {
-  Trace *first = nullptr, *middle = nullptr, *last = nullptr;
+struct StepRecorders {
+  Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
 };
 
 class Trainer {
@@ -47,9 +47,9 @@ class Trainer {
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
           bool training, const parallel::StrategyFactory& factory = {});
 
-  /// Records the programs of training and evaluation and takes the memory; before the first step. `traces`: receive the
-  /// programs of training.
-  void plan(const StepTraces& traces = {});
+  /// Records the programs of training and evaluation and takes the memory; before the first step. `recorders`: receive
+  /// the programs of training.
+  void plan(const StepRecorders& recorders = {});
 
   /// Runs a program on a dry device, to record the order of its gathers and then the memory it takes; the caller calls
   /// seal(). Its costs go to `meter`. Skips programs that are recorded already.
@@ -115,7 +115,7 @@ class Trainer {
   measure::BytesByCategory memory() const;
 
  private:
-  void plan_training(const parallel::Batch& batch, const StepTraces& traces);
+  void plan_training(const parallel::Batch& batch, const StepRecorders& recorders);
   void record_gathers(const std::string& program, const std::function<void(Exec&)>& body);
   void record_memory(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter);
   class PhaseClock;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Event files for TensorBoard say what metrics.jsonl says."""
+"""Logs that other programs read: TensorBoard's event files and traces of steps. They say what metrics.jsonl says."""
 import collections
+import json
 import struct
 import unittest
 
@@ -130,10 +131,117 @@ class Logs(rig.Runs):
 
     def test_without_the_key_there_are_none(self):
         self.train(max_steps=1)
-        self.assertEqual(self.event_files(), [])
+        self.assertEqual(self.event_files() + list((self.folder / "run").glob("trace.json")), [])
+
+    # --- traces
+
+    def trace(self, run="run"):
+        """{(rank, track): spans in order of begin}; spans are (begin, end, name, args) in microseconds."""
+        events = json.loads((self.folder / run / "trace.json").read_text())["traceEvents"]
+        names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        tracks = collections.defaultdict(list)
+        for e in events:
+            if e["ph"] == "X":
+                tracks[e["pid"], names[e["pid"], e["tid"]]].append((e["ts"], e["ts"] + e["dur"], e["name"], e.get("args", {})))
+        for spans in tracks.values():
+            spans.sort(key=lambda span: (span[0], -span[1]))
+        return tracks
+
+    def check_nesting(self, spans):
+        """Every span lies inside its parent; returns the leaves."""
+        above, leaves = [], []
+        for span in spans:
+            while above and span[0] >= above[-1][1] - 5e-4:
+                above.pop()
+            if above:
+                self.assertLessEqual(span[1], above[-1][1] + 5e-4, f"{span} reaches out of {above[-1]}")
+                if leaves and leaves[-1] is above[-1]:
+                    leaves.pop()
+            above.append(span)
+            leaves.append(span)
+        return leaves
+
+    def check_steps(self, tracks, rank, first, last, run="run"):
+        """The steps asked for, each the sum of its phases, and as long as the log says."""
+        compute = tracks[rank, "compute"]
+        self.check_nesting(compute)
+        steps = {span[2]: span for span in compute if span[2].startswith("step ")}
+        self.assertEqual(list(steps), [f"step {step}" for step in range(first, last + 1)])
+        logged = {e["step"]: e for e in self.events("step", run)}
+        for step in range(first, last + 1):
+            begin, end, _, _ = steps[f"step {step}"]
+            inside = [span for span in compute if begin <= span[0] and span[1] <= end]
+            phases = [span for span in inside if span[2] in ("data", "forward", "backward", "optimizer")]
+            self.assertAlmostEqual(sum(span[1] - span[0] for span in phases), end - begin, delta=0.02 * (end - begin))
+            if rank == 0:
+                self.assertAlmostEqual((end - begin) / 1e3, logged[step]["step_ms"], delta=0.05 * logged[step]["step_ms"] + 0.5)
+                for phase in {span[2] for span in phases}:
+                    mine = sum(span[1] - span[0] for span in phases if span[2] == phase) / 1e3
+                    self.assertAlmostEqual(mine, logged[step]["phase_ms"][phase], delta=1e-3 + 1e-6 * mine)
+
+    def test_a_trace_has_the_steps_asked_for(self):
+        self.train("log.trace=[3, 4]", "train.eval_interval=3")
+        tracks = self.trace()
+        self.assertEqual(sorted(track for _, track in tracks), ["compute", "input"])
+        self.check_steps(tracks, 0, 3, 4)
+        compute = tracks[0, "compute"]
+        names = collections.Counter(span[2] for span in compute)
+        # Two steps of two micro-steps on two layers, forward and backward; the evaluation in between is traced too.
+        self.assertEqual((names["layer 0"], names["layer 1"]), (8, 8))
+        self.assertEqual((names["forward"], names["optimizer"], names["evaluation"]), (4, 2, 1))
+        self.assertEqual(len(tracks[0, "input"]), 4)
+        for name in ("gemm", "attention", "norm", "embedding", "loss"):
+            self.assertGreater(names[name], 0, name)
+
+    def test_operators_fill_the_steps(self):
+        """In a model of some size what lies between operators is little."""
+        self.train("log.trace=[3, 4]", "model.d_model=256", "model.seq_len=128", "model.dropout=0", "train.micro_batch=4",
+                   "model.n_layer=4", max_steps=4)
+        compute = self.trace()[0, "compute"]
+        leaves = self.check_nesting(compute)
+        operators = {"gemm", "attention", "norm", "activation", "rope", "embedding", "loss", "elementwise", "column_sum", "pack",
+                     "grad_norm", "optimizer"}
+        for step in (3, 4):
+            begin, end = next(span[:2] for span in compute if span[2] == f"step {step}")
+            inside = [span for span in leaves if begin <= span[0] and span[1] <= end and span[2] in operators]
+            covered = sum(span[1] - span[0] for span in inside)
+            self.assertLessEqual(covered, end - begin)
+            self.assertGreater(covered, 0.9 * (end - begin))
+
+    def test_ranks_and_axes_have_lanes(self):
+        for transport in ("threads", "mpi"):
+            with self.subTest(transport=transport):
+                run = "run." + transport
+                self.train_on(4, f"run.dir={run}", "parallel.tensor=2", "parallel.data=2", "log.trace=[2, 3]", "run.threads=1",
+                              "model.vocab_multiple=64", max_steps=4, transport=transport)
+                tracks = self.trace(run)
+                self.assertEqual({rank for rank, _ in tracks}, {0, 1, 2, 3})
+                for rank in range(4):
+                    self.check_steps(tracks, rank, 2, 3, run)
+                    for axis in ("tensor", "data"):
+                        self.check_axis(tracks, rank, axis, run)
+
+    def check_axis(self, tracks, rank, axis, run):
+        """Spans of one track lie behind each other; their bytes are those of the log; the rank's waits end after them."""
+        spans = []
+        for (at, track), there in tracks.items():
+            if at == rank and (track == f"axis {axis}" or track.startswith(f"axis {axis} (")):
+                self.assertTrue(all(a[1] <= b[0] + 5e-4 for a, b in zip(there, there[1:])), track)
+                spans += there
+        for operation in {span[2] for span in spans}:
+            logged = sum(e["comm_bytes"][axis][operation] for e in self.events("step", run) if e["step"] in (2, 3))
+            self.assertEqual(sum(span[3]["bytes"] for span in spans if span[2] == operation), logged)
+        waits = [span for span in tracks[rank, "compute"] if span[2].startswith(f"wait for {axis} ")]
+        self.assertEqual(len(waits), len(spans))
+
+    def test_a_run_that_ends_among_the_steps_writes_them(self):
+        self.train("log.trace=[3, 100]", max_steps=5)
+        self.check_steps(self.trace(), 0, 3, 5)
+        self.train("log.trace=[3, 100]")  # resumed among them
+        self.check_steps(self.trace(), 0, 6, 8)
 
     def test_losses_are_those_of_a_run_without_logs(self):
-        self.train("log.tensorboard=true")
+        self.train("log.tensorboard=true", "log.trace=[2, 4]")
         self.train("run.dir=plain")
         self.assertEqual(self.losses(), self.losses("plain"))
 

@@ -35,7 +35,10 @@ Launched::Launched(Fabric& owner, int its_lane) : fabric(owner), lane(its_lane) 
   device::cuda::check(cudaEventCreateWithFlags(&done, cudaEventDisableTiming), "event");
 }
 Launched::~Launched() { cudaEventDestroy(done); }
-void Launched::wait() { fabric.join(*this); }
+Interval Launched::wait() {
+  fabric.join(*this);
+  return {};
+}
 void Launched::abandon() noexcept { fabric.abandon(*this); }
 
 Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {

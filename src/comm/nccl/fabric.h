@@ -24,7 +24,7 @@ class Fabric;
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
-  void wait() override;  // makes the compute stream wait; the host continues
+  Interval wait() override;  // makes the compute stream wait; the host continues
   void abandon() noexcept override;
 
   Fabric& fabric;

@@ -142,7 +142,7 @@ TEST(Load, AcceptsNeutralValuesOfThingsNotBuiltYetWithoutAWord) {
   Warnings warnings;
   load_text(
       "[train]\ncuda_graph = false\n[precision]\ngrad_reduce = \"fp32\"\n[parallel]\nzero_stage = 0\nlanes = 1\n"
-      "transport = \"auto\"\n[offload]\noptimizer = \"none\"\n[checkpoint]\nasync = false\n[log]\ntrace = false\n"
+      "transport = \"auto\"\n[offload]\noptimizer = \"none\"\n[checkpoint]\nasync = false\n[log]\ntrace = []\n"
       "tensorboard = false\n[debug]\nshadow = false\ninject = []\ncheck_replicas_every = 0\n",
       "x.toml", {}, kNoFiles);
   EXPECT_TRUE(warnings.lines.empty());

@@ -260,7 +260,10 @@ class Watched final : public comm::Communicator {
  private:
   struct Wait final : comm::Pending {
     Wait(Watched& owner, double flops) : watched(owner), at_start(flops) {}
-    void wait() override { watched.hidden_.push_back(watched.meter_.matmul_flops() - at_start); }
+    Interval wait() override {
+      watched.hidden_.push_back(watched.meter_.matmul_flops() - at_start);
+      return {};
+    }
     void abandon() noexcept override {}
     Watched& watched;
     double at_start;

@@ -22,7 +22,10 @@ class Noting final : public comm::Communicator {
  private:
   struct Wait final : comm::Pending {
     Wait(Noting& owner, Moment& what) : noting(owner), moment(what) {}
-    void wait() override { moment.waited = noting.products(); }
+    Interval wait() override {
+      moment.waited = noting.products();
+      return {};
+    }
     void abandon() noexcept override {}
     Noting& noting;
     Moment& moment;

@@ -104,7 +104,7 @@ class Play : public testing::Test {
     step_.last = recorder_.program;
     return price(step_, cluster_, DType::f32);
   }
-  Recorder recorder_;
+  ProgramRecorder recorder_;
   StepProgram step_;
   Cluster cluster_ = toy();
 };

@@ -1,0 +1,104 @@
+#include "report/trace_json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <vector>
+
+#include "base/format.h"
+#include "report/events_json.h"
+
+namespace trainer::report {
+namespace {
+
+using Lane = Span::Lane;
+
+std::string quoted(const std::string& text) { return to_line(Json(text)); }
+
+/// Whole nanoseconds as the microseconds of the format: "12.345".
+std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
+
+/// Tracks gives each lane its tracks, in the order in which a viewer shows them.
+class Tracks {
+ public:
+  explicit Tracks(const TracedRank& rank) : rank_(rank) {}
+
+  /// Returns the track of a span. Call it in the order of begins.
+  int of(const Span& span) {
+    if (span.lane != Lane::axis) return track(name_of(span.lane), static_cast<int>(span.lane));
+    std::vector<double>& ends = axes_[span.axes];  // when the last span of each track of this axis ended
+    auto free = std::ranges::find_if(ends, [&](double end) { return end <= span.time.begin; });
+    if (free == ends.end()) free = ends.insert(free, 0);
+    *free = span.time.end;
+    const auto which = static_cast<int>(free - ends.begin());
+    const std::string name = "axis " + rank_.name_of_axes(span.axes);
+    return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Lane::axis));
+  }
+  /// Returns the events that name process and tracks.
+  std::vector<std::string> names() const {
+    std::vector<std::string> events = {
+        format(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":{}}}}})", rank_.rank, quoted(rank_.name)),
+        format(R"({{"ph":"M","pid":{0},"name":"process_sort_index","args":{{"sort_index":{0}}}}})", rank_.rank)};
+    for (const auto& [key, number] : numbers_) {
+      events.push_back(format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}}}})", rank_.rank,
+                              number, quoted(key.second)));
+      events.push_back(format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}}}})",
+                              rank_.rank, number, key.first * 1000 + number));
+    }
+    return events;
+  }
+
+ private:
+  static std::string name_of(Lane lane) {
+    return lane == Lane::compute ? "compute" : lane == Lane::input ? "input" : "host link";
+  }
+  int track(const std::string& name, int order) {
+    return numbers_.try_emplace({order, name}, static_cast<int>(numbers_.size()) + 1).first->second;
+  }
+
+  const TracedRank& rank_;
+  std::map<uint32_t, std::vector<double>> axes_;
+  std::map<std::pair<int, std::string>, int> numbers_;
+};
+
+std::string title(const Span& span, const TracedRank& rank) {
+  const std::string name(span.name);
+  if (span.lane == Lane::compute && span.axes != 0) return format("wait for {} {}", rank.name_of_axes(span.axes), name);
+  return span.number < 0 ? name : format("{} {}", name, span.number);
+}
+
+std::string arguments(const Span& span) {
+  std::string text;
+  if (span.flops > 0) text += format("\"flops\":{}", span.flops);
+  if (span.bytes > 0) text += format("{}\"bytes\":{:.0f}", text.empty() ? "" : ",", span.bytes);
+  return text.empty() ? "" : ",\"args\":{" + text + "}";
+}
+
+}  // namespace
+
+std::string trace_events(const TracedRank& rank, const Trace& trace) {
+  std::vector<Span> spans = trace.spans();
+  if (spans.empty()) return "";
+  // By begin; of those that begin together the longest first, which holds the others.
+  std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
+    return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
+  });
+  const auto at = [&](double seconds) {  // what was in flight when the trace began is cut there
+    return static_cast<int64_t>(std::floor(std::max(0.0, seconds - rank.origin) * 1e9));
+  };
+  Tracks tracks(rank);
+  std::vector<std::string> events;
+  for (const Span& span : spans) {
+    const int64_t begin = at(span.time.begin), end = at(span.time.end);
+    const int track = tracks.of(span);
+    events.push_back(format(R"({{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{}{}}})", rank.rank, track,
+                            microseconds(begin), microseconds(end - begin), quoted(title(span, rank)),
+                            arguments(span)));
+  }
+  std::string text;
+  for (const std::vector<std::string>& part : {tracks.names(), events})
+    for (const std::string& event : part) text += (text.empty() ? "" : ",\n") + event;
+  return text;
+}
+
+}  // namespace trainer::report

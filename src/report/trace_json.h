@@ -1,0 +1,28 @@
+#pragma once
+// A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: a process for each
+// rank, a track for each lane. Spans of one track lie inside or apart from each other; collectives that overlap get
+// further tracks of their axis.
+#include <functional>
+#include <string>
+
+#include "tensor/trace.h"
+
+namespace trainer::report {
+
+/// Where the spans of a rank come from.
+struct TracedRank {
+  int rank = 0;
+  std::string name;   // "rank 0 on host a"
+  double origin = 0;  // now_seconds() on this rank where the trace begins
+  std::function<std::string(uint32_t axes)> name_of_axes = {};
+};
+
+/// Returns the events of one rank, without the list around them; empty when it has no spans. Times are whole
+/// nanoseconds since the origin, so that rounding keeps a span inside its parent.
+std::string trace_events(const TracedRank& rank, const Trace& trace);
+
+/// What comes before and after the events of all ranks, which are separated by ",\n".
+inline constexpr const char* kTraceBegin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+inline constexpr const char* kTraceEnd = "\n]}\n";
+
+}  // namespace trainer::report

@@ -1,0 +1,79 @@
+#include "run/tracer.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "report/trace_json.h"
+
+namespace trainer::run {
+namespace {
+
+/// Names the running system: processes for which it is the same share a clock.
+std::string system_identity() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace
+
+Tracer::Tracer(comm::World& world, const config::Config& config, train::Trainer& trainer)
+    : world_(world), config_(config), trainer_(trainer) {}
+
+Tracer::~Tracer() {
+  trainer_.meter().trace = nullptr;
+  trainer_.meter().timed = nullptr;
+}
+
+void Tracer::before_step(int64_t step) {
+  const std::vector<int64_t>& steps = config_.log.trace;
+  if (trace_ || steps.empty() || step < steps.front() || step > steps.back()) return;
+  // All ranks leave the barrier together. On one host they have one clock, and no need of that.
+  world_.control().barrier();
+  const std::string own = format("{} {}", system_identity(), now_seconds());
+  const std::string first = world_.control().gather(own).front();
+  const size_t space = first.find(' ');
+  const bool one_clock = first.substr(0, space) == own.substr(0, space) && space > 0;
+  origin_ = std::stod((one_clock ? first : own).substr(space));
+  trace_.emplace();
+  trainer_.meter().trace = &*trace_;
+  if (trainer_.device().kind() == device::Kind::cuda) trainer_.meter().timed = &trainer_.device();
+}
+
+void Tracer::after_step(int64_t step) {
+  if (trace_ && step >= config_.log.trace.back()) write();
+}
+
+void Tracer::end() {
+  if (trace_) write();
+}
+
+void Tracer::write() {
+  trainer_.meter().trace = nullptr;
+  trainer_.meter().timed = nullptr;
+  const report::TracedRank rank{.rank = world_.rank(),
+                                .name = format("rank {}", world_.rank()),
+                                .origin = origin_,
+                                .name_of_axes = [&](uint32_t axes) { return trainer_.mesh().shape().name_of(axes); }};
+  const std::string own = report::trace_events(rank, *trace_);
+  trace_.reset();
+  std::string text = report::kTraceBegin;
+  for (int from = 0; from < world_.size(); ++from) {  // one after the other: memory for one rank's events
+    std::string events = world_.rank() == from ? own : std::string();
+    world_.control().broadcast(events, from);
+    if (world_.first() && !events.empty()) text += (from == 0 ? "" : ",\n") + events;
+  }
+  if (!world_.first()) return;
+  const std::filesystem::path file = std::filesystem::path(config_.run.dir) / "trace.json";
+  try {
+    replace_file(file, text + report::kTraceEnd);
+    log::info("trace of steps {} to {}: {}; open it at ui.perfetto.dev", config_.log.trace.front(),
+              config_.log.trace.back(), file.string());
+  } catch (const Error& error) {
+    log::warning("the trace was not written: {}", error.what());
+  }
+}
+
+}  // namespace trainer::run

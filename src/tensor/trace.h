@@ -1,0 +1,56 @@
+#pragma once
+// Trace: what this rank did, and when, in the steps that log.trace names. Operators, tickets and TraceScope fill it;
+// report/trace_json.h turns it into a file. Of the compute thread alone.
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace trainer {
+
+/// Span is one thing that a rank did.
+struct Span {
+  /// compute: the compute thread; its spans lie inside each other. input: reading batches. host_link: copies between
+  /// host and GPU. axis: collectives in flight along the axes `axes`; several at a time.
+  enum class Lane : uint8_t { compute, input, host_link, axis };
+
+  Lane lane = Lane::compute;
+  std::string_view name = {};  // lives as long as the program
+  Interval time = {};
+  int64_t number = -1;  // of a step or a layer; -1: none
+  uint32_t axes = 0;    // of a collective, as bits; on the compute lane: the rank waits for it
+  double flops = 0, bytes = 0;
+};
+
+class Trace {
+ public:
+  void add(const Span& span) { spans_.push_back(span); }
+  /// Returns the spans in order of their ends.
+  const std::vector<Span>& spans() const { return spans_; }
+
+ private:
+  std::vector<Span> spans_;
+};
+
+/// Adds a span from its construction to its destruction. `trace` null: nothing is traced.
+class TraceScope {
+ public:
+  TraceScope(Trace* trace, std::string_view name, int64_t number = -1, Span::Lane lane = Span::Lane::compute)
+      : trace_(trace), lane_(lane), name_(name), number_(number), begin_(trace == nullptr ? 0 : now_seconds()) {}
+  ~TraceScope() {
+    if (trace_ != nullptr)
+      trace_->add({.lane = lane_, .name = name_, .time = {begin_, now_seconds()}, .number = number_});
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  Trace* trace_;
+  Span::Lane lane_;
+  std::string_view name_;
+  int64_t number_;
+  double begin_;
+};
+
+}  // namespace trainer
