@@ -79,7 +79,7 @@ int plan_command(const PlanOptions& o) {
     plan::require_own_profile(cluster, machine);
   }
   plan::PlanRequest request;
-  request.config = config::load(o.config.file, o.config.sets, {.files = false});
+  request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});
   free_keys(request.config, o.free);
   request.vocab = data::planned_vocab(request.config);
   request.devices = o.devices > 0 ? o.devices

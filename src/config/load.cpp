@@ -346,7 +346,7 @@ Config Loader::finish() {
   if (readable_) {
     replace_length();
     resolve(config_);
-    validate(config_, options_.world, options_.files, mistakes_);
+    validate(config_, options_, mistakes_);
   }
   mistakes_.throw_if_any();
   if (options_.world) resolve_world(config_, world_size(config_, *options_.world));

@@ -17,6 +17,8 @@ struct LoadOptions {
   bool files = true;
   /// checkpoint.resume, as --resume gives it; empty: not given.
   std::string resume = {};
+  /// The planner still chooses the layout: none of its rules is checked.
+  bool plans = false;
 };
 
 constexpr const char* kStandardInput = "-";

@@ -237,7 +237,7 @@ void check_log(const Log& log, Checker& checker) {
                   fmt::join(log.trace, ", "));
 }
 
-void check_world(const Config& config, std::optional<int64_t> launched, Checker& checker) {
+void check_world(const Config& config, const LoadOptions& options, Checker& checker) {
   const Parallel& parallel = config.parallel;
   checker.require(parallel.grid.size() == 3, {"parallel.grid"}, "expected three extents [x, y, z], found {}",
                   parallel.grid.size());
@@ -248,6 +248,8 @@ void check_world(const Config& config, std::optional<int64_t> launched, Checker&
   if (parallel.grid.size() != 3 || parallel.mesh.size() < 2 || parallel.mesh.size() > 3 ||
       parallel.node_tile.size() != 2)
     return;
+  if (options.plans) return;
+  const std::optional<int64_t> launched = options.world;
   for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
   checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
                   {"parallel.strategy", "hardware.profile"},
@@ -331,7 +333,8 @@ std::optional<double> injected_delay(std::string_view fault) {
   return seconds;
 }
 
-void validate(const Config& config, std::optional<int64_t> world, bool files, Mistakes& mistakes) {
+void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes) {
+  const bool files = options.files;
   Checker checker(config, mistakes);
   check_names(config, checker);
   check_run(config.run, checker);
@@ -340,7 +343,7 @@ void validate(const Config& config, std::optional<int64_t> world, bool files, Mi
   check_data(config, files, checker);
   check_batches(config, checker);
   check_schedule(config, checker);
-  check_world(config, world, checker);
+  check_world(config, options, checker);
   check_checkpoints(config, files, checker);
   check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);

@@ -5,13 +5,14 @@
 #include <string_view>
 
 #include "config/config.h"
+#include "config/load.h"
 #include "config/mistakes.h"
 
 namespace trainer::config {
 
 /// Adds a mistake for every combination that cannot run; keys already involved in a mistake are skipped. `config` is
-/// resolved; `launched` ranks were started together. World = ranks of a replica × data.
-void validate(const Config& config, std::optional<int64_t> launched, bool files, Mistakes& mistakes);
+/// resolved and loaded with these options. World = ranks of a replica × data.
+void validate(const Config& config, const LoadOptions& options, Mistakes& mistakes);
 
 /// Seconds of a "delay:SECONDS" of debug.inject; nothing when it is not one.
 std::optional<double> injected_delay(std::string_view fault);

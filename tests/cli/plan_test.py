@@ -33,9 +33,14 @@ down = "fk"
 
 
 class Plan(rig.Runs):
-    def plan(self, *args, cluster="laptop-2core.toml", status=0, stdout=True):
-        return self.trainer("plan", "--config", "config.toml", "--cluster", str(CLUSTERS / cluster), *args,
-                            status=status, stdout=stdout)
+    def setUp(self):
+        super().setUp()
+        laptop = (CLUSTERS / "laptop-2core.toml").read_text()
+        (self.folder / "cluster.toml").write_text(laptop.replace("devices_per_node = 2", "devices_per_node = 8"))
+
+    def plan(self, *args, status=0, stdout=True):
+        return self.trainer("plan", "--config", "config.toml", "--cluster", "cluster.toml", *args, status=status,
+                            stdout=stdout)
 
     def add_to_config(self, text):
         path = self.folder / "config.toml"
@@ -70,7 +75,7 @@ class Plan(rig.Runs):
         first_line = text.splitlines()[2]
         self.assertIn(f"{runs[0]['step_seconds'] * 1e3:.4g}", first_line)
         # What it wrote plans to the same numbers, and runs as it stands.
-        again = json.loads(self.trainer("plan", "--config", "best.toml", "--cluster", str(CLUSTERS / "laptop-2core.toml"),
+        again = json.loads(self.trainer("plan", "--config", "best.toml", "--cluster", "cluster.toml",
                                         "--devices", "4", "--json", stdout=True))
         self.assertEqual(len(again["runs"]), 1)
         for key in ("strategy", "layout", "step_seconds", "memory_bytes", "comm_bytes", "parts"):
@@ -97,7 +102,7 @@ class Plan(rig.Runs):
         message = self.plan("--devices", "4", "--set", "hardware.memory_limit=0.0001", status=3, stdout=False)
         self.assertIn("no layout fits into", message)
         self.assertIn("a device would do", message)
-        (self.folder / "bad.toml").write_text((CLUSTERS / "laptop-2core.toml").read_text().replace("gb_per_s = 4", ""))
+        (self.folder / "bad.toml").write_text((self.folder / "cluster.toml").read_text().replace("gb_per_s = 4", ""))
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)
         self.assertIn("--cluster", self.trainer("plan", "--config", "config.toml", status=2))

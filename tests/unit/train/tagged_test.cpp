@@ -177,7 +177,7 @@ TEST(Autoddl, IsEveryNamedStrategyByItsTags) {
                         Grid{2, 1, 2, 1, Arch::llama, "zxyd"}})
     named.push_back(configure(g));
   for (config::Config c : named) {
-    SCOPED_TRACE(c.parallel.strategy + " " + config::replica_text(c));
+    SCOPED_TRACE(c.parallel.strategy + " " + config::layout_text(c) + " " + c.parallel.panels);
     c.model.n_layer = 3;
     const config::TagLayout layout = config::tag_layout(c);
     config::Config tagged = c;
