@@ -62,6 +62,17 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
   }
 }
 
+/// Returns the size of the vocabulary. The data need not be on the machine that plans.
+int64_t vocabulary(const config::Config& config) {
+  const config::Data& data = config.data;
+  if (data.vocab_size > 0) return data.vocab_size;
+  if (data.tokenizer.empty() && data.train.empty())
+    throw Error(Code::config,
+                "data.vocab_size: missing; a plan needs the size of the vocabulary, or a tokenizer or token files that "
+                "imply it");
+  return data::planned_vocab(config);
+}
+
 }  // namespace
 
 int plan_command(const PlanOptions& o) {
@@ -81,7 +92,7 @@ int plan_command(const PlanOptions& o) {
   plan::PlanRequest request;
   request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});
   free_keys(request.config, o.free);
-  request.vocab = data::planned_vocab(request.config);
+  request.vocab = vocabulary(request.config);
   request.devices = o.devices > 0 ? o.devices
                     : cluster.measured
                         ? cluster.ranks

@@ -98,24 +98,27 @@ PlannedRun planned(Config config) {
   return run;
 }
 
-/// Prices with as little splitting of the optimizer's state and recomputation as fits. Keys that are given stay.
+/// Prices with as little recomputation as fits, and with the faster way to hold the optimizer's state. Keys that are
+/// given stay.
 void price_to_fit(PlannedRun& run, int64_t vocab, const Cluster& cluster, const Machine& machine) {
   const Config base = run.config;
   const bool zero_given = config::is_given(base, "parallel.zero_stage");
   const bool recompute_given = config::is_given(base, "train.recompute");
-  std::optional<PlannedRun> smallest;
-  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+  std::optional<PlannedRun> fastest, smallest;
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    if (recompute_given && recompute != base.train.recompute) continue;
     for (const int64_t zero : {0, 1}) {
-      if (recompute_given ? recompute != base.train.recompute : false) continue;
       if (zero_given ? zero != base.parallel.zero_stage : zero == 1 && base.parallel.data == 1) continue;
       run.config.train.recompute = recompute;
       run.config.parallel.zero_stage = zero;
       run.layout = config::layout_text(run.config);
       price_into(run, vocab, cluster, machine);
-      if (run.fits) return;
+      if (run.fits && (!fastest || run.time.total() < fastest->time.total())) fastest = run;
       if (!smallest || run.plan.total < smallest->plan.total) smallest = run;
     }
-  run = std::move(*smallest);
+    if (fastest) break;
+  }
+  run = fastest ? std::move(*fastest) : std::move(*smallest);
 }
 
 /// Runs work(i) for i below n on some threads. The first exception ends it.
@@ -185,7 +188,7 @@ class LayoutSearch {
 };
 
 /// Takes about so many of the first, and some of every strategy.
-std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, size_t most) {
+std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
   std::vector<PlannedRun> chosen, left;
   std::map<std::string, size_t> of_strategy;
   const size_t each = std::max<size_t>(4, most / 6);
@@ -193,6 +196,28 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, size_t mos
     size_t& count = of_strategy[run.strategy];
     const bool take = chosen.size() < most / 2 || count < each;
     count += take;
+    (take ? chosen : left).push_back(std::move(run));
+  }
+  runs = std::move(left);
+  return chosen;
+}
+
+/// Takes at most so many that may be faster than the best priced one: those of which the additive model says so, if it
+/// errs by no more than it did for the strategy's others.
+std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
+                                       size_t most) {
+  double best = std::numeric_limits<double>::infinity();
+  std::map<std::string, double> least_ratio;  // priced over estimated, of a strategy
+  for (const PlannedRun& run : priced) {
+    best = std::min(best, run.time.total());
+    const double ratio = run.time.total() / run.estimate;
+    double& least = least_ratio.try_emplace(run.strategy, ratio).first->second;
+    least = std::min(least, ratio);
+  }
+  std::vector<PlannedRun> chosen, left;
+  for (PlannedRun& run : runs) {
+    const auto ratio = least_ratio.find(run.strategy);
+    const bool take = chosen.size() < most && (ratio == least_ratio.end() || run.estimate * ratio->second < best);
     (take ? chosen : left).push_back(std::move(run));
   }
   runs = std::move(left);
@@ -269,11 +294,14 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
     throw Error(Code::config, format("no layout of {} devices suits the model and the keys that are given: {}",
                                      request.devices, broken.empty() ? "no strategy takes so many" : broken));
 
-  // The best of all, and some of every strategy, are priced; more of them as long as nothing fits.
+  // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may be
+  // the fastest.
   std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
   constexpr int kMostRounds = 6;
-  for (int round = 0; round < kMostRounds && plan.runs.empty() && !runs.empty(); ++round) {
-    std::vector<PlannedRun> chosen = take_promising(runs, request.most_priced);
+  for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
+    std::vector<PlannedRun> chosen = plan.runs.empty() ? take_first(runs, request.most_priced)
+                                                       : take_promising(runs, plan.runs, request.most_priced / 2);
+    if (chosen.empty()) break;
     for_each(chosen.size(), request.threads,
              [&](size_t i) { price_to_fit(chosen[i], request.vocab, cluster, machine); });
     plan.priced += static_cast<int64_t>(chosen.size());

@@ -320,22 +320,47 @@ Assignment descend(const SearchProblem& problem, const DescentOptions& options) 
   return fitting.found() ? polish(problem, fitting) : fitting;
 }
 
+Assignment forest_dp_within(const SearchProblem& problem, int conditioned) {
+  const Assignment free = forest_dp(problem, conditioned);
+  if (!free.found() || free.memory <= problem.cap) return free;
+  // The price of memory at which the cheapest assignment fits is found by halving on a logarithmic scale.
+  Assignment best;
+  const auto at_price = [&](double price) {
+    SearchProblem priced = problem;
+    for (size_t i = 0; i < priced.nodes.size(); ++i)
+      for (size_t choice = 0; choice < priced.nodes[i].size(); ++choice)
+        priced.nodes[i][choice] += price * problem.memory[i][choice];
+    const Assignment now = evaluate(problem, forest_dp(priced, conditioned).choices);
+    if (now.memory <= problem.cap && is_better(now, best)) best = now;
+    return now.memory <= problem.cap;
+  };
+  double low = 1e-6 * free.cost / free.memory, high = low;
+  for (int raised = 0; !at_price(high); ++raised) {
+    if (raised == kMostPenalties) return best;
+    high *= 32;
+  }
+  for (int round = 0; round < kMostPenalties && high / low > 1 + 1e-3; ++round) {
+    const double middle = std::sqrt(low * high);
+    (at_price(middle) ? high : low) = middle;
+  }
+  return best;
+}
+
 Assignment search(const SearchProblem& problem, int conditioned, int threads) {
   double assignments = 1;
   for (int i = 0; i < problem.variables(); ++i) assignments *= problem.choices(i);
   if (assignments <= kExhaustive) return exhaustive(problem);
   const Assignment exact = forest_dp(problem, conditioned);
   if (!exact.found() || exact.memory <= problem.cap) return exact;
-  DescentOptions options{.threads = threads};
-  options.starts.push_back(exact.choices);
-  int most = 0;
-  for (int i = 0; i < problem.variables(); ++i) most = std::max(most, problem.choices(i));
-  if (most <= kMostAlternating) std::ranges::move(default_starts(problem), std::back_inserter(options.starts));
   std::vector<int> least;
   for (const std::vector<double>& node : problem.memory)
     least.push_back(static_cast<int>(std::ranges::min_element(node) - node.begin()));
-  options.starts.push_back(std::move(least));
-  return descend(problem, options);
+  if (evaluate(problem, least).memory > problem.cap) return {};
+  const Assignment within = forest_dp_within(problem, conditioned);
+  DescentOptions options{.starts = {exact.choices, std::move(least)}, .threads = threads};
+  if (within.found()) options.starts.push_back(within.choices);
+  const Assignment found = descend(problem, options);
+  return is_better(within, found) ? within : found;
 }
 
 }  // namespace trainer::plan

@@ -7,6 +7,7 @@
 //   exhaustive     all assignments                         the optimum
 //   forest DP      edges x choices²                        the optimum of a forest (a chain) without a cap of memory;
 //                  x choices of one variable               and of a graph that is a forest without this variable
+//   priced DP      as forest DP, some 30 times              within a cap of memory: the optimum for some price of it
 //   descent        starts x sweeps x edges x choices²      a local optimum (AutoDDL, arXiv 2301.06813: coordinate
 //                                                          descent; here from many starts, with moves of pairs)
 // One start without pairs is not enough: it misses the optimum of short chains already
@@ -48,6 +49,10 @@ Assignment exhaustive(const SearchProblem& problem);
 /// (internal error).
 Assignment forest_dp(const SearchProblem& problem, int conditioned = -1);
 
+/// Returns an assignment within the cap: the cheapest one at some price of memory. Assignments that are cheapest at no
+/// price are missed, so descent goes on from it.
+Assignment forest_dp_within(const SearchProblem& problem, int conditioned = -1);
+
 struct DescentOptions {
   bool pairs = true;                     // moves of two neighbours at once
   std::vector<std::vector<int>> starts;  // empty: those of default_starts()
@@ -59,8 +64,8 @@ std::vector<std::vector<int>> default_starts(const SearchProblem& problem);
 /// raised until something fits. The result depends on neither threads nor the order of starts.
 Assignment descend(const SearchProblem& problem, const DescentOptions& options = {});
 
-/// Exhaustive where there are at most 10⁶ assignments, else forest DP when that is exact and fits, else descent from
-/// its result and the default starts.
+/// Exhaustive where there are at most 10⁶ assignments, else forest DP when what it finds fits, else descent from what it
+/// finds with and without the cap, and from the least memory.
 Assignment search(const SearchProblem& problem, int conditioned = -1, int threads = 1);
 
 }  // namespace trainer::plan
