@@ -5,8 +5,8 @@
 #include "checkpoint/strip.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
-#include "cli/unknown_word.h"
 #include "cli/process.h"
+#include "cli/unknown_word.h"
 #include "huggingface/export.h"
 #include "huggingface/import.h"
 

@@ -2,8 +2,8 @@
 
 #include "cli/cli.h"
 #include "cli/configuration.h"
-#include "cli/unknown_word.h"
 #include "cli/process.h"
+#include "cli/unknown_word.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"

@@ -294,8 +294,8 @@ Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
     throw Error(Code::config, format("no layout of {} devices suits the model and the keys that are given: {}",
                                      request.devices, broken.empty() ? "no strategy takes so many" : broken));
 
-  // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may be
-  // the fastest.
+  // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may
+  // be the fastest.
   std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
   constexpr int kMostRounds = 6;
   for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {

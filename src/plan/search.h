@@ -64,8 +64,8 @@ std::vector<std::vector<int>> default_starts(const SearchProblem& problem);
 /// raised until something fits. The result depends on neither threads nor the order of starts.
 Assignment descend(const SearchProblem& problem, const DescentOptions& options = {});
 
-/// Exhaustive where there are at most 10⁶ assignments, else forest DP when what it finds fits, else descent from what it
-/// finds with and without the cap, and from the least memory.
+/// Exhaustive where there are at most 10⁶ assignments, else forest DP when what it finds fits, else descent from what
+/// it finds with and without the cap, and from the least memory.
 Assignment search(const SearchProblem& problem, int conditioned = -1, int threads = 1);
 
 }  // namespace trainer::plan

@@ -116,7 +116,8 @@ const Case kCases[] = {
     {"mistyped_strategy",
      "[parallel]\nstrategy = \"megatron\"\n",
      {},
-     "f.toml:2:12: parallel.strategy: expected one of megatron-1d, optimus-2d, axonn-4d, autoddl, auto, found \"megatron\"; did you "
+     "f.toml:2:12: parallel.strategy: expected one of megatron-1d, optimus-2d, axonn-4d, autoddl, auto, found "
+     "\"megatron\"; did you "
      "mean "
      "\"megatron-1d\"?"},
     {"nccl_on_cpus",
