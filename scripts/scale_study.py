@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Which strategy wins where: plans published model sizes on 64 to 32 768 devices, as a table and a picture.
 
-    scripts/scale_study.py --trainer build/trainer --cluster configs/clusters/perlmutter.toml --output docs/scale-perlmutter
+    scripts/scale_study.py --trainer build/trainer --cluster configs/clusters/perlmutter.toml --output tests/bench/scale-perlmutter
 
 writes OUTPUT.md and OUTPUT.svg. Nothing runs but `trainer plan`; the numbers are predictions of clusters that were not
 measured.

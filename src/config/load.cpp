@@ -53,12 +53,12 @@ class Loader {
 
 /// Returns the value converted to the key's type, or nothing. An integer becomes a number, a whole number an integer,
 /// one string a list of one.
-Value fitted(Type type, const Value& value) {
+Value fitted(const Key& key, const Value& value) {
   constexpr double kExact = 9007199254740992.0;  // 2^53
   const auto* integer = std::get_if<int64_t>(&value);
   const auto* number = std::get_if<double>(&value);
   const auto* text = std::get_if<std::string>(&value);
-  switch (type) {
+  switch (key.type) {
     case Type::boolean:
       return std::holds_alternative<bool>(value) ? value : Value();
     case Type::integer:
@@ -75,7 +75,7 @@ Value fitted(Type type, const Value& value) {
       return std::holds_alternative<StringList>(value) ? value : Value();
     case Type::integers:
       if (integer) return IntegerList{*integer};
-      if (const auto* none = std::get_if<StringList>(&value); none && none->empty()) return IntegerList{};
+      if (value == Value(StringList()) && key.initial == Value(IntegerList())) return IntegerList();
       return std::holds_alternative<IntegerList>(value) ? value : Value();
     case Type::layers:
       if (value == Value(StringList())) return LayerList();  // an empty list is of any type
@@ -170,7 +170,7 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
 
 void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
   if (!key.built()) return apply_later(key, node, at);
-  const Value value = fitted(key.type, node.value);
+  const Value value = fitted(key, node.value);
   if (value == Value() || !in_range(key, value)) {
     mistakes_.add(at, key.path(),
                   format("expected {}, found {}{}", expected(key), node.shown, too_large(key, node.value)));
@@ -188,7 +188,7 @@ void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
 }
 
 void Loader::apply_later(const Key& key, const TomlNode& node, const Origin& at) {
-  const Value value = fitted(key.type, node.value);
+  const Value value = fitted(key, node.value);
   if (key.type != Type::any && value == Value()) {
     mistakes_.add(at, key.path(), format("expected {}, found {}", to_toml(key.initial), node.shown));
   } else if (key.initial != Value() && value != key.initial) {
@@ -270,7 +270,7 @@ void Loader::set(const std::string& text, const std::string& option) {
   try {
     node = read_toml_value(word);
     const bool wants_text = key->type == Type::string || key->type == Type::choice || key->type == Type::list;
-    if (wants_text && fitted(key->type, node.value) == Value()) node = as_string();
+    if (wants_text && fitted(*key, node.value) == Value()) node = as_string();
   } catch (const TomlMistake& mistake) {
     const bool number = (key->type == Type::integer || key->type == Type::number) &&
                         mistake.text.find("too large") != std::string::npos;

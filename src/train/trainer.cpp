@@ -20,7 +20,7 @@ using measure::PhaseMs;
 std::string_view name_of(double PhaseMs::*phase) {
   if (phase == &PhaseMs::data) return "data";
   if (phase == &PhaseMs::forward) return "forward";
-  return phase == &PhaseMs::backward ? "backward" : "optimizer";
+  return phase == &PhaseMs::backward ? "backward" : "update";  // "optimizer" is an operator
 }
 
 }  // namespace
