@@ -162,7 +162,7 @@ class Planning {
     std::vector<PlannedRun> next;
     std::set<std::string> strategies;
     for (const PlannedRun& run : plan_.runs) {
-      if (run.strategy == kTags || config::ranks_of_replica(run.config) == 1) continue;
+      if (config::has_tags(run.config) || config::ranks_of_replica(run.config) == 1) continue;
       if (!strategies.insert(run.strategy).second) continue;
       Config tagged = run.config;
       config::set_tag_layout(tagged, config::tag_layout(run.config));
@@ -173,7 +173,8 @@ class Planning {
     double best = std::numeric_limits<double>::infinity();
     for (int round = 0; round < kMostRounds; ++round) {
       price(std::move(next));
-      const auto fastest = std::ranges::find(plan_.runs, kTags, &PlannedRun::strategy);
+      const auto fastest =
+          std::ranges::find_if(plan_.runs, [](const PlannedRun& run) { return config::has_tags(run.config); });
       if (fastest == plan_.runs.end() || fastest->time.total() >= best) return;
       best = fastest->time.total();
       next.clear();
@@ -189,13 +190,12 @@ class Planning {
   static std::string identity(const Config& config) {
     std::string text =
         format("{} {} {}", config.parallel.strategy, config::layout_text(config), config.train.micro_batch);
-    if (config.parallel.strategy != kTags) return text;
+    if (!config::has_tags(config)) return text;
     const config::TagLayout layout = config::tag_layout(config);
     for (const config::TagMember& member : config::kTagMembers) text += " " + layout.layer.*member.member;
     return text + " " + layout.last + " " + layout.table;
   }
 
-  static constexpr const char* kTags = "autoddl";
   const PlanRequest& request_;
   const Pricer pricer_;
   LayoutSearch search_;
