@@ -4,7 +4,7 @@
 #
 #   scripts/cuda_toolkit.sh [--help] FOLDER
 #
-# /usr/local/cuda is found by the build; any other folder by CUDACXX=FOLDER/bin/nvcc. Needs python3 with pip, 2 GB in
+# /usr/local/cuda is found by the build; any other folder by CUDACXX=FOLDER/bin/nvcc. Needs python3 with pip, 3 GB in
 # FOLDER and as much again in TMPDIR while it runs. A GPU's driver is not part of it.
 set -euo pipefail
 
@@ -22,7 +22,7 @@ python3 -m pip --version > /dev/null 2>&1 || { echo "cuda_toolkit.sh: python3 ha
 # Of one CUDA version, so that the driver it was made for (580) or a newer one will do.
 packages=(nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
   nvidia-cuda-cccl==13.0.85 nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88
-  nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.19.0.56 nvidia-cudnn-frontend==1.32.0)
+  nvidia-nccl-cu13==2.28.9 nvidia-cudnn-cu13==9.28.1.4 nvidia-cudnn-frontend==1.32.0)
 [ ! -e "$folder" ] || { echo "cuda_toolkit.sh: $folder exists and has no toolkit; name a folder that does not exist" >&2; exit 1; }
 mkdir -p "$(dirname "$folder")"
 work=$(mktemp -d) whole=$folder.part  # in its place only when it is whole

@@ -192,18 +192,20 @@ set_of() { # --set for each argument
 # What decisions have set as targets, from what was measured.
 target() { # NAME WANTED MEASURED
   local verdict='not run'
-  if [ -n "$3" ]; then
+  if [ -n "$3" ] && [ -n "$emulated" ]; then
+    verdict='an emulated device'
+  elif [ -n "$3" ]; then
     verdict=$(awk -v a="$3" -v b="$2" 'BEGIN { if (a + 0 >= b + 0) print "met"; else printf "missed by %.0f %%", 100 * (1 - a / b) }')
   fi
   targets+=("$1|$2|${3:-}|$verdict")
 }
 judge() {
   targets=()
-  if [ -n "$emulated" ]; then return; fi
-  local attention
+  local attention beside_torch=
   attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
+  if grep -q '"peer": *"[a-z]* compiled' "$work/torch-124m.json" 2> /dev/null; then beside_torch=$(number ratio "$work/torch-124m.json"); fi
   target "GPT-2 124M, tokens/s" 470000 "$(number tokens_per_s "$work/step-124m.json")"
-  target "GPT-2 124M beside PyTorch" 1.15 "$(number ratio "$work/torch-124m.json")"
+  target "GPT-2 124M beside PyTorch, compiled" 1.15 "$beside_torch"
   target "GPT-2 1.5B, mfu" 0.55 "$(number mfu "$work/step-1.5b.json")"
   target "attention forward, head size 128, 4096 positions: share of the product rate" 0.60 "$attention"
   target "elementwise operators: lowest share of the copy rate" 0.80 "$(number lowest_share "$work/elementwise.json")"
@@ -257,6 +259,9 @@ mpi_ranks='2 4' computes='bf16 fp32' repeats=10 tiny=() size=() shrink=()
 case_124m=(train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 case_1_5b=(train.global_batch=16 train.micro_batch=16 'train.recompute="none"' data.vocab_size=50304 run.device=cuda)
 torch_device=cuda torch_tiny=()
+# torch.compile builds its launchers with a C compiler. Without one PyTorch is measured as it is written.
+compiler=$(program_of "${CC:-cc}" gcc clang)
+if [ -z "$compiler" ]; then torch_tiny=(--no-compile); fi
 train_run=(train.tokens=9830400 train.global_batch=32 train.micro_batch=32 'train.recompute="none"' data.vocab_size=8192)
 if [ -n "$emulated" ]; then
   filter='*Loss/2.Matches*:*CudaTraining*' mpi_ranks=2 computes=bf16 repeats=1 size=(--size 65536)

@@ -176,7 +176,7 @@ torch() { # NAME CASE ARGUMENT…
   status=$?
   if [ -s "$work/$name.pretty" ]; then tr -d '\n' < "$work/$name.pretty" > "$work/$name.json"; fi
   if [ $status != 0 ]; then tail -n 1 "$out/$name.log" >&3; return $status; fi
-  tail -n 1 "$work/$name.txt" >&3
+  if [ -n "$compiler" ]; then tail -n 1 "$work/$name.txt" >&3; else echo "$(tail -n 1 "$work/$name.txt") not compiled: no C compiler here" >&3; fi
 }
 stage_torch_124m() { torch torch-124m gpu-124m; }
 stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
@@ -184,7 +184,7 @@ stage_torch_1_5b() { torch torch-1.5b gpu-1.5b; }
 # PyTorch compiles both models while the tests run, for the second call: one step each, whose code stays in the cache.
 start_compiling() {
   if [ -n "$only" ] && [[ " $only " != *" torch-compile "* ]] || [ "$call" = 2 ] || [ -n "$hopeless" ]; then return; fi
-  "$python" -c 'import torch' 2> /dev/null || return
+  "$python" -c 'import torch' 2> /dev/null && [ -n "$compiler" ] || return
   set -m
   (for name in 124m 1_5b; do
     local -n sets_of_case=case_$name
@@ -196,6 +196,7 @@ start_compiling() {
   set +m
 }
 stage_torch_compile() {
+  [ -n "$compiler" ] || leave_out "no C compiler here, which torch.compile needs"
   [ -n "$background" ] || leave_out "no PyTorch for $python"
   while kill -0 "$background" 2> /dev/null && [ "$deadline" -gt "$SECONDS" ]; do sleep 0.2; done
   cp "$work/compiled" "$out/torch-compile.log"

@@ -39,7 +39,7 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
     any |= !text.empty();
     places.push_back(text.empty() ? std::nullopt : std::optional(GpuPlace{text.substr(0, end), text.substr(end + 1)}));
   }
-  const std::string obstacle = obstacle_to_nccl(places);
+  const std::string obstacle = world.transport() == "dry" ? "" : obstacle_to_nccl(places);
   if (asked == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
     if (!obstacle.empty())
@@ -54,7 +54,7 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
     return {false, format("through the host ({}): {}", world.transport(), why)};
   };
   if (asked != "auto") return by_host("as asked");
-  if (world.transport() != "mpi") return by_host("ranks are threads");
+  if (world.transport() == "threads") return by_host("ranks are threads");
   if (!nccl_version()) return by_host(nccl::kMissing);
   if (!obstacle.empty()) return by_host(obstacle);
   return {true, format("{}: every rank has a GPU of its own", *nccl_version())};

@@ -26,11 +26,15 @@ struct GpuTransport {
   bool nccl = false;
   std::string reason;  // for the log; empty when there is nothing to choose: one rank, or no GPU
 };
-/// Chooses by `asked`, which is parallel.transport. Collective; all ranks choose alike. Throws Code::plan for "nccl"
-/// where NCCL cannot run, Code::usage where it is not compiled in.
+/// Chooses by `asked`, which is parallel.transport. Collective; all ranks choose alike. In a dry world, every rank is
+/// taken to have a GPU of its own. Throws Code::plan for "nccl" where NCCL cannot run, Code::usage where it is not
+/// compiled in.
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked);
 
 /// Makes the chosen world for tensors of `device`; null: `world` itself. Collective.
 std::unique_ptr<World> gpu_world(World& world, device::Device& device, const GpuTransport& chosen);
+/// Makes a world that stands for one with NCCL over `dry`: on the dry device, the communicators that NCCL will make are
+/// counted as "nccl". `lanes` is parallel.lanes.
+std::unique_ptr<World> dry_nccl_world(World& dry, device::Device& device, int lanes);
 
 }  // namespace trainer::comm

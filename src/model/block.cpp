@@ -21,6 +21,7 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
       all_kv_heads_(spec.model.n_kv_head),
       head_dim_(spec.model.d_model / spec.model.n_head),
       gated_(spec.model.arch == config::Arch::llama),
+      bias_(spec.model.bias.value()),
       dropout_(spec.model.dropout),
       scale_(1.0 / std::sqrt(static_cast<double>(head_dim_))),
       recompute_(recompute) {
@@ -29,10 +30,9 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
   kv_heads_ = tile.kv_heads;
   const config::Model& m = spec.model;
   const std::string name = format("blocks.{}.", spec.layer);
-  const bool bias = m.bias.value();
   const double std = m.init_std, residual_std = std / std::sqrt(2.0 * static_cast<double>(spec.layers));
   const int64_t kv = m.n_kv_head * head_dim_;
-  parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias, .eps = m.norm_eps};
+  parallel::NormSpec norm{.name = name + "norm1", .width = width_, .center = !gated_, .bias = bias_, .eps = m.norm_eps};
   norm1_ = strategy.norm(spec.layer, spec.group, norm);
   qkv_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::qkv,
@@ -40,24 +40,24 @@ Block::Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recomp
                                     .parts = {{name + "attn.q", width_, m.n_head},
                                               {name + "attn.k", kv, m.n_kv_head},
                                               {name + "attn.v", kv, m.n_kv_head}},
-                                    .bias = bias,
+                                    .bias = bias_,
                                     .init_std = std});
   out_ = strategy.linear(spec.layer, spec.group,
                          LinearSpec{.site = Site::out,
                                     .in = width_,
                                     .parts = {{name + "attn.o", width_}},
-                                    .bias = bias,
+                                    .bias = bias_,
                                     .init_std = residual_std});
   norm.name = name + "norm2";
   norm2_ = strategy.norm(spec.layer, spec.group, norm);
-  LinearSpec up{.site = Site::up, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias, .init_std = std};
+  LinearSpec up{.site = Site::up, .in = width_, .parts = {{name + "mlp.up", m.d_ff}}, .bias = bias_, .init_std = std};
   if (gated_) up.parts.insert(up.parts.begin(), {name + "mlp.gate", m.d_ff});
   up_ = strategy.linear(spec.layer, spec.group, up);
   down_ = strategy.linear(spec.layer, spec.group,
                           LinearSpec{.site = Site::down,
                                      .in = m.d_ff,
                                      .parts = {{name + "mlp.down", width_}},
-                                     .bias = bias,
+                                     .bias = bias_,
                                      .init_std = residual_std});
   const auto site_key = [&](const char* site) {
     return philox_key(spec.seed, format("dropout.{}.{}", spec.layer, site));
@@ -203,7 +203,8 @@ Scratch Block::dropout_backward(Exec& ex, const Batch& batch, const Tensor& dy, 
   return masked;
 }
 
-Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
+StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from_above, Saved& s,
+                               parallel::GradSink& grads) {
   if (recompute_ == config::Recompute::full) {
     ex.meter.recomputing = true;
     run(ex, batch, s, Pass::recompute, nullptr);
@@ -211,7 +212,8 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   }
   const bool rebuild = recompute_ == config::Recompute::selective;
   // The MLP: through down, the activation and up.
-  Scratch drop;
+  Scratch dy = std::move(from_above.dx), drop;
+  Scratch* const dy_sums = wanted(from_above.sums, batch);
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
   const Tensor pre = s.pre;
@@ -219,13 +221,14 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   Scratch dpre;
   if (gated_) {
     if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
-    const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
+    const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {.dy_sums = dy_sums}, grads);
     s.z.reset();
     ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
     if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
-    dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre}, grads);
+    dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre, .dy_sums = dy_sums},
+                           grads);
     s.z.reset();
     s.pre.reset();
   }
@@ -234,14 +237,17 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   Scratch db = up_->backward(ex, batch.rows(), dpre, s.b, {}, grads);
   dpre.reset();
   s.b.reset();
-  Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
+  StreamGradient dx1;
+  Scratch* const dx1_sums = wanted(dx1.sums, batch);
+  dx1.dx = norm2_->backward(ex, db, s.x1, s.stats2, dy, dx1_sums, grads);
   db.reset();
   dy.reset();
   s.x1.reset();
   s.stats2 = {};
   // The attention: through the output projection, the core and q‖k‖v.
-  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
-  Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
+  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1.dx, attention_out_site_);
+  Scratch dcontext =
+      out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.dx.tensor(), s.context, {.dy_sums = dx1_sums}, grads);
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
   dcontext.reset();
@@ -249,7 +255,8 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
   dqkv.reset();
   s.a.reset();
-  Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);
+  StreamGradient dx;
+  dx.dx = norm1_->backward(ex, da, s.x, s.stats1, dx1.dx, wanted(dx.sums, batch), grads);
   s.stats1 = {};
   s.x.reset();
   return dx;

@@ -59,6 +59,10 @@ ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
           .width = model_.d_model};
 }
 
+bool Transformer::same_stream(size_t a, size_t b) const {
+  return strategy_.stream(static_cast<int>(a)) == strategy_.stream(static_cast<int>(b));
+}
+
 Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, size_t to) const {
   return strategy_.ranks().move(ex, batch.rows(), model_.d_model, strategy_.stream(static_cast<int>(from)),
                                 strategy_.stream(static_cast<int>(to)), std::move(x));
@@ -85,19 +89,22 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   Scratch df;
   const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
   saved.features.reset();
-  Scratch dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
+  StreamGradient dx;
+  dx.dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, blocks_.back().wanted(dx.sums, batch), grads);
   df.reset();
   saved.x.reset();
   saved.stats = {};
   grads.end_group(ex, head_group_);
   for (size_t l = blocks_.size(); l-- > 0;) {
     const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
-    dx = move(ex, batch, std::move(dx), l + 1, l);
+    if (!same_stream(l + 1, l)) dx.sums.reset();  // they are of rows or columns that other ranks get
+    dx.dx = move(ex, batch, std::move(dx.dx), l + 1, l);
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
     grads.end_group(ex, blocks_[l].group());
   }
-  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
-  embedding_->backward(ex, batch, dx, grads);
+  dx.sums.reset();
+  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx.dx, {}, dx.dx, embedding_dropout(batch)});
+  embedding_->backward(ex, batch, dx.dx, grads);
   grads.end_group(ex, embedding_group_);
   grads.end_micro(ex);
   return loss;

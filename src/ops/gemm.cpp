@@ -97,7 +97,7 @@ void run(Exec& ex, const Gemm& op) {
   const bool library = by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0;
   run_product(ex, op, library);
   const bool own = ex.device.kind() == device::Kind::cpu && !library;
-  if (op.b_sums && !(own && sums_columns(op))) run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums});
+  if (op.b_sums && !(own && sums_columns(op))) run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums, op.later});
 }
 
 bool prefers_packed(const device::Device& device, DType compute) {

@@ -4,6 +4,8 @@
 
 namespace trainer::ops {
 
+class PartialSums;
+
 enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
 /// What happens to an element of the product before it is stored. Rounded once, at the store, but for `pre`.
@@ -32,6 +34,7 @@ struct Gemm {
   /// only. cost() does not count it.
   Tensor b_sums;
   bool add_to_b_sums = false;
+  PartialSums* later = nullptr;  // of that ColumnSum
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);

@@ -21,6 +21,7 @@ struct Machine {
   int64_t host_limit = 0;
   int ranks = 1, rank = 0;                      // of the run, and which of them this is
   std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
+  bool nccl = false;                            // carries tensors between the ranks' GPUs
 };
 /// Chooses what this rank computes on: the GPU of its place on the host, where one is wanted and found, else the CPU.
 /// Throws Code::config for a device that is not found, and for fp64 on a GPU.

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "checkpoint/manifest.h"
+#include "comm/gpu_transport.h"
 #include "config/layout_rules.h"
 #include "measure/units.h"
 #include "train/generate.h"
@@ -61,7 +62,9 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
                  const train::StepRecorders& recorders) {
   const std::unique_ptr<device::Device> device = make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
-  train::Trainer trainer(*device, *world, config, vocab, machine.compute, training);
+  const std::unique_ptr<comm::World> gpu_world =
+      machine.nccl ? comm::dry_nccl_world(*world, *device, static_cast<int>(config.parallel.lanes)) : nullptr;
+  train::Trainer trainer(*device, gpu_world ? *gpu_world : *world, config, vocab, machine.compute, training);
   trainer.plan(recorders);
   std::optional<train::Generator> generator;
   if (writes_samples(config)) generator.emplace(trainer);

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/run_lock.h"
+#include "comm/gpu_transport.h"
 #include "config/layouts.h"
 #include "plan/gemm_tuning.h"
 #include "plan/offload_memory.h"
@@ -46,9 +47,11 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
 
 int run_session(comm::World& world, const config::Config& asked, const SessionOptions& options,
                 std::string& plan_text) {
-  const plan::Machine machine = plan::choose_machine(asked, world);
+  plan::Machine machine = plan::choose_machine(asked, world);
+  const std::unique_ptr<device::Device> like_it = plan::make_dry_device(machine);
+  machine.nccl = comm::choose_gpu_transport(world, *like_it, asked.parallel.transport).nccl;
   const config::Config config = with_chosen_strategy(world, asked, machine);
-  const std::string tuning_hash = plan::use_gemm_tuning(config, world, *plan::make_dry_device(machine));
+  const std::string tuning_hash = plan::use_gemm_tuning(config, world, *like_it);
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
     const PlanningWatch watch(world, config.model.n_layer);

@@ -1,7 +1,9 @@
 // Training runs whose ranks have a device each and NCCL between them.
+#include "comm/nccl/links.h"
 #include "comm/nccl/nccl_world.h"
 #include "device/cuda/cuda_device.h"
 #include "nccl.h"
+#include "plan/run_plan.h"
 #include "rigs/layouts.h"
 
 namespace trainer::tests {
@@ -72,6 +74,41 @@ TEST_P(TrainingByNccl, FollowsOneRankOnASquareOfRanks) {
     many.debug.overlap = false;
     expect_same_bits(train(many, DType::f32, 2, by_nccl), result);
   }
+}
+
+TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
+  config::Config grid = c, square = c, replicas = c;
+  grid.parallel.strategy = "axonn-4d";
+  grid.parallel.grid = {2, 1, 2};
+  square.parallel.strategy = "optimus-2d";
+  square.parallel.mesh = {2, 2};
+  replicas.parallel.tensor = 2;
+  replicas.parallel.data = 2;
+  for (config::Config many : {grid, square, replicas})
+    for (const int lanes : {0, 3}) {
+      many.parallel.lanes = lanes;
+      many.parallel.data = std::max<int64_t>(many.parallel.data, 1);
+      const auto ranks = static_cast<int>(config::ranks_of_replica(many) * many.parallel.data);
+      SCOPED_TRACE(format("{}, {} ranks, {} lanes", many.parallel.strategy, ranks, lanes));
+      std::atomic<int64_t> planned = 0;
+      comm::run_on_threads(ranks, {.timeout_s = 60, .lanes = lanes}, [&](comm::World& world) {
+        plan::Machine machine{.threads = 1, .compute = DType::f32, .ranks = ranks, .rank = world.rank()};
+        machine.gpu = device::cuda::devices()[static_cast<size_t>(world.rank())];
+        EXPECT_FALSE(plan::plan_run(many, kTinyVocab, machine, true).memory.contains("nccl"));
+        const int64_t without = plan::plan_run(many, kTinyVocab, machine, true).total;
+        machine.nccl = true;
+        const plan::RunPlan plan = plan::plan_run(many, kTinyVocab, machine, true);
+        EXPECT_EQ(plan.total, without + plan.memory.at("nccl"));
+        EXPECT_NE(to_text(plan, many, machine).find("\n  nccl "), std::string::npos);
+        planned += plan.memory.at("nccl") / comm::nccl::kBytesOfCommunicator;
+        Tiny run(&world, many, DType::f32, alone.device(world.rank()), by_nccl.carrier);
+        world.control().barrier();
+        if (world.first()) {  // and that of all ranks, which each has
+          EXPECT_EQ(emulator::live_nccl_communicators(), planned + ranks);
+        }
+        world.control().barrier();
+      });
+    }
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "comm/nccl/links.h"
 
 namespace trainer::comm::nccl {
 namespace {
@@ -43,7 +44,7 @@ void Launched::abandon() noexcept { fabric.abandon(*this); }
 
 Fabric::Fabric(Engine& engine, Control& control, device::Device& device) : engine_(engine), device_(device) {
   using device::cuda::check;
-  const int lanes = engine.options().lanes > 1 ? 3 : 1;
+  const int lanes = streams_of(engine.options().lanes);
   check(cudaSetDevice(device.gpu().ordinal), "choice of the CUDA device");
   check(cudaEventCreateWithFlags(&ready_, cudaEventDisableTiming), "event");
   streams_.resize(static_cast<size_t>(lanes));

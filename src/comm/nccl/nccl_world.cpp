@@ -6,6 +6,7 @@
 
 #include "comm/engine_world.h"
 #include "comm/nccl/fabric.h"
+#include "comm/nccl/links.h"
 
 namespace trainer::comm::nccl {
 namespace {
@@ -155,12 +156,11 @@ class NcclWorld final : public World {
   int64_t bytes_sent() const override { return below_.bytes_sent(); }
 
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
-    if (&device != &device_ || group.members.size() == 1 || lane == Lane::control)
-      return below_.communicator(device, std::move(group), lane);
-    const int queue = fabric_.lanes() == 1 ? 0 : static_cast<int>(lane);
-    std::shared_ptr<Link>& link = links_[{group.axes, queue}];
+    const auto key = link_of(group, lane, fabric_.lanes());
+    if (&device != &device_ || !key) return below_.communicator(device, std::move(group), lane);
+    std::shared_ptr<Link>& link = links_[*key];
     if (link == nullptr) link = std::make_shared<Link>(Link{group});
-    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), lane, queue, link);
+    return std::make_unique<NcclCommunicator>(fabric_, std::move(group), lane, key->second, link);
   }
 
   void connect() override {

@@ -2,7 +2,6 @@
 
 #include "ops/cuda/map.cuh"
 #include "ops/cuda/ops.h"
-#include "ops/cuda/reduce.cuh"
 
 namespace trainer::ops::cuda {
 namespace {
@@ -199,10 +198,6 @@ void run(Exec& ex, const DropoutAdd& op) {
                static_cast<uint64_t>(s.width), static_cast<float>(1.0 / (1.0 - s.p))},
            op.x.rows(), op.x.cols(), {op.x, op.residual, op.y, op.bias}, false);
   });
-}
-
-void run(Exec& ex, const ColumnSum& op) {
-  for_compute_type(op.x.dtype, "column sum x", [&]<typename T>(T) { sum_columns<T>(ex, op); });
 }
 
 void run(Exec& ex, const Cast& op) {

@@ -170,4 +170,9 @@ inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, in
   return true;
 }
 
+/// Says whether rows are whole pieces of v elements, each one access.
+inline bool whole_pieces(std::initializer_list<Tensor> tensors, int64_t rows, int64_t cols, int64_t v) {
+  return cols % v == 0 && aligned_rows(tensors, rows, v);
+}
+
 }  // namespace trainer::ops::cuda

@@ -2,6 +2,7 @@
 // The operators on a CUDA device. ops/x.cpp has checked the operands and counted the cost. x.cu takes its scratch (a
 // function of shapes and of the device's facts), returns on a dry device, and launches. Compute types are f32 and bf16.
 // Without a CUDA compiler no_cuda.cpp refuses each of them.
+#include <span>
 #include <string>
 
 #include "ops/activation.h"
@@ -13,6 +14,7 @@
 #include "ops/finish.h"
 #include "ops/gemm_tuning.h"
 #include "ops/norm.h"
+#include "ops/reduce.h"
 #include "ops/rope.h"
 #include "ops/split_norm.h"
 
@@ -66,6 +68,9 @@ void run(Exec& ex, const Cast& op);
 void run(Exec& ex, const Copy& op);
 void run(Exec& ex, const Transpose& op);
 void run(Exec& ex, const Fill& op);
+
+/// Adds up partial sums, as many in a launch as fit its arguments.
+void add_up(Exec& ex, std::span<const PartialSums::Sum> sums);
 
 void run(Exec& ex, const AdamW& op);
 void run(Exec& ex, const SquaredNorm& op);

@@ -1,7 +1,7 @@
 #pragma once
 // Sums whose order is a function of shapes: over the threads of a block, and over rows by partial sums.
 #include "ops/cuda/map.cuh"
-#include "ops/elementwise.h"
+#include "ops/reduce.h"
 
 namespace trainer::ops::cuda {
 
@@ -23,18 +23,7 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
   for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
 }
 
-/// Where sums of columns go, f32; empty: nowhere.
-struct ColumnSums {
-  Tensor sums;
-  bool accumulate = false;
-};
-/// sums[c] (+)= Σ_b partials[b, c] on the stream; partials [blocks, cols] f32, packed. Several sums, kMostSums at most,
-/// have their blocks one after the other and take one launch; empty ones have none.
-inline constexpr int kMostSums = 3;
-void sum_partials(Exec& ex, const Tensor& partials, std::initializer_list<ColumnSums> results);
-
-/// Runs a ColumnSum whose operands are checked. Scratch "column_sum.partials" is a function of the shape.
-template <typename T>
-void sum_columns(Exec& ex, const ColumnSum& op);
+/// Adds up the blocks of these sums, one after the other in `partials`; or leaves that to `later`.
+void add_up_or_leave(Exec& ex, Scratch partials, std::initializer_list<ColumnSums> sums, PartialSums* later);
 
 }  // namespace trainer::ops::cuda

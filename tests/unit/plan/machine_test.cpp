@@ -4,8 +4,10 @@
 
 #include <atomic>
 
+#include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "measure/peak.h"
+#include "ops/attention.h"
 #include "rigs/tiny.h"
 
 namespace trainer::tests {
@@ -46,6 +48,49 @@ TEST(Machine, SaysWhyThereIsNoGpu) {
 
 TEST(Machine, ComputesDoublePrecisionOnCpusOnly) {
   EXPECT_THROW(choose(config_on(config::DeviceChoice::cuda, config::Compute::fp64)), Error);
+}
+
+/// What choosing a machine logs.
+std::string said_when_choosing(const config::Config& c) {
+  std::string said;
+  const log::Sink before = log::set_sink([&](log::Level, const std::string& line) { said += line + "\n"; });
+  try {
+    choose(c);
+  } catch (...) {
+    log::set_sink(before);
+    throw;
+  }
+  log::set_sink(before);
+  return said;
+}
+
+TEST(Machine, AttentionIsTheLibrarysWhereItServesAndOursElseWithTheReason) {
+  config::Config c = config_on(config::DeviceChoice::automatic);
+  const plan::Machine machine = choose(c);
+  if (!machine.gpu) {
+    c.hardware.attention = config::AttentionKernels::cudnn;
+    EXPECT_NE(said_when_choosing(c).find("hardware.attention = \"cudnn\" is ignored"), std::string::npos);
+    return;
+  }
+  const auto path = [&] { return ops::attention_path(*plan::make_device(machine)); };
+  const std::string said = said_when_choosing(c);
+  const bool ours = path() == "own kernels";
+  EXPECT_EQ(said.find("attention is computed by our own kernels: ") != std::string::npos, ours) << said;
+  EXPECT_TRUE(ours || path().starts_with("cuDNN ")) << path();
+  c.hardware.attention = config::AttentionKernels::own;
+  EXPECT_EQ(said_when_choosing(c).find("attention"), std::string::npos);
+  EXPECT_EQ(path(), "own kernels");
+  c.hardware.attention = config::AttentionKernels::cudnn;
+  try {  // insists, whatever its version
+    choose(c);
+    EXPECT_TRUE(path().starts_with("cuDNN ")) << path();
+  } catch (const Error& error) {
+    EXPECT_TRUE(ours);
+    EXPECT_EQ(error.code(), Code::config);
+    EXPECT_NE(std::string(error.what()).find("leave it at \"auto\""), std::string::npos) << error.what();
+  }
+  c.hardware.attention = config::AttentionKernels::own;
+  choose(c);
 }
 
 TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {

@@ -1,0 +1,46 @@
+// The dry stand-in for a world whose GPUs NCCL joins: it counts the memory that NCCL will take beside the run's tensors.
+#include <map>
+
+#include "comm/gpu_transport.h"
+#include "comm/nccl/links.h"
+#include "tensor/buffer.h"
+
+namespace trainer::comm {
+namespace {
+
+class DryNcclWorld final : public World {
+ public:
+  DryNcclWorld(World& below, device::Device& device, int lanes)
+      : World(below.rank(), below.size(), below.local_rank(), below.local_size()),
+        below_(below),
+        device_(device),
+        streams_(nccl::streams_of(lanes)) {}
+
+  std::string_view transport() const override { return below_.transport(); }
+  Control& control() override { return below_.control(); }
+  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane lane) override {
+    const auto link = nccl::link_of(group, lane, streams_);
+    if (&device == &device_ && link && !links_.contains(*link))
+      links_.emplace(*link, Buffer(device_, "nccl", {nccl::kBytesOfCommunicator}, DType::u8));
+    return below_.communicator(device, std::move(group), lane);
+  }
+  void configure(const WorldOptions&) override {}
+  void fail(Code, const std::string&) noexcept override {}
+  bool wait_for_all_ranks(double) noexcept override { return true; }
+  int64_t bytes_sent() const override { return 0; }
+
+ private:
+  World& below_;
+  device::Device& device_;
+  const int streams_;
+  std::map<std::pair<uint32_t, int>, Buffer> links_;
+};
+
+}  // namespace
+
+std::unique_ptr<World> dry_nccl_world(World& dry, device::Device& device, int lanes) {
+  TRAINER_CHECK(device.dry(), "the memory of NCCL is counted on a dry device");
+  return std::make_unique<DryNcclWorld>(dry, device, lanes);
+}
+
+}  // namespace trainer::comm

@@ -1,0 +1,28 @@
+#pragma once
+// Which operations of a run NCCL carries, by which of its communicators, and what a communicator takes.
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "comm/communicator.h"
+
+namespace trainer::comm::nccl {
+
+/// Streams of NCCL for so many lanes asked for (parallel.lanes, 0: as suits NCCL). Lanes of one stream share it.
+inline int streams_of(int lanes) { return lanes > 1 ? 3 : 1; }
+
+/// Returns what a communicator of NCCL is one for: the axes of its group and its stream. None where the world beneath
+/// carries the operations: those of a rank alone, and control.
+inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane lane, int streams) {
+  if (group.members.size() == 1 || lane == Lane::control) return std::nullopt;
+  return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(lane)};
+}
+
+/// Bytes of a GPU's memory that a communicator may take, by NCCL's defaults: 32 channels at most (maxCTAs of its
+/// configuration), each with a connection to both neighbours of a ring. A connection has buffers of 4 MiB (NCCL_BUFFSIZE),
+/// 4.7 and 0.5 MiB for its three protocols, 10 MiB as they are mapped, and 2 MiB of flags. On four A100 of 24 channels,
+/// joined by NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this gives 576 MiB there. GPUs
+/// joined by PCIe have fewer channels. Not counted: the communicator of all ranks, which never transfers anything.
+inline constexpr int64_t kChannels = 32, kBytesOfCommunicator = kChannels * 2 * (int64_t{12} << 20);
+
+}  // namespace trainer::comm::nccl

@@ -1,0 +1,284 @@
+#include <type_traits>
+
+#include "ops/cuda/ops.h"
+#include "ops/cuda/reduce.cuh"
+#include "ops/norm.h"
+
+namespace trainer::ops::cuda {
+namespace {
+
+template <typename T>
+struct BackwardRows {
+  Rows<const T> dy, x, residual;
+  const T* gain;
+  const float *mean, *rstd;
+  Rows<T> dx;
+  float *gain_sums, *bias_sums, *dx_sums;  // [blocks, cols]; bias_sums, dx_sums may be null
+  int64_t rows, cols, block_rows;
+  bool center;
+};
+
+constexpr int kBackwardThreads = 512;
+/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. In bf16 alone
+/// do rows ahead leave registers for that.
+template <typename T>
+constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
+
+/// With n = (x − mean)·rstd and g = dy·gain:  dx = rstd·(g − Σg/H − n·Σ(g·n)/H), Σg only when centred.
+struct RowTerms {
+  float rstd, constant, slope;
+  __device__ RowTerms(float r, const float (&sums)[2], float count, bool center)
+      : rstd(r), constant(center ? -r * (sums[0] / count) : 0.0f), slope(-r * (sums[1] / count)) {}
+  __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
+};
+
+/// Whether rows are loaded ahead: where registers allow it.
+template <int V, int K>
+constexpr bool kAhead = (K * V) <= 8;
+
+/// Sums of a thread's own columns, in shared memory: pieces of 16 bytes, those of neighbours side by side.
+template <int V, int K, bool kUsed>
+class OwnSums {
+ public:
+  __device__ explicit OwnSums(float* shared) : mine_(shared + threadIdx.x * kPiece) {
+    if constexpr (kUsed)
+#pragma unroll
+      for (int k = 0; k < K; ++k) each(k, [](float& sum, int) { sum = 0; });
+  }
+  __device__ void add(int k, const float (&x)[V]) const {
+    if constexpr (kUsed) each(k, [&](float& sum, int i) { sum += x[i]; });
+  }
+  __device__ void values(int k, float (&x)[V]) const {
+    each(k, [&](float& sum, int i) { x[i] = sum; });
+  }
+
+ private:
+  static constexpr int kPiece = V % 4 == 0 ? 4 : 1;
+  template <typename F>
+  __device__ void each(int k, F&& body) const {
+#pragma unroll
+    for (int i = 0; i < V; i += kPiece) {
+      float* const at = mine_ + (k * V + i) * kBackwardThreads;
+      float piece[kPiece];
+      get(at, kPiece, piece);
+#pragma unroll
+      for (int j = 0; j < kPiece; ++j) body(piece[j], i + j);
+      put(at, kPiece, piece);
+    }
+  }
+  float* const mine_;
+};
+
+/// A block walks over its rows; each thread keeps the sums of its K·V columns, a multiple of V. The loads of the next
+/// row are in flight while a row is reduced and stored, where registers allow it. They wait as they were stored, bf16
+/// in half of the registers. With kSums the columns of dx are summed too, in shared memory: registers limit the blocks.
+template <typename T, int V, int K, bool kSums>
+__global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
+    norm_backward_kernel(BackwardRows<T> op) {
+  __shared__ float shared[2][2 * kMostWarps];
+  alignas(16) __shared__ float dx_memory[kSums ? K * V * kBackwardThreads : 1];
+  const OwnSums<V, K, kSums> dx_sum(dx_memory);
+  const int threads = static_cast<int>(blockDim.x);
+  const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits: registers are short
+  const int last = static_cast<int>(first + op.block_rows < op.rows ? first + op.block_rows : op.rows);
+  const float count = static_cast<float>(op.cols);
+  const auto column = [&](int k) { return (static_cast<int>(threadIdx.x) + k * threads) * V; };
+  const auto mine = [&](int k) { return column(k) < static_cast<int>(op.cols); };
+  Stored<T, V> gain[K] = {};
+  float gain_sum[K][V] = {}, bias_sum[K][V] = {};
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    if (mine(k)) gain[k] = stored<V>(op.gain + column(k));
+  struct Row {
+    Stored<T, V> dy[K], x[K], residual[K];
+    float mean, rstd;
+  };
+  const auto load = [&](Row& row, int r) {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!mine(k)) continue;
+      row.dy[k] = stored<V>(op.dy.at(r, column(k)));
+      row.x[k] = stored<V>(op.x.at(r, column(k)));
+      if (op.residual.data != nullptr) row.residual[k] = stored<V>(op.residual.at(r, column(k)));
+    }
+    row.mean = op.center ? op.mean[r] : 0.0f;
+    row.rstd = op.rstd[r];
+  };
+  Row row{}, next{};  // columns beyond the end stay 0
+  if (kAhead<V, K> && first < last) load(next, first);
+  for (int r = first; r < last; ++r) {
+    if constexpr (kAhead<V, K>) {
+      row = next;
+      if (r + 1 < last) load(next, r + 1);
+    } else {
+      load(row, r);
+    }
+    float scaled[K][V], normal[K][V], sums[2] = {};
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      float factor[V];
+      values(gain[k], factor);
+      values(row.dy[k], scaled[k]);
+      values(row.x[k], normal[k]);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float d = scaled[k][i], n = (normal[k][i] - row.mean) * row.rstd;
+        gain_sum[k][i] = fmaf(d, n, gain_sum[k][i]);
+        bias_sum[k][i] += d;
+        scaled[k][i] = d * factor[i];
+        normal[k][i] = n;
+        sums[0] += scaled[k][i];
+        sums[1] = fmaf(scaled[k][i], n, sums[1]);
+      }
+    }
+    block_sums(sums, shared[r & 1]);
+    const RowTerms terms(row.rstd, sums, count, op.center);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (!mine(k)) continue;
+      float out[V] = {};
+      if (op.residual.data != nullptr) values(row.residual[k], out);
+#pragma unroll
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(scaled[k][i], normal[k][i]);
+      dx_sum.add(k, out);
+      put(op.dx.at(r, column(k)), V, out);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (!mine(k)) continue;
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column(k);
+    put(op.gain_sums + at, V, gain_sum[k]);
+    if (op.bias_sums != nullptr) put(op.bias_sums + at, V, bias_sum[k]);
+    if constexpr (kSums) {
+      float sum[V];
+      dx_sum.values(k, sum);
+      put(op.dx_sums + at, V, sum);
+    }
+  }
+}
+
+/// Serves rows too long for the registers of a block. The sums stay in memory (that is, in the caches), and rows are
+/// read twice.
+template <typename T, int V>
+__global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(BackwardRows<T> op) {
+  __shared__ float shared[2][2 * kMostWarps];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * op.block_rows, step = static_cast<int64_t>(blockDim.x) * V;
+  const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
+  const float count = static_cast<float>(op.cols);
+  float* gain_sums = op.gain_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  float* bias_sums = op.bias_sums == nullptr ? nullptr : op.bias_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  float* dx_sums = op.dx_sums == nullptr ? nullptr : op.dx_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
+  for (int64_t r = first; r < last; ++r) {
+    const float mean = op.center ? op.mean[r] : 0.0f, rstd = op.rstd[r];
+    const auto load = [&](int64_t c, int n, float(&dy)[V], float(&x)[V], float(&gain)[V]) {
+      get(op.dy.at(r, c), n, dy);
+      get(op.x.at(r, c), n, x);
+      get(op.gain + c, n, gain);
+#pragma unroll
+      for (int i = 0; i < V; ++i) x[i] = i < n ? (x[i] - mean) * rstd : 0.0f;
+    };
+    float sums[2] = {};
+    for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < op.cols; c += step) {
+      const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
+      float dy[V], x[V], gain[V];
+      load(c, n, dy, x, gain);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        sums[0] += dy[i] * gain[i];
+        sums[1] = fmaf(dy[i] * gain[i], x[i], sums[1]);
+        if (i >= n) continue;
+        gain_sums[c + i] = fmaf(dy[i], x[i], r == first ? 0.0f : gain_sums[c + i]);
+        if (bias_sums != nullptr) bias_sums[c + i] = (r == first ? 0.0f : bias_sums[c + i]) + dy[i];
+      }
+    }
+    block_sums(sums, shared[r & 1]);
+    const RowTerms terms(rstd, sums, count, op.center);
+    for (int64_t c = static_cast<int64_t>(threadIdx.x) * V; c < op.cols; c += step) {
+      const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
+      float dy[V], x[V], gain[V], out[V] = {};
+      load(c, n, dy, x, gain);
+      if (op.residual.data != nullptr) get(op.residual.at(r, c), n, out);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        out[i] += terms.gradient(dy[i] * gain[i], x[i]);
+        if (dx_sums != nullptr && i < n) dx_sums[c + i] = (r == first ? 0.0f : dx_sums[c + i]) + out[i];
+      }
+      put(op.dx.at(r, c), n, out);
+    }
+  }
+}
+
+/// Threads, and columns of a thread, for rows of a length. 0 columns mean the kernel for long rows.
+struct BackwardShape {
+  int columns, threads;
+};
+BackwardShape backward_shape(int64_t cols) {
+  for (const int columns : {8, 16})
+    if (cols <= int64_t{columns} * kBackwardThreads)
+      return {columns, static_cast<int>(std::max<int64_t>(kWarp, round_up(divide_up(cols, int64_t{columns}), kWarp)))};
+  return {0, kBackwardThreads};
+}
+
+template <typename T, int V, bool kSums>
+void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
+  const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(shape.threads))};
+  const cudaStream_t stream = device::cuda::stream_of(ex.device);
+  if (shape.columns == 8) {
+    device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V, kSums>, op);
+    return;
+  }
+  if constexpr (V > 1) {  // single elements would not fit
+    if (shape.columns == 16) {
+      device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V, kSums>, op);
+      return;
+    }
+  }
+  device::cuda::launch(stream, grid, norm_backward_wide_kernel<T, V>, op);
+}
+
+}  // namespace
+
+void run(Exec& ex, const NormBackward& op) {
+  for_compute_type(op.x.dtype, "norm x", [&]<typename T>(T) {
+    constexpr int kPiece = wide_of<T>();
+    const int64_t rows = op.x.rows(), cols = op.x.cols();
+    TRAINER_CHECK(rows < INT32_MAX / 2, "the backward pass of a norm over {} rows", rows);
+    const BackwardShape shape = backward_shape(cols);
+    // There is one wave of blocks: what the registers of a multiprocessor hold at a time.
+    const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
+                         std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
+    const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
+    Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
+    if (op.dx_sums != nullptr) *op.dx_sums = ex.take("norm.dx_sums", {blocks, cols}, DType::f32);
+    float* const gain_sums = partials.tensor().as<float>();
+    const BackwardRows<T> args{rows_in<T>(op.dy),
+                               rows_in<T>(op.x),
+                               rows_in<T>(op.residual),
+                               op.gain.as<T>(),
+                               op.center ? op.mean.as<float>() : nullptr,
+                               op.rstd.as<float>(),
+                               rows_of<T>(op.dx),
+                               gain_sums,
+                               op.dbias ? gain_sums + blocks * cols : nullptr,
+                               op.dx_sums != nullptr ? op.dx_sums->tensor().as<float>() : nullptr,
+                               rows,
+                               cols,
+                               block_rows,
+                               op.center};
+    if (!ex.device.dry() && rows > 0 && cols > 0) {
+      const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);
+      if (args.dx_sums != nullptr) {
+        whole ? launch_backward<T, kPiece, true>(ex, args, shape, blocks)
+              : launch_backward<T, 1, true>(ex, args, shape, blocks);
+      } else {
+        whole ? launch_backward<T, kPiece, false>(ex, args, shape, blocks)
+              : launch_backward<T, 1, false>(ex, args, shape, blocks);
+      }
+    }
+    add_up_or_leave(ex, std::move(partials), {{op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias}},
+                    op.later);
+  });
+}
+
+}  // namespace trainer::ops::cuda
