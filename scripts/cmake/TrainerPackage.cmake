@@ -39,7 +39,11 @@ set(CPACK_GENERATOR TGZ DEB)
 set(CPACK_PACKAGE_NAME trainer)
 set(CPACK_PACKAGE_VERSION "${TRAINER_VERSION}")
 set(CPACK_PACKAGE_VENDOR "the trainer's authors")
-set(CPACK_PACKAGE_CONTACT "the trainer's authors <trainer@localhost>")
+# Who packs answers for the package, as with Debian's own tools: DEBFULLNAME and DEBEMAIL.
+set(CPACK_PACKAGE_CONTACT "packed without a name <nobody@example.invalid>")
+if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
+  set(CPACK_PACKAGE_CONTACT "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")
+endif()
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "pretrains GPT-style language models with tensor parallelism")
 set(CPACK_PACKAGE_DESCRIPTION "One program and one configuration file pretrain GPT-style language models on CPUs and GPUs, \
 on one machine or many, with Megatron-1D, Optimus-2D or AxoNN-4D tensor parallelism.")

@@ -10,6 +10,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
+#include "data/questions.h"
 #include "data/source.h"
 #include "report/status_line.h"
 #include "run/evaluate.h"
@@ -71,9 +72,9 @@ void require_finite(const run::LoadedModel& model, double loss) {
 }
 
 int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, const data::Tokenizer* tokenizer) {
-  std::vector<run::Question> questions;
+  std::vector<data::Question> questions;
   world.control().run_on_all_ranks(
-      [&] { questions = run::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
+      [&] { questions = data::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
   const run::Accuracy result = run::answer_questions(*model.trainer, questions, show_progress(world, "questions"));
   if (result.interrupted) return stopped(world);
   require_finite(model, result.loss);

@@ -12,6 +12,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/stop_text.h"
+#include "data/prompts.h"
 #include "report/printable.h"
 #include "run/loaded_model.h"
 #include "run/signals.h"
@@ -31,25 +32,6 @@ std::string prompt_text(const GenerateOptions& o) {
                 "no prompt: use --prompt TEXT, --prompt-file FILE, --prompt - for standard input, or --prompts FILE");
   if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
   return o.prompt == "-" ? read_input("-", "--prompt") : o.prompt;
-}
-
-/// The lines of --prompts. Throws Code::data naming the one that has no prompt.
-std::vector<Line> prompt_lines(const std::string& text, const std::string& path) {
-  std::vector<Line> lines;
-  int64_t number = 0;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    ++number;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    lines.push_back(Line::parse(line, nullptr, /*allow_exceptions=*/false));
-    const Line& last = lines.back();
-    if (!last.is_object() || !last.contains("prompt") || !last["prompt"].is_string())
-      throw Error(Code::data, format("{}:{}: expected a JSON object with a text called \"prompt\"", path, number));
-  }
-  if (lines.empty()) throw Error(Code::data, format("{}: no prompts", path));
-  return lines;
 }
 
 /// Where lines go: standard output, or a file. They are written one by one, so that a run that is stopped keeps its
@@ -82,7 +64,7 @@ int stopped_before_its_end() {
 
 /// Writes each line of --prompts again, with its continuation.
 int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
-  const std::vector<Line> lines = prompt_lines(text, o.prompts);
+  const std::vector<Line> lines = data::read_prompts(text, o.prompts);
   train::Generator generator(*model.trainer);
   const run::SignalGuard signals;
   std::optional<Output> output;
@@ -124,7 +106,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     train::validate(sampling);
     path = checkpoint_path("generate", o.checkpoint, o.config);
     prompt = prompt_text(o);
-    if (!o.prompts.empty()) prompt_lines(prompt, o.prompts);
+    if (!o.prompts.empty()) data::read_prompts(prompt, o.prompts);
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);

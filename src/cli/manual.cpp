@@ -65,7 +65,9 @@ std::string manual(const CommandText& command, const std::string& version) {
   out +=
       ".SH FILES\nA run writes into the folder that\n.B run.dir\nof its configuration names: report.html "
       "and\nreport.json, "
-      "metrics.jsonl, config.toml, tokenizer.model and checkpoints.\n";
+      "metrics.jsonl, config.toml, tokenizer.model or tokenizer.json, checkpoints and, where asked for, event files "
+      "of\n"
+      "TensorBoard and trace.json.\n";
   out += ".SH NOTES\n" + paragraph(command.footer);
   return out;
 }

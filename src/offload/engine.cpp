@@ -311,6 +311,16 @@ void Engine::use_rates(const Rates& rates) {
   if (options_.replan) replanner_.emplace(subgroups_, sizes_, bounces(), rates);
 }
 
+void Engine::record(bool on) {
+  if (lanes_ != nullptr) lanes_->record(on);
+}
+
+std::vector<Done> Engine::recorded() {
+  if (lanes_ == nullptr) return {};
+  if (stepped_ >= 0) lanes_->wait_for_all(stepped_);
+  return lanes_->recorded();
+}
+
 Report Engine::report() {
   Report report;
   report.device_share = plan_.device_share;

@@ -89,6 +89,10 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   bool bounces() const { return !bounces_.empty(); }
   device::HostMemory host_memory() const { return host_memory_; }
   Report report();
+  /// Keeps when operations begin and end, from now on or no longer.
+  void record(bool on);
+  /// Returns what was kept, once the newest update is done, and forgets it.
+  std::vector<Done> recorded();
 
  private:
   struct Slot {

@@ -1,8 +1,8 @@
 #include "offload/lanes.h"
 
 #include <algorithm>
+#include <utility>
 
-#include "base/clock.h"
 #include "base/limits.h"
 
 namespace trainer::offload {
@@ -115,6 +115,16 @@ Measured Lanes::measured() {
   return measured_;
 }
 
+void Lanes::record(bool on) {
+  const std::lock_guard lock(mutex_);
+  recording_ = on;
+}
+
+std::vector<Done> Lanes::recorded() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(recorded_, {});
+}
+
 bool Lanes::is_ready(const Run& run, const Operation& op) const {
   return (!op.scalars || run.scalars) && (!op.room || run.room) &&
          (!op.gradient || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
@@ -146,6 +156,7 @@ void Lanes::work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock)
     } else {
       current.busy[static_cast<size_t>(op.kind)] += end - start;
       current.done[i] = 1;
+      if (recording_) recorded_.push_back({op.kind, op.subgroup, {start, end}});
       count(current, op, -1);
       if (makes_weights(op.kind)) current.weights_at = std::max(current.weights_at, end);
     }

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "offload/schedule.h"
 
 namespace trainer::offload {
@@ -17,6 +18,13 @@ struct Measured {
   int64_t list = -1;    // -1: none is done
   Seconds busy{};       // at work
   double update_s = 0;  // from the known norm until the last compute weights were new
+};
+
+/// An operation that was done.
+struct Done {
+  Kind kind = Kind::flush;
+  int subgroup = 0;
+  Interval time = {};
 };
 
 class Lanes {
@@ -57,6 +65,10 @@ class Lanes {
 
   /// Returns what the newest list took that is done and was not cancelled.
   Measured measured();
+  /// Keeps what is done from now on, or no longer.
+  void record(bool on);
+  /// Returns what was kept in the order of its ends, and forgets it.
+  std::vector<Done> recorded();
 
  private:
   struct Run {
@@ -89,6 +101,8 @@ class Lanes {
   std::array<Run, 2> runs_;
   int64_t started_ = 0, finished_ = 0;  // lists
   Measured measured_;
+  bool recording_ = false;
+  std::vector<Done> recorded_;
   bool ending_ = false;
   std::vector<std::jthread> threads_;
 };

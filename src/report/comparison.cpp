@@ -128,12 +128,17 @@ constexpr FactRow kFacts[] = {
      [](const ComparedRun& r) {
        return Fact{number(r.summary.step_ms), r.summary.step_ms};
      }},
+    {"step predicted, ms", [](const ComparedRun& r) { return Fact{number(r.summary.predicted_step_ms)}; }},
     {"TFLOP/s per device",
      [](const ComparedRun& r) {
        return Fact{number(r.summary.tflops_per_device), r.summary.tflops_per_device};
      }},
     {"mfu", [](const ComparedRun& r) { return Fact{percent(r.summary.mfu)}; }},
     {"waiting, ms a step", [](const ComparedRun& r) { return Fact{number(r.summary.phase_ms.comm_exposed, 3)}; }},
+    {"waiting for updates, ms a step",
+     [](const ComparedRun& r) {
+       return Fact{number(r.summary.offload ? r.summary.offload->exposed_ms : kUnknown, 3)};
+     }},
     {"wall time",
      [](const ComparedRun& r) {
        return Fact{std::isfinite(r.summary.wall_s) ? measure::format_duration(r.summary.wall_s) : "-",

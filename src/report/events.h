@@ -68,10 +68,10 @@ struct WarningReport {
   std::string message;
 };
 
-/// Predicted or measured: one step's time, memory of the process (of all its ranks where they are threads), bytes over
-/// all steps of the run.
+/// Predicted or measured: one step's time and how much of it waits for other ranks, memory of the process (of all its
+/// ranks where they are threads), bytes over all steps of the run.
 struct Estimate {
-  double step_ms = kUnknown;
+  double step_ms = kUnknown, wait_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
   measure::CommBytes comm_bytes = {};
 };

@@ -27,7 +27,10 @@ double ratio(double measured, double predicted) {
 Json to_json(const Estimate& estimate) {
   Json memory = estimate.memory_bytes;
   if (estimate.memory_bytes <= 0) memory = nullptr;
-  return {{"step_ms", estimate.step_ms}, {"memory_bytes", memory}, {"comm_bytes", estimate.comm_bytes}};
+  return {{"step_ms", estimate.step_ms},
+          {"wait_ms", estimate.wait_ms},
+          {"memory_bytes", memory},
+          {"comm_bytes", estimate.comm_bytes}};
 }
 
 Json ratio_json(const Estimate& measured, const Estimate& predicted) {
@@ -49,6 +52,7 @@ Json ratio_json(const Estimate& measured, const Estimate& predicted) {
 Estimate estimate_from(const Json& object) {
   Estimate estimate;
   estimate.step_ms = number_of(object, "step_ms");
+  estimate.wait_ms = number_of(object, "wait_ms");
   const double memory = number_of(object, "memory_bytes");
   if (!std::isnan(memory)) estimate.memory_bytes = static_cast<int64_t>(memory);
   estimate.comm_bytes = object.value("comm_bytes", measure::CommBytes());

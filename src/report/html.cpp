@@ -206,8 +206,6 @@ Rows result_rows(const Summary& summary, const History& history) {
   if (std::isfinite(summary.tokens_per_s))
     rows.emplace_back("tokens per second", format("{:.0f} (median)", summary.tokens_per_s));
   if (std::isfinite(summary.step_ms)) rows.emplace_back("step", format("{:.2f} ms (median)", summary.step_ms));
-  if (std::isfinite(summary.predicted_step_ms))
-    rows.emplace_back("step predicted", format("{:.2f} ms", summary.predicted_step_ms));
   if (std::isfinite(summary.tflops_per_device))
     rows.emplace_back("speed", format("{:.4g} TFLOP/s per device", summary.tflops_per_device));
   if (std::isfinite(summary.mfu)) rows.emplace_back("utilisation", utilisation_text(summary));
@@ -270,7 +268,9 @@ std::string report_html(const Summary& summary, const History& history, const st
   html +=
       page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});
   html += page::section(time_line(history));
+  html += page::section(prediction(summary));
   html += page::section(communication(history));
+  html += page::section(offload(summary, history));
   html += page::section(memory_bars(summary));
   html += page::side_by_side(
       {"<h2>Result</h2>" + table(result_rows(summary, history)), "<h2>Model and data</h2>" + table(model_rows(start))});

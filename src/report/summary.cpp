@@ -73,6 +73,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   summary.memory_by_category = history.memory_bytes;
   summary.predicted_memory = summary.start.predicted.memory_bytes;
   summary.predicted_step_ms = summary.start.predicted.step_ms;
+  summary.predicted_wait_ms = summary.start.predicted.wait_ms;
   summary.step = summary.start.step;
 
   const std::span<const StepReport> steps = history.steps;

@@ -22,8 +22,8 @@ struct Summary {
   // Medians over the steps without the first two, which warm up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
-  double predicted_step_ms = kUnknown;                // without a profile not known
-  measure::PhaseMs phase_ms;                          // means over the same steps
+  double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // without a profile not known
+  measure::PhaseMs phase_ms;                                          // means over the same steps
   double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
   double wall_s = kUnknown;                           // over all processes that ended in order
   int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known

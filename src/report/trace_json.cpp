@@ -34,6 +34,8 @@ class Tracks {
     const std::string name = "axis " + rank_.name_of_axes(span.axes);
     return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Lane::axis));
   }
+  /// Returns a track beside the host link's.
+  int of(const Track& other) { return track(other.name, static_cast<int>(Lane::host_link)); }
   /// Returns the events that name process and tracks.
   std::vector<std::string> names() const {
     std::vector<std::string> events = {
@@ -76,7 +78,7 @@ std::string arguments(const Span& span) {
 
 }  // namespace
 
-std::string trace_events(const TracedRank& rank, const Trace& trace) {
+std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others) {
   std::vector<Span> spans = trace.spans();
   if (spans.empty()) return "";
   // By begin; of those that begin together the longest first, which holds the others.
@@ -88,13 +90,15 @@ std::string trace_events(const TracedRank& rank, const Trace& trace) {
   };
   Tracks tracks(rank);
   std::vector<std::string> events;
-  for (const Span& span : spans) {
+  const auto add = [&](const Span& span, int track) {
     const int64_t begin = at(span.time.begin), end = at(span.time.end);
-    const int track = tracks.of(span);
     events.push_back(format(R"({{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{}{}}})", rank.rank, track,
                             microseconds(begin), microseconds(end - begin), quoted(title(span, rank)),
                             arguments(span)));
-  }
+  };
+  for (const Span& span : spans) add(span, tracks.of(span));
+  for (const Track& other : others)
+    for (const Span& span : other.spans) add(span, tracks.of(other));
   std::string text;
   for (const std::vector<std::string>& part : {tracks.names(), events})
     for (const std::string& event : part) text += (text.empty() ? "" : ",\n") + event;

@@ -3,7 +3,9 @@
 // rank, a track for each lane. Spans of one track lie inside or apart from each other; collectives that overlap get
 // further tracks of their axis.
 #include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "tensor/trace.h"
 
@@ -17,9 +19,15 @@ struct TracedRank {
   std::function<std::string(uint32_t axes)> name_of_axes = {};
 };
 
+/// What another thread of the rank did, one thing after the other.
+struct Track {
+  std::string name;
+  std::vector<Span> spans;
+};
+
 /// Returns the events of one rank, without the list around them; empty when it has no spans. Times are whole
 /// nanoseconds since the origin, so that rounding keeps a span inside its parent.
-std::string trace_events(const TracedRank& rank, const Trace& trace);
+std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others = {});
 
 /// What comes before and after the events of all ranks, which are separated by ",\n".
 inline constexpr const char* kTraceBegin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";

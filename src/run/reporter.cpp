@@ -190,7 +190,7 @@ void Reporter::judge_prediction(const report::EndReport& end) {
   constexpr double kTolerance = 0.25;
   const double ratio = end.measured.step_ms / end.predicted.step_ms;
   if (!(std::abs(ratio - 1) > kTolerance)) return;  // right, or not known
-  const double waits = wait_seconds_ * 1e3 / static_cast<double>(steps_), expected = plan_.wait_seconds * 1e3;
+  const double waits = end.measured.wait_ms, expected = end.predicted.wait_ms;
   const double compute = end.measured.step_ms - waits, expected_compute = end.predicted.step_ms - expected;
   const bool by_waits = std::abs(waits - expected) > std::abs(compute - expected_compute);
   warn(end.step,
@@ -210,11 +210,14 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   end.outcome = outcome;
   end.wall_s = now_seconds() - started_;
   end.predicted = {.step_ms = start_.predicted.step_ms,
+                   .wait_ms = start_.predicted.wait_ms,
                    .memory_bytes = start_.predicted.memory_bytes,
                    .comm_bytes = plan_.comm_bytes};
   for (auto& [axis, operations] : end.predicted.comm_bytes)
     for (auto& [operation, bytes] : operations) bytes *= steps_;
-  end.measured = {.step_ms = steps_ > 0 ? step_seconds_ * 1e3 / static_cast<double>(steps_) : measure::kUnknown,
+  const double steps = steps_ > 0 ? static_cast<double>(steps_) : measure::kUnknown;
+  end.measured = {.step_ms = step_seconds_ * 1e3 / steps,
+                  .wait_ms = wait_seconds_ * 1e3 / steps,
                   .memory_bytes = measured_memory(trainer),
                   .comm_bytes = comm_bytes_};
   end.peak = peak_.report();

@@ -39,8 +39,10 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   // Ranks that are threads share a process, and so its memory as the system reports it. A GPU's memory is each rank's
   // own.
   const int ranks_of_process = world.transport() == "threads" && !machine.gpu ? world.size() : 1;
-  start.predicted = {
-      .step_ms = plan.step_seconds * 1e3, .memory_bytes = plan.total * ranks_of_process, .comm_bytes = plan.comm_bytes};
+  start.predicted = {.step_ms = plan.step_seconds * 1e3,
+                     .wait_ms = plan.wait_seconds * 1e3,
+                     .memory_bytes = plan.total * ranks_of_process,
+                     .comm_bytes = plan.comm_bytes};
   start.environment.device = machine.gpu ? "cuda" : "cpu";
   start.environment.isa = device_text(machine);
   start.environment.product_path = ops::product_path(trainer.device(), machine.compute);

@@ -5,6 +5,7 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "offload/engine.h"
 #include "report/trace_json.h"
 
 namespace trainer::run {
@@ -17,6 +18,27 @@ std::string system_identity() {
   return id;
 }
 
+/// Returns a track for each lane of the optimizer in host memory, with what was recorded of it.
+std::vector<report::Track> tracks_of(offload::Engine& engine) {
+  using offload::Lane;
+  std::vector<report::Track> tracks = {{"host link: gradients and state to the host", {}},
+                                       {"host link: state to the device", {}},
+                                       {"host link: weights to the device", {}},
+                                       {"optimizer on the device", {}},
+                                       {"optimizer on the host", {}}};
+  static_assert(offload::kLanes == 5 && static_cast<int>(Lane::refresh) == 2 && static_cast<int>(Lane::host) == 4);
+  for (const offload::Done& done : engine.recorded()) {
+    const offload::Subgroup& subgroup = engine.subgroups()[static_cast<size_t>(done.subgroup)];
+    tracks[static_cast<size_t>(lane_of(done.kind))].spans.push_back(
+        {.lane = Span::Lane::host_link,
+         .name = name_of(done.kind),
+         .time = done.time,
+         .number = done.subgroup,
+         .bytes = static_cast<double>(bytes_of(done.kind, subgroup.part.count, engine.sizes()))});
+  }
+  return tracks;
+}
+
 }  // namespace
 
 Tracer::Tracer(comm::World& world, const config::Config& config, train::Trainer& trainer)
@@ -25,6 +47,7 @@ Tracer::Tracer(comm::World& world, const config::Config& config, train::Trainer&
 Tracer::~Tracer() {
   trainer_.meter().trace = nullptr;
   trainer_.meter().timed = nullptr;
+  if (trainer_.offload() != nullptr) trainer_.offload()->record(false);
 }
 
 void Tracer::before_step(int64_t step) {
@@ -39,6 +62,7 @@ void Tracer::before_step(int64_t step) {
   origin_ = std::stod((one_clock ? first : own).substr(space));
   trace_.emplace();
   trainer_.meter().trace = &*trace_;
+  if (trainer_.offload() != nullptr) trainer_.offload()->record(true);
   if (trainer_.device().kind() == device::Kind::cuda) trainer_.meter().timed = &trainer_.device();
 }
 
@@ -57,7 +81,12 @@ void Tracer::write() {
                                 .name = format("rank {}", world_.rank()),
                                 .origin = origin_,
                                 .name_of_axes = [&](uint32_t axes) { return trainer_.mesh().shape().name_of(axes); }};
-  const std::string own = report::trace_events(rank, *trace_);
+  std::vector<report::Track> others;
+  if (offload::Engine* engine = trainer_.offload(); engine != nullptr) {
+    others = tracks_of(*engine);
+    engine->record(false);
+  }
+  const std::string own = report::trace_events(rank, *trace_, others);
   trace_.reset();
   std::string text = report::kTraceBegin;
   for (int from = 0; from < world_.size(); ++from) {  // one after the other: memory for one rank's events

@@ -122,6 +122,20 @@ class Pages(rig.Runs):
         self.check(self.folder / "both.html", {"Training loss", "Training loss over the tokens seen", "Validation loss",
                                                "Tokens per second", "Learning rate"})
 
+    def test_sections_of_offload_and_of_the_prediction(self):
+        self.train("offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024", "offload.slots=2",
+                   "parallel.transport=threads", "parallel.data=2")
+        log = self.folder / "run/metrics.jsonl"
+        start, *others = log.read_text().splitlines()
+        start = json.loads(start)
+        start["predicted"] |= {"step_ms": 12.5, "wait_ms": 1.5}  # as with hardware.profile
+        log.write_text("\n".join([json.dumps(start), *others]) + "\n")
+        self.trainer("report", "run")
+        page = self.folder / "run/report.html"
+        for heading in ("The plan and the run", "Communication by axis", "Optimizer offload"):
+            self.assertIn(f"<h2>{heading}</h2>", page.read_text())
+        self.check(page, {"Updates, ms a step", "Lanes at work in the last update", "Time line"})
+
     def test_the_probe_sees_what_is_wrong(self):
         """A check that never fails proves nothing."""
         self.train("log.report=true", max_steps=3)

@@ -1,6 +1,11 @@
 """Models to and from Hugging Face's transformers, as far as that goes without it: `checkpoint export` and `import`."""
 import hashlib
 import json
+import math
+import os
+import struct
+import subprocess
+import sys
 
 import rig
 import safetensors_reader as safetensors
@@ -8,7 +13,12 @@ import safetensors_reader as safetensors
 LLAMA = ['model.arch="llama"', "model.n_head=4", "model.n_kv_head=2"]
 # So small that no weight moves: the checkpoint has those that the run began with.
 STILL = ["optim.lr=1e-30", "optim.min_lr=1e-30", "optim.warmup_steps=0", "train.steps=1"]
-CHECKPOINT, USAGE, IO = 5, 2, 5
+CHECKPOINT, USAGE, IO, DATA = 5, 2, 5, 4
+# Runs a command and prints the largest memory it had; a small process, as a child begins with its parent's.
+PEAK = """import os, sys
+_, status, usage = os.wait4(os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ), 0)
+print(usage.ru_maxrss * 1024)
+sys.exit(os.waitstatus_to_exitcode(status))"""
 
 
 class HuggingFace(rig.Runs):
@@ -92,6 +102,112 @@ class HuggingFace(rig.Runs):
         ours = safetensors.floats(("F32", [32, 16], shard[begin:begin + 4 * 32 * 16]))
         theirs = safetensors.floats(tensors["model.layers.1.self_attn.v_proj.weight"])
         self.assertEqual([ours[i * 16 + o] for o in range(16) for i in range(32)], list(theirs))
+
+    # --- memory
+
+    def peak(self, *args):
+        """Bytes of memory at the most."""
+        result = subprocess.run([sys.executable, "-I", "-S", "-c", PEAK, rig.TRAINER, "checkpoint", *args], cwd=self.folder,
+                                capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return int(result.stdout.splitlines()[-1])
+
+    def widen(self, small, wide, sizes, layers):
+        """Writes a model of zeros as that in the folder `small`, with other sizes and so many layers; bytes of all tensors and
+        of the largest."""
+        wide.mkdir()
+        tensors = {}
+        for name, (_, shape, _) in safetensors.read(small).items():
+            for layer in range(layers if ".layers.0." in name else 1):
+                if ".layers.1." not in name:
+                    tensors[name.replace(".0.", f".{layer}.")] = [sizes.get(size, size) for size in shape]
+        header, end = {}, 0
+        for name, shape in tensors.items():
+            begin, end = end, end + 4 * math.prod(shape)
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(header).encode()
+        with open(wide / "model.safetensors", "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + end)
+        config = json.loads((small / "config.json").read_text())
+        for key, value in config.items():
+            if key in ("hidden_size", "intermediate_size"):
+                config[key] = sizes[value]
+        config.pop("head_dim", None)
+        (wide / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+        return end, max(4 * math.prod(shape) for shape in tensors.values())
+
+    @rig.counts_memory
+    def test_memory_is_that_of_the_largest_tensor(self):
+        self.train("model.n_layer=1", *STILL, *LLAMA)
+        self.export("run", "small")
+        whole, largest = self.widen(self.folder / "small", self.folder / "wide", {32: 256, 16: 128, 128: 4096}, 8)
+        self.assertGreater(whole, 20 * largest)
+        base = self.peak("import", "--format", "hf", "--input", "small", "--output", "small-back")
+        taken = self.peak("import", "--format", "hf", "--input", "wide", "--output", "wide-back") - base
+        # The tensor, and chunks that are converted, checked and written.
+        most = largest + (6 << 20)
+        self.assertLess(taken, most, "import")
+        for dtype in ("fp32", "bf16"):
+            base = self.peak("export", "--format", "hf", "--checkpoint", "small-back", "--output", f"small-{dtype}", "--dtype", dtype)
+            taken = self.peak("export", "--format", "hf", "--checkpoint", "wide-back", "--output", f"wide-{dtype}", "--dtype",
+                              dtype) - base
+            self.assertLess(taken, most, f"export to {dtype}")
+
+    # --- mistakes
+
+    def test_damaged_files_are_refused(self):
+        self.train(*STILL)
+        self.export("run", "whole", "--shard-bytes", "40000")
+        first = sorted((self.folder / "whole").glob("*.safetensors"))[1].name  # the very first has the table alone
+        content = (self.folder / "whole" / first).read_bytes()
+        length, = struct.unpack("<Q", content[:8])
+        header, data = json.loads(content[8:8 + length]), content[8 + length:]
+        names = [name for name in header if name != "__metadata__"]
+
+        def with_header(change):
+            changed = json.loads(json.dumps(header))
+            change(changed)
+            text = json.dumps(changed).encode()
+            return struct.pack("<Q", len(text)) + text + data
+
+        def overlap(head):
+            head[names[1]]["data_offsets"] = [offset - 4 for offset in head[names[1]]["data_offsets"]]
+
+        index = json.loads((self.folder / "whole/model.safetensors.index.json").read_text())
+        itself = {**index, "weight_map": dict.fromkeys(index["weight_map"], "model.safetensors.index.json")}
+        other = {**index, "weight_map": {**index["weight_map"], names[0]: sorted(set(index["weight_map"].values()))[-1]}}
+        tokenizer = (self.folder / "whole/tokenizer.model").read_bytes()
+        for name, file, damaged, status, part in [
+                ("truncated", first, content[:-100], CHECKPOINT, "truncated"),
+                ("cut in the header", first, content[:length // 2], CHECKPOINT, "truncated"),
+                ("too long", first, content + b"1234", CHECKPOINT, "too long"),
+                ("empty", first, b"", CHECKPOINT, "0 bytes"),
+                ("huge header", first, struct.pack("<Q", 1 << 62) + content[8:], CHECKPOINT, "its header would have"),
+                ("overlap", first, with_header(overlap), CHECKPOINT, "overlap"),
+                ("dtype", first, with_header(lambda head: head[names[0]].update(dtype="Q8")), CHECKPOINT, "unknown element type"),
+                ("integers", first, with_header(lambda head: head[names[0]].update(dtype="I32")), CHECKPOINT,
+                 "elements of type I32, expected F32"),
+                ("shape", first, with_header(lambda head: head[names[0]].update(shape=[1 << 40, 1 << 40])), CHECKPOINT, "its shape"),
+                ("nesting", first, struct.pack("<Q", 100_000) + b"[" * 100_000, CHECKPOINT, "nested too deeply"),
+                ("index of itself", "model.safetensors.index.json", json.dumps(itself).encode(), CHECKPOINT,
+                 "is not the name of a safetensors file"),
+                ("index of others", "model.safetensors.index.json", json.dumps(other).encode(), CHECKPOINT, "not in the file"),
+                ("index cut", "model.safetensors.index.json", json.dumps(index)[:-9].encode(), CHECKPOINT, "weight_map"),
+                ("config cut", "config.json", b'{"model_type": "gpt2"', CHECKPOINT, "config.json"),
+                ("tokenizer cut", "tokenizer.model", tokenizer[:-50], DATA, "tokenizer.model"),
+                ("no tokenizer", "tokenizer.model", b"\x00" * 1000, DATA, "tokenizer.model")]:
+            with self.subTest(name):
+                folder = self.folder / name
+                rig.shutil.copytree(self.folder / "whole", folder)
+                (folder / file).write_bytes(damaged)
+                told = self.import_(name, "o", status=status)
+                self.assertIn(part, told)
+                self.assertIn(file, told)
+        (self.folder / "whole" / first).unlink()
+        os.symlink(first, self.folder / "whole" / first)
+        self.assertIn(first, self.import_("whole", "o", status=IO))
+        self.assertFalse((self.folder / "o").exists())
 
     def test_mistakes_are_told(self):
         self.train("train.steps=3")

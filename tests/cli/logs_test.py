@@ -236,6 +236,33 @@ class Logs(rig.Runs):
         waits = [span for span in tracks[rank, "compute"] if span[2].startswith(f"wait for {axis} ")]
         self.assertEqual(len(waits), len(spans))
 
+    def test_offload_has_lanes_of_its_own(self):
+        self.train("log.trace=[3, 4]", "offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024",
+                   "offload.slots=2", "precision.compute=bf16", max_steps=6)
+        tracks = self.trace()
+        self.check_steps(tracks, 0, 3, 4)
+        lanes = {track: spans for (_, track), spans in tracks.items() if track.startswith(("host link", "optimizer on"))}
+        self.assertEqual(len(lanes), 5)
+        for track, spans in lanes.items():
+            self.assertTrue(all(a[1] <= b[0] + 5e-4 for a, b in zip(spans, spans[1:])), track)
+        def of(track, kind=""):
+            """Spans by subgroup."""
+            found = collections.defaultdict(list)
+            for span in lanes[track]:
+                if span[2].startswith(kind):
+                    found[int(span[2].split()[-1])].append(span)
+            return found
+        host, device = of("optimizer on the host"), of("optimizer on the device")
+        gradients, loaded = of("host link: gradients and state to the host", "gradient "), of("host link: state to the device")
+        self.assertEqual(sorted([*host, *device]), list(range(len(host) + len(device))))  # every subgroup in one place
+        self.assertEqual(set(gradients), set(host))
+        self.assertLessEqual(set(loaded), set(device))
+        self.assertGreater(len(loaded), 0)
+        for spans in (*host.values(), *gradients.values()):
+            self.assertIn(len(spans), (2, 3))  # of two steps, and what the step before them had left
+        moved = next(e["offload"]["bytes"]["gradient"] for e in self.events("step") if e["step"] == 4)
+        self.assertEqual(sum(spans[-1][3]["bytes"] for spans in gradients.values()), moved)
+
     def test_a_run_that_ends_among_the_steps_writes_them(self):
         self.train("log.trace=[3, 100]", max_steps=5)
         self.check_steps(self.trace(), 0, 3, 5)

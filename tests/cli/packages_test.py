@@ -160,6 +160,7 @@ class Packages(Folder):
         package, = (self.folder / "made").glob("*.deb")
         fields = dict(re.findall(r"^ ?([\w-]+): (.*)", output("dpkg-deb", "--info", package), re.M))
         self.assertEqual((fields["Package"], fields["Section"], fields["Architecture"]), ("trainer", "science", "amd64"))
+        self.assertRegex(fields["Maintainer"], r"^[^<>@]+ <[^<>@ ]+@[^<>@ ]+\.[^<>@ ]+>$")
         for library in ("libfmt", "libsentencepiece", "libc6"):
             self.assertIn(library, fields["Depends"])
         version = re.match(r"trainer (\S+)", output(rig.TRAINER, "--version")).group(1)

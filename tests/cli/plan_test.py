@@ -125,7 +125,7 @@ class Plan(rig.Runs):
         self.assertAlmostEqual(end["ratio"]["step_ms"], end["measured"]["step_ms"] / end["predicted"]["step_ms"])
         off = abs(end["ratio"]["step_ms"] - 1) > 0.25
         self.assertEqual(any("were predicted" in w["message"] for w in self.events("warning", "predicted")), off)
-        self.assertIn("step predicted", (self.folder / "predicted" / "report.html").read_text())
+        self.assertIn("The plan and the run", (self.folder / "predicted" / "report.html").read_text())
         log = self.train("run.dir=chosen", "hardware.profile=here.toml", "run.threads=1", "parallel.strategy=auto")
         self.assertIn('strategy "auto" chose', log)
         self.assertNotIn('strategy = "auto"', (self.folder / "chosen" / "config.toml").read_text())

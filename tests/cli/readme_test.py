@@ -273,6 +273,26 @@ class Readmes(unittest.TestCase):
                 self.assertRegex(lists, rf"\b{name}\b")
         self.each(lambda code: [span for span in code.spans if re.match(r"(-D)?TRAINER_\w+(=|$)", span)], check)
 
+    def test_commands_of_the_readme_run(self):
+        """What README.md trains and generates with, in two steps on a short text."""
+        (self.folder / "short.txt").write_text(4 * rig.tiny_text())
+        short = ["train.steps=2", "optim.warmup_steps=1", 'data.train=["short.txt"]', "data.vocab_size=320", "train.eval_batches=1", "train.sample_tokens=4"]
+        done = []
+        for words in CODE_OF["README.md"].commands():
+            if "build/trainer" not in words or words in done:
+                continue
+            done.append(words)
+            command = [str(rig.TRAINER) if word == "build/trainer" else word for word in words]
+            if command[0] == "mpirun":
+                if shutil.which("mpirun") is None:
+                    continue
+                command[:1] = rig.MPIRUN
+            if "--config" in command:
+                command += [word for value in short for word in ("--set", value)]
+            with self.subTest(command=shlex.join(words)):
+                self.output(*command)
+        self.assertGreater(len(done), 4)
+
     # --- configurations
 
     def test_keys_are_those_of_the_reference(self):

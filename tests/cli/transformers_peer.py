@@ -26,6 +26,7 @@ def logits(folder, tokens, output):
         loss = torch.nn.functional.cross_entropy(wide[:-1], ids[0, 1:])
     result.numpy().tofile(output)
     return {"loss": loss.item(), "model": type(model).__name__,
+            "ends": [model.generation_config.eos_token_id, model.config.eos_token_id],
             "generated": model.float().generate(ids[:, :4], max_new_tokens=3, do_sample=False).tolist()}
 
 

@@ -83,11 +83,13 @@ class Transformers(rig.Runs):
                     "tied": ([*LLAMA, "model.tie_embeddings=true", "model.rope_theta=500"], "LlamaForCausalLM")}
         for name, (sets, _) in families.items():
             self.train(f"run.dir={name}", "train.steps=30", "optim.lr=3e-3", *sets)
-            self.export(name, f"{name}-hf")
+            self.export(name, f"{name}-hf", *(["--shard-bytes", "40000"] if name == "untied" else []))
+        self.assertGreater(len(list((self.folder / "untied-hf").glob("*.safetensors"))), 2)
         told = self.compare({name: f"{name}-hf" for name in families}, 32)
         for (_, kind), result in zip(families.values(), told):
             self.assertEqual(result["model"], kind)
             self.assertEqual(len(result["generated"][0]), 7)
+            self.assertEqual(result["ends"], [2, 2])  # generation_config.json and config.json: the tokenizer's end of a text
 
     def test_imported_models_compute_the_same(self):
         made = [[family, f"{family}-{dtype}", dtype] for family in ("gpt2", "llama", "tied")
@@ -98,18 +100,32 @@ class Transformers(rig.Runs):
             self.trainer("checkpoint", "import", "--format", "hf", "--input", folder, "--output", f"{folder}-back")
         self.compare({f"{folder}-back": folder for _, folder, _ in made}, 48)
 
-    def test_auto_tokenizer_gives_the_same_tokens(self):
-        self.train("train.steps=3")
-        self.export("run", "hf")
+    def check_tokenizer(self, folder, tokenizer, size):
+        """AutoTokenizer gives of a text the tokens that the program gives, and the text of them."""
         text = (ROOT / "data/austen.txt").read_text()[:300_000] + "\n\n\tnaïve  日本\r\n 🐈\x01 end"
         (self.folder / "long.txt").write_text(text, newline="")
-        told, = self.peer(["tokens", "hf", "long.txt"])
-        self.trainer("tokenize", "--input", "long.txt", "--output", "again", "--tokenizer", "tokens/tokenizer.model")
+        told, = self.peer(["tokens", folder, "long.txt"])
+        self.trainer("tokenize", "--input", "long.txt", "--output", "again", "--tokenizer", tokenizer)
         content = (self.folder / "again/tokens.bin").read_bytes()[1024:]
         ours = list(struct.unpack(f"<{len(content) // 2}H", content))
         self.assertEqual(ours.pop(), told["eos"])
-        self.assertEqual(told["size"], 320)
+        self.assertEqual(told["size"], size)
         self.assertEqual(ours, told["ids"])
+
+    def test_auto_tokenizer_loads_a_sentencepiece_model(self):
+        self.train("train.steps=3")
+        self.export("run", "hf")
+        self.check_tokenizer("hf", "tokens/tokenizer.model", 320)
+
+    def test_auto_tokenizer_loads_the_tokenizer_of_gpt2(self):
+        gpt2 = ROOT / "data/gpt2"
+        self.train('data.train=["text.txt"]', f"data.tokenizer={gpt2}", "train.steps=3")
+        self.export("run", "hf")
+        self.check_tokenizer("hf", gpt2, 50257)
+        for name in ("tokenizer.json", "tokenizer_config.json"):  # the older pair of files alone says the same
+            (self.folder / "hf" / name).unlink()
+        (self.folder / "hf/tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+        self.check_tokenizer("hf", gpt2, 50257)
 
 
 def log_sum_exp(row):

@@ -124,6 +124,55 @@ TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
   EXPECT_EQ(report_html(summarize(full_history(), {}), full_history(), "").find("Communication"), std::string::npos);
 }
 
+TEST_F(Report, ShowsThePredictionBesideTheRun) {
+  History history = full_history();
+  const auto page = [&] {
+    const std::string text = report_html(summarize(history, {}), history, "");
+    EXPECT_EQ(faults(text), "");
+    return text;
+  };
+  EXPECT_EQ(page().find("The plan and the run"), std::string::npos);  // no profile, no prediction of time
+  history.start->predicted.step_ms = 80;
+  history.start->predicted.wait_ms = 8;
+  for (StepReport& step : history.steps) step.step_ms = 100, step.phase_ms.comm_exposed = 4;
+  const std::string text = page();
+  for (const char* row : {"<th scope=\"row\">step</th><td>80 ms</td><td>100 ms</td><td>1.25</td>",
+                          "<th scope=\"row\">compute</th><td>72 ms</td><td>96 ms</td><td>1.33</td>",
+                          "<th scope=\"row\">waiting for communication</th><td>8 ms</td><td>4 ms</td><td>0.50</td>",
+                          "<th scope=\"row\">memory</th><td>400 MiB</td><td>410 MiB</td><td>1.02</td>"})
+    EXPECT_NE(text.find(row), std::string::npos) << row;
+  history.start->predicted.wait_ms = kUnknown;  // of older logs
+  EXPECT_EQ(page().find("waiting for communication</th>"), std::string::npos);
+}
+
+TEST_F(Report, ShowsOffload) {
+  History history = full_history();
+  EXPECT_EQ(report_html(summarize(history, {}), history, "").find("Optimizer offload"), std::string::npos);
+  for (StepReport& step : history.steps) {
+    step.offload = OffloadReport{.device_share = "1/2",
+                                 .host = 300,
+                                 .streamed = 100,
+                                 .resident = 0,
+                                 .bytes = {{"gradient", 3 << 20}, {"drain", 0}, {"refresh", 512 << 10}},
+                                 .exposed_ms = 2.5,
+                                 .busy_ms = {{"to_host", 7.25}, {"host", 3}, {"device", 0}},
+                                 .update_ms = 12,
+                                 .predicted_ms = 10};
+  }
+  history.steps.front().offload.reset();  // begun without
+  const std::string page = report_html(summarize(history, {}), history, "");
+  EXPECT_EQ(faults(page), "");
+  for (const char* text : {"75.0 % updated on the host, 25.0 % streamed to the device and back, 0.0 % resident there",
+                           "gradient 3.00 MiB, refresh 512 KiB", "2.5 ms (median)", "12 ms, 10 ms predicted",
+                           "Updates, ms a step", "Lanes at work in the last update", "7.25 ms"})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  EXPECT_EQ(page.find("emulated device"), std::string::npos);
+  for (StepReport& step : history.steps)
+    if (step.offload) step.offload->emulated_ms = 1.5;
+  const std::string emulated = report_html(summarize(history, {}), history, "");
+  EXPECT_NE(emulated.find("1.5 ms by its clock, 10 ms predicted"), std::string::npos);
+}
+
 TEST_F(Report, ServesEmptyShortAndBrokenRuns) {
   History nan_only = example_history(3);
   for (StepReport& step : nan_only.steps) {

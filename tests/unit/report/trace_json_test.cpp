@@ -73,6 +73,25 @@ TEST(TraceJson, CollectivesThatOverlapGetTracksOfTheirOwn) {
                       {"axis data", 7e6}, {"axis data (2)", 5e6}, {"axis data (3)", 6e6}, {"axis tensor", 9e6}}));
 }
 
+TEST(TraceJson, OtherThreadsHaveTracksOfTheirOwn) {
+  Trace trace;
+  trace.add({.name = "gemm", .time = {1, 2}});
+  const std::vector<Track> others = {{"host link: there",
+                                      {{.name = "gradient", .time = {0.5, 1}, .number = 7, .bytes = 64},
+                                       {.name = "drain", .time = {1, 3}, .number = 2}}},
+                                     {"nothing", {}}};
+  const TracedRank rank{.rank = 3, .name = "r", .origin = 0};
+  const Json json = Json::parse(kTraceBegin + trace_events(rank, trace, others) + kTraceEnd);
+  std::map<std::string, std::vector<std::string>> tracks;
+  std::map<int, std::string> names;
+  for (const Json& event : json.at("traceEvents")) {
+    if (event.at("name") == "thread_name") names[event.at("tid")] = event.at("args").at("name");
+    if (event.at("ph") == "X") tracks[names.at(event.at("tid"))].push_back(event.at("name"));
+  }
+  EXPECT_EQ(tracks, (std::map<std::string, std::vector<std::string>>{{"compute", {"gemm"}},
+                                                                     {"host link: there", {"gradient 7", "drain 2"}}}));
+}
+
 TEST(TraceJson, RoundingKeepsSpansInsideTheirParents) {
   Trace trace;
   const double origin = 1e5;

@@ -7,12 +7,10 @@
 #include <mutex>
 
 #include "rigs/megatron.h"
-#include "unit/data/fixtures.h"
 
 namespace trainer::tests {
 namespace {
 
-using data::testing::TemporaryFolder;
 using run::Question;
 
 std::vector<Question> random_questions(int count) {
@@ -123,100 +121,13 @@ TEST(MultipleChoice, StopsWhenAsked) {
   EXPECT_EQ(calls, 3);
 }
 
-// --- files
-
-constexpr const char* kLines =
-    R"({"ind": 1, "ctx": "She had never been ", "endings": ["happy.", "so much"], "label": 1})"
-    "\n\n"
-    R"({"ctx": "", "endings": ["a", "b", "c"], "label": "2"})"
-    "\n";
-
-TEST(Questions, LinesAreTokenizedWithTheirContext) {
-  const TemporaryFolder folder;
-  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
-  const std::string path = data::testing::write(folder / "q.jsonl", kLines);
-  const auto questions = run::read_questions({path}, &tokenizer, tokenizer.vocab_size(), 0);
-  ASSERT_EQ(questions.size(), 2u);
-  EXPECT_EQ(questions[0].answer, 1);
-  ASSERT_EQ(questions[0].choices.size(), 2u);
-  const auto context = static_cast<int64_t>(tokenizer.encode("She had never been").size());
-  for (const auto& [choice, text] : {std::pair{0, "happy."}, {1, "so much"}}) {
-    const Question::Choice& c = questions[0].choices[static_cast<size_t>(choice)];
-    EXPECT_EQ(tokenizer.decode(c.tokens), std::string("She had never been ") + text);
-    EXPECT_EQ(c.scored, static_cast<int64_t>(c.tokens.size()) - context);
-    EXPECT_EQ(tokenizer.decode(std::span(c.tokens).last(static_cast<size_t>(c.scored))), std::string(" ") + text);
-    EXPECT_EQ(c.bytes, static_cast<int64_t>(std::string(text).size()));
-  }
-  EXPECT_EQ(questions[1].answer, 2);
-  EXPECT_EQ(questions[1].choices[0].tokens.front(), tokenizer.eos());
-  EXPECT_EQ(questions[1].choices[0].scored, static_cast<int64_t>(questions[1].choices[0].tokens.size()) - 1);
-  EXPECT_EQ(run::read_questions({path, path}, &tokenizer, tokenizer.vocab_size(), 3).size(), 3u);
-}
-
-std::string numbers(const std::vector<int>& values) {
-  std::string bytes;
-  for (const int value : values) bytes += {static_cast<char>(value & 0xFF), static_cast<char>(value >> 8 & 0xFF)};
-  return bytes;
-}
-
-/// llm.c's file of two questions: context 3 4 5 with endings 6 | 7 8, and no context with 9 | 1 2.
-std::string token_file() {
-  std::string header(1024, '\0');
-  const int32_t facts[] = {20240522, 1, 2, 28};
-  std::memcpy(header.data(), facts, sizeof facts);
-  return header + numbers({65535, 28, 0, 1, 2, 3, 3, 4, 5, 1, 6, 2, 7, 8}) +
-         numbers({65535, 22, 1, 0, 2, 0, 1, 9, 2, 1, 2});
-}
-
-TEST(Questions, TokensAreReadAsLlmCWritesThem) {
-  const TemporaryFolder folder;
-  const auto questions = run::read_questions({data::testing::write(folder / "q.bin", token_file())}, nullptr, 10, 0);
-  ASSERT_EQ(questions.size(), 2u);
-  EXPECT_EQ(questions[0].answer, 1);
-  EXPECT_EQ(questions[0].choices[0].tokens, (std::vector<int32_t>{3, 4, 5, 6}));
-  EXPECT_EQ(questions[0].choices[1].tokens, (std::vector<int32_t>{3, 4, 5, 7, 8}));
-  EXPECT_EQ(questions[0].choices[1].scored, 2);
-  EXPECT_EQ(questions[1].choices[1].tokens, (std::vector<int32_t>{9, 1, 2}));  // behind the last token, end of text
-  EXPECT_EQ(questions[1].choices[1].scored, 2);
+// llm.c's files do not know the text of an ending.
+TEST(MultipleChoice, WithoutBytesNothingIsCountedPerByte) {
   Tiny run(tiny_config(), DType::f32, 1);
+  std::vector<Question> questions = random_questions(3);
+  for (Question& question : questions)
+    for (Question::Choice& choice : question.choices) choice.bytes = 0;
   EXPECT_TRUE(std::isnan(run::answer_questions(run.trainer, questions, {}).per_byte));
-}
-
-TEST(Questions, MistakesAreNamed) {
-  const TemporaryFolder folder;
-  const data::Tokenizer& tokenizer = data::testing::small_tokenizer();
-  const auto message = [&](const std::string& bytes, const data::Tokenizer* with) {
-    try {
-      run::read_questions({data::testing::write(folder / "q", bytes)}, with, 10'000, 0);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::data);
-      return std::string(error.what());
-    }
-    return std::string("none");
-  };
-  const auto expect = [&](const std::string& bytes, const char* part) {
-    EXPECT_NE(message(bytes, &tokenizer).find(part), std::string::npos) << message(bytes, &tokenizer);
-  };
-  expect("", "empty; expected questions");
-  expect("\n", "no questions");
-  expect("{\"ctx\": 1}", "q:1: no question; expected {\"ctx\": text");
-  expect("\n{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "q:2: 1 endings; expected two or more");
-  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "q:1: the label is 2; expected 0 to 1");
-  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "q:1: the label is no number");
-  EXPECT_NE(message(kLines, nullptr).find("trained on tokens without a tokenizer"), std::string::npos);
-  const std::string whole = token_file();
-  for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
-    EXPECT_NE(message(whole.substr(0, size), nullptr), "none") << size;
-  std::string odd = whole;
-  odd[1024] = 0;
-  expect(odd, "question 0 at byte 1024 does not begin with 65535");
-  odd = whole;
-  odd[1026] = 30;
-  expect(odd, "question 0 has 28 bytes, but says 30");
-  odd = whole;
-  odd[4] = 2;
-  expect(odd, "version 2");
-  EXPECT_THROW(run::read_questions({data::testing::write(folder / "q", whole)}, nullptr, 9, 0), Error);  // token 9
 }
 
 }  // namespace

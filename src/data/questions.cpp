@@ -1,32 +1,41 @@
-// Reads the questions of multiple_choice.h.
+#include "data/questions.h"
+
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/error.h"
 #include "data/files.h"
-#include "run/multiple_choice.h"
+#include "data/json_lines.h"
 
-namespace trainer::run {
+namespace trainer::data {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::ordered_json;
 
 constexpr int32_t kMagic = 20240522, kVersion = 1;
 constexpr size_t kHeaderBytes = 1024;
 constexpr uint16_t kStart = 0xFFFF;
 
 std::string read_questions_file(const std::string& path) {
-  std::string bytes = data::read_file(path);
+  std::string bytes = read_file(path);
   if (bytes.empty()) throw Error(Code::data, format("{}: empty; expected questions", path));
   return bytes;
 }
 
-/// Throws Code::data for a question that cannot be answered or scored. `where` names it.
+/// Throws Code::data unless a question may have so many endings. `where` names it.
+void require_choices(size_t choices, const std::string& where) {
+  if (choices < 2) throw Error(Code::data, format("{}: {} endings; expected two or more", where, choices));
+  if (choices > kMostChoices)
+    throw Error(Code::data, format("{}: {} endings; expected at most {}", where, choices, kMostChoices));
+}
+
+/// Throws Code::data for a question that cannot be answered or scored.
 void check(const Question& question, const std::string& where, int64_t vocab) {
   const auto choices = static_cast<int64_t>(question.choices.size());
-  if (choices < 2) throw Error(Code::data, format("{}: {} endings; expected two or more", where, choices));
   if (question.answer < 0 || question.answer >= choices)
     throw Error(Code::data, format("{}: the label is {}; expected 0 to {}", where, question.answer, choices - 1));
   for (const Question::Choice& choice : question.choices) {
@@ -38,7 +47,7 @@ void check(const Question& question, const std::string& where, int64_t vocab) {
 }
 
 /// Returns context and ending as tokens. Where the context has none, the end of a text stands before the ending.
-Question::Choice choice_of(const std::string& context, const std::string& ending, const data::Tokenizer& tokenizer) {
+Question::Choice choice_of(const std::string& context, const std::string& ending, const Tokenizer& tokenizer) {
   Question::Choice choice;
   const size_t before = tokenizer.encode(context).size();
   choice.tokens = tokenizer.encode(context + " " + ending);
@@ -48,45 +57,52 @@ Question::Choice choice_of(const std::string& context, const std::string& ending
   return choice;
 }
 
-/// HellaSwag's label is a number, in some copies of it text.
-int64_t label_of(const json& label) {
-  return label.is_string() ? std::stoll(label.get<std::string>()) : label.get<int64_t>();
+/// Returns a whole number, in some copies of HellaSwag written as text; nothing for anything else.
+std::optional<int64_t> label_of(const Json& label) {
+  if (label.is_number_unsigned() && label.get<uint64_t>() > std::numeric_limits<int64_t>::max()) return std::nullopt;
+  if (label.is_number_integer()) return label.get<int64_t>();
+  if (!label.is_string()) return std::nullopt;
+  const auto& text = label.get_ref<const std::string&>();
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(value) : std::nullopt;
 }
 
-Question question_of(const json& line, const data::Tokenizer& tokenizer) {
-  Question question;
-  std::string context = line.at("ctx").get<std::string>();
+bool is_question(const Json& line) {
+  return line.is_object() && line.contains("ctx") && line["ctx"].is_string() && line.contains("endings") &&
+         line["endings"].is_array() && line.contains("label") &&
+         std::ranges::all_of(line["endings"], [](const Json& ending) { return ending.is_string(); });
+}
+
+Question question_of(const Json& line, const std::string& where, const Tokenizer& tokenizer) {
+  if (!is_question(line))
+    throw Error(Code::data, format("{}: no question; expected {{\"ctx\": text, \"endings\": [texts], \"label\": "
+                                   "number of the right one}}",
+                                   where));
+  const std::optional<int64_t> label = label_of(line["label"]);
+  if (!label) throw Error(Code::data, format("{}: the label is no number", where));
+  require_choices(line["endings"].size(), where);
+  Question question{.choices = {}, .answer = *label};
+  std::string context = line["ctx"].get<std::string>();
   while (context.ends_with(' ')) context.pop_back();  // the space belongs to the ending
-  for (const json& ending : line.at("endings"))
+  for (const Json& ending : line["endings"])
     question.choices.push_back(choice_of(context, ending.get<std::string>(), tokenizer));
-  question.answer = label_of(line.at("label"));
   return question;
 }
 
-void read_lines(const std::string& path, const std::string& text, const data::Tokenizer* tokenizer, int64_t vocab,
+void read_lines(const std::string& path, const std::string& text, const Tokenizer* tokenizer, int64_t vocab,
                 size_t most, std::vector<Question>& questions) {
   if (tokenizer == nullptr)
     throw Error(Code::data, format("{}: the model was trained on tokens without a tokenizer; expected questions as "
                                    "tokens (llm.c's .bin)",
                                    path));
-  int64_t number = 0;
-  for (size_t begin = 0; begin < text.size() && questions.size() < most; ++number) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    const std::string_view line = std::string_view(text).substr(begin, end - begin);
-    begin = end + 1;
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    const std::string where = format("{}:{}", path, number + 1);
-    try {
-      questions.push_back(question_of(json::parse(line), *tokenizer));
-    } catch (const json::exception&) {
-      throw Error(Code::data, format("{}: no question; expected {{\"ctx\": text, \"endings\": [texts], \"label\": "
-                                     "number of the right one}}",
-                                     where));
-    } catch (const std::logic_error&) {  // of stoll
-      throw Error(Code::data, format("{}: the label is no number", where));
-    }
+  if (questions.size() >= most) return;
+  for_each_json_line(text, [&](int64_t number, const Json& line) {
+    const std::string where = format("{}:{}", path, number);
+    questions.push_back(question_of(line, where, *tokenizer));
     check(questions.back(), where, vocab);
-  }
+    return questions.size() < most;
+  });
 }
 
 /// The numbers of a file of llm.c behind its header.
@@ -130,7 +146,9 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
     numbers.next(i);  // its number
     Question& question = questions.emplace_back();
     question.answer = numbers.next(i);
-    question.choices.resize(numbers.next(i));
+    const size_t choices = numbers.next(i);
+    require_choices(choices, format("{}: question {}", path, i));
+    question.choices.resize(choices);
     std::vector<int32_t> context;
     numbers.append(i, context);
     for (Question::Choice& choice : question.choices) {
@@ -148,8 +166,8 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
 
 }  // namespace
 
-std::vector<Question> read_questions(const std::vector<std::string>& files, const data::Tokenizer* tokenizer,
-                                     int64_t vocab, int64_t most) {
+std::vector<Question> read_questions(const std::vector<std::string>& files, const Tokenizer* tokenizer, int64_t vocab,
+                                     int64_t most) {
   std::vector<Question> questions;
   const size_t limit = most > 0 ? static_cast<size_t>(most) : std::numeric_limits<size_t>::max();
   for (const std::string& path : files) {
@@ -166,4 +184,4 @@ std::vector<Question> read_questions(const std::vector<std::string>& files, cons
   return questions;
 }
 
-}  // namespace trainer::run
+}  // namespace trainer::data

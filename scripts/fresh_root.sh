@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Runs the quickstart in a fresh root of a distribution, as on a machine where nothing is installed yet.
+#
+#   scripts/fresh_root.sh SUITE [--dir DIR] [--cache DIR] [--keep] [--help] [-- COMMAND...]
+#
+#   SUITE        bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
+#   --dir DIR    where the root is made (default: /var/tmp/trainer-SUITE); a root that is there already is used again
+#   --cache DIR  a folder of ccache to share with the root
+#   --keep       leave the root there afterwards
+#   COMMAND      what runs in it, in a copy of this checkout's tracked files (default: scripts/quickstart.sh)
+#
+# Needs root, debootstrap (for Ubuntu also ubuntu-keyring), the distribution's archive and 3 GB of disk. Mounts are made
+# in a namespace of their own and end with the script. Exit status: the command's.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+suite='' dir='' cache='' keep=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --dir) dir=${2:?--dir needs a folder}; shift ;;
+    --cache) cache=$(realpath "${2:?--cache needs a folder}"); shift ;;
+    --keep) keep=yes ;;
+    --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
+    --) shift; break ;;
+    -*) echo "fresh_root.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
+    *) suite=$1 ;;
+  esac
+  shift
+done
+[ $# -gt 0 ] || set -- scripts/quickstart.sh
+
+die() { echo "fresh_root.sh: $1" >&2; exit 2; }
+mirror=http://deb.debian.org/debian components=main script=()
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+case $suite in
+  bookworm | trixie) ;;
+  noble)
+    mirror=http://archive.ubuntu.com/ubuntu components=main,universe
+    keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    # All of Ubuntu's suites are made alike, but older versions of debootstrap do not know this one's name.
+    [ -e /usr/share/debootstrap/scripts/noble ] || script=(/usr/share/debootstrap/scripts/gutsy)
+    ;;
+  *) die "expected a suite: bookworm, trixie or noble (try --help)" ;;
+esac
+[ "$(id -u)" = 0 ] || die "needs root, for chroot"
+command -v debootstrap > /dev/null || die "needs debootstrap: apt-get install debootstrap"
+dir=${dir:-/var/tmp/trainer-$suite}
+
+say() { printf '[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+
+if [ ! -e "$dir/etc/os-release" ]; then
+  say "Making $dir"
+  signatures=(--keyring="$keyring")
+  if [ ! -e "$keyring" ]; then
+    mirror=${mirror/http:/https:}
+    echo "No $keyring here: the packages of $mirror are not checked against signatures." >&2
+    signatures=(--no-check-gpg)
+  fi
+  mkdir -p "$dir"
+  debootstrap --variant=minbase --components="$components" "${signatures[@]}" "$suite" "$dir" "$mirror" "${script[@]}" \
+    > "$dir.log" 2>&1 || { tail -n 5 "$dir.log" >&2; exit 1; }
+  # Inside, packages are checked with the distribution's own keys.
+  sed -i 's,https:,http:,' "$dir/etc/apt/sources.list"
+fi
+rm -rf "$dir/src/trainer"
+mkdir -p "$dir/src/trainer"
+git ls-files -z | xargs -0 tar c | tar x -C "$dir/src/trainer"
+cp /etc/resolv.conf "$dir/etc/resolv.conf"
+
+# In the namespace: what programs need of the system, then the command.
+# shellcheck disable=SC2317
+inside() {
+  mount --make-rprivate /
+  mount -t proc proc "$dir/proc"
+  mount --rbind /sys "$dir/sys"
+  mount --rbind /dev "$dir/dev"
+  mount -t tmpfs shm "$dir/dev/shm"
+  environment=(HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8)
+  if [ -n "$cache" ]; then
+    mkdir -p "$dir/cache"
+    mount --bind "$cache" "$dir/cache"
+    environment+=(CCACHE_DIR=/cache CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1)
+  fi
+  # shellcheck disable=SC2016
+  chroot "$dir" env -i "${environment[@]}" sh -c 'cd /src/trainer && exec "$@"' sh "$@"
+}
+export -f inside
+export dir cache
+say "$(sed -n 's/^PRETTY_NAME="\(.*\)"/\1/p' "$dir/etc/os-release"): $*"
+begin=$SECONDS status=0
+unshare --mount bash -euo pipefail -c 'inside "$@"' bash "$@" || status=$?
+say "$suite: status $status after $(((SECONDS - begin) / 60)) min $(((SECONDS - begin) % 60)) s"
+[ -n "$keep" ] || rm -rf --one-file-system "$dir"
+exit $status

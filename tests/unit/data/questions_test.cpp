@@ -1,0 +1,158 @@
+// Files of questions and of prompts.
+#include "data/questions.h"
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "data/prompts.h"
+#include "unit/data/fixtures.h"
+
+namespace trainer::data {
+namespace {
+
+using testing::small_tokenizer;
+using testing::TemporaryFolder;
+using testing::write;
+
+/// An object of these members and one that is nested a hundred thousand times.
+std::string deep_line(const std::string& members) {
+  return "{" + members + ", \"x\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+}
+
+constexpr const char* kLines =
+    R"({"ind": 1, "ctx": "She had never been ", "endings": ["happy.", "so much"], "label": 1})"
+    "\n\n"
+    R"({"ctx": "", "endings": ["a", "b", "c"], "label": "2"})"
+    "\n";
+
+TEST(Questions, LinesAreTokenizedWithTheirContext) {
+  const TemporaryFolder folder;
+  const Tokenizer& tokenizer = small_tokenizer();
+  const std::string path = write(folder / "q.jsonl", kLines);
+  const auto questions = read_questions({path}, &tokenizer, tokenizer.vocab_size(), 0);
+  ASSERT_EQ(questions.size(), 2u);
+  EXPECT_EQ(questions[0].answer, 1);
+  ASSERT_EQ(questions[0].choices.size(), 2u);
+  const auto context = static_cast<int64_t>(tokenizer.encode("She had never been").size());
+  for (const auto& [choice, text] : {std::pair{0, "happy."}, {1, "so much"}}) {
+    const Question::Choice& c = questions[0].choices[static_cast<size_t>(choice)];
+    EXPECT_EQ(tokenizer.decode(c.tokens), std::string("She had never been ") + text);
+    EXPECT_EQ(c.scored, static_cast<int64_t>(c.tokens.size()) - context);
+    EXPECT_EQ(tokenizer.decode(std::span(c.tokens).last(static_cast<size_t>(c.scored))), std::string(" ") + text);
+    EXPECT_EQ(c.bytes, static_cast<int64_t>(std::string(text).size()));
+  }
+  EXPECT_EQ(questions[1].answer, 2);
+  EXPECT_EQ(questions[1].choices[0].tokens.front(), tokenizer.eos());
+  EXPECT_EQ(questions[1].choices[0].scored, static_cast<int64_t>(questions[1].choices[0].tokens.size()) - 1);
+  EXPECT_EQ(read_questions({path, path}, &tokenizer, tokenizer.vocab_size(), 3).size(), 3u);
+}
+
+std::string numbers(const std::vector<int>& values) {
+  std::string bytes;
+  for (const int value : values) bytes += {static_cast<char>(value & 0xFF), static_cast<char>(value >> 8 & 0xFF)};
+  return bytes;
+}
+
+/// llm.c's file of two questions: context 3 4 5 with endings 6 | 7 8, and no context with 9 | 1 2.
+std::string token_file() {
+  std::string header(1024, '\0');
+  const int32_t facts[] = {20240522, 1, 2, 28};
+  std::memcpy(header.data(), facts, sizeof facts);
+  return header + numbers({65535, 28, 0, 1, 2, 3, 3, 4, 5, 1, 6, 2, 7, 8}) +
+         numbers({65535, 22, 1, 0, 2, 0, 1, 9, 2, 1, 2});
+}
+
+TEST(Questions, TokensAreReadAsLlmCWritesThem) {
+  const TemporaryFolder folder;
+  const auto questions = read_questions({write(folder / "q.bin", token_file())}, nullptr, 10, 0);
+  ASSERT_EQ(questions.size(), 2u);
+  EXPECT_EQ(questions[0].answer, 1);
+  EXPECT_EQ(questions[0].choices[0].tokens, (std::vector<int32_t>{3, 4, 5, 6}));
+  EXPECT_EQ(questions[0].choices[1].tokens, (std::vector<int32_t>{3, 4, 5, 7, 8}));
+  EXPECT_EQ(questions[0].choices[1].scored, 2);
+  EXPECT_EQ(questions[1].choices[1].tokens, (std::vector<int32_t>{9, 1, 2}));  // behind the last token, end of text
+  EXPECT_EQ(questions[1].choices[1].scored, 2);
+  EXPECT_EQ(questions[1].choices[1].bytes, 0);
+}
+
+TEST(Questions, MistakesAreNamed) {
+  const TemporaryFolder folder;
+  const Tokenizer& tokenizer = small_tokenizer();
+  const auto message = [&](const std::string& bytes, const Tokenizer* with) {
+    try {
+      read_questions({write(folder / "q", bytes)}, with, 10'000, 0);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::data);
+      return std::string(error.what());
+    }
+    return std::string("none");
+  };
+  const auto expect = [&](const std::string& bytes, const char* part) {
+    EXPECT_NE(message(bytes, &tokenizer).find(part), std::string::npos) << message(bytes, &tokenizer);
+  };
+  expect("", "empty; expected questions");
+  expect("\n", "no questions");
+  expect("{\"ctx\": 1}", "q:1: no question; expected {\"ctx\": text");
+  expect("\n{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "q:2: 1 endings; expected two or more");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "q:1: the label is 2; expected 0 to 1");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "q:1: the label is no number");
+  for (const char* label : {"1.5", "true", "null", "[0]", "\"1x\"", "\" 1\"", "18446744073709551616"})
+    expect(format("{{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": {}}}", label),
+           "q:1: the label is no number");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551615}", "no number");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": -1}", "the label is -1; expected 0 to 1");
+  for (const char* line : {"[1]", "{\"ctx\": \"a\", \"endings\": {}, \"label\": 0}",
+                           "{\"ctx\": \"a\", \"endings\": [\"b\", 2], \"label\": 0}", "{\"ctx\": \"a\"", "\xFF"})
+    expect(line, "q:1: no question");
+  expect(deep_line("\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 0"), "q:1: no question");
+  std::string many = "\"b\"";
+  for (size_t i = 1; i <= kMostChoices; ++i) many += ", \"b\"";
+  expect(format("{{\"ctx\": \"a\", \"endings\": [{}], \"label\": 0}}", many), "q:1: 65 endings; expected at most 64");
+  EXPECT_NE(message(kLines, nullptr).find("trained on tokens without a tokenizer"), std::string::npos);
+  const std::string whole = token_file();
+  for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
+    EXPECT_NE(message(whole.substr(0, size), nullptr), "none") << size;
+  std::string odd = whole;
+  odd[1024] = 0;
+  expect(odd, "question 0 at byte 1024 does not begin with 65535");
+  odd = whole;
+  odd[1026] = 30;
+  expect(odd, "question 0 has 28 bytes, but says 30");
+  odd = whole;
+  odd[1024 + 2 * 4] = 65;
+  expect(odd, "question 0: 65 endings; expected at most 64");
+  odd = whole;
+  odd[4] = 2;
+  expect(odd, "version 2");
+  EXPECT_THROW(read_questions({write(folder / "q", whole)}, nullptr, 9, 0), Error);  // token 9
+}
+
+// --- prompts
+
+TEST(Prompts, KeepWhatTheirLineHas) {
+  const auto prompts = read_prompts("{\"prompt\": \"a\", \"id\": 7}\r\n \n{\"z\": [1], \"prompt\": \"\"}", "p");
+  ASSERT_EQ(prompts.size(), 2u);
+  EXPECT_EQ(prompts[0].dump(), "{\"prompt\":\"a\",\"id\":7}");
+  EXPECT_EQ(prompts[1].dump(), "{\"z\":[1],\"prompt\":\"\"}");
+}
+
+TEST(Prompts, MistakesAreNamed) {
+  const auto expect = [](const std::string& text, const std::string& part) {
+    try {
+      read_prompts(text, "p");
+      FAIL() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::data);
+      EXPECT_EQ(std::string(error.what()), part);
+    }
+  };
+  expect("", "p: no prompts");
+  expect(" \n\t\r\n", "p: no prompts");
+  for (const char* line :
+       {"[]", "7", "{", "{\"prompt\": 1}", "{\"text\": \"a\"}", "{\"prompt\": \"\xFF\"}", "{\"prompt\": 1e999}"})
+    expect(std::string("{\"prompt\": \"a\"}\n\n") + line, "p:3: expected a JSON object with a text called \"prompt\"");
+  expect(deep_line("\"prompt\": \"a\""), "p:1: expected a JSON object with a text called \"prompt\"");
+}
+
+}  // namespace
+}  // namespace trainer::data
