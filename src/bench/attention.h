@@ -12,7 +12,8 @@ struct AttentionRate {
 };
 
 /// Runs forward and backward on random operands, once to warm up and `repeats` times measured. q, k and v are side by
-/// side in token rows, as in a model. Throws Code::plan when the operands do not fit into memory.
-AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, int repeats);
+/// side in token rows, as in a model. Each measurement repeats a pass for about `window` seconds. Throws Code::plan
+/// when the operands do not fit into memory.
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, int repeats, double window = 0);
 
 }  // namespace trainer::bench

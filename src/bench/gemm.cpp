@@ -11,8 +11,8 @@ namespace trainer::bench {
 namespace {
 
 /// Returns the GFLOP/s of one product.
-double rate(Exec& ex, const ops::Gemm& op, int repeats) {
-  return cost(op).flops / measure::median_seconds(ex, op, repeats) / 1e9;
+double rate(Exec& ex, const ops::Gemm& op, int repeats, double window) {
+  return cost(op).flops / measure::median_seconds(ex, op, repeats, window) / 1e9;
 }
 
 Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
@@ -83,7 +83,7 @@ GemmForms forms_of(Exec& ex, const GemmShape& shape, const char* name, const ops
 
 }  // namespace
 
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats) {
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats, double window) {
   TRAINER_CHECK(repeats >= 1, "{} repeats", repeats);
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {
@@ -91,9 +91,9 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
     // dx overwrites x, and the forward product overwrites y. The weight gradient comes first, so that its operands are
     // still normal draws.
     GemmRate result{.shape = shape};
-    result.dw = rate(ex, layer.dw, repeats);
-    result.forward = rate(ex, layer.forward, repeats);
-    result.dx = rate(ex, layer.dx, repeats);
+    result.dw = rate(ex, layer.dw, repeats, window);
+    result.forward = rate(ex, layer.forward, repeats, window);
+    result.dx = rate(ex, layer.dx, repeats, window);
     rates.push_back(result);
   }
   return rates;

@@ -19,8 +19,10 @@ struct GemmRate {
 };
 
 /// Normal random operands; one call of each product to warm up and `repeats` (at least 1) measured. Uses the device of
-/// ex, not its arena: scratch is planned as in training. Throws Code::plan when the operands do not fit into memory.
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats);
+/// ex, not its arena: scratch is planned as in training. Each measurement repeats the product for
+/// about `window` seconds. Throws Code::plan when the operands do not fit into memory.
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats,
+                                 double window = 0);
 
 /// One of those products in its three forms: as it is, or with an operand transposed first. Gains are the time of the
 /// plain product over that of the form: with the transposing copy, and without it. The latter is the bound that no copy

@@ -17,6 +17,9 @@
 namespace trainer::bench {
 namespace {
 
+/// Measurements go on for so long: ranks that share cores take turns of some milliseconds, and each gets its share.
+constexpr double kWindow = 0.03;
+
 /// Returns the mean over all ranks.
 double mean_over_ranks(comm::World& world, double value) {
   world.control().sum({&value, 1});
@@ -65,7 +68,7 @@ class Profile {
     const ops::AttentionShape shape{
         .batch = 2, .q_len = 512, .k_len = 512, .k_capacity = 0, .heads = 4, .kv_heads = 4, .head_dim = 64};
     world_.control().barrier();
-    const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, options_.repeats);
+    const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, options_.repeats, kWindow);
     const double work = rate.forward_gflops * rate.forward_seconds + rate.backward_gflops * rate.backward_seconds;
     cluster_.attention = mean_over_ranks(world_, work / (rate.forward_seconds + rate.backward_seconds) * 1e9) / flops;
   }
@@ -76,7 +79,7 @@ class Profile {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
           to(*device_, "benchmark", {elements}, DType::f32);
       world_.control().barrier();
-      return mean_over_ranks(world_, measure::median_seconds(ex_, ops::Copy{from, to}, options_.repeats));
+      return mean_over_ranks(world_, measure::median_seconds(ex_, ops::Copy{from, to}, options_.repeats, kWindow));
     };
     constexpr int64_t kLarge = 8 << 20, kSmall = 64;
     cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
@@ -92,7 +95,7 @@ class Profile {
           if (2.0 * static_cast<double>(m * k * n) / peak < options_.product_seconds) shapes.push_back({m, k, n});
     for (const GemmShape& shape : shapes) {
       world_.control().barrier();
-      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, options_.repeats).front();
+      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, options_.repeats, kWindow).front();
       const auto add = [&](plan::ProductForm form, int64_t m, int64_t k, int64_t n, double gflops) {
         cluster_.products.push_back({machine_.compute, form, static_cast<double>(m), static_cast<double>(k),
                                      static_cast<double>(n), mean_over_ranks(world_, gflops) * 1e9});

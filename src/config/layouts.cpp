@@ -142,7 +142,8 @@ void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, 
 
 bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }
 
-bool wants_tags(const Config& config) { return config.parallel.strategy == "autoddl" && config.parallel.layer.empty(); }
+bool has_tags(const Config& config) { return config.parallel.strategy == "autoddl"; }
+bool wants_tags(const Config& config) { return has_tags(config) && config.parallel.layer.empty(); }
 
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 

@@ -22,6 +22,8 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
 
 /// Whether strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
+/// Whether its layout is given by tags (config/tags.h).
+bool has_tags(const Config& config);
 /// Whether this is strategy "autoddl" without tables: its layout is to be searched.
 bool wants_tags(const Config& config);
 

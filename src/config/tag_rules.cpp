@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <functional>
 #include <iterator>
+#include <numeric>
 
 #include "base/format.h"
 #include "config/tags.h"
@@ -237,10 +239,18 @@ void set_tag_layout(Config& config, const TagLayout& layout) {
   Parallel& p = config.parallel;
   p.strategy = "autoddl";
   p.axes.clear();
-  for (const TagAxis& axis : layout.axes) p.axes.push_back(axis.size);
-  p.layer = {layout.layer};
-  p.head = layout.last;
-  p.table = layout.table;
+  p.layer = {LayerTags()};
+  p.head.clear();
+  p.table.clear();
+  const int64_t ranks = std::transform_reduce(layout.axes.begin(), layout.axes.end(), int64_t{1}, std::multiplies<>(),
+                                              [](const TagAxis& axis) { return axis.size; });
+  for (size_t a = 0; a < layout.axes.size(); ++a) {
+    if (layout.axes[a].size == 1 && (ranks > 1 || a > 0)) continue;
+    p.axes.push_back(layout.axes[a].size);
+    for (const TagMember& member : kTagMembers) (p.layer[0].*member.member) += (layout.layer.*member.member)[a];
+    p.head += layout.last[a];
+    p.table += layout.table[a];
+  }
 }
 
 uint32_t axes_with(std::string_view tags, std::string_view letters) {

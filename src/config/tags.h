@@ -66,7 +66,7 @@ struct TagLayout {
 /// Returns the configured layout as tags (config resolved, its rules hold). Axes that share key/value heads and tiles
 /// of neighbours are not told apart. Of tables for several kinds of layers it is the first.
 TagLayout tag_layout(const Config& config);
-/// Sets strategy "autoddl" with this layout.
+/// Sets strategy "autoddl" with this layout, without axes of one rank.
 void set_tag_layout(Config& config, const TagLayout& layout);
 
 /// Returns the axes, as bits, whose letter is one of these.

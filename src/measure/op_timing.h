@@ -1,5 +1,7 @@
 #pragma once
 // How single operators are timed, and the operands they are timed on.
+#include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -12,11 +14,11 @@
 namespace trainer::measure {
 
 /// Returns the seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is
-/// planned by a dry run, as in training. On a GPU a measurement is of several calls in a row, so that starting the
-/// first and waiting for the last hardly count.
+/// planned by a dry run, as in training. A measurement is of several calls in a row, for about `window` seconds, and on
+/// a GPU of ten at least, so that starting the first and waiting for the last hardly count.
 template <typename Op>
-double median_seconds(Exec& ex, const Op& op, int repeats) {
-  const int calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;
+double median_seconds(Exec& ex, const Op& op, int repeats, double window = 0) {
+  int64_t calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);
   Meter unused;
@@ -30,13 +32,15 @@ double median_seconds(Exec& ex, const Op& op, int repeats) {
   for (int i = 0; i <= repeats; ++i) {
     ex.device.synchronize();
     const double start = now_seconds();
-    for (int call = 0; call < calls; ++call) {
+    for (int64_t call = 0; call < calls; ++call) {
       arena.begin("operator");
       run(planned, op);
       arena.end();
     }
     ex.device.synchronize();
-    if (i > 0) seconds.push_back((now_seconds() - start) / calls);
+    const double each = (now_seconds() - start) / static_cast<double>(calls);
+    if (i > 0) seconds.push_back(each);
+    if (i == 0) calls = std::max(calls, static_cast<int64_t>(window / std::max(each, 1e-9)));
   }
   return median(seconds);
 }

@@ -70,10 +70,18 @@ int MeshShape::index(int rank, AxisSet set) const {
 }
 
 std::vector<int> MeshShape::members(int rank, AxisSet set) const {
-  std::vector<int> ranks;
-  for (int other = 0; other < world_size(); ++other)
-    if (index(other, all() & ~set) == index(rank, all() & ~set)) ranks.push_back(other);
-  return ranks;  // ascending ranks are row-major in every subset of the axes
+  std::vector<int> ranks = {rank};
+  int stride = world_size();
+  for (int a = 0; a < axes(); ++a) {
+    stride /= size(a);
+    if ((set >> a & 1) == 0) continue;
+    std::vector<int> more;
+    more.reserve(ranks.size() * static_cast<size_t>(size(a)));
+    for (const int other : ranks)
+      for (int i = 0; i < size(a); ++i) more.push_back(other + (i - coordinate(rank, a)) * stride);
+    ranks = std::move(more);
+  }
+  return ranks;  // row-major in every subset of the axes, so ascending
 }
 
 }  // namespace trainer::mesh

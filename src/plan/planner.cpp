@@ -13,113 +13,12 @@
 #include "config/layouts.h"
 #include "config/tags.h"
 #include "measure/units.h"
-#include "plan/layer_costs.h"
+#include "plan/layout_search.h"
 
 namespace trainer::plan {
 namespace {
 
 using config::Config;
-using config::Recompute;
-
-constexpr double kGpuMemoryShare = 0.92;  // the rest is the context and what libraries take
-constexpr int64_t kFewLayers = 3;         // so deep models tell what a layer adds
-
-/// Returns a machine that stands for one rank of the cluster in dry runs.
-Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks) {
-  Machine machine;
-  machine.threads = 1;
-  // Products of a GPU do not read packed copies of weights, and neither do those of AVX2.
-  machine.isa = cluster.cpu && cluster.measured ? device::detect_isa() : device::Isa::avx2;
-  machine.compute = compute;
-  machine.compute_reason = "the planner";
-  machine.ranks = static_cast<int>(ranks);
-  const double limit =
-      config.hardware.memory_limit > 0 ? config.hardware.memory_limit * (1 << 30) : cluster.memory_bytes;
-  machine.memory_limit = static_cast<int64_t>(cluster.cpu ? limit : kGpuMemoryShare * limit);
-  return machine;
-}
-
-bool has_equal_layers(const Config& config) {
-  return config.parallel.cache_layers == 0 && config.parallel.layer.size() <= 1;
-}
-
-/// Adds factor times what b has more than a.
-int64_t on_line(int64_t a, int64_t b, int64_t factor) { return a + factor * (b - a); }
-template <typename Map>
-Map on_line(const Map& a, const Map& b, int64_t factor) {
-  Map line = a;
-  for (const auto& [key, value] : b) line.try_emplace(key);
-  for (auto& [key, value] : line) {
-    const auto found = b.find(key);
-    value = on_line(value, found == b.end() ? typename Map::mapped_type() : found->second, factor);
-  }
-  return line;
-}
-
-/// Records and prices a configuration. Of a deep model of equal layers it records two shallow ones: every further layer
-/// adds the same.
-void price_into(PlannedRun& run, int64_t vocab, const Cluster& cluster, const Machine& machine) {
-  const auto record = [&](int64_t layers) {
-    Config config = run.config;
-    config.model.n_layer = layers;
-    config.train.sample_interval = 0;  // samples take next to no memory, but their plan takes time
-    if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
-    return record_step(config, vocab, machine);
-  };
-  const int64_t layers = run.config.model.n_layer;
-  if (layers <= kFewLayers || !has_equal_layers(run.config)) {
-    const StepProgram step = record(layers);
-    run.time = price(step, cluster, machine.compute);
-    run.plan = step.plan;
-  } else {
-    const StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
-    const int64_t factor = layers - kFewLayers + 1;
-    run.time = extrapolate(price(less, cluster, machine.compute), price(more, cluster, machine.compute),
-                           static_cast<double>(factor));
-    run.plan = more.plan;
-    run.plan.memory = on_line(less.plan.memory, more.plan.memory, factor);
-    run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);
-    run.plan.parameters = on_line(less.plan.parameters, more.plan.parameters, factor);
-    run.plan.total = on_line(less.plan.total, more.plan.total, factor);
-    run.plan.flops = measure::flops_per_token(run.config.model, vocab, run.config.train.recompute);
-  }
-  run.fits = run.plan.total <= machine.memory_limit;
-  const double tokens = static_cast<double>(run.config.train.global_batch * run.config.model.seq_len);
-  run.tokens_per_s = tokens / run.time.total();
-  run.mfu = run.plan.flops.full() * run.tokens_per_s / (machine.ranks * cluster.peak(machine.compute));
-}
-
-PlannedRun planned(Config config) {
-  PlannedRun run;
-  config::drop_other_strategies(config);
-  run.strategy = config.parallel.strategy;
-  run.layout = config::layout_text(config);
-  run.config = std::move(config);
-  return run;
-}
-
-/// Prices with as little recomputation as fits, and with the faster way to hold the optimizer's state. Keys that are
-/// given stay.
-void price_to_fit(PlannedRun& run, int64_t vocab, const Cluster& cluster, const Machine& machine) {
-  const Config base = run.config;
-  const bool zero_given = config::is_given(base, "parallel.zero_stage");
-  const bool recompute_given = config::is_given(base, "train.recompute");
-  std::optional<PlannedRun> fastest, smallest;
-  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-    if (recompute_given && recompute != base.train.recompute) continue;
-    for (const int64_t zero : {0, 1}) {
-      if (zero_given ? zero != base.parallel.zero_stage : zero == 1 && base.parallel.data == 1) continue;
-      run.config.train.recompute = recompute;
-      run.config.parallel.zero_stage = zero;
-      run.layout = config::layout_text(run.config);
-      price_into(run, vocab, cluster, machine);
-      if (run.fits && (!fastest || run.time.total() < fastest->time.total())) fastest = run;
-      if (!smallest || run.plan.total < smallest->plan.total) smallest = run;
-    }
-    if (fastest) break;
-  }
-  run = fastest ? std::move(*fastest) : std::move(*smallest);
-}
 
 /// Runs work(i) for i below n on some threads. The first exception ends it.
 void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
@@ -144,48 +43,6 @@ void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   }
   if (problem != nullptr) std::rethrow_exception(problem);
 }
-
-/// Search estimates layouts and finds those of the strategy by tags.
-class LayoutSearch {
- public:
-  LayoutSearch(const PlanRequest& request, const Cluster& cluster, DType compute, double memory_limit)
-      : request_(request), cluster_(cluster), compute_(compute), memory_limit_(memory_limit) {}
-
-  /// Layouts that cannot fit come after all others.
-  double estimate(const Config& config) {
-    const config::TagLayout layout = config::tag_layout(config);
-    LayerCosts costs(cluster_, config, request_.vocab, compute_, layout.axes, routes_);
-    return estimate(costs, layout);
-  }
-
-  /// Adds the best layouts by tags of one number of ranks of a replica and micro-batch: the best of each list of axes,
-  /// and the named strategies as tags.
-  void find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
-    const int64_t ranks = config::ranks_of_replica(config);
-    for (const std::vector<int64_t>& extents : config::axis_lists(ranks, cluster_.devices_per_node)) {
-      if (extents.size() > most_axes) continue;
-      Config trial = config;
-      trial.parallel.axes = extents;
-      LayerCosts costs(cluster_, trial, request_.vocab, compute_, config::tag_axes(trial.parallel), routes_);
-      const std::optional<config::TagLayout> found = costs.best(memory_limit_);
-      if (!found) continue;
-      config::set_tag_layout(trial, *found);
-      if (!config::layout_fits(trial)) continue;
-      runs.push_back(planned(trial));
-      runs.back().estimate = estimate(costs, *found);
-    }
-  }
-
- private:
-  double estimate(LayerCosts& costs, const config::TagLayout& layout) const {
-    return costs.step_seconds(layout) * (costs.least_bytes(layout) > memory_limit_ ? 1e6 : 1);
-  }
-  const PlanRequest& request_;
-  const Cluster& cluster_;
-  const DType compute_;
-  const double memory_limit_;
-  RouteShares routes_;
-};
 
 /// Takes about so many of the first, and some of every strategy.
 std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
@@ -224,91 +81,142 @@ std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std:
   return chosen;
 }
 
-}  // namespace
-
-DType choose_compute(const Config& config, const Cluster& cluster) {
-  switch (config.precision.compute) {
-    case config::Compute::bf16:
-      return DType::bf16;
-    case config::Compute::fp32:
-      return DType::f32;
-    case config::Compute::fp64:
-      return DType::f64;
-    case config::Compute::automatic:
-      break;
+/// Planning is the state of one plan.
+class Planning {
+ public:
+  Planning(const PlanRequest& request, const Cluster& cluster)
+      : request_(request),
+        pricer_(cluster, request.config, request.vocab, request.devices),
+        search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
+    plan_.compute = pricer_.compute();
+    plan_.memory_limit = pricer_.memory_limit();
   }
-  return cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32) ? DType::bf16 : DType::f32;
-}
 
-PlannedRun price_config(const Config& config, int64_t vocab, const Cluster& cluster) {
-  const DType compute = choose_compute(config, cluster);
-  const int64_t ranks = config::ranks_of_replica(config) * config.parallel.data;
-  PlannedRun run = planned(config);
-  price_into(run, vocab, cluster, machine_of(cluster, config, compute, ranks));
-  return run;
-}
+  Plan run() {
+    std::vector<PlannedRun> runs = estimate_all();
+    plan_.enumerated = static_cast<int64_t>(runs.size());
+    // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may
+    // be the fastest.
+    std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
+    for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
+      std::vector<PlannedRun> chosen = plan_.runs.empty() ? take_first(runs, request_.most_priced)
+                                                          : take_promising(runs, plan_.runs, request_.most_priced / 2);
+      if (chosen.empty()) break;
+      price(std::move(chosen));
+    }
+    if (searches_tags_) refine_tags();
+    std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
+    return std::move(plan_);
+  }
+
+ private:
+  static constexpr int kMostRounds = 6;
+
+  /// Returns all layouts with their estimates; those whose state alone is too large come last.
+  std::vector<PlannedRun> estimate_all() {
+    std::string broken;
+    const std::vector<Config> all = config::enumerate_layouts(request_.config, request_.devices, broken);
+    std::vector<PlannedRun> runs;
+    std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate of each number of replicas and micro-batch
+    std::vector<const Config*> to_search;
+    for (const Config& config : all) {
+      if (config::wants_tags(config)) {
+        to_search.push_back(&config);
+        continue;
+      }
+      PlannedRun run = planned(config);
+      run.estimate = search_.estimate(config);
+      double& best = by_batch.try_emplace({config.parallel.data, config.train.micro_batch}, run.estimate).first->second;
+      best = std::min(best, run.estimate);
+      runs.push_back(std::move(run));
+    }
+    // Tags are searched where the named strategies are fast, and most widely where they are fastest.
+    constexpr size_t kSearched = 6, kWidely = 2;
+    std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
+      const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
+      return found == by_batch.end() ? 1e30 : found->second;
+    });
+    const bool alone = by_batch.empty();
+    searches_tags_ = !to_search.empty();
+    for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
+      search_.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
+    if (runs.empty())
+      throw Error(Code::config, format("no layout of {} devices suits the model and the keys that are given: {}",
+                                       request_.devices, broken.empty() ? "no strategy takes so many" : broken));
+    return runs;
+  }
+
+  void price(std::vector<PlannedRun> runs) {
+    for_each(runs.size(), request_.threads, [&](size_t i) { pricer_.price_to_fit(runs[i]); });
+    plan_.priced += static_cast<int64_t>(runs.size());
+    for (PlannedRun& run : runs) {
+      seen_.insert(identity(run.config));
+      (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
+    }
+    std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
+  }
+
+  /// Prices the fastest layouts by name as tags, so that the search by tags is never behind them. Then the fastest by
+  /// tags moves on to its neighbours, as long as one is faster: the additive model proposes them, the price decides.
+  void refine_tags() {
+    std::vector<PlannedRun> next;
+    std::set<std::string> strategies;
+    for (const PlannedRun& run : plan_.runs) {
+      if (config::has_tags(run.config) || config::ranks_of_replica(run.config) == 1) continue;
+      if (!strategies.insert(run.strategy).second) continue;
+      Config tagged = run.config;
+      config::set_tag_layout(tagged, config::tag_layout(run.config));
+      if (!config::layout_fits(tagged) || seen_.contains(identity(tagged))) continue;
+      next.push_back(planned(std::move(tagged)));
+      next.back().estimate = run.estimate;
+    }
+    double best = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < kMostRounds; ++round) {
+      price(std::move(next));
+      const auto fastest =
+          std::ranges::find_if(plan_.runs, [](const PlannedRun& run) { return config::has_tags(run.config); });
+      if (fastest == plan_.runs.end() || fastest->time.total() >= best) return;
+      best = fastest->time.total();
+      next.clear();
+      for (PlannedRun& run : search_.neighbours(fastest->config))
+        if (next.size() < request_.most_priced / 2 && !seen_.contains(identity(run.config))) {
+          seen_.insert(identity(run.config));
+          next.push_back(std::move(run));
+        }
+    }
+  }
+
+  /// Says what is told apart: the layout and the micro-batch.
+  static std::string identity(const Config& config) {
+    std::string text =
+        format("{} {} {}", config.parallel.strategy, config::layout_text(config), config.train.micro_batch);
+    if (!config::has_tags(config)) return text;
+    const config::TagLayout layout = config::tag_layout(config);
+    for (const config::TagMember& member : config::kTagMembers) text += " " + layout.layer.*member.member;
+    return text + " " + layout.last + " " + layout.table;
+  }
+
+  const PlanRequest& request_;
+  const Pricer pricer_;
+  LayoutSearch search_;
+  Plan plan_;
+  std::set<std::string> seen_;
+  bool searches_tags_ = false;
+};
+
+}  // namespace
 
 Plan plan_layouts(const PlanRequest& request, const Cluster& cluster) {
   const double begin = now_seconds();
-  Plan plan;
-  plan.compute = choose_compute(request.config, cluster);
-  if (cluster.peak(plan.compute) == 0)
-    throw Error(Code::config, format("{}: device: no peak for {}; give tflops_{}", cluster.path, name_of(plan.compute),
-                                     name_of(plan.compute)));
+  const DType compute = choose_compute(request.config, cluster);
+  if (cluster.peak(compute) == 0)
+    throw Error(Code::config,
+                format("{}: device: no peak for {}; give tflops_{}", cluster.path, name_of(compute), name_of(compute)));
   if (request.devices > cluster.devices_per_node && cluster.inter.gb_per_s == 0 && cluster.collectives.empty())
     throw Error(Code::config,
                 format("{}: the table [inter] is missing, but {} devices are more than the {} of one node",
                        cluster.path, request.devices, cluster.devices_per_node));
-  const Machine machine = machine_of(cluster, request.config, plan.compute, request.devices);
-  plan.memory_limit = static_cast<double>(machine.memory_limit);
-  std::string broken;
-  const std::vector<Config> all = config::enumerate_layouts(request.config, request.devices, broken);
-  LayoutSearch search(request, cluster, plan.compute, plan.memory_limit);
-
-  // Estimates of everything; those whose state alone is too large come last.
-  std::vector<PlannedRun> runs;
-  std::map<std::pair<int64_t, int64_t>, double> by_batch;  // best estimate of each number of replicas and micro-batch
-  std::vector<const Config*> to_search;
-  for (const Config& config : all) {
-    if (config::wants_tags(config)) {
-      to_search.push_back(&config);
-      continue;
-    }
-    PlannedRun run = planned(config);
-    run.estimate = search.estimate(config);
-    double& best = by_batch.try_emplace({config.parallel.data, config.train.micro_batch}, run.estimate).first->second;
-    best = std::min(best, run.estimate);
-    runs.push_back(std::move(run));
-  }
-  // Tags are searched where the named strategies are fast, and most widely where they are fastest.
-  constexpr size_t kSearched = 6, kWidely = 2;
-  std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
-    const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
-    return found == by_batch.end() ? 1e30 : found->second;
-  });
-  const bool alone = by_batch.empty();
-  for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
-    search.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
-  plan.enumerated = static_cast<int64_t>(runs.size());
-  if (runs.empty())
-    throw Error(Code::config, format("no layout of {} devices suits the model and the keys that are given: {}",
-                                     request.devices, broken.empty() ? "no strategy takes so many" : broken));
-
-  // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may
-  // be the fastest.
-  std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
-  constexpr int kMostRounds = 6;
-  for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
-    std::vector<PlannedRun> chosen = plan.runs.empty() ? take_first(runs, request.most_priced)
-                                                       : take_promising(runs, plan.runs, request.most_priced / 2);
-    if (chosen.empty()) break;
-    for_each(chosen.size(), request.threads,
-             [&](size_t i) { price_to_fit(chosen[i], request.vocab, cluster, machine); });
-    plan.priced += static_cast<int64_t>(chosen.size());
-    for (PlannedRun& run : chosen) (run.fits ? plan.runs : plan.too_large).push_back(std::move(run));
-  }
-  std::ranges::stable_sort(plan.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
-  std::ranges::stable_sort(plan.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
+  Plan plan = Planning(request, cluster).run();
   plan.seconds = now_seconds() - begin;
   return plan;
 }

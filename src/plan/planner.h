@@ -6,15 +6,13 @@
 //                  Keys given in the configuration are constraints; the others are searched.
 //   2. estimate    each by the additive model (plan/layer_costs.h); for layouts by tags its search finds them
 //   3. price       the best of each strategy: the trainer's own program, recorded on a dry device, with as little
-//                  recomputation as fits into memory (plan/program.h, plan/price.h)
+//                  recomputation as fits into memory (plan/pricing.h); layouts by tags move on to faster neighbours
 //   4. rank        by the time of a step
 #include <string>
 #include <vector>
 
 #include "config/config.h"
-#include "plan/cluster.h"
-#include "plan/machine.h"
-#include "plan/price.h"
+#include "plan/pricing.h"
 
 namespace trainer::plan {
 
@@ -24,17 +22,6 @@ struct PlanRequest {
   int64_t devices = 1;
   int threads = 2;
   size_t most_priced = 48;
-};
-
-/// One layout of a run, priced.
-struct PlannedRun {
-  config::Config config;         // with every key of the layout set
-  std::string strategy, layout;  // its name, and "tensor 4, data 2"
-  StepTime time;
-  RunPlan plan;
-  bool fits = false;
-  double estimate = 0;  // seconds, by the additive model
-  double tokens_per_s = 0, mfu = 0;
 };
 
 struct Plan {
@@ -50,11 +37,6 @@ struct Plan {
 /// and when the cluster lacks what is needed. A plan in which nothing fits has no runs.
 Plan plan_layouts(const PlanRequest& request, const Cluster& cluster);
 
-/// Prices one configuration with all keys of its layout (config resolved for its ranks).
-PlannedRun price_config(const config::Config& config, int64_t vocab, const Cluster& cluster);
-
-/// Returns the type that a run would compute in on this cluster.
-DType choose_compute(const config::Config& config, const Cluster& cluster);
 /// Says why nothing fits: the smallest layout, its largest category of memory, and how much is missing.
 std::string why_nothing_fits(const Plan& plan);
 

@@ -1,0 +1,88 @@
+#include "plan/layout_search.h"
+
+#include <algorithm>
+
+#include "config/layout_rules.h"
+#include "config/layouts.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+using config::LayerTags;
+using Word = std::string LayerTags::*;
+
+struct Variable {
+  Word word;
+  std::string_view letters;
+};
+constexpr std::string_view kSpreads = config::kSpreadLetters, kGrids = config::kLinearLetters;
+constexpr Variable kStream{&LayerTags::stream, kSpreads}, kAttention{&LayerTags::attention, kSpreads},
+    kHidden{&LayerTags::hidden, kSpreads}, kQkv{&LayerTags::qkv, kGrids}, kOut{&LayerTags::out, kGrids},
+    kUp{&LayerTags::up, kGrids}, kDown{&LayerTags::down, kGrids};
+/// Variables that exchange a tensor.
+constexpr std::pair<Variable, Variable> kPairs[] = {{kStream, kQkv},  {kQkv, kAttention}, {kAttention, kOut},
+                                                    {kOut, kStream},  {kStream, kUp},     {kUp, kHidden},
+                                                    {kHidden, kDown}, {kDown, kStream}};
+
+}  // namespace
+
+double LayoutSearch::estimate(const Config& config) {
+  const TagLayout layout = config::tag_layout(config);
+  LayerCosts costs = costs_of(config, layout.axes);
+  return estimate(costs, layout);
+}
+
+double LayoutSearch::estimate(LayerCosts& costs, const TagLayout& layout) const {
+  constexpr double kLast = 1e6;
+  return costs.step_seconds(layout) * (costs.least_bytes(layout) > memory_limit_ ? kLast : 1);
+}
+
+void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
+  const int64_t ranks = config::ranks_of_replica(config);
+  for (const std::vector<int64_t>& extents : config::axis_lists(ranks, cluster_.devices_per_node)) {
+    if (extents.size() > most_axes) continue;
+    Config trial = config;
+    trial.parallel.axes = extents;
+    LayerCosts costs = costs_of(trial, config::tag_axes(trial.parallel));
+    const std::optional<TagLayout> found = costs.best(memory_limit_);
+    if (!found) continue;
+    config::set_tag_layout(trial, *found);
+    if (!config::layout_fits(trial)) continue;
+    runs.push_back(planned(trial));
+    runs.back().estimate = estimate(costs, *found);
+  }
+}
+
+std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
+  const TagLayout layout = config::tag_layout(config);
+  LayerCosts costs = costs_of(config, layout.axes);
+  std::vector<PlannedRun> runs;
+  const auto add = [&](TagLayout other) {
+    if (layout.last == layout.layer.stream) other.last = other.layer.stream;  // the head follows the last layer
+    Config trial = config;
+    config::set_tag_layout(trial, other);
+    if (!config::layout_fits(trial)) return;
+    runs.push_back(planned(trial));
+    runs.back().estimate = estimate(costs, other);
+  };
+  for (size_t axis = 0; axis < layout.axes.size(); ++axis) {
+    for (const auto& [first, second] : kPairs)
+      for (const char a : first.letters)
+        for (const char b : second.letters) {
+          TagLayout other = layout;
+          (other.layer.*first.word)[axis] = a;
+          (other.layer.*second.word)[axis] = b;
+          add(std::move(other));
+        }
+    for (const char letter : std::string_view(config::kTableLetters)) {
+      TagLayout other = layout;
+      other.table[axis] = letter;
+      add(std::move(other));
+    }
+  }
+  std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
+  return runs;
+}
+
+}  // namespace trainer::plan

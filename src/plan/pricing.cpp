@@ -1,0 +1,136 @@
+#include "plan/pricing.h"
+
+#include <optional>
+
+#include "config/layout_rules.h"
+#include "config/layouts.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+using config::Recompute;
+
+constexpr double kGpuMemoryShare = 0.92;  // the rest is the context and what libraries take
+constexpr int64_t kFewLayers = 3;         // so deep models tell what a layer adds
+
+/// Returns a machine that stands for one rank of the cluster in dry runs.
+Machine machine_of(const Cluster& cluster, const Config& config, DType compute, int64_t ranks) {
+  Machine machine;
+  machine.threads = 1;
+  // Products of a GPU do not read packed copies of weights, and neither do those of AVX2.
+  machine.isa = cluster.cpu && cluster.measured ? device::detect_isa() : device::Isa::avx2;
+  machine.compute = compute;
+  machine.compute_reason = "the planner";
+  machine.ranks = static_cast<int>(ranks);
+  const double limit =
+      config.hardware.memory_limit > 0 ? config.hardware.memory_limit * (1 << 30) : cluster.memory_bytes;
+  machine.memory_limit = static_cast<int64_t>(cluster.cpu ? limit : kGpuMemoryShare * limit);
+  return machine;
+}
+
+bool has_equal_layers(const Config& config) {
+  return config.parallel.cache_layers == 0 && config.parallel.layer.size() <= 1;
+}
+
+/// Adds factor times what b has more than a.
+int64_t on_line(int64_t a, int64_t b, int64_t factor) { return a + factor * (b - a); }
+template <typename Map>
+Map on_line(const Map& a, const Map& b, int64_t factor) {
+  Map line = a;
+  for (const auto& [key, value] : b) line.try_emplace(key);
+  for (auto& [key, value] : line) {
+    const auto found = b.find(key);
+    value = on_line(value, found == b.end() ? typename Map::mapped_type() : found->second, factor);
+  }
+  return line;
+}
+
+}  // namespace
+
+PlannedRun planned(Config config) {
+  PlannedRun run;
+  config::drop_other_strategies(config);
+  run.strategy = config.parallel.strategy;
+  run.layout = config::layout_text(config);
+  run.config = std::move(config);
+  return run;
+}
+
+DType choose_compute(const Config& config, const Cluster& cluster) {
+  switch (config.precision.compute) {
+    case config::Compute::bf16:
+      return DType::bf16;
+    case config::Compute::fp32:
+      return DType::f32;
+    case config::Compute::fp64:
+      return DType::f64;
+    case config::Compute::automatic:
+      break;
+  }
+  return cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32) ? DType::bf16 : DType::f32;
+}
+
+Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)
+    : cluster_(cluster), vocab_(vocab), machine_(machine_of(cluster, config, choose_compute(config, cluster), ranks)) {}
+
+void Pricer::price(PlannedRun& run) const {
+  const auto record = [&](int64_t layers) {
+    Config config = run.config;
+    config.model.n_layer = layers;
+    config.train.sample_interval = 0;  // samples take next to no memory, but their plan takes time
+    if (config.parallel.layer.size() == 1) config.parallel.layer.front().layers = 0;
+    return record_step(config, vocab_, machine_);
+  };
+  const int64_t layers = run.config.model.n_layer;
+  if (layers <= kFewLayers || !has_equal_layers(run.config)) {
+    const StepProgram step = record(layers);
+    run.time = plan::price(step, cluster_, machine_.compute);
+    run.plan = step.plan;
+  } else {
+    const StepProgram less = record(kFewLayers - 1), more = record(kFewLayers);
+    const int64_t factor = layers - kFewLayers + 1;
+    run.time = extrapolate(plan::price(less, cluster_, machine_.compute), plan::price(more, cluster_, machine_.compute),
+                           static_cast<double>(factor));
+    run.plan = more.plan;
+    run.plan.memory = on_line(less.plan.memory, more.plan.memory, factor);
+    run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);
+    run.plan.parameters = on_line(less.plan.parameters, more.plan.parameters, factor);
+    run.plan.total = on_line(less.plan.total, more.plan.total, factor);
+    run.plan.flops = measure::flops_per_token(run.config.model, vocab_, run.config.train.recompute);
+  }
+  run.fits = run.plan.total <= machine_.memory_limit;
+  const double tokens = static_cast<double>(run.config.train.global_batch * run.config.model.seq_len);
+  run.tokens_per_s = tokens / run.time.total();
+  run.mfu = run.plan.flops.full() * run.tokens_per_s / (machine_.ranks * cluster_.peak(machine_.compute));
+}
+
+void Pricer::price_to_fit(PlannedRun& run) const {
+  const Config base = run.config;
+  const bool zero_given = config::is_given(base, "parallel.zero_stage");
+  const bool recompute_given = config::is_given(base, "train.recompute");
+  std::optional<PlannedRun> fastest, smallest;
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+    if (recompute_given && recompute != base.train.recompute) continue;
+    for (const int64_t zero : {0, 1}) {
+      if (zero_given ? zero != base.parallel.zero_stage : zero == 1 && base.parallel.data == 1) continue;
+      run.config.train.recompute = recompute;
+      run.config.parallel.zero_stage = zero;
+      run.layout = config::layout_text(run.config);
+      price(run);
+      if (run.fits && (!fastest || run.time.total() < fastest->time.total())) fastest = run;
+      if (!smallest || run.plan.total < smallest->plan.total) smallest = run;
+    }
+    if (fastest) break;
+  }
+  run = fastest ? std::move(*fastest) : std::move(*smallest);
+}
+
+PlannedRun price_config(const Config& config, int64_t vocab, const Cluster& cluster) {
+  const int64_t ranks = config::ranks_of_replica(config) * config.parallel.data;
+  PlannedRun run = planned(config);
+  Pricer(cluster, config, vocab, ranks).price(run);
+  return run;
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,54 @@
+#pragma once
+// Pricing: the time and memory of one layout of a run, by its own program (plan/program.h, plan/price.h).
+#include <string>
+
+#include "config/config.h"
+#include "plan/cluster.h"
+#include "plan/machine.h"
+#include "plan/price.h"
+
+namespace trainer::plan {
+
+/// One layout of a run, priced.
+struct PlannedRun {
+  config::Config config;         // with every key of the layout set
+  std::string strategy, layout;  // its name, and "tensor 4, data 2"
+  StepTime time;
+  RunPlan plan;
+  bool fits = false;
+  double estimate = 0;  // seconds, by the additive model
+  double tokens_per_s = 0, mfu = 0;
+};
+
+/// Returns the run of a configuration, to be priced; keys of other strategies are dropped.
+PlannedRun planned(config::Config config);
+/// Returns the type that a run would compute in on this cluster.
+DType choose_compute(const config::Config& config, const Cluster& cluster);
+
+/// Pricer records and prices runs of one model on one cluster. Threads may share it.
+class Pricer {
+ public:
+  /// `config` says in which type to compute, and how much memory a rank may take. The cluster outlives it.
+  Pricer(const Cluster& cluster, const config::Config& config, int64_t vocab, int64_t ranks);
+
+  /// Fills in time, memory and bytes of run.config, whose layout is legal. Of a deep model of equal layers two shallow
+  /// ones are recorded: every further layer adds the same.
+  void price(PlannedRun& run) const;
+  /// Prices with as little recomputation as fits, and with the faster way to hold the optimizer's state. Keys that are
+  /// given stay.
+  void price_to_fit(PlannedRun& run) const;
+
+  DType compute() const { return machine_.compute; }
+  /// bytes of a rank
+  double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
+
+ private:
+  const Cluster& cluster_;
+  const int64_t vocab_;
+  const Machine machine_;
+};
+
+/// Prices one configuration with all keys of its layout (config resolved for its ranks).
+PlannedRun price_config(const config::Config& config, int64_t vocab, const Cluster& cluster);
+
+}  // namespace trainer::plan
