@@ -163,8 +163,7 @@ class Profile {
         if (least == nullptr) least = &point;
         most = &point;
       }
-    const double sent = (most->bytes - least->bytes) * (ranks - 1) / ranks;
-    const double rate = sent / std::max(most->seconds - least->seconds, 1e-9) * 1e-9;
+    const double rate = plan::fit_ring(*least, *most).rate * 1e-9;
     // Between nodes the groups of a node share its link.
     link.gb_per_s = per_node < ranks ? rate * cluster_.devices_per_node / per_node : rate;
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;

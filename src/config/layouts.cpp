@@ -140,6 +140,40 @@ void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, 
 
 }  // namespace
 
+std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
+  std::vector<Config> all;
+  const Parallel& p = config.parallel;
+  const auto add = [&](auto member, const auto& value) {
+    Config other = config;
+    other.parallel.*member = value;
+    if (layout_fits(other)) all.push_back(std::move(other));
+  };
+  const bool spans = ranks_of_replica(config) * p.data > devices_per_node;
+  if (p.strategy == "axonn-4d") {
+    // Axes of one rank have no place.
+    const auto places = [&](std::string order) {
+      std::erase_if(order, [&](char axis) { return axis != 'd' && p.grid.at(axis - 'x') == 1; });
+      return order;
+    };
+    std::vector<std::string> seen = {places(p.order)};
+    if (spans && !is_given(config, "parallel.order"))
+      for (const char* order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
+        if (std::ranges::count(seen, places(order)) > 0) continue;
+        seen.push_back(places(order));
+        add(&Parallel::order, order);
+      }
+    if (p.grid.at(2) > 1 && !is_given(config, "parallel.cache_layers"))
+      add(&Parallel::cache_layers, config.model.n_layer);
+  }
+  if (p.strategy == "optimus-2d" && spans && !is_given(config, "parallel.node_tile"))
+    for (const int64_t rows : divisors(devices_per_node)) {
+      const int64_t cols = devices_per_node / rows;
+      const bool fits = p.mesh.at(0) % rows == 0 && p.mesh.at(1) % cols == 0;
+      if (fits && rows > 1) add(&Parallel::node_tile, std::vector<int64_t>{rows, cols});
+    }
+  return all;
+}
+
 bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }
 
 bool has_tags(const Config& config) { return config.parallel.strategy == "autoddl"; }
@@ -184,12 +218,17 @@ std::string layout_text(const Config& config) {
     text = format("axes {}", fmt::join(p.axes, " x "));
   } else if (p.strategy == "optimus-2d") {
     text = format("mesh {}, {}", fmt::join(p.mesh, " x "), p.panels);
+    if (p.node_tile != std::vector<int64_t>{1, 1}) text += format(", tiles {}", fmt::join(p.node_tile, " x "));
   } else if (p.strategy == "axonn-4d") {
     text = format("grid {}", fmt::join(p.grid, " x "));
+    if (p.order != "yxzd") text += ", order " + p.order;
+    if (p.cache_layers > 0) text += format(", {} layers kept", p.cache_layers);
   } else {
     text = format("tensor {}{}", p.tensor, p.tensor > 1 && !p.sequence_parallel ? ", all rows" : "");
   }
-  return text + format(", data {}", p.data) + (p.zero_stage == 1 ? ", zero 1" : "");
+  text += format(", data {}", p.data) + (p.zero_stage == 1 ? ", zero 1" : "");
+  if (config.offload.optimizer == OffloadOptimizer::none) return text;
+  return text + ", state on the host" + (config.offload.resident > 0 ? format(" but {}", config.offload.resident) : "");
 }
 
 }  // namespace trainer::config

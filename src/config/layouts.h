@@ -20,6 +20,10 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
 /// Returns lists of extents with this product: one, two or three axes of more than one rank.
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);
 
+/// Returns this layout with its ranks in other places where replicas span nodes (parallel.order, parallel.node_tile),
+/// and with all gathered matrices kept (parallel.cache_layers). Keys that are given stay.
+std::vector<Config> variants(const Config& config, int64_t devices_per_node);
+
 /// Whether strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
 /// Whether its layout is given by tags (config/tags.h).

@@ -102,4 +102,14 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
   return {.fixed = (link.start_us + steps * link.hop_us) * 1e-6, .busy = rate > 0 ? sent / rate : 0};
 }
 
+RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more) {
+  constexpr int64_t kMany = 1 << 24;  // few elements would not go round a ring
+  const double sent = static_cast<double>(comm::wire_elements(less.op, less.ranks, kMany)) /
+                      static_cast<double>(less.ranks * kMany);  // of each byte, by a rank
+  RingFit fit;
+  fit.rate = sent * (more.bytes - less.bytes) / std::max(more.seconds - less.seconds, 1e-9);
+  fit.start = less.seconds - sent * less.bytes / fit.rate;
+  return fit;
+}
+
 }  // namespace trainer::plan

@@ -6,6 +6,7 @@
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together)
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
 //                 half_n, attention (share of the peak), memory_share, operator_us
+//   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
 //   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown    within a node: of one rank; between nodes: of a node
 //   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
@@ -28,6 +29,13 @@ struct Link {
   /// Seconds that compute loses in each second that it runs beside communication: 0 where that costs nothing, 1 where
   /// the same unit does both.
   double slowdown = 0;
+};
+
+/// What a rank has of its host while all ranks of the node use it: its memory and that memory's rate, the link to and
+/// from the device with both directions at work, and parameters that the host updates in a second. A CPU is its own.
+struct Host {
+  double memory_bytes = 0, memory_rate = 0, to_device = 0, to_host = 0, updates = 0;
+  bool known() const { return updates > 0; }
 };
 
 enum class ProductForm : uint8_t { forward, dx, dw };
@@ -70,6 +78,7 @@ struct Cluster {
   std::vector<ProductPoint> products;
   std::vector<CollectivePoint> collectives;
   Link intra, inter;
+  Host host;
 
   /// Returns the peak in this type; 0 when the file has none.
   double peak(DType compute) const;
@@ -100,6 +109,12 @@ struct CollectiveTime {
 /// of the node share its link, and at most intra.gb_per_s.
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
                                int64_t payload);
+
+/// What the line through two measured points says of a ring: seconds to start, and bytes that each rank sends a second.
+struct RingFit {
+  double start = 0, rate = 0;
+};
+RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more);
 
 /// Reads a file. Throws Code::config with file, line, key and what was expected.
 Cluster read_cluster(const std::string& path);

@@ -147,6 +147,14 @@ void read_device(Reader& in, Cluster& c) {
   c.attention = in.number_or("attention", 1);
 }
 
+void read(Reader& in, Host& host) {
+  host.memory_bytes = in.number("memory_gib") * (1 << 30);
+  host.memory_rate = in.number("memory_gb_per_s") * 1e9;
+  host.to_device = in.number("to_device_gb_per_s") * 1e9;
+  host.to_host = in.number("to_host_gb_per_s") * 1e9;
+  host.updates = in.number("gparams_per_s") * 1e9;
+}
+
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, const std::string& path) {
@@ -163,7 +171,7 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
     operations.emplace_back(name_of(static_cast<CommOp>(op)), static_cast<CommOp>(op));
   const std::vector<std::pair<std::string, ProductForm>> forms = {
       {"forward", ProductForm::forward}, {"dx", ProductForm::dx}, {"dw", ProductForm::dw}};
-  const std::vector<std::string> names = {"cluster", "device", "product", "intra", "inter", "collective"};
+  const std::vector<std::string> names = {"cluster", "device", "host", "product", "intra", "inter", "collective"};
   std::vector<std::string> found;
   for (const TomlTable& table : tables) {
     Reader in(path, table);
@@ -174,6 +182,8 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
       read_device(in, c);
     } else if (table.name == "intra" || table.name == "inter") {
       read(in, table.name == "intra" ? c.intra : c.inter);
+    } else if (table.name == "host") {
+      read(in, c.host);
     } else if (table.name == "product") {
       c.products.push_back({.compute = in.one_of<DType>("compute", computes()),
                             .form = in.one_of<ProductForm>("form", forms),
@@ -238,6 +248,14 @@ std::string to_toml(const Cluster& c) {
     number("start_us", link->start_us);
     number("hop_us", link->hop_us);
     number("slowdown", link->slowdown);
+  }
+  if (c.host.known()) {
+    out += "\n[host]\n";
+    number("memory_gib", c.host.memory_bytes / (1 << 30));
+    number("memory_gb_per_s", c.host.memory_rate * 1e-9);
+    number("to_device_gb_per_s", c.host.to_device * 1e-9);
+    number("to_host_gb_per_s", c.host.to_host * 1e-9);
+    number("gparams_per_s", c.host.updates * 1e-9);
   }
   for (const ProductPoint& p : c.products) {
     out += "\n[[product]]\n";

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "base/join.h"
+#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/text.h"
 #include "measure/units.h"
+#include "parallel/strategy.h"
+#include "plan/lower_bound.h"
 
 namespace trainer::plan {
 namespace {
@@ -21,13 +24,49 @@ int64_t bytes_of(const PlannedRun& run) {
 
 std::string bytes_text(double bytes) { return measure::format_bytes(bytes); }
 
+/// Says how near the run comes to the least that linears can move: each operand of a linear is gathered once, and its
+/// gradient or itself is summed once.
+std::string beside_lower_bound(const PlannedRun& run, DType compute) {
+  const int64_t ranks = config::ranks_of_replica(run.config);
+  if (ranks == 1) return "";
+  const config::Model& m = run.config.model;
+  const auto rows = static_cast<double>(run.config.train.micro_batch * m.seq_len),
+             width = static_cast<double>(m.d_model), wide = static_cast<double>(m.d_ff),
+             keys = width / static_cast<double>(m.n_head) * static_cast<double>(m.n_kv_head),
+             up = m.arch == config::Arch::llama ? 2 * wide : wide;
+  double least = 0;
+  for (const Product& product : {Product{rows, width, width + 2 * keys}, Product{rows, width, width},
+                                 Product{rows, width, up}, Product{rows, wide, width}})
+    least += 2 * least_words(product, ranks);
+  const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);
+  least *= static_cast<double>(m.n_layer * steps * size_of(compute));
+  const mesh::MeshShape mesh =
+      parallel::make_mesh_shape(run.config, static_cast<int>(ranks * run.config.parallel.data));
+  double moved = 0;
+  for (const auto& [axes, operations] : run.plan.comm_bytes) {
+    mesh::AxisSet set = 0;
+    for (size_t begin = 0; begin < axes.size();) {
+      const size_t end = std::min(axes.find('+', begin), axes.size());
+      set |= mesh.set(axes.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    if ((set & mesh.set("data")) != 0) continue;
+    for (const auto& [operation, bytes] : operations) moved += static_cast<double>(bytes) / mesh.group_size(set);
+  }
+  return format("a rank sends {} within its replica; linears need {} in any layout that holds each operand once\n",
+                bytes_text(moved), bytes_text(least));
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
-  std::vector<std::pair<std::string, double>> all = {
-      {"products", time.products},         {"attention", time.attention},
-      {"other operators", time.operators}, {"recomputation", time.recompute},
-      {"optimizer", time.optimizer},       {"compute slowed by communication", time.slowed}};
+  std::vector<std::pair<std::string, double>> all = {{"products", time.products},
+                                                     {"attention", time.attention},
+                                                     {"other operators", time.operators},
+                                                     {"recomputation", time.recompute},
+                                                     {"optimizer", time.optimizer},
+                                                     {"update on the host", time.offload},
+                                                     {"compute slowed by communication", time.slowed}};
   for (const auto& [axis, comm] : time.comm) all.emplace_back("waits along " + axis, comm.exposed);
   return all;
 }
@@ -40,6 +79,7 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
       {"other operators", run.time.operators - than.time.operators},
       {"recomputation", run.time.recompute - than.time.recompute},
       {"optimizer", run.time.optimizer - than.time.optimizer},
+      {"update on the host", run.time.offload - than.time.offload},
       {"compute slowed by communication", run.time.slowed - than.time.slowed},
       {"waits", run.time.exposed() - than.time.exposed()}};
   const auto largest = std::ranges::max_element(differences, {}, [](const auto& part) { return part.second; });
@@ -60,7 +100,7 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
         format("{:>4} {:<12} {:<26} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
                i + 1, run.strategy, run.layout, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
-               ms(run.time.optimizer), bytes_text(static_cast<double>(run.plan.total)),
+               ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)),
                bytes_text(static_cast<double>(bytes_of(run))), measure::format_count(run.tokens_per_s),
                measure::format_percent(run.mfu), i == 0 ? "" : what_is_slower(run, plan.runs.front()));
   }
@@ -97,6 +137,11 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
                      for (CollectivePoint& point : c.collectives)
                        if (point.per_node < point.ranks) point.seconds /= 2;
                    })});
+  if (run.time.offload > 0 && cluster.host.known())
+    all.push_back({"hosts twice as fast", priced([](Cluster& c) {
+                     for (double Host::*rate : {&Host::memory_rate, &Host::to_device, &Host::to_host, &Host::updates})
+                       c.host.*rate *= 2;
+                   })});
   all.push_back({"no latency", priced([](Cluster& c) {
                    c.operator_seconds = 0;
                    for (Link* link : {&c.intra, &c.inter}) link->start_us = link->hop_us = 0;
@@ -122,6 +167,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
                    measure::format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
                    bytes_text(static_cast<double>(bytes)));
   }
+  text += beside_lower_bound(best, plan.compute);
   const std::vector<Sensitivity> all = sensitivities(best, cluster, request.vocab);
   text += "what binds it: the step with\n";
   for (const Sensitivity& each : all)

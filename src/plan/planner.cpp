@@ -86,6 +86,7 @@ class Planning {
  public:
   Planning(const PlanRequest& request, const Cluster& cluster)
       : request_(request),
+        cluster_(cluster),
         pricer_(cluster, request.config, request.vocab, request.devices),
         search_(cluster, request.vocab, pricer_.compute(), pricer_.memory_limit()) {
     plan_.compute = pricer_.compute();
@@ -104,6 +105,8 @@ class Planning {
       if (chosen.empty()) break;
       price(std::move(chosen));
     }
+    if (plan_.runs.empty()) offload();
+    vary();
     if (searches_tags_) refine_tags();
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
     return std::move(plan_);
@@ -148,12 +151,43 @@ class Planning {
 
   void price(std::vector<PlannedRun> runs) {
     for_each(runs.size(), request_.threads, [&](size_t i) { pricer_.price_to_fit(runs[i]); });
+    add(std::move(runs));
+  }
+
+  void add(std::vector<PlannedRun> runs) {
     plan_.priced += static_cast<int64_t>(runs.size());
     for (PlannedRun& run : runs) {
       seen_.insert(identity(run.config));
       (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
     }
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
+  }
+
+  /// Prices the smallest layouts with the optimizer's state on the host.
+  void offload() {
+    if (offload_choices(request_.config, cluster_).empty()) return;
+    std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
+    std::vector<PlannedRun> smallest, left;
+    for (PlannedRun& run : plan_.too_large)
+      (smallest.size() < request_.most_priced / 2 ? smallest : left).push_back(std::move(run));
+    plan_.too_large = std::move(left);
+    for_each(smallest.size(), request_.threads, [&](size_t i) { pricer_.price_offloaded(smallest[i]); });
+    add(std::move(smallest));
+  }
+
+  /// Prices what else the fastest layout of each strategy can be (config::variants).
+  void vary() {
+    std::set<std::string> strategies;
+    std::vector<PlannedRun> variants;
+    for (const PlannedRun& run : plan_.runs) {
+      if (!strategies.insert(run.strategy).second) continue;
+      for (Config& config : config::variants(run.config, cluster_.devices_per_node)) {
+        variants.push_back(planned(std::move(config)));
+        variants.back().estimate = run.estimate;
+      }
+    }
+    for_each(variants.size(), request_.threads, [&](size_t i) { pricer_.price(variants[i]); });
+    add(std::move(variants));
   }
 
   /// Prices the fastest layouts by name as tags, so that the search by tags is never behind them. Then the fastest by
@@ -197,6 +231,7 @@ class Planning {
   }
 
   const PlanRequest& request_;
+  const Cluster& cluster_;
   const Pricer pricer_;
   LayoutSearch search_;
   Plan plan_;

@@ -53,6 +53,7 @@ class Timeline {
     c.operators += b.operators;
     c.recompute += b.recompute;
     c.optimizer += b.optimizer;
+    c.offload += b.offload;
     c.slowed += b.slowed;
     c.unmeasured += b.unmeasured;
     for (const auto& [axis, comm] : b.comm) {
@@ -157,6 +158,7 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) {
   c.operators = line(a.operators, b.operators);
   c.recompute = line(a.recompute, b.recompute);
   c.optimizer = line(a.optimizer, b.optimizer);
+  c.offload = line(a.offload, b.offload);
   c.slowed = line(a.slowed, b.slowed);
   c.unmeasured = line(a.unmeasured, b.unmeasured);
   c.comm = a.comm;
@@ -182,7 +184,11 @@ StepTime price(const StepProgram& step, const Cluster& cluster, DType compute) {
   Timeline timeline(step, cluster, compute);
   if (step.accumulation > 1) timeline.play(step.first, 1);
   if (step.accumulation > 2) timeline.play(step.middle, static_cast<double>(step.accumulation - 2));
+  const double before = timeline.all.compute();
   timeline.play(step.last, 1);
+  if (step.plan.offload)
+    timeline.all.offload =
+        offload_seconds(*step.plan.offload, cluster, last_backward_seconds(timeline.all.compute() - before));
   return timeline.all;
 }
 

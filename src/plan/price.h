@@ -17,7 +17,8 @@ namespace trainer::plan {
 /// Seconds of a step, and where they go: the parts add up to the total.
 struct StepTime {
   double products = 0, attention = 0, operators = 0, recompute = 0, optimizer = 0;
-  double slowed = 0;  // by communication beside compute
+  double offload = 0;  // the update, where the optimizer's state is on the host
+  double slowed = 0;   // by communication beside compute
   struct Comm {
     double busy = 0, exposed = 0;  // seconds on the wire; seconds that nothing hid
   };
@@ -27,7 +28,7 @@ struct StepTime {
 
   double exposed() const;
   double compute() const { return products + attention + operators + recompute; }
-  double total() const { return compute() + optimizer + slowed + exposed(); }
+  double total() const { return compute() + optimizer + offload + slowed + exposed(); }
 };
 /// a + factor · (b − a), part by part.
 StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);

@@ -4,6 +4,7 @@
 
 #include "config/layout_rules.h"
 #include "config/layouts.h"
+#include "plan/offload_memory.h"
 
 namespace trainer::plan {
 namespace {
@@ -30,7 +31,15 @@ Machine machine_of(const Cluster& cluster, const Config& config, DType compute, 
 }
 
 bool has_equal_layers(const Config& config) {
-  return config.parallel.cache_layers == 0 && config.parallel.layer.size() <= 1;
+  const int64_t kept = config.parallel.cache_layers;
+  return (kept == 0 || kept >= config.model.n_layer) && config.parallel.layer.size() <= 1 &&
+         config.offload.resident == 0;
+}
+
+/// Says whether a run fits into its device, and what it keeps on the host into that.
+bool fits(const RunPlan& plan, const Cluster& cluster, int64_t limit) {
+  const auto on_host = static_cast<double>(memory_of(plan).host);
+  return plan.total <= limit && (cluster.cpu || !cluster.host.known() || on_host <= cluster.host.memory_bytes);
 }
 
 /// Adds factor times what b has more than a.
@@ -97,9 +106,15 @@ void Pricer::price(PlannedRun& run) const {
     run.plan.comm_bytes = on_line(less.plan.comm_bytes, more.plan.comm_bytes, factor);
     run.plan.parameters = on_line(less.plan.parameters, more.plan.parameters, factor);
     run.plan.total = on_line(less.plan.total, more.plan.total, factor);
+    run.plan.offload = deepened(less.plan.offload, more.plan.offload, layers - kFewLayers);
+    if (run.plan.offload)
+      run.time.offload =
+          offload_seconds(*run.plan.offload, cluster_,
+                          last_backward_seconds(run.time.compute() / static_cast<double>(more.accumulation)));
     run.plan.flops = measure::flops_per_token(run.config.model, vocab_, run.config.train.recompute);
   }
-  run.fits = run.plan.total <= machine_.memory_limit;
+  if (!cluster_.cpu) run.plan.total = memory_of(run.plan).device;
+  run.fits = fits(run.plan, cluster_, machine_.memory_limit);
   const double tokens = static_cast<double>(run.config.train.global_batch * run.config.model.seq_len);
   run.tokens_per_s = tokens / run.time.total();
   run.mfu = run.plan.flops.full() * run.tokens_per_s / (machine_.ranks * cluster_.peak(machine_.compute));
@@ -124,6 +139,32 @@ void Pricer::price_to_fit(PlannedRun& run) const {
     if (fastest) break;
   }
   run = fastest ? std::move(*fastest) : std::move(*smallest);
+}
+
+void Pricer::price_offloaded(PlannedRun& run) const {
+  using config::OffloadOptimizer;
+  std::optional<PlannedRun> fastest;
+  const auto keep = [&](const PlannedRun& priced) {
+    if (priced.fits && (!fastest || priced.time.total() < fastest->time.total())) fastest = priced;
+  };
+  for (const config::Offload& offload : offload_choices(run.config, cluster_)) {
+    PlannedRun tried = run;
+    tried.config.offload = offload;
+    price_to_fit(tried);
+    const OffloadWork& work = *tried.plan.offload;
+    if (offload.optimizer == OffloadOptimizer::interleaved) {
+      const config::Fraction share = device_share(work, offload_rates(cluster_, work.sizes));
+      tried.config.offload.gpu_fraction = format("{}/{}", share.num, share.den);
+    }
+    keep(tried);
+    const int64_t residents = residents_within(work, static_cast<double>(machine_.memory_limit - tried.plan.total));
+    if (!tried.fits || residents == 0 || offload.optimizer != OffloadOptimizer::interleaved) continue;
+    tried.config.offload.resident = residents;
+    tried.layout = config::layout_text(tried.config);
+    price(tried);
+    keep(tried);
+  }
+  if (fastest) run = std::move(*fastest);
 }
 
 PlannedRun price_config(const Config& config, int64_t vocab, const Cluster& cluster) {

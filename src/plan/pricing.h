@@ -37,6 +37,9 @@ class Pricer {
   /// Prices with as little recomputation as fits, and with the faster way to hold the optimizer's state. Keys that are
   /// given stay.
   void price_to_fit(PlannedRun& run) const;
+  /// Prices with the optimizer's state on the host: updated there, or in part on the device, in the share that takes
+  /// least time and with as much of it resident as fits. Leaves a run that does not fit so either as it is.
+  void price_offloaded(PlannedRun& run) const;
 
   DType compute() const { return machine_.compute; }
   /// bytes of a rank

@@ -89,6 +89,13 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops.recomputed =
       plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
   plan.comm_bytes = trainer.comm_bytes_per_step();
+  if (const offload::Engine* engine = trainer.offload(); engine != nullptr)
+    plan.offload = OffloadWork{.plan = engine->plan(),
+                               .chosen = config.offload.optimizer == config::OffloadOptimizer::interleaved &&
+                                         !config::fraction_of(config.offload.gpu_fraction),
+                               .subgroups = engine->subgroups(),
+                               .sizes = engine->sizes(),
+                               .bounce = engine->bounces()};
   return plan;
 }
 

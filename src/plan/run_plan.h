@@ -6,6 +6,7 @@
 #include "measure/costs.h"
 #include "measure/flops.h"
 #include "plan/machine.h"
+#include "plan/offload_time.h"
 #include "train/trainer.h"
 
 namespace trainer::plan {
@@ -21,10 +22,11 @@ struct RunPlan {
   int64_t total = 0;  // of the device: on a GPU without "host"
   int64_t parameters = 0;
   measure::FlopsPerToken flops;
-  double executed_flops = 0;      // products and attention of one micro-step, as executed
-  double recomputed_flops = 0;    // of them, repeated by recomputation
-  int64_t arena_bound = 0;        // largest sum of live bytes: the floor of the arena
-  measure::CommBytes comm_bytes;  // of a step, by axis and operation
+  double executed_flops = 0;           // products and attention of one micro-step, as executed
+  double recomputed_flops = 0;         // of them, repeated by recomputation
+  int64_t arena_bound = 0;             // largest sum of live bytes: the floor of the arena
+  measure::CommBytes comm_bytes;       // of a step, by axis and operation
+  std::optional<OffloadWork> offload;  // an update, where the optimizer's state is on the host
   double step_seconds = measure::kUnknown, wait_seconds = measure::kUnknown;  // of a step, by hardware.profile
 };
 /// `recorders`: receive the programs of training, to foretell their time (plan/program.h).

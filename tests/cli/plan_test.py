@@ -72,8 +72,15 @@ class Plan(rig.Runs):
         self.assertGreaterEqual(len({run["strategy"] for run in runs}), 3)
         for run in runs:
             self.assertAlmostEqual(sum(run["parts"].values()), run["step_seconds"], delta=1e-9 * run["step_seconds"])
-        first_line = text.splitlines()[2]
-        self.assertIn(f"{runs[0]['step_seconds'] * 1e3:.4g}", first_line)
+        # The table says the same, row by row.
+        strategies = {run["strategy"] for run in runs}
+        rows = [line.split() for line in text.splitlines()[2:]]
+        rows = [row for row in rows if len(row) > 1 and row[1] in strategies]
+        self.assertGreaterEqual(len(rows), 3)
+        for place, (row, run) in enumerate(zip(rows, runs)):
+            self.assertEqual(row[:2], [str(place + 1), run["strategy"]])
+            self.assertIn(f"{run['step_seconds'] * 1e3:.4g}", row)
+            self.assertIn(run["recompute"], row)
         # What it wrote plans to the same numbers, and runs as it stands.
         again = json.loads(self.trainer("plan", "--config", "best.toml", "--cluster", "cluster.toml",
                                         "--devices", "4", "--json", stdout=True))
@@ -85,6 +92,31 @@ class Plan(rig.Runs):
         self.assertEqual(end["predicted"]["comm_bytes"], end["measured"]["comm_bytes"])
         per_step = {axis: {op: count * 2 for op, count in ops.items()} for axis, ops in runs[0]["comm_bytes"].items()}
         self.assertEqual(end["measured"]["comm_bytes"], per_step)
+
+    def test_what_binds_a_layout_is_what_makes_it_faster(self):
+        args = ("--devices", "4", "--set", "model.n_head=4", "--set", "parallel.strategy=megatron-1d", "--set",
+                "parallel.data=2", "--set", "train.micro_batch=2", "--set", "train.recompute=none", "--set",
+                "parallel.zero_stage=0", "--set", "parallel.sequence_parallel=true")
+        cluster = (self.folder / "cluster.toml").read_text()
+        before = json.loads(self.plan(*args, "--json"))["runs"][0]["step_seconds"]
+        lines = self.plan(*args, "--explain").split("what binds it: the step with\n")[1].splitlines()
+        first = lines[0]
+        self.assertRegex(first, r"-\d")
+        changes = {"products twice as fast": [("tflops_fp32 = 0.096", "tflops_fp32 = 0.192"),
+                                              ("tflops_fp64 = 0.048", "tflops_fp64 = 0.096")],
+                   "memory twice as fast": [("memory_gb_per_s = 16", "memory_gb_per_s = 32")],
+                   "links within nodes twice as fast": [("gb_per_s = 4\n", "gb_per_s = 8\n")],
+                   "no latency": [("operator_us = 3", "operator_us = 0"), ("start_us = 10", "start_us = 0"),
+                                  ("hop_us = 5", "hop_us = 0")]}
+        named = next(name for name in changes if first.strip().startswith(name))
+        relaxed = cluster
+        for old, new in changes[named]:
+            self.assertIn(old, relaxed)
+            relaxed = relaxed.replace(old, new)
+        (self.folder / "cluster.toml").write_text(relaxed)
+        after = json.loads(self.plan(*args, "--json"))["runs"][0]["step_seconds"]
+        self.assertLess(after, before)
+        self.assertIn(f"{after * 1e3:.4g} ms", first)
 
     def test_every_strategy_can_be_written_and_run(self):
         for strategy in ("megatron-1d", "optimus-2d", "axonn-4d", "autoddl"):

@@ -140,6 +140,8 @@ TEST(GptFormulas, GiveThePublishedUtilisationAndMemory) {
     EXPECT_NEAR(share(false, gpt::Recompute::full), m.full, 0.3);
   }
   const gpt::Shape b22{.layers = 48, .hidden = 6144, .heads = 64, .seq = 2048, .vocab = 51200};
+  const gpt::Shape trillion{.layers = 128, .hidden = 25600, .heads = 160, .seq = 2048, .vocab = 51200};
+  EXPECT_NEAR(100 * gpt::model_flops(trillion, 512) / (71.49 * 512 * 312e12), 56.3, 0.3);
   constexpr double kGib = 1 << 30;
   EXPECT_NEAR(12 * b22.hidden * b22.hidden * b22.layers / 8 * 18 / kGib, 45.5625, 1e-9);
   EXPECT_NEAR(48 * gpt::activation_bytes(b22, 4, 8, false, gpt::Recompute::none) / kGib, 59.25, 1e-9);

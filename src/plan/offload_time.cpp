@@ -1,0 +1,107 @@
+#include "plan/offload_time.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "config/layouts.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::OffloadOptimizer;
+
+/// Bytes of memory that an update moves for a parameter where its state is: gradient, three of state there and back,
+/// compute weights.
+double update_traffic(const offload::Sizes& sizes) {
+  return static_cast<double>(sizes.gradient + 6 * sizes.state + (sizes.compute == sizes.state ? 0 : sizes.compute));
+}
+
+offload::Share share_on(const OffloadWork& work, const config::Fraction& share) {
+  offload::Plan plan = work.plan;
+  plan.device_share = share;
+  return offload::share_of(offload::places(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
+}
+
+}  // namespace
+
+offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes) {
+  const double device = cluster.memory_rate * cluster.memory_share / update_traffic(sizes);
+  if (cluster.host.known())
+    return {.to_device = cluster.host.to_device,
+            .to_host = cluster.host.to_host,
+            .host = cluster.host.updates,
+            .device = device,
+            .memory = cluster.host.memory_rate,
+            .start = cluster.operator_seconds};
+  if (!cluster.cpu)
+    throw Error(Code::config, format("{}: the table [host] is missing, but offload.optimizer is not \"none\"; add it "
+                                     "(configs/clusters/ has examples)",
+                                     cluster.path));
+  const double memory = cluster.memory_rate * cluster.memory_share;
+  return {.to_device = memory / 2,
+          .to_host = memory / 2,
+          .host = device,
+          .device = device,
+          .memory = memory,
+          .start = cluster.operator_seconds};
+}
+
+config::Fraction device_share(const OffloadWork& work, const offload::Rates& rates) {
+  if (!work.chosen) return work.plan.device_share;
+  return offload::best_share(work.plan, work.subgroups, rates, work.sizes, work.bounce);
+}
+
+double offload_seconds(const OffloadWork& work, const Cluster& cluster, double backward) {
+  const offload::Rates rates = offload_rates(cluster, work.sizes);
+  const offload::Share share = share_on(work, device_share(work, rates));
+  const double update = offload::update_seconds(share, static_cast<int64_t>(work.subgroups.size()), work.plan.slots,
+                                                rates, work.sizes, work.bounce, work.plan.share_activations);
+  const double flushed = static_cast<double>(share.host * work.sizes.gradient) / rates.to_host;
+  return update + std::max(0.0, flushed - backward);
+}
+
+std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, const std::optional<OffloadWork>& more,
+                                    int64_t layers) {
+  if (!less || !more) return std::nullopt;
+  OffloadWork work = *more;
+  const size_t each = more->subgroups.size() - less->subgroups.size();
+  // Groups are the embedding, the layers and the head: the second one is a layer.
+  const auto layer = std::ranges::find_if(more->subgroups, [&](const auto& s) { return s.group == 1; });
+  const std::vector<offload::Subgroup> repeated(
+      layer, layer + std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(each), more->subgroups.end() - layer));
+  for (int64_t i = 0; i < layers; ++i)
+    work.subgroups.insert(work.subgroups.begin() + (layer - more->subgroups.begin()), repeated.begin(), repeated.end());
+  return work;
+}
+
+offload::Bytes host_link_bytes(const OffloadWork& work, const config::Fraction& share) {
+  offload::Plan plan = work.plan;
+  plan.device_share = share;
+  const std::vector<offload::Place> where = offload::places(plan, static_cast<int>(work.subgroups.size()));
+  return offload::bytes_of(offload::schedule({.places = where,
+                                              .slots = plan.slots,
+                                              .order = plan.order,
+                                              .blocking = plan.blocking,
+                                              .early = plan.early,
+                                              .share = plan.share_activations,
+                                              .bounce = work.bounce}),
+                           work.subgroups, work.sizes);
+}
+
+std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster) {
+  if (config::is_given(config, "offload.optimizer") || cluster.cpu || !cluster.host.known()) return {};
+  std::vector<config::Offload> all;
+  for (const OffloadOptimizer optimizer : {OffloadOptimizer::cpu, OffloadOptimizer::interleaved}) {
+    all.push_back(config.offload);
+    all.back().optimizer = optimizer;
+  }
+  return all;
+}
+
+int64_t residents_within(const OffloadWork& work, double bytes) {
+  const double each = 3.0 * static_cast<double>(work.sizes.state * offload::largest_of(work.subgroups));
+  if (each <= 0 || bytes < each) return 0;
+  return std::min<int64_t>(static_cast<int64_t>(bytes / each), static_cast<int64_t>(work.subgroups.size()));
+}
+
+}  // namespace trainer::plan

@@ -1,0 +1,52 @@
+#pragma once
+// What an update of the optimizer's state on the host takes, by a cluster's [host] table; and the ways to keep the
+// state there that a plan tries. The closed form and the choice of the share are those of the engine (offload/cost.h).
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "offload/cost.h"
+#include "plan/cluster.h"
+
+namespace trainer::plan {
+
+/// The update that a run's engine would do.
+struct OffloadWork {
+  offload::Plan plan;
+  bool chosen = false;  // the share is left to the rates of the machine
+  std::vector<offload::Subgroup> subgroups;
+  offload::Sizes sizes;
+  bool bounce = false;
+};
+
+/// Returns the rates of a rank. A CPU without [host] updates in its own memory. Throws Code::config where a GPU's host
+/// is not known.
+offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes);
+
+/// Returns the share that is streamed: the best one at these rates where it is not given.
+config::Fraction device_share(const OffloadWork& work, const offload::Rates& rates);
+
+/// Returns the seconds of the last backward pass, under which gradients go to the host: two thirds of what a micro-step
+/// computes.
+inline double last_backward_seconds(double micro_step) { return 2.0 / 3 * micro_step; }
+/// Returns the seconds by which a step is longer: from the norm until all weights are new, and what gradients take to
+/// the host beyond `backward`, the seconds under which they go there. What the next forward pass could hide is not
+/// taken off.
+double offload_seconds(const OffloadWork& work, const Cluster& cluster, double backward);
+
+/// Returns the work of a deeper model: `layers` more of what `more` has beyond `less`.
+std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, const std::optional<OffloadWork>& more,
+                                    int64_t layers);
+
+/// Returns the bytes that go between host and device in a step, by kind of operation; all in slots before and after is
+/// at home.
+offload::Bytes host_link_bytes(const OffloadWork& work, const config::Fraction& share);
+
+/// Returns ways to keep the state on the host that the configuration leaves open: none where offload is given, where a
+/// CPU computes, or where the cluster does not describe its hosts.
+std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster);
+
+/// Returns how many subgroups may stay on the device in so many bytes.
+int64_t residents_within(const OffloadWork& work, double bytes);
+
+}  // namespace trainer::plan

@@ -1,0 +1,181 @@
+// Published closed forms beside the program that the trainer records: elements that a transformer block moves forward
+// and backward, by strategy; and lower bounds of communication.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "config/layouts.h"
+#include "config/load.h"
+#include "plan/lower_bound.h"
+#include "plan/planner.h"
+#include "plan/program.h"
+#include "unit/mesh/mesh_states.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+using config::Recompute;
+
+/// Extents that divide over all ranks below into whole cache lines, and are so large that activations and matrices go
+/// round rings.
+constexpr int64_t kHidden = 1536, kSeq = 64, kSequences = 96, kTokens = kSeq * kSequences;
+
+Config block(int64_t layers, const std::vector<std::string>& sets) {
+  Config config = config::load_text(
+      format(
+          "[model]\nn_layer = {}\nn_head = 48\nd_model = {}\nseq_len = {}\nvocab_multiple = 384\n"
+          "[data]\nvocab_size = 384\n[train]\nglobal_batch = {}\nmicro_batch = {}\n[precision]\ncompute = \"fp32\"\n",
+          layers, kHidden, kSeq, kSequences, kSequences),
+      "block.toml", sets, {.files = false});
+  return config;
+}
+
+/// Elements on the wire by all ranks in one step, by axis. Of all layers and what is around them.
+std::map<std::string, int64_t> elements(const Config& config, int ranks) {
+  Machine machine;
+  machine.ranks = ranks;
+  const StepProgram step = record_step(config, 384, machine);
+  std::map<std::string, int64_t> sums;
+  for (const Event& event : step.last)
+    if (event.kind == Event::Kind::start && event.key.axes != mesh::kControlAxes)
+      sums[step.mesh.name_of(event.key.axes)] +=
+          event.wire_bytes / size_of(event.key.dtype) * (ranks / step.mesh.group_size(event.key.axes));
+  return sums;
+}
+
+/// On the wire of a group, elements of a sum: few of them go straight to everybody instead of round a ring.
+int64_t sum_of(int64_t group, int64_t elements) {
+  return comm::wire_elements(CommOp::all_reduce, static_cast<int>(group), elements);
+}
+
+/// What one layer adds.
+std::map<std::string, int64_t> of_a_block(const std::vector<std::string>& sets, int ranks, Recompute recompute) {
+  const auto at = [&](int64_t layers) {
+    Config config = block(layers, sets);
+    config.train.recompute = recompute;
+    return elements(config, ranks);
+  };
+  std::map<std::string, int64_t> less = at(2), more = at(3);
+  for (auto& [axis, count] : more) count -= less[axis];
+  return more;
+}
+
+// Of all ranks: per rank 8 (t-1)/t M h, recomputed 12 (t-1)/t less the last sum of the block, which is not repeated.
+TEST(ClosedForms, OfMegatron) {
+  for (const int64_t t : {2, 4, 8})
+    for (const bool rows : {false, true})
+      for (const bool again : {false, true}) {
+        const auto moved = of_a_block(
+            {format("parallel.tensor={}", t), "parallel.data=1", format("parallel.sequence_parallel={}", rows)},
+            static_cast<int>(t), again ? Recompute::full : Recompute::none);
+        // With rows cut, dW gathers its operand anew, as the specification of sequence parallelism has it: two more
+        // gathers. A recomputed block gathers both inputs and sums once.
+        const int64_t units = (rows ? 8 + 2 : 8) + (again ? (rows ? 3 : 2) : 0);
+        int64_t all = 0;
+        for (const auto& [axis, count] : moved) all += count;
+        const int64_t vectors = rows ? sum_of(t, 6 * kHidden) : 0;  // gradients of norms and biases of rows
+        EXPECT_EQ(all - vectors, units * (t - 1) * kTokens * kHidden) << "t " << t << " rows " << rows << " " << again;
+      }
+}
+
+// Of all ranks: per rank 3 (q-1)/q² (7 M h + 12 h²), recomputed 4 (q-1)/q² less the repeated product of down, which is
+// left out; where the smaller of X and Y moves (q-1)/q² (12 M h + 36 h²), less M h since one gather of dY of down
+// serves two products. Beside it two values of each row and norm forward and two backward, and sums of vectors.
+TEST(ClosedForms, OfOptimus) {
+  for (const int64_t q : {2, 3, 4})
+    for (const bool paper : {true, false})
+      for (const bool again : {false, true}) {
+        const auto moved =
+            of_a_block({"parallel.strategy=optimus-2d", format("parallel.mesh=[{}, {}]", q, q), "parallel.data=1",
+                        "parallel.panels=gather", format("parallel.stationary={}", paper ? "paper" : "auto")},
+                       static_cast<int>(q * q), again ? Recompute::full : Recompute::none);
+        const int64_t panels = (paper ? 21 : 11) + (again ? 3 : 0), squares = 36 + (again ? 8 : 0);
+        // Of two norms: a gather, and a sum of two values.
+        const int64_t statistics = 2 * (q * (q - 1) * 2 * kTokens + q * sum_of(q, 2 * kTokens / q));
+        const int64_t vectors = q * sum_of(q, 13 * kHidden / q);
+        EXPECT_EQ(moved.at("col"), (q - 1) * panels * kTokens * kHidden + statistics) << q << paper << again;
+        EXPECT_EQ(moved.at("row"), (q - 1) * squares * kHidden * kHidden + vectors) << q << paper << again;
+      }
+}
+
+// Of all ranks: per rank 2 M h (12 (y-1) + 4 (x-1))/(xyz) + 3 (z-1)/z 12 h²/(xy), and 2 (d-1)/d 12 h²/(xyz) a step.
+TEST(ClosedForms, OfAxonn) {
+  for (const int64_t x : {1, 2, 4, 8, 16})
+    for (int64_t y = 1; x * y <= 16; y *= 2)
+      for (int64_t z = 1; x * y * z <= 16; z *= 2) {
+        const int64_t d = 16 / (x * y * z), tokens = kTokens / d, square = 12 * kHidden * kHidden;
+        const auto moved = of_a_block({"parallel.strategy=axonn-4d", format("parallel.grid=[{}, {}, {}]", x, y, z),
+                                       format("parallel.data={}", d), format("train.micro_batch={}", kSequences / d)},
+                                      16, Recompute::none);
+        const auto along = [&](const char* axis) {
+          const auto found = moved.find(axis);
+          return found == moved.end() ? 0 : found->second;
+        };
+        SCOPED_TRACE(format("{} x {} x {}, data {}", x, y, z, d));
+        EXPECT_EQ(along("x"), 2 * (x - 1) * 4 * tokens * kHidden * d);
+        const int64_t statistics = 2 * d * x * z * (y * (y - 1) * 2 * tokens / z + sum_of(y, 2 * tokens / z));
+        EXPECT_EQ(along("y"), 2 * (y - 1) * 12 * tokens * kHidden * d + statistics);
+        const int64_t vectors = 7 * kHidden / x + 6 * kHidden / y;  // of a rank: biases, and norms over y
+        EXPECT_EQ(along("z"), d * ((z - 1) * 3 * square + x * y * sum_of(z, vectors)));
+        EXPECT_EQ(along("data"), x * y * z * sum_of(d, square / (x * y * z) + vectors));
+        if (y == 1 && z == 1 && x > 1) {
+          const auto one =
+              of_a_block({format("parallel.tensor={}", x), format("parallel.data={}", d),
+                          format("train.micro_batch={}", kSequences / d), "parallel.sequence_parallel=false"},
+                         16, Recompute::none);
+          EXPECT_EQ(along("x"), one.at("tensor"));
+          EXPECT_EQ(along("data"), d > 1 ? one.at("data") : 0);
+        }
+      }
+}
+
+// A product of 8 x 8 x 8 by routes: 2 bytes an element, of each rank.
+TEST(ClosedForms, OfASmallProduct) {
+  using mesh::find_route;
+  using mesh::mesh_of;
+  using mesh::state;
+  const mesh::MeshShape square = mesh_of({2, 2}), cube = mesh_of({2, 2, 2});
+  const auto bytes = [](const mesh::MeshShape& mesh, const std::string& from, const std::string& to) {
+    return 2 * find_route(state(mesh, from, {8, 8}), state(mesh, to, {8, 8})).ring_elements / mesh.world_size();
+  };
+  EXPECT_EQ(bytes(square, "01", "0B") + bytes(square, "01", "B1"), 64) << "X over columns, W over rows of ranks";
+  // Axes cut rows, columns and the contraction. Each operand is stored once over all of them, W in flat pieces.
+  const mesh::Layout gathered = state(cube, "B10", {8, 8});
+  const int64_t weights = 2 * find_route(gathered.with("a0", mesh::kFlat), gathered).ring_elements / 8;
+  EXPECT_EQ(bytes(cube, "001", "0B1") + weights + bytes(cube, "01P", "010"), 48);
+}
+
+TEST(LowerBound, IsMetByTheBestGridUpToRounding) {
+  double worst = 1;
+  for (const Product& p : {Product{16384, 12288, 49152}, {2048, 12288, 49152}, {65536, 4096, 4096}, {8192, 8192, 8192}})
+    for (const int64_t ranks : {4, 16, 64, 512}) {
+      const Grid grid = best_grid(p, ranks);
+      EXPECT_EQ(grid.rows * grid.cols * grid.depth, ranks);
+      const double bound = least_words(p, ranks), moved = grid_words(p, grid);
+      EXPECT_GE(moved, bound * (1 - 1e-12));
+      worst = std::max(worst, moved / bound);
+    }
+  EXPECT_LE(worst, 1.14);
+  EXPECT_NEAR(worst, 1.135, 1e-3);
+  struct Golden {
+    Product p;
+    int64_t ranks;
+    double bound, ratio, rows, cols, square;  // words of a rank where one extent alone is cut, and by a square of ranks
+  };
+  for (const Golden& g : {Golden{{16384, 12288, 49152}, 64, 6.126e7, 1.027, 5.95e8, 1.98e8, 8.81e7},
+                          {{2048, 12288, 49152}, 64, 1.062e7, 1.000, 5.95e8, 2.48e7, 6.88e7},
+                          {{65536, 4096, 4096}, 64, 1.132e7, 1.088, 1.65e7, 2.64e8, 3.12e7},
+                          {{8192, 8192, 8192}, 4, 2.956e7, 1.135, 5.03e7, 5.03e7, 3.36e7},
+                          {{8192, 8192, 8192}, 64, 9.437e6, 1.000, 6.61e7, 6.61e7, 1.47e7}}) {
+    EXPECT_NEAR(least_words(g.p, g.ranks), g.bound, 1e-3 * g.bound);
+    EXPECT_NEAR(grid_words(g.p, best_grid(g.p, g.ranks)) / least_words(g.p, g.ranks), g.ratio, 6e-4);
+    EXPECT_NEAR(grid_words(g.p, {g.ranks, 1, 1}), g.rows, 5e-3 * g.rows);
+    EXPECT_NEAR(grid_words(g.p, {1, g.ranks, 1}), g.cols, 5e-3 * g.cols);
+    const auto q = static_cast<int64_t>(std::sqrt(static_cast<double>(g.ranks)));
+    EXPECT_NEAR(grid_words(g.p, {q, q, 1}), g.square, 5e-3 * g.square);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::plan

@@ -1,0 +1,131 @@
+// What the planner counts beside what runs count: every collective of a step, by axes, operation and type; and bytes
+// between host and device.
+#include <gtest/gtest.h>
+
+#include "plan/program.h"
+#include "rigs/layouts.h"
+
+namespace trainer::tests {
+namespace {
+
+using config::OffloadOptimizer;
+using config::Recompute;
+
+config::Config model(int64_t accumulation) {
+  config::Config c = tiny_config();
+  c.model.n_head = c.model.n_kv_head = 4;
+  c.model.d_model = 32;
+  c.model.d_ff = 64;
+  c.model.seq_len = 8;
+  c.model.vocab_multiple = 64;
+  c.train.micro_batch = 2;
+  c.train.global_batch = 4 * accumulation;
+  c.parallel.data = 2;
+  return c;
+}
+
+/// Of eight ranks, or four: two replicas.
+std::vector<config::Config> strategies(int64_t accumulation) {
+  std::vector<config::Config> all(4, model(accumulation));
+  all[0].parallel.tensor = 2;
+  all[1].parallel.strategy = "optimus-2d";
+  all[1].parallel.mesh = {2, 2};
+  all[2].parallel.strategy = "axonn-4d";
+  all[2].parallel.grid = {2, 1, 2};
+  all[3].parallel.strategy = "autoddl";
+  all[3].parallel.axes = {2, 2};
+  all[3].parallel.layer = {
+      {.stream = "rr",
+       .attention = "cc",
+       .hidden = "cc",
+       .qkv = "cc",
+       .out = "kk",
+       .up = "cc",
+       .down = "kk",
+       .layers = 1},
+      {.stream = "rc", .attention = "rc", .hidden = "rc", .qkv = "fc", .out = "fc", .up = "fc", .down = "fk"}};
+  all[3].parallel.table = "fv";
+  return all;
+}
+
+using Counts = std::map<CommKey, std::array<int64_t, 3>>;  // calls, elements, bytes
+
+Counts counts_of(const std::map<CommKey, CommCount>& comm) {
+  Counts all;
+  for (const auto& [key, count] : comm)
+    if (key.axes != mesh::kControlAxes && count.calls > 0) all[key] = {count.calls, count.elements, count.wire_bytes};
+  return all;
+}
+
+/// Of so many steps, by the recorded program.
+Counts predicted(const plan::StepProgram& step, int64_t steps) {
+  Counts all;
+  const auto add = [&](const plan::Program& program, int64_t times) {
+    for (const plan::Event& event : program) {
+      if (event.kind != plan::Event::Kind::start || event.key.axes == mesh::kControlAxes) continue;
+      auto& [calls, elements, bytes] = all[event.key];
+      calls += times;
+      elements += times * event.elements;
+      bytes += times * event.wire_bytes;
+    }
+  };
+  if (step.accumulation > 1) add(step.first, steps);
+  if (step.accumulation > 2) add(step.middle, steps * (step.accumulation - 2));
+  add(step.last, steps);
+  return all;
+}
+
+config::Offload none() { return {}; }
+config::Offload on_the_host() {
+  config::Offload offload;
+  offload.optimizer = OffloadOptimizer::cpu;
+  offload.subgroup = 4096;
+  offload.replan = false;
+  return offload;
+}
+config::Offload half_streamed() {
+  config::Offload offload = on_the_host();
+  offload.optimizer = OffloadOptimizer::interleaved;
+  offload.gpu_fraction = "1/2";
+  return offload;
+}
+
+/// Steps a run and compares after the first and the third.
+void expect_predicted(const config::Config& c) {
+  const auto ranks = static_cast<int>(config::ranks_of_replica(c) * c.parallel.data);
+  plan::Machine machine;
+  machine.ranks = ranks;
+  machine.isa = device::detect_isa();
+  const plan::StepProgram step = plan::record_step(c, kTinyVocab, machine);
+  comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    run.trainer.meter().reset();
+    for (int64_t n = 1; n <= 3; ++n) {
+      run.step(n);
+      if (!world.first() || n == 2) continue;
+      EXPECT_EQ(counts_of(run.trainer.meter().comm()), predicted(step, n)) << "after step " << n;
+      if (run.trainer.offload() != nullptr) {
+        EXPECT_EQ(run.trainer.offload()->report().bytes,
+                  plan::host_link_bytes(*step.plan.offload, run.trainer.offload()->plan().device_share));
+      }
+    }
+  });
+}
+
+TEST(Counts, OfTheRecordedProgramAreThoseOfTheRun) {
+  for (const int64_t accumulation : {1, 3})
+    for (config::Config c : strategies(accumulation))
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+        for (const int64_t zero : {0, 1})
+          for (const config::Offload& offload : {none(), half_streamed(), on_the_host()}) {
+            SCOPED_TRACE(format("{} x {}, recompute {}, zero {}, offload {}", c.parallel.strategy, accumulation,
+                                static_cast<int>(recompute), zero, static_cast<int>(offload.optimizer)));
+            c.train.recompute = recompute;
+            c.parallel.zero_stage = zero;
+            c.offload = offload;
+            expect_predicted(c);
+          }
+}
+
+}  // namespace
+}  // namespace trainer::tests

@@ -1,0 +1,202 @@
+// What must hold for any model and machine: per-layer layouts include the named strategies, more ranks hold less each,
+// products are shared out evenly, and nothing illegal is planned.
+#include <gtest/gtest.h>
+
+#include "base/philox.h"
+#include "config/layout_rules.h"
+#include "config/layouts.h"
+#include "config/load.h"
+#include "plan/layer_costs.h"
+#include "plan/planner.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+
+/// Draws one number after the other from a seed.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : key_(philox_key(seed, "properties")) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
+  int64_t one_of(const std::vector<int64_t>& values) {
+    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
+  }
+  double between(double low, double high) { return low + (high - low) * static_cast<double>(below(1001)) / 1000; }
+
+ private:
+  PhiloxKey key_;
+  uint64_t next_ = 0;
+};
+
+Config model(int64_t layers, int64_t heads, int64_t hidden, int64_t seq, int64_t batch,
+             const std::vector<std::string>& sets = {}) {
+  return config::load_text(format("[model]\nn_layer = {}\nn_head = {}\nd_model = {}\nd_ff = {}\nseq_len = {}\n"
+                                  "vocab_multiple = 1024\n[data]\nvocab_size = 1024\n[train]\nglobal_batch = {}\n"
+                                  "[precision]\ncompute = \"fp32\"\n",
+                                  layers, heads, hidden, 4 * hidden, seq, batch),
+                           "test.toml", sets, {.files = false});
+}
+
+Cluster random_cluster(Draws& draw) {
+  Cluster c;
+  c.name = "random";
+  c.devices_per_node = static_cast<int>(draw.one_of({1, 4, 16}));
+  c.memory_bytes = 1e15;
+  c.memory_rate = draw.between(1e10, 3e12);
+  c.operator_seconds = draw.between(0, 1e-5);
+  c.peaks = {{DType::f32, draw.between(1e11, 1e14)}};
+  c.half_m = c.half_n = draw.between(0, 200);
+  c.half_k = draw.between(0, 100);
+  c.intra = {.gb_per_s = draw.between(1, 300), .start_us = draw.between(0, 50), .hop_us = draw.between(0, 10)};
+  c.inter = {.gb_per_s = draw.between(1, 100), .start_us = draw.between(0, 50), .hop_us = draw.between(0, 10)};
+  return c;
+}
+
+// Per layer by tags, over any axes: at most what each named strategy costs on the same replicas and micro-batches.
+TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
+  RouteShares routes;
+  int compared = 0;
+  for (uint64_t seed = 0; seed < 100; ++seed) {
+    Draws draw(seed);
+    const Cluster cluster = random_cluster(draw);
+    const int64_t devices = draw.one_of({2, 4, 8}), micro = draw.one_of({8, 16});
+    Config config = model(draw.one_of({1, 6, 24}), 16, draw.one_of({256, 1024, 4096}), draw.one_of({64, 512}), 16,
+                          {"parallel.data=1", format("train.micro_batch={}", micro)});
+    std::string broken;
+    double named = 1e300;
+    std::string of;
+    for (const Config& each : config::enumerate_layouts(config, devices, broken)) {
+      if (config::wants_tags(each)) continue;
+      const config::TagLayout layout = config::tag_layout(each);
+      const double seconds = LayerCosts(cluster, each, 1024, DType::f32, layout.axes, routes).step_seconds(layout);
+      if (seconds < named) of = each.parallel.strategy + " " + config::layout_text(each);
+      named = std::min(named, seconds);
+    }
+    ASSERT_LT(named, 1e300) << broken;
+    config.parallel.strategy = "autoddl";
+    double tags = 1e300;
+    for (const std::vector<int64_t>& extents : config::axis_lists(devices, 1)) {
+      config.parallel.axes = extents;
+      LayerCosts costs(cluster, config, 1024, DType::f32, config::tag_axes(config.parallel), routes);
+      const std::optional<config::TagLayout> found = costs.best(1e18);
+      if (found) tags = std::min(tags, costs.step_seconds(*found));
+    }
+    EXPECT_LE(tags, named * (1 + 1e-9)) << "seed " << seed << ": " << of << " on " << devices << " devices";
+    ++compared;
+  }
+  EXPECT_EQ(compared, 100);
+}
+
+// Samples of an all-reduce within a node of A100 (vTrain, 2024), in microseconds; the constants of a100-80gb.toml.
+TEST(Properties, RingsAreFittedToTheirSamples) {
+  struct Sample {
+    int ranks;
+    double small_us, large_us, start_us, gb_per_s;
+  };
+  for (const Sample& s :
+       {Sample{2, 131.9, 5442.8, 48, 199}, {4, 179.6, 7259.4, 67, 224}, {8, 232.4, 8193.0, 106, 232}}) {
+    const RingFit fit = fit_ring({CommOp::all_reduce, s.ranks, s.ranks, 16.0 * (1 << 20), s.small_us * 1e-6},
+                                 {CommOp::all_reduce, s.ranks, s.ranks, 1024.0 * (1 << 20), s.large_us * 1e-6});
+    EXPECT_NEAR(fit.start * 1e6, s.start_us, 1) << s.ranks;
+    EXPECT_NEAR(fit.rate * 1e-9, s.gb_per_s, 1) << s.ranks;
+  }
+}
+
+TEST(Properties, MoreRanksOfAReplicaHoldFewerWeightsEach) {
+  const Cluster cluster = read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/laptop-2core.toml");
+  const auto weights = [&](const std::vector<std::string>& sets) {
+    std::vector<std::string> all = {"parallel.data=1", "train.micro_batch=16"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    return price_config(model(3, 16, 256, 64, 16, all), 1024, cluster).plan.memory.at("weights");
+  };
+  int64_t before = INT64_MAX;
+  for (const int64_t t : {1, 2, 4, 8}) {
+    const int64_t now = weights({format("parallel.tensor={}", t)});
+    EXPECT_LE(now, before) << "tensor " << t;
+    before = now;
+  }
+  before = weights({});
+  for (const int64_t q : {2, 4}) {
+    const int64_t now = weights({"parallel.strategy=optimus-2d", format("parallel.mesh=[{}, {}]", q, q)});
+    EXPECT_LE(now, before) << "mesh " << q;
+    before = now;
+  }
+  std::map<int64_t, std::pair<int64_t, int64_t>> of_grids;  // least and most by ranks
+  for (const int64_t x : {1, 2, 4})
+    for (const int64_t y : {1, 2, 4})
+      for (const int64_t z : {1, 2, 4}) {
+        const int64_t now = weights({"parallel.strategy=axonn-4d", format("parallel.grid=[{}, {}, {}]", x, y, z)});
+        auto& [least, most] = of_grids.try_emplace(x * y * z, now, now).first->second;
+        least = std::min(least, now);
+        most = std::max(most, now);
+      }
+  int64_t least_before = INT64_MAX;
+  for (const auto& [ranks, range] : of_grids) {
+    EXPECT_LE(range.second, least_before) << ranks << " ranks";
+    least_before = range.first;
+  }
+}
+
+TEST(Properties, EveryStrategySharesOutTheSameProducts) {
+  Cluster flat;
+  flat.name = "flat";
+  flat.devices_per_node = 16;
+  flat.memory_bytes = 1e15;
+  flat.memory_rate = 1e30;
+  flat.peaks = {{DType::f32, 1e12}};
+  flat.intra = {.gb_per_s = 1e18};
+  std::string broken;
+  double products = 0;
+  int compared = 0;
+  for (const Config& config :
+       config::enumerate_layouts(model(2, 16, 256, 64, 16, {"train.micro_batch=16", "parallel.data=1"}), 4, broken)) {
+    if (config::wants_tags(config)) continue;
+    const PlannedRun run = price_config(config, 1024, flat);
+    if (products == 0) products = run.time.products;
+    EXPECT_NEAR(run.time.products, products, 1e-9 * products) << run.strategy << " " << run.layout;
+    EXPECT_NEAR(run.time.exposed(), 0, 1e-9 * products);
+    ++compared;
+  }
+  EXPECT_GE(compared, 8);
+}
+
+// The rules of grids and meshes, said again.
+TEST(Properties, NothingIllegalIsPlanned) {
+  int64_t checked = 0;
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Draws draw(1000 + seed);
+    const int64_t heads = draw.one_of({6, 12, 16, 40}), hidden = heads * draw.one_of({16, 24, 64}),
+                  batch = draw.one_of({12, 24, 32}), devices = draw.one_of({2, 4, 6, 8, 12, 16});
+    const Config config = model(2, heads, hidden, draw.one_of({30, 64}), batch);
+    std::string broken;
+    for (const Config& each : config::enumerate_layouts(config, devices, broken)) {
+      if (config::wants_tags(each)) continue;
+      const config::Parallel& p = each.parallel;
+      const int64_t micro = each.train.micro_batch, rows = micro * each.model.seq_len;
+      EXPECT_EQ(config::ranks_of_replica(each) * p.data, devices);
+      EXPECT_EQ(batch % (micro * p.data), 0);
+      if (p.strategy == "megatron-1d") {
+        EXPECT_EQ(heads % p.tensor, 0);
+        EXPECT_EQ(each.model.d_ff % p.tensor, 0);
+        EXPECT_TRUE(!p.sequence_parallel || rows % p.tensor == 0);
+      } else if (p.strategy == "optimus-2d") {
+        const int64_t q = p.mesh.at(0), depth = p.mesh.size() > 2 ? p.mesh.at(2) : 1;
+        EXPECT_EQ(p.mesh.at(1), q);
+        EXPECT_EQ(heads % q, 0);
+        EXPECT_EQ(hidden % q, 0);
+        EXPECT_EQ(micro % (q * depth), 0);
+      } else {
+        EXPECT_EQ(heads % p.grid.at(0), 0);
+        EXPECT_EQ(hidden % p.grid.at(1), 0);
+        EXPECT_EQ(each.model.d_ff % p.grid.at(0), 0);
+        EXPECT_EQ(micro % p.grid.at(2), 0);
+      }
+      ++checked;
+    }
+  }
+  EXPECT_GE(checked, 500);
+}
+
+}  // namespace
+}  // namespace trainer::plan

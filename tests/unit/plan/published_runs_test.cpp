@@ -1,0 +1,93 @@
+// Whole steps of published runs on nodes of eight A100, predicted: measured step times of a model of 3.6 billion
+// parameters (vTrain, MICRO 2024; its validation data), and of table 1 of Narayanan et al. 2021. Those runs were of
+// other programs, so the planner's trainer stands in for them with all token rows on every rank and full recomputation.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "config/load.h"
+#include "plan/planner.h"
+
+namespace trainer::plan {
+namespace {
+
+using config::Config;
+
+constexpr int64_t kVocab = 51200;
+
+Config gpt(int64_t layers, int64_t heads, int64_t hidden, int64_t batch) {
+  return config::load_text(format("[model]\nn_layer = {}\nn_head = {}\nd_model = {}\nseq_len = 2048\n"
+                                  "[data]\nvocab_size = {}\n[train]\nglobal_batch = {}\nrecompute = \"full\"\n",
+                                  layers, heads, hidden, kVocab, batch),
+                           "published.toml", {"parallel.sequence_parallel=false"}, {.files = false});
+}
+
+double step_seconds(Config config, const Cluster& cluster, int64_t tensor, int64_t data, int64_t micro) {
+  config.parallel.tensor = tensor;
+  config.parallel.data = data;
+  config.train.micro_batch = micro;
+  return price_config(config, kVocab, cluster).time.total();
+}
+
+Cluster a100() { return read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/a100-80gb.toml"); }
+
+/// Nodes of eight A100 as Narayanan et al. had them, where products run so fast that one layout without tensor
+/// parallelism takes what was measured. That program's operators were less fused than ours, which counts as slower
+/// products here.
+Cluster calibrated() {
+  Cluster cluster = a100();
+  cluster.inter.gb_per_s *= 0.5;  // 800 Gb/s of a node there, instead of 1600
+  double low = 0.2, high = 1;
+  for (int i = 0; i < 14; ++i) {
+    cluster.efficiency = 0.5 * (low + high);
+    (step_seconds(gpt(30, 32, 3072, 512), cluster, 1, 64, 8) > 3.5665 ? low : high) = cluster.efficiency;
+  }
+  return cluster;
+}
+
+struct Row {
+  int64_t tensor, data, micro;
+  double ms;
+};
+// Micro-batches of 8 and more: smaller ones were bound by the launches of unfused operators. One outlier (tensor 8,
+// micro-batch 64: twice its neighbours) is left out.
+constexpr Row kMeasured[] = {{2, 32, 8, 3975.2},  {2, 32, 16, 3937.5}, {4, 16, 8, 4634.4}, {4, 16, 16, 4492.1},
+                             {4, 16, 32, 4548.2}, {8, 8, 8, 5178.0},   {8, 8, 16, 5017.8}, {8, 8, 32, 4972.3}};
+
+// One run without tensor parallelism is measured; what tensor parallelism costs is predicted.
+TEST(PublishedRuns, OfTensorParallelRanksFollowFromTheRunWithout) {
+  const Cluster cluster = calibrated();
+  double errors = 0;
+  for (const Row& row : kMeasured) {
+    const double ms = 1e3 * step_seconds(gpt(30, 32, 3072, 512), cluster, row.tensor, row.data, row.micro);
+    errors += std::abs(ms / row.ms - 1) / static_cast<double>(std::size(kMeasured));
+    EXPECT_NEAR(ms / row.ms, 1, 0.15) << row.tensor << " x " << row.data << ", micro-batch " << row.micro;
+  }
+  EXPECT_LE(errors, 0.15);
+  RecordProperty("mean_error", format("{:.4f}", errors));
+}
+
+// The same calibration, other models on another cluster. The table does not say the micro-batch: it is the best one.
+TEST(PublishedRuns, OfOtherModelsFollowFromTheSameRun) {
+  struct Selene {
+    int64_t layers, heads, hidden, tensor, batch;
+    double seconds;
+  };
+  Cluster cluster = a100();
+  cluster.efficiency = calibrated().efficiency;
+  double errors = 0;
+  for (const Selene& s : {Selene{24, 24, 2304, 1, 512, 3.53},
+                          {30, 32, 3072, 2, 512, 3.70},
+                          {36, 32, 4096, 4, 512, 3.70},
+                          {40, 48, 6144, 8, 1024, 9.40}}) {
+    double best = 1e30;
+    for (int64_t micro = 1; micro <= s.batch / 32; micro *= 2)
+      best = std::min(best, step_seconds(gpt(s.layers, s.heads, s.hidden, s.batch), cluster, s.tensor, 32, micro));
+    errors += std::abs(best / s.seconds - 1) / 4;
+  }
+  EXPECT_LE(errors, 0.12);
+  RecordProperty("mean_error", format("{:.4f}", errors));
+}
+
+}  // namespace
+}  // namespace trainer::plan
