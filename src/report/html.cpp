@@ -271,6 +271,7 @@ std::string report_html(const Summary& summary, const History& history, const st
       page::side_by_side({throughput_chart(history), norm_chart(history), rate_chart(history), time_split(summary)});
   html += page::section(time_line(history));
   html += page::section(communication(history));
+  html += page::section(optimizer_offload(history));
   html += page::section(memory_bars(summary));
   html += page::side_by_side(
       {"<h2>Result</h2>" + table(result_rows(summary, history)), "<h2>Model and data</h2>" + table(model_rows(start))});
@@ -317,6 +318,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"hfu", summary.hfu},
                        {"peak", to_json(summary.peak)},
                        {"phase_ms", to_json(summary.phase_ms)},
+                       {"offload", summary.offload ? to_json(*summary.offload) : Json(nullptr)},
                        {"measured_memory_bytes", bytes_json(summary.measured_memory)},
                        {"predicted_memory_bytes", bytes_json(summary.predicted_memory)},
                        {"memory_bytes", summary.memory_by_category},

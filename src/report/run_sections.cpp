@@ -1,8 +1,10 @@
 #include "report/run_sections.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
+#include "base/median.h"
 #include "measure/units.h"
 #include "report/page.h"
 #include "report/svg.h"
@@ -33,7 +35,68 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
   return all;
 }
 
+/// Medians over steps that know a value.
+class OffloadMedians {
+ public:
+  explicit OffloadMedians(const History& history) {
+    for (const StepReport& step : history.steps)
+      if (step.offload && !step.skipped) steps_.push_back(&*step.offload);
+  }
+  bool empty() const { return steps_.empty(); }
+  const OffloadReport& last() const { return *steps_.back(); }
+  template <typename F>
+  double of(F&& value) const {
+    std::vector<double> values;
+    for (const OffloadReport* step : steps_)
+      if (const double x = value(*step); std::isfinite(x)) values.push_back(x);
+    return values.empty() ? kUnknown : median(std::move(values));
+  }
+  double of(double OffloadReport::*value) const {
+    return of([value](const OffloadReport& step) { return step.*value; });
+  }
+
+ private:
+  std::vector<const OffloadReport*> steps_;
+};
+
+std::string milliseconds(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : ""; }
+
 }  // namespace
+
+std::string optimizer_offload(const History& history) {
+  const OffloadMedians steps(history);
+  if (steps.empty()) return "";
+  const OffloadReport& last = steps.last();
+  const double all = static_cast<double>(std::max<int64_t>(1, last.host + last.streamed + last.resident));
+  const auto part = [&](int64_t count) { return measure::format_percent(static_cast<double>(count) / all); };
+  const bool emulated = std::isfinite(last.emulated_ms);
+  const double rate = steps.of(&OffloadReport::parameters_per_s), overlapped = steps.of(&OffloadReport::overlapped);
+  const double memory = steps.of(&OffloadReport::memory_share);
+  const page::Facts facts = {
+      {"updated on the host", part(last.host)},
+      {"streamed through the device", part(last.streamed)},
+      {"resident on the device", part(last.resident)},
+      {"subgroups", format("{} of at most {} parameters, {} slots, {} resident, order {}", last.subgroups,
+                           last.largest_subgroup, last.slots, last.resident_subgroups, last.order)},
+      {"host memory", last.host_memory == "plain" ? "" : last.host_memory},
+      {"an update", emulated ? "" : milliseconds(steps.of(&OffloadReport::update_ms))},
+      {"on the emulated device", milliseconds(steps.of(&OffloadReport::emulated_ms))},
+      {"predicted", milliseconds(steps.of(&OffloadReport::predicted_ms))},
+      {"a step waits for it", milliseconds(steps.of(&OffloadReport::exposed_ms))},
+      {"work that no step waited for", std::isfinite(overlapped) ? measure::format_percent(overlapped) : ""},
+      {"rate", std::isfinite(rate) ? measure::format_count(rate) + " parameters/s" : ""},
+      {"of the host's memory rate", std::isfinite(memory) ? measure::format_percent(memory) : ""}};
+  page::Grid moved{.head = {"bytes a step"}, .rows = {}}, lanes{.head = {"at work, ms a step"}, .rows = {}};
+  for (const auto& [what, bytes] : last.bytes)
+    moved.rows.push_back({.name = what, .cells = {measure::format_bytes(static_cast<double>(bytes))}});
+  for (const auto& [lane, unused] : last.busy_ms)
+    lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", steps.of([&](const OffloadReport& step) {
+                                          const auto found = step.busy_ms.find(lane);
+                                          return found == step.busy_ms.end() ? kUnknown : found->second;
+                                        }))}});
+  return "<h2>Optimizer offload</h2><p>Medians over the steps, of the first rank.</p>" + page::table(facts) +
+         page::table(moved) + (emulated ? "" : page::table(lanes));
+}
 
 std::string communication(const History& history) {
   const std::map<AxisAndOperation, Moved> all = moved_in(history);

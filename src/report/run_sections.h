@@ -1,5 +1,6 @@
 #pragma once
-// Sections of a run's report that come from what happened beside its steps: communication, and the time line.
+// Sections of a run's report that come from what happened beside its steps: communication, optimizer offload, and
+// the time line.
 #include <string>
 
 #include "report/history.h"
@@ -8,6 +9,9 @@ namespace trainer::report {
 
 /// Bytes by axis and operation beside the predicted ones, and what ranks wait for them; nothing on one rank.
 std::string communication(const History& history);
+
+/// Where the optimizer's state was updated, what that moved and took; nothing when it is on the device.
+std::string optimizer_offload(const History& history);
 
 /// Evaluations, checkpoints, warnings, and where processes began and ended, over the steps.
 std::string time_line(const History& history);

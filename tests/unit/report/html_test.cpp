@@ -124,6 +124,44 @@ TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
   EXPECT_EQ(report_html(summarize(full_history(), {}), full_history(), "").find("Communication"), std::string::npos);
 }
 
+TEST_F(Report, ShowsWhereTheOptimizersStateWasUpdated) {
+  History history = full_history();
+  EXPECT_EQ(report_html(summarize(history, {}), history, "").find("Optimizer offload"), std::string::npos);
+  double ms = 0;
+  for (StepReport& step : history.steps)
+    step.offload = OffloadReport{.device_share = "1/2",
+                                 .host = 500,
+                                 .streamed = 300,
+                                 .resident = 200,
+                                 .bytes = {{"gradient", 2048}},
+                                 .exposed_ms = ++ms,
+                                 .busy_ms = {{"host", 2 * ms}},
+                                 .update_ms = 3 * ms,
+                                 .predicted_ms = 4 * ms,
+                                 .parameters_per_s = 2e9,
+                                 .overlapped = 0.75,
+                                 .memory_share = 0.5,
+                                 .subgroups = 7,
+                                 .largest_subgroup = 128,
+                                 .resident_subgroups = 1,
+                                 .slots = 3,
+                                 .order = "forward",
+                                 .host_memory = "pinned"};
+  const std::string page = report_html(summarize(history, {}), history, "");
+  EXPECT_EQ(faults(page), "");
+  const double median = (ms + 1) / 2;
+  for (const std::string& text :
+       {std::string("Optimizer offload"), std::string("50.0 %"), std::string("30.0 %"), std::string("20.0 %"),
+        std::string("7 of at most 128 parameters, 3 slots, 1 resident, order forward"), std::string("pinned"),
+        format("{:.4g} ms", 3 * median), format("{:.4g} ms", 4 * median), format("{:.4g} ms", median),
+        format("{:.3f}", 2 * median), std::string("75.0 %"), std::string("2.00 KiB"),
+        std::string("2.00G parameters/s")})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+  const Json json = Json::parse(report_json(summarize(history, {}), history));
+  EXPECT_EQ(json["offload"]["plan"]["subgroups"], 7);
+  EXPECT_EQ(json["offload"]["exposed_ms"], summarize(history, {}).offload->exposed_ms);
+}
+
 TEST_F(Report, ServesEmptyShortAndBrokenRuns) {
   History nan_only = example_history(3);
   for (StepReport& step : nan_only.steps) {
