@@ -1,5 +1,7 @@
 #include "bench/optimizer.h"
 
+#include <functional>
+#include <numeric>
 #include <vector>
 
 #include "base/clock.h"
@@ -8,8 +10,10 @@
 #include "ops/cpu/peak.h"
 #include "ops/elementwise.h"
 #include "ops/operands.h"
+#include "optim/decay_ranges.h"
 #include "tensor/buffer.h"
 #include "tensor/host_copy.h"
+#include "train/trainer.h"
 
 namespace trainer::bench {
 namespace {
@@ -18,6 +22,11 @@ struct Arrays {
   Buffer p, m, v, g;
 };
 
+const ops::PeakTable& loops(const Exec& ex) {
+  return ops::table_for(ex, ops::plain::peak_table, ops::avx2::peak_table, ops::avx512::peak_table);
+}
+float* at(const Buffer& x, int64_t first) { return x.tensor().as<float>() + first; }
+
 /// Moves the 28 bytes per parameter that an update moves, and computes nothing.
 void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
   if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes an element
@@ -25,17 +34,37 @@ void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
     ops::run(ex, ops::Copy{arrays.p.tensor().range(0, parameters / 2), arrays.m.tensor().range(0, parameters / 2)});
     return;
   }
-  const ops::TrafficLoop traffic =
-      ops::table_for(ex, ops::plain::peak_table, ops::avx2::peak_table, ops::avx512::peak_table).traffic;
   ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
-    const auto at = [first](const Buffer& x) { return x.tensor().as<float>() + first; };
-    traffic(at(arrays.p), at(arrays.m), at(arrays.v), at(arrays.g), n);
+    loops(ex).traffic(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
+  });
+}
+
+/// Reads the 16 bytes per parameter that an update reads.
+void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
+  if (ex.device.kind() == device::Kind::cuda) return;
+  std::vector<float> sums(static_cast<size_t>(divide_up(parameters, ops::kTaskElements)));
+  ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
+    sums[static_cast<size_t>(first / ops::kTaskElements)] =
+        loops(ex).read(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
   });
 }
 
 }  // namespace
 
-OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats) {
+std::vector<int64_t> update_pieces(const config::Config& config, const plan::Machine& machine) {
+  const std::unique_ptr<device::Device> dry = plan::make_dry_device(machine);
+  const std::unique_ptr<comm::World> world = comm::solo_world();
+  train::Trainer trainer(*dry, *world, config, config.data.vocab_size, machine.compute, true);
+  const optim::DecayRanges ranges(trainer.store());
+  std::vector<int64_t> pieces;
+  for (size_t g = 0; g < trainer.store().groups().size(); ++g)
+    ranges.each(static_cast<int>(g), trainer.store().groups()[g].held,
+                [&](comm::Chunk part, bool) { pieces.push_back(part.count); });
+  return pieces;
+}
+
+OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats) {
+  const int64_t parameters = std::accumulate(pieces.begin(), pieces.end(), int64_t{0});
   TRAINER_CHECK(parameters >= 1 && repeats >= 1, "{} parameters, {} repeats", parameters, repeats);
   const auto array = [&] { return Buffer(ex.device, "bench", {parameters}, DType::f32); };
   const Arrays arrays{array(), array(), array(), array()};
@@ -50,29 +79,33 @@ OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats) {
                                   .eps = 1e-8,
                                   .negative_step = -1e-6,
                                   .negative_decay = -1e-7};
-  const auto now = [&] {
-    ex.device.synchronize();
-    return now_seconds();
+  const auto update = [&](bool copies) {
+    int64_t first = 0;
+    for (const int64_t n : pieces) {
+      const auto of = [&](const Buffer& x) { return x.tensor().range(first, n); };
+      ops::run(ex, ops::AdamW{of(arrays.p), of(arrays.m), of(arrays.v), of(arrays.g), copies ? of(copy) : Tensor{},
+                              scalars});
+      first += n;
+    }
   };
-  std::vector<double> update, alone, copying;
-  for (int i = 0; i <= repeats; ++i) {
-    const double start = now();
-    ops::run(ex, ops::AdamW{arrays.p, arrays.m, arrays.v, arrays.g, {}, scalars});
-    const double between = now();
-    move(ex, arrays, parameters);
-    const double moved = now();
-    ops::run(ex, ops::AdamW{arrays.p, arrays.m, arrays.v, arrays.g, copy, scalars});
-    const double end = now();
-    if (i == 0) continue;
-    update.push_back(between - start);
-    alone.push_back(moved - between);
-    copying.push_back(end - moved);
-  }
-  const double count = static_cast<double>(parameters);
-  return {.parameters_per_s = count / median(update),
-          .gb_per_s = 28e-9 * count / median(update),
-          .traffic_parameters_per_s = count / median(alone),
-          .copying_parameters_per_s = count / median(copying)};
+  /// Parameters per second of each, over all passes but the first.
+  const std::function<void()> works[] = {[&] { update(false); }, [&] { move(ex, arrays, parameters); },
+                                         [&] { update(true); }, [&] { read(ex, arrays, parameters); }};
+  std::vector<double> seconds[std::size(works)];
+  for (int i = 0; i <= repeats; ++i)
+    for (size_t which = 0; which < std::size(works); ++which) {
+      ex.device.synchronize();
+      const double start = now_seconds();
+      works[which]();
+      ex.device.synchronize();
+      if (i > 0) seconds[which].push_back(now_seconds() - start);
+    }
+  const auto rate = [&](size_t which) { return static_cast<double>(parameters) / median(seconds[which]); };
+  return {.parameters_per_s = rate(0),
+          .gb_per_s = 28e-9 * rate(0),
+          .traffic_parameters_per_s = rate(1),
+          .copying_parameters_per_s = rate(2),
+          .read_parameters_per_s = ex.device.kind() == device::Kind::cuda ? 0 : rate(3)};
 }
 
 }  // namespace trainer::bench

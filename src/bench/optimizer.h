@@ -1,5 +1,9 @@
 #pragma once
 // Rate of AdamW beside that of its memory traffic alone.
+#include <span>
+#include <vector>
+
+#include "plan/machine.h"
 #include "tensor/exec.h"
 
 namespace trainer::bench {
@@ -9,12 +13,19 @@ struct OptimizerRate {
   double gb_per_s = 0;                  // at its 28 bytes a parameter
   double traffic_parameters_per_s = 0;  // by a loop that reads and writes the same bytes and computes nothing
   double copying_parameters_per_s = 0;  // parameters that AdamW updates while it writes a bf16 copy of the weights
+  /// By a loop that reads the 16 bytes of p, m, v and the gradient and writes nothing: no update in place can be
+  /// faster. 0 on a GPU.
+  double read_parameters_per_s = 0;
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
   /// Bytes a second, beside those of the loop: 30 bytes a parameter with the copy.
   double copying_share() const { return 30 * copying_parameters_per_s / (28 * traffic_parameters_per_s); }
 };
 
-/// Medians over `repeats` passes of each, in turns, over `parameters` elements (18 bytes of memory each).
-OptimizerRate bench_optimizer(Exec& ex, int64_t parameters, int repeats);
+/// Returns the ranges that one update of a model is done in, as the trainer does it: of equal weight decay.
+std::vector<int64_t> update_pieces(const config::Config& config, const plan::Machine& machine);
+
+/// Medians over `repeats` passes of each, in turns, over arrays of as many elements as the pieces have together (18
+/// bytes of memory each). Every piece is an update of its own.
+OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
 
 }  // namespace trainer::bench

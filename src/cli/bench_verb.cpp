@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "bench/attention.h"
 #include "bench/elementwise.h"
@@ -92,22 +93,30 @@ json bench_peak(const Bench& b) {
 
 json bench_optimizer(const Bench& b) {
   constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
-  const int64_t parameters = b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual;
+  std::vector<int64_t> pieces{b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual};
+  if (b.options.size == 0 && !b.options.config.file.empty()) pieces = bench::update_pieces(b.config, b.machine);
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;
   Exec ex{*device, arena, meter};
-  const bench::OptimizerRate rate = bench::bench_optimizer(ex, parameters, b.options.repeats);
+  const bench::OptimizerRate rate = bench::bench_optimizer(ex, pieces, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(format(
       "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n"
       "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the bytes a second\n",
       where, rate.parameters_per_s * 1e-9, rate.gb_per_s, measure::format_percent(rate.share()),
       rate.copying_parameters_per_s * 1e-9, measure::format_percent(rate.copying_share())));
+  if (rate.read_parameters_per_s > 0)
+    b.say(format("reading the 16 bytes alone: {:.2f} billion parameters/s, which no update in place can pass\n",
+                 rate.read_parameters_per_s * 1e-9));
   return {{"threads", b.machine.threads},
+          {"parameters", std::accumulate(pieces.begin(), pieces.end(), int64_t{0})},
+          {"pieces", pieces.size()},
           {"parameters_per_s", rate.parameters_per_s},
           {"gb_per_s", rate.gb_per_s},
           {"share_of_traffic", rate.share()},
+          {"traffic_parameters_per_s", rate.traffic_parameters_per_s},
+          {"read_parameters_per_s", rate.read_parameters_per_s > 0 ? json(rate.read_parameters_per_s) : json()},
           {"copying_parameters_per_s", rate.copying_parameters_per_s},
           {"copying_share_of_traffic", rate.copying_share()}};
 }

@@ -1,20 +1,14 @@
 #include "device/device.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/shape.h"
+#include "device/pages.h"
 
 namespace trainer::device {
-namespace {
-
-constexpr int64_t kHugePage = int64_t{2} << 20;
-
-}  // namespace
 
 std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
@@ -79,24 +73,8 @@ std::byte* CpuDevice::allocate_impl(int64_t bytes) {
     if (memory != nullptr) std::memset(memory, 0, static_cast<size_t>(bytes));
     return static_cast<std::byte*>(memory);
   }
-  // The mapping is larger and then trimmed, so that the block starts on a huge page.
-  const int64_t size = round_up(bytes, 4096), mapped = size + kHugePage;
-  void* raw = mmap(nullptr, static_cast<size_t>(mapped), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (raw == MAP_FAILED) return nullptr;
-  auto* base = static_cast<std::byte*>(raw);
-  const auto address = reinterpret_cast<uintptr_t>(base);
-  const int64_t lead =
-      static_cast<int64_t>(round_up(static_cast<int64_t>(address), kHugePage) - static_cast<int64_t>(address));
-  if (lead > 0) munmap(base, static_cast<size_t>(lead));
-  if (mapped - lead - size > 0) munmap(base + lead + size, static_cast<size_t>(mapped - lead - size));
-  std::byte* memory = base + lead;
-  madvise(memory, static_cast<size_t>(size), MADV_HUGEPAGE);
-  // The threads that will use the memory touch it first, so that the training loop has no page faults.
-  pool_.parallel_for(divide_up(size, kHugePage), [&](int64_t block) {
-    const int64_t begin = block * kHugePage, end = std::min(size, begin + kHugePage);
-    for (int64_t at = begin; at < end; at += 4096) reinterpret_cast<volatile char*>(memory)[at] = 0;
-  });
+  std::byte* const memory = map_pages(bytes);
+  if (memory != nullptr) touch_pages(pool_, memory, bytes);
   return memory;
 }
 
@@ -104,7 +82,7 @@ void CpuDevice::release_impl(std::byte* memory, int64_t bytes) noexcept {
   if (bytes < kHugePage) {
     std::free(memory);
   } else {
-    munmap(memory, static_cast<size_t>(round_up(bytes, 4096)));
+    unmap_pages(memory, bytes);
   }
 }
 

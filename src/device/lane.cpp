@@ -19,7 +19,7 @@ std::unique_ptr<Device> make_lane(Device& device, HostMemory memory) {
 std::unique_ptr<Device> make_host(const Device& device, bool pinned) {
   const Isa isa = device.kind() == Kind::cuda ? detect_isa() : device.isa();
   if (device.dry()) return std::make_unique<DryDevice>(device.threads(), isa);
-  if (device.kind() == Kind::cuda) return cuda::make_host(device, pinned);
+  if (device.kind() == Kind::cuda) return cuda::make_host(device, pinned, memory_nodes());
   return std::make_unique<CpuDevice>(device.threads(), isa);
 }
 

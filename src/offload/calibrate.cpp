@@ -114,12 +114,35 @@ double memory_rate(device::Device& host, const State& state) {
   return std::max(copy, loop);
 }
 
+/// Returns what an operation takes before it does anything.
+double start_seconds(device::Device& device, device::Device& host) {
+  const std::unique_ptr<device::Mark> mark = device::make_mark(device);
+  return seconds_of([&] {
+    host.host_pool().parallel_for(host.threads(), [](int64_t) {});
+    mark->set();
+    mark->wait();
+  });
+}
+
+/// Returns the bytes/s of copies from a GPU to host memory that is not pinned, each waited for.
+double pageable_rate(device::Device& device, const State& from) {
+  std::vector<std::byte> memory(static_cast<size_t>(from.memory.tensor().bytes()));
+  const double seconds =
+      seconds_of([&] { device.copy_to_host(memory.data(), from.memory.tensor().data, from.memory.tensor().bytes()); });
+  return static_cast<double>(memory.size()) / seconds;
+}
+
 }  // namespace
+
+int64_t calibration_bytes(int64_t elements, DType state) {
+  return 4 * std::min(elements, kMostElements) * size_of(state);
+}
 
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state) {
   const int64_t n = std::min(elements, kMostElements);
   const auto on = [&](device::Device& where) { return State{Buffer(where, "calibration", {4, n}, state)}; };
-  const State here = on(host), sent = on(host), received = on(host), there = on(device), back = on(device);
+  const State here = on(host), sent = on(host), received = on(host);  // kStatesOnHost
+  const State there = on(device), back = on(device);                  // kStatesOnDevice
   if (device.dry()) return {.to_device = 1, .to_host = 1, .host = 1, .device = 1, .memory = 1};
   device.synchronize();  // this memory is zeroed before lanes write it
   const std::unique_ptr<device::Device> in = device::make_lane(device), out = device::make_lane(device);
@@ -138,6 +161,8 @@ Rates measure_rates(device::Device& device, device::Device& host, int64_t elemen
   rates.host = count / together[0];
   rates.to_device = bytes / together[1];
   rates.to_host = bytes / together[2];
+  rates.start = start_seconds(device, host);
+  if (device.kind() == device::Kind::cuda) rates.pageable = pageable_rate(device, back);
   return rates;
 }
 

@@ -6,12 +6,6 @@
 #include "base/log.h"
 
 namespace trainer::offload {
-namespace {
-
-/// The program of the arena in which slots use the memory of activations.
-const std::string kProgram = "optimizer";
-
-}  // namespace
 
 Engine::Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options)
     : store_(store),
@@ -73,7 +67,7 @@ void Engine::make_slots() {
     }
   }
   if (shares_activations())
-    options_.activations->record(kProgram, [&] {
+    options_.activations->record(kSlotsProgram, [&] {
       std::vector<Scratch> all;
       for (const Slot& slot : slots_) all.push_back(take(slot));
     });
@@ -87,7 +81,7 @@ Scratch Engine::take(const Slot& slot) const {
 
 void Engine::take_slots() {
   if (!plan_.share_activations || std::exchange(taken_, true)) return;
-  options_.activations->begin(kProgram);
+  options_.activations->begin(kSlotsProgram);
   for (Slot& slot : slots_)
     if (!slot.own) slot.shared = take(slot);
 }
@@ -337,6 +331,11 @@ Report Engine::report() {
   for (int kind = 0; kind < kKinds; ++kind)
     report.busy_ms[static_cast<size_t>(lane_of(static_cast<Kind>(kind)))] +=
         1e3 * measured.busy[static_cast<size_t>(kind)];
+  const double updating = measured.busy[static_cast<size_t>(Kind::update_host)];
+  if (rates_ && !options_.emulated && updating > 0) {
+    const double bytes = host_traffic(*rates_, sizes_, bounces()) - static_cast<double>(sizes_.compute);
+    report.memory_share = bytes * static_cast<double>(report.share.host) / (updating * rates_->memory);
+  }
   return report;
 }
 

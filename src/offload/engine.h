@@ -42,7 +42,11 @@ struct Report {
   double predicted_ms = 0;               // update_seconds(), at the rates in use; 0: none are known
   double emulated_ms = 0;                // on the virtual clock; 0: no device is emulated
   std::array<double, kLanes> busy_ms{};  // at work here, of the newest list that is done
+  double memory_share = 0;               // updates on the host: of the memory's measured rate; 0: not known
 };
+
+/// The program of the arena in which slots use the memory of activations.
+inline const std::string kSlotsProgram = "optimizer";
 
 class Engine final : public optim::Optimizer, public params::Keeper {
  public:
@@ -88,6 +92,8 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const Sizes& sizes() const { return sizes_; }
   bool bounces() const { return !bounces_.empty(); }
   device::HostMemory host_memory() const { return host_memory_; }
+  /// What updates are predicted at; none: no rates are known.
+  const std::optional<Rates>& rates() const { return rates_; }
   Report report();
   /// Keeps when operations begin and end, from now on or no longer.
   void record(bool on);

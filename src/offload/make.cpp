@@ -17,6 +17,10 @@ std::optional<Rates> rates_of(const config::Debug& debug) {
                .pageable = rates->pageable * 1e9};
 }
 
+bool is_chosen(const config::Offload& offload) {
+  return offload.optimizer == config::OffloadOptimizer::interleaved && !config::fraction_of(offload.gpu_fraction);
+}
+
 bool may_update_early(const config::Config& config) {
   return config.optim.grad_clip == 0 && config.train.max_skipped_steps == 0;
 }
@@ -32,7 +36,7 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activation
             .order = offload.order,
             .blocking = !config.debug.overlap,
             .early = offload.early_update && may_update_early(config)};
-  const bool chosen = interleaved && !share;  // "auto"
+  const bool chosen = is_chosen(offload);
   const std::optional<Rates> emulated = rates_of(config.debug);
   auto engine =
       std::make_unique<Engine>(store, config.optim, plan,
@@ -59,12 +63,19 @@ std::string to_string(const Engine& engine) {
   static constexpr std::string_view memory[] = {"", "; host memory is pinned",
                                                 "; host memory is pageable, copied through pinned buffers",
                                                 "; host memory is pageable, so nothing is streamed"};
-  return format(
+  std::string text = format(
       "{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}{}, {} resident{}{}{}",
       engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()), counts[0],
       counts[1], plan.slots, plan.slots == 1 ? "" : "s", plan.share_activations ? " in the memory of activations" : "",
       counts[2], engine.options().round_gradients ? "; gradients are rounded to bf16" : "",
       plan.early ? "; updates begin with their gradients" : "", memory[static_cast<size_t>(engine.host_memory())]);
+  if (!engine.rates() || engine.options().emulated) return text;
+  const Rates& rates = *engine.rates();
+  return text +
+         format(
+             "; measured: {:.1f} GB/s to the device, {:.1f} to the host, {:.1f} of host memory, updates of {:.2f} "
+             "billion parameters/s on the host and {:.2f} on the device",
+             rates.to_device * 1e-9, rates.to_host * 1e-9, rates.memory * 1e-9, rates.host * 1e-9, rates.device * 1e-9);
 }
 
 }  // namespace trainer::offload

@@ -11,6 +11,9 @@ namespace trainer::offload {
 /// them. All ranks of a host call at the same time.
 std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activations, const config::Config& config);
 
+/// Says whether the share that is streamed is to suit the rates of the machine (gpu_fraction = "auto").
+bool is_chosen(const config::Offload& offload);
+
 /// Says whether no update can depend on the norm: gradients are not clipped, and a step is never skipped.
 bool may_update_early(const config::Config& config);
 

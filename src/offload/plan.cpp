@@ -5,11 +5,17 @@
 namespace trainer::offload {
 
 std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest) {
+  std::vector<comm::Chunk> held;
+  for (const params::Group& group : groups) held.push_back(group.held);
+  return cut(held, largest);
+}
+
+std::vector<Subgroup> cut(std::span<const comm::Chunk> groups, int64_t largest) {
   constexpr int64_t kAlign = 64;
   TRAINER_CHECK(largest >= kAlign, "subgroups of {} elements", largest);
   std::vector<Subgroup> all;
   for (size_t g = 0; g < groups.size(); ++g) {
-    const auto [begin, count] = groups[g].held;
+    const auto [begin, count] = groups[g];
     if (count == 0) continue;
     const int64_t pieces = divide_up(count, largest / kAlign * kAlign);
     const int64_t length = round_up(divide_up(count, pieces), kAlign);

@@ -18,6 +18,7 @@ struct Subgroup {
   comm::Chunk part;  // of the group's flat space
 };
 /// What is held of each group in near equal pieces of at most `largest` elements that begin on multiples of 64 of it.
+std::vector<Subgroup> cut(std::span<const comm::Chunk> held, int64_t largest);
 std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest);
 /// Elements.
 int64_t largest_of(std::span<const Subgroup> subgroups);

@@ -1,5 +1,7 @@
 #include "plan/offload_memory.h"
 
+#include <algorithm>
+
 #include "measure/units.h"
 #include "offload/make.h"
 
@@ -10,9 +12,30 @@ using config::OffloadOptimizer;
 
 std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); }
 
-RunPlan plan_with(config::Config config, const config::Offload& offload, int64_t vocab, const Machine& machine) {
-  config.offload = offload;
-  return plan_run(config, vocab, machine, true);
+/// What the host holds beside tensors.
+int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
+
+/// Of the run that the plan is of, with its parameters spread as `extents` says.
+DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config,
+                          const std::vector<offload::Extent>& extents, const config::Offload& offload,
+                          const Machine& machine) {
+  const int64_t alignment = make_dry_device(machine)->alignment();
+  const bool emulated = offload::rates_of(config.debug).has_value();
+  const offload::Footprint own = offload::footprint(plan.extents, machine.compute, config.offload, alignment, emulated);
+  const offload::Footprint other = offload::footprint(extents, machine.compute, offload, alignment, emulated);
+  const auto activations = [&](const offload::Footprint& one) {
+    return std::max(plan.working, one.slots_among_activations);
+  };
+  DeviceAndHost memory = memory_of(plan);
+  memory.device += other.device + activations(other) - own.device - activations(own);
+  memory.host += other.host - own.host;
+  return memory;
+}
+
+bool fits(const DeviceAndHost& memory, const RunPlan& plan, const Machine& machine) {
+  const int64_t host = memory.host + host_rest(plan);
+  if (!machine.gpu) return memory.device + host <= machine.memory_limit;
+  return memory.device <= machine.memory_limit && (machine.host_limit == 0 || host <= machine.host_limit);
 }
 
 }  // namespace
@@ -29,13 +52,60 @@ DeviceAndHost memory_of(const RunPlan& plan) {
   return memory;
 }
 
-std::string fits_without_offload(const config::Config& config, int64_t vocab, const Machine& machine) {
-  const RunPlan plan = plan_with(config, {}, vocab, machine);
-  return format("fits without offload: {}, {} of {}", plan.total <= machine.memory_limit ? "yes" : "no",
-                bytes_text(plan.total), bytes_text(machine.memory_limit));
+DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+                          const Machine& machine) {
+  return memory_with(plan, config, plan.extents, offload, machine);
 }
 
-std::string offload_note(const train::Trainer& trainer, const config::Config& config, int64_t vocab,
+bool fits_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+               const Machine& machine) {
+  return fits(memory_with(plan, config, offload, machine), plan, machine);
+}
+
+std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  config::Offload none = config.offload;
+  none.optimizer = OffloadOptimizer::none;
+  const DeviceAndHost memory = memory_with(plan, config, none, machine);
+  const int64_t bytes = machine.gpu ? memory.device : memory.device + memory.host + host_rest(plan);
+  return format("fits without offload: {}, {} of {}", fits(memory, plan, machine) ? "yes" : "no", bytes_text(bytes),
+                bytes_text(machine.memory_limit));
+}
+
+std::string offload_change_that_fits(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  config::Offload tried = config.offload;
+  const auto now_fits = [&] { return fits_with(plan, config, tried, machine); };
+  if (plan.replicas > 1 && config.parallel.zero_stage == 0) {
+    std::vector<offload::Extent> split = plan.extents;
+    for (offload::Extent& group : split) group.held = comm::chunk_of(group.elements, plan.replicas, 0);
+    if (fits(memory_with(plan, config, split, tried, machine), plan, machine)) return "parallel.zero_stage = 1 fits";
+  }
+  if (tried.optimizer == OffloadOptimizer::none) {
+    tried.optimizer = OffloadOptimizer::cpu;
+    return machine.gpu && now_fits() ? "offload.optimizer = \"cpu\" fits" : "";
+  }
+  tried.optimizer = OffloadOptimizer::none;
+  if (now_fits()) return "offload.optimizer = \"none\" fits";
+  tried = config.offload;
+  if (tried.optimizer == OffloadOptimizer::interleaved) {
+    tried.share_activations = tried.order != config::OffloadOrder::zigzag;
+    if (now_fits()) return "offload.share_activations = true fits";
+    tried.share_activations = config.offload.share_activations;
+    while (--tried.slots >= 1)
+      if (now_fits()) return format("offload.slots = {} fits", tried.slots);
+    tried.slots = config.offload.slots;
+  }
+  constexpr int64_t kSmallest = int64_t{1} << 16;
+  for (tried.subgroup /= 2; tried.subgroup >= kSmallest; tried.subgroup /= 2)
+    if (now_fits()) return format("offload.subgroup = {} fits", tried.subgroup);
+  tried = config.offload;
+  tried.optimizer = OffloadOptimizer::cpu;
+  if (now_fits()) return "offload.optimizer = \"cpu\" fits";
+  tried.grad_transport = config::GradTransport::bf16;
+  return now_fits() ? "offload.optimizer = \"cpu\" with offload.grad_transport = \"bf16\" fits, which rounds gradients"
+                    : "";
+}
+
+std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, const config::Config& config,
                          const Machine& machine) {
   if (trainer.offload() == nullptr) return {};
   std::string text = format("optimizer offload: {}", to_string(*trainer.offload()));
@@ -48,22 +118,18 @@ std::string offload_note(const train::Trainer& trainer, const config::Config& co
     text +=
         "; offload.early_update is off: updates depend on the norm unless optim.grad_clip = 0 and "
         "train.max_skipped_steps = 0";
-  return text + "; " + fits_without_offload(config, vocab, machine);
+  return text + "; " + fits_without_offload(plan, config, machine);
 }
 
-std::string offload_table(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
-  if (config.offload.optimizer == OffloadOptimizer::none)
-    return format("fits without offload: {}\n", plan.total <= machine.memory_limit
-                                                    ? "yes"
-                                                    : "no; offload.optimizer = \"cpu\" shows what it would take");
+std::string offload_table(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
     const bool same = offload.optimizer == config.offload.optimizer &&
                       (offload.optimizer != OffloadOptimizer::interleaved ||
                        offload.share_activations == config.offload.share_activations);
-    const DeviceAndHost memory = memory_of(same ? plan : plan_with(config, offload, vocab, machine));
-    text += format("  {:<25}{:>12}{:>12}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
-                   same ? "  as configured" : "");
+    const DeviceAndHost memory = memory_with(plan, config, offload, machine);
+    text += format("  {:<25}{:>12}{:>12}{}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
+                   fits(memory, plan, machine) ? "" : "  does not fit", same ? "  as configured" : "");
   };
   config::Offload tried = config.offload;
   tried.optimizer = OffloadOptimizer::none;
@@ -72,10 +138,11 @@ std::string offload_table(const RunPlan& plan, const config::Config& config, int
   row("cpu", tried);
   tried.optimizer = OffloadOptimizer::interleaved;
   for (const bool shared : {false, true}) {
+    if (shared && tried.order == config::OffloadOrder::zigzag) continue;  // it keeps slots filled
     tried.share_activations = shared;
     row(format("interleaved, {} slot{}{}", tried.slots, tried.slots == 1 ? "" : "s", shared ? " shared" : ""), tried);
   }
-  return text + "  " + fits_without_offload(config, vocab, machine) + "\n";
+  return text + "  " + fits_without_offload(plan, config, machine) + "\n";
 }
 
 }  // namespace trainer::plan

@@ -1,5 +1,5 @@
 #pragma once
-// What keeping the optimizer's state on the host saves, by plans of the same run with and without it.
+// What keeping the optimizer's state on the host saves and costs: every way to do it, by byte functions of one plan.
 #include <string>
 
 #include "plan/run_plan.h"
@@ -10,18 +10,28 @@ namespace trainer::plan {
 /// Bytes that tensors take of the device, and on the host what is kept there for it.
 struct DeviceAndHost {
   int64_t device = 0, host = 0;
+  bool operator==(const DeviceAndHost&) const = default;
 };
 DeviceAndHost memory_of(const RunPlan& plan);
+/// The same of the run that `plan` and `config` are of, if it kept the optimizer's state as `offload` says.
+DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+                          const Machine& machine);
+/// Says whether that fits the device, and the host beside a GPU.
+bool fits_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+               const Machine& machine);
 
-/// "fits without offload: yes, 1.2 GiB of 4.0 GiB": of a run whose state is on the host.
-std::string fits_without_offload(const config::Config& config, int64_t vocab, const Machine& machine);
+/// "fits without offload: yes, 1.2 GiB of 4.0 GiB".
+std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine);
+
+/// Returns the smallest change of where the optimizer's state is that makes the run fit, with the keys to set:
+/// "offload.slots = 2 fits". Empty: there is none.
+std::string offload_change_that_fits(const RunPlan& plan, const config::Config& config, const Machine& machine);
 
 /// For the log of a run: where the optimizer's state is, and whether that was needed. Empty: on the device.
-std::string offload_note(const train::Trainer& trainer, const config::Config& config, int64_t vocab,
+std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, const config::Config& config,
                          const Machine& machine);
 
-/// For `train --dry-run` of the run that `plan` is of: a table of device and host memory of each way to keep the
-/// optimizer's state, where the run keeps it on the host; else whether the run fits as it is. Each row is a plan.
-std::string offload_table(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine);
+/// For `train --dry-run`: a table of device and host memory of each way to keep the optimizer's state.
+std::string offload_table(const RunPlan& plan, const config::Config& config, const Machine& machine);
 
 }  // namespace trainer::plan

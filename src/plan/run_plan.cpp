@@ -8,6 +8,7 @@
 #include "comm/gpu_transport.h"
 #include "config/layout_rules.h"
 #include "measure/units.h"
+#include "plan/offload_memory.h"
 #include "train/generate.h"
 
 namespace trainer::plan {
@@ -29,7 +30,8 @@ int64_t host_bytes(train::Trainer& trainer, bool training) {
   return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
 }
 
-std::string change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
+/// Returns the smallest change of the micro-batch and of recomputation that fits; empty: there is none.
+std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
   const auto fits = [&](const config::Config& changed) {
     return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
   };
@@ -46,6 +48,16 @@ std::string change_that_fits(const config::Config& config, int64_t vocab, const 
       if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
     }
   }
+  return {};
+}
+
+/// An offload that was asked for is changed first; else it is what is left when smaller micro-steps do not fit.
+std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
+  std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
+  if (change.empty()) change = working_change_that_fits(config, vocab, machine);
+  if (change.empty() && !offloads) change = offload_change_that_fits(plan, config, machine);
+  if (!change.empty()) return change;
   return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
          "over more ranks";
 }
@@ -73,8 +85,11 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.memory["host"] = host_bytes(trainer, training);
   for (const auto& [category, bytes] : plan.memory)
     if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
+  plan.extents = offload::extents_of(trainer.store().groups());
+  plan.replicas = trainer.store().replicas().count();
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {
+    if (key != offload::kSlotsProgram) plan.working = std::max(plan.working, program.peak);
     if (program.peak <= largest) continue;
     largest = program.peak;
     plan.arena_bound = program.live_bound;
@@ -137,25 +152,32 @@ std::string to_text(const RunPlan& plan, const config::Config& config, const Mac
 }
 
 void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  const auto refuse = [&](const char* memory, int64_t needed, int64_t available, const char* limit, auto&& counts,
+                          const std::string& change) {
+    const std::pair<const std::string, int64_t>* largest = nullptr;
+    for (const auto& entry : plan.memory)
+      if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
+    throw Error(Code::plan, format("the run needs {} of {}, {} are available ({}); the largest part is {} with {}; {}",
+                                   measure::format_bytes(static_cast<double>(needed)), memory,
+                                   measure::format_bytes(static_cast<double>(available)), limit, largest->first,
+                                   measure::format_bytes(static_cast<double>(largest->second)), change));
+  };
+  const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   int64_t on_host = 0;
-  for (const auto& [category, bytes] : plan.memory)
-    if (category.starts_with("host")) on_host += bytes;
-  if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit)
-    throw Error(Code::plan,
-                format("the run needs {} of host memory, {} are available to this rank; split the optimizer state over "
-                       "replicas (parallel.zero_stage = 1), or leave it on the device (offload.optimizer = \"none\")",
-                       measure::format_bytes(static_cast<double>(on_host)),
-                       measure::format_bytes(static_cast<double>(machine.host_limit))));
-  if (plan.total <= machine.memory_limit) return;
-  const auto largest = std::max_element(plan.memory.begin(), plan.memory.end(),
-                                        [](const auto& a, const auto& b) { return a.second < b.second; });
-  throw Error(Code::plan,
-              format("the run needs {} of memory, {} are available ({}); the largest part is {} with {}; {}",
-                     measure::format_bytes(static_cast<double>(plan.total)),
-                     measure::format_bytes(static_cast<double>(machine.memory_limit)),
-                     config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
-                     largest->first, measure::format_bytes(static_cast<double>(largest->second)),
-                     change_that_fits(config, vocab, machine)));
+  for (const auto& [category, bytes] : plan.memory) on_host += is_of_host(category) ? bytes : 0;
+  if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
+    const std::string change = offload_change_that_fits(plan, config, machine);
+    refuse("host memory", on_host, machine.host_limit, "this rank's share of what the system can give now", is_of_host,
+           !change.empty() ? change
+                           : "no way to keep the optimizer's state fits: split it over more replicas "
+                             "(parallel.zero_stage = 1), or the model over more ranks");
+  }
+  if (plan.total > machine.memory_limit)
+    refuse(
+        "memory", plan.total, machine.memory_limit,
+        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+        [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
+        change_that_fits(plan, config, vocab, machine));
 }
 
 }  // namespace trainer::plan

@@ -5,6 +5,7 @@
 
 #include "measure/costs.h"
 #include "measure/flops.h"
+#include "offload/footprint.h"
 #include "plan/machine.h"
 #include "plan/offload_time.h"
 #include "train/trainer.h"
@@ -19,7 +20,10 @@ bool writes_samples(const config::Config& config);
 struct RunPlan {
   measure::BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
   measure::BytesByCategory activations;
-  int64_t total = 0;  // of the device: on a GPU without "host"
+  int64_t total = 0;                     // of the device: on a GPU without "host"
+  int64_t working = 0;                   // of activations, without the optimizer's slots that may be among them
+  std::vector<offload::Extent> extents;  // of the parameters, by group
+  int replicas = 1;
   int64_t parameters = 0;
   measure::FlopsPerToken flops;
   double executed_flops = 0;           // products and attention of one micro-step, as executed

@@ -25,6 +25,13 @@ struct OffloadReport {
   double update_ms = measure::kUnknown;          // of that update, from the norm until the last weights were new
   double emulated_ms = measure::kUnknown;        // of an update on the emulated device, if there is one
   double predicted_ms = measure::kUnknown;       // on that device, else here
+  // Of the newest update that is done, where no device is emulated:
+  double parameters_per_s = measure::kUnknown;  // of this rank
+  double overlapped = measure::kUnknown;        // share of the lanes' work that no step waited for
+  double memory_share = measure::kUnknown;      // of updates on the host: of the rate measured for its memory
+  // The plan: pieces and their largest, how many stay on the device, places for others, order, where host memory lies.
+  int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
+  std::string order, host_memory;
 };
 
 struct StepReport {

@@ -5,6 +5,8 @@
 #include <ctime>
 #include <sstream>
 
+#include "report/json_fields.h"
+
 namespace trainer::report {
 namespace {
 
@@ -57,18 +59,6 @@ Estimate estimate_from(const Json& object) {
   if (!std::isnan(memory)) estimate.memory_bytes = static_cast<int64_t>(memory);
   estimate.comm_bytes = object.value("comm_bytes", measure::CommBytes());
   return estimate;
-}
-
-template <typename T>
-void read(const Json& object, const char* key, T& value) {
-  if (const auto found = object.find(key); found != object.end()) value = found->template get<T>();
-}
-void read(const Json& object, const char* key, double& value) { value = number_of(object, key); }
-
-const Json& child(const Json& object, const char* key) {
-  static const Json empty = Json::object();
-  const auto found = object.find(key);
-  return found == object.end() ? empty : *found;
 }
 
 /// Reads the peak of a start or end event.
@@ -175,38 +165,6 @@ Json to_json(const measure::PeakReport& peak) {
   }
   if (!peak.raised_by.empty()) json["raised_by"] = peak.raised_by;
   return json;
-}
-
-Json to_json(const OffloadReport& offload) {
-  Json json = {{"gpu_fraction", offload.device_share},
-               {"parameters", {{"host", offload.host}, {"streamed", offload.streamed}, {"resident", offload.resident}}},
-               {"bytes", offload.bytes},
-               {"exposed_ms", offload.exposed_ms},
-               {"busy_ms", offload.busy_ms},
-               {"update_ms", offload.update_ms}};
-  if (std::isfinite(offload.emulated_ms)) {
-    json["emulated"] = {{"update_ms", offload.emulated_ms}, {"predicted_ms", offload.predicted_ms}};
-  } else {
-    json["predicted_ms"] = offload.predicted_ms;
-  }
-  return json;
-}
-
-OffloadReport offload_from(const Json& object) {
-  OffloadReport offload;
-  read(object, "gpu_fraction", offload.device_share);
-  const Json& parameters = child(object, "parameters");
-  read(parameters, "host", offload.host);
-  read(parameters, "streamed", offload.streamed);
-  read(parameters, "resident", offload.resident);
-  read(object, "bytes", offload.bytes);
-  read(object, "exposed_ms", offload.exposed_ms);
-  read(object, "busy_ms", offload.busy_ms);
-  offload.update_ms = number_of(object, "update_ms");
-  const Json& emulated = child(object, "emulated");
-  offload.emulated_ms = number_of(emulated, "update_ms");
-  offload.predicted_ms = number_of(emulated.empty() ? object : emulated, "predicted_ms");
-  return offload;
 }
 
 Json to_json(const StepReport& step) {

@@ -10,6 +10,7 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const measure::PhaseMs& phase);
 Json to_json(const measure::PeakReport& peak);
+Json to_json(const OffloadReport& offload);
 /// Each has "event" and "step".
 Json to_json(const StartReport& start);
 Json to_json(const StepReport& step);
@@ -25,6 +26,7 @@ std::string to_line(const Json& value, int indent = -1);
 double number_of(const Json& object, const char* key);
 
 /// Read an event. Missing keys keep their defaults. Throw Json::exception on a value of the wrong kind.
+OffloadReport offload_from(const Json& object);
 StartReport start_from(const Json& object);
 StepReport step_from(const Json& object);
 EvalReport eval_from(const Json& object);

@@ -270,7 +270,7 @@ std::string report_html(const Summary& summary, const History& history, const st
   html += page::section(time_line(history));
   html += page::section(prediction(summary));
   html += page::section(communication(history));
-  html += page::section(offload(summary, history));
+  html += page::section(optimizer_offload(history));
   html += page::section(memory_bars(summary));
   html += page::side_by_side(
       {"<h2>Result</h2>" + table(result_rows(summary, history)), "<h2>Model and data</h2>" + table(model_rows(start))});
@@ -317,6 +317,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"hfu", summary.hfu},
                        {"peak", to_json(summary.peak)},
                        {"phase_ms", to_json(summary.phase_ms)},
+                       {"offload", summary.offload ? to_json(*summary.offload) : Json(nullptr)},
                        {"measured_memory_bytes", bytes_json(summary.measured_memory)},
                        {"predicted_memory_bytes", bytes_json(summary.predicted_memory)},
                        {"memory_bytes", summary.memory_by_category},

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 
+#include "base/median.h"
 #include "measure/units.h"
 #include "report/page.h"
 #include "report/svg.h"
@@ -34,20 +35,37 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
   return all;
 }
 
+/// Medians over steps that know a value.
+class OffloadMedians {
+ public:
+  explicit OffloadMedians(const History& history) {
+    for (const StepReport& step : history.steps)
+      if (step.offload && !step.skipped) steps_.push_back(&*step.offload);
+  }
+  bool empty() const { return steps_.empty(); }
+  const OffloadReport& last() const { return *steps_.back(); }
+  template <typename F>
+  double of(F&& value) const {
+    std::vector<double> values;
+    for (const OffloadReport* step : steps_)
+      if (const double x = value(*step); std::isfinite(x)) values.push_back(x);
+    return values.empty() ? kUnknown : median(std::move(values));
+  }
+  double of(double OffloadReport::*value) const {
+    return of([value](const OffloadReport& step) { return step.*value; });
+  }
+
+ private:
+  std::vector<const OffloadReport*> steps_;
+};
+
+std::string milliseconds(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : ""; }
+
 std::string ms_text(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : "-"; }
 
 page::Grid::Row compared(const std::string& name, double predicted, double measured, std::string (*text)(double)) {
   const double ratio = measured / predicted;
   return {name, {text(predicted), text(measured), std::isfinite(ratio) ? format("{:.2f}", ratio) : "-"}};
-}
-
-/// Returns the bytes of each kind: "gradient 1.50 MiB, refresh 768 KiB".
-std::string listed(const std::map<std::string, int64_t>& bytes) {
-  std::string text;
-  for (const auto& [kind, count] : bytes)
-    if (count > 0)
-      text += format("{}{} {}", text.empty() ? "" : ", ", kind, measure::format_bytes(static_cast<double>(count)));
-  return text;
 }
 
 /// Draws what steps waited for updates, and how long updates took, over the steps.
@@ -88,32 +106,39 @@ std::string prediction(const Summary& summary) {
   return "<h2>The plan and the run</h2>" + page::table(grid);
 }
 
-std::string offload(const Summary& summary, const History& history) {
-  if (!summary.offload) return "";
-  const OffloadReport& last = *summary.offload;
-  const auto all = static_cast<double>(std::max<int64_t>(1, last.host + last.streamed + last.resident));
+std::string optimizer_offload(const History& history) {
+  const OffloadMedians steps(history);
+  if (steps.empty()) return "";
+  const OffloadReport& last = steps.last();
+  const double all = static_cast<double>(std::max<int64_t>(1, last.host + last.streamed + last.resident));
   const auto part = [&](int64_t count) { return measure::format_percent(static_cast<double>(count) / all); };
-  page::Facts facts{
-      {"parameters", format("{} updated on the host, {} streamed to the device and back, {} resident there",
-                            part(last.host), part(last.streamed), part(last.resident))}};
-  facts.emplace_back("moved in a step", listed(last.bytes));
-  facts.emplace_back("a step waits", ms_text(last.exposed_ms) + " (median)");
-  if (last.update_ms > 0) {
-    const bool here = !std::isfinite(last.emulated_ms) && last.predicted_ms > 0;
-    facts.emplace_back("the last update",
-                       ms_text(last.update_ms) + (here ? format(", {} predicted", ms_text(last.predicted_ms)) : ""));
-  }
-  if (std::isfinite(last.emulated_ms))
-    facts.emplace_back("on the emulated device",
-                       format("{} by its clock, {} predicted", ms_text(last.emulated_ms), ms_text(last.predicted_ms)));
-  std::vector<svg::Part> lanes;
-  for (const auto& [lane, ms] : last.busy_ms) {
-    if (!(ms > 0)) continue;
-    lanes.push_back({lane, ms, ms_text(ms), 5});
-    std::ranges::replace(lanes.back().name, '_', ' ');
-  }
-  return "<h2>Optimizer offload</h2>" + page::table(facts) + update_chart(history) +
-         svg::bars("lanes", "Lanes at work in the last update", lanes);
+  const bool emulated = std::isfinite(last.emulated_ms);
+  const double rate = steps.of(&OffloadReport::parameters_per_s), overlapped = steps.of(&OffloadReport::overlapped);
+  const double memory = steps.of(&OffloadReport::memory_share);
+  const page::Facts facts = {
+      {"updated on the host", part(last.host)},
+      {"streamed through the device", part(last.streamed)},
+      {"resident on the device", part(last.resident)},
+      {"subgroups", format("{} of at most {} parameters, {} slots, {} resident, order {}", last.subgroups,
+                           last.largest_subgroup, last.slots, last.resident_subgroups, last.order)},
+      {"host memory", last.host_memory == "plain" ? "" : last.host_memory},
+      {"an update", emulated ? "" : milliseconds(steps.of(&OffloadReport::update_ms))},
+      {"on the emulated device", milliseconds(steps.of(&OffloadReport::emulated_ms))},
+      {"predicted", milliseconds(steps.of(&OffloadReport::predicted_ms))},
+      {"a step waits for it", milliseconds(steps.of(&OffloadReport::exposed_ms))},
+      {"work that no step waited for", std::isfinite(overlapped) ? measure::format_percent(overlapped) : ""},
+      {"rate", std::isfinite(rate) ? measure::format_count(rate) + " parameters/s" : ""},
+      {"of the host's memory rate", std::isfinite(memory) ? measure::format_percent(memory) : ""}};
+  page::Grid moved{.head = {"bytes a step"}, .rows = {}}, lanes{.head = {"at work, ms a step"}, .rows = {}};
+  for (const auto& [what, bytes] : last.bytes)
+    moved.rows.push_back({.name = what, .cells = {measure::format_bytes(static_cast<double>(bytes))}});
+  for (const auto& [lane, unused] : last.busy_ms)
+    lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", steps.of([&](const OffloadReport& step) {
+                                          const auto found = step.busy_ms.find(lane);
+                                          return found == step.busy_ms.end() ? kUnknown : found->second;
+                                        }))}});
+  return "<h2>Optimizer offload</h2><p>Medians over the steps, of the first rank.</p>" + page::table(facts) +
+         page::table(moved) + (emulated ? "" : page::table(lanes)) + update_chart(history);
 }
 
 std::string communication(const History& history) {

@@ -13,8 +13,8 @@ std::string communication(const History& history);
 /// What was predicted of a step beside what was measured; nothing without a prediction of its time.
 std::string prediction(const Summary& summary);
 
-/// Where the optimizer's state was updated, what moved for it, and how long steps waited; nothing without offload.
-std::string offload(const Summary& summary, const History& history);
+/// Where the optimizer's state was updated, what that moved and took; nothing when it is on the device.
+std::string optimizer_offload(const History& history);
 
 /// Evaluations, checkpoints, warnings, and where processes began and ended, over the steps.
 std::string time_line(const History& history);

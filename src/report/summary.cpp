@@ -140,6 +140,8 @@ std::string offload_text(const OffloadReport& offload) {
   if (std::isfinite(offload.emulated_ms))
     text += format("; an update on the emulated device: {:.3g} ms by its clock{}", offload.emulated_ms,
                    std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
+  if (std::isfinite(offload.overlapped))
+    text += format("; {} of its work was waited for by no step", measure::format_percent(offload.overlapped));
   return text;
 }
 

@@ -16,20 +16,37 @@ std::filesystem::path metrics_file(const config::Config& config) {
   return std::filesystem::path(config.run.dir) / "metrics.jsonl";
 }
 
-report::OffloadReport offload_report(const offload::Report& from) {
+report::OffloadReport offload_report(offload::Engine& engine) {
+  static constexpr const char* orders[] = {"forward", "arrival", "zigzag"};
+  static constexpr const char* memory[] = {"plain", "pinned", "staged", "pageable"};
+  const offload::Report from = engine.report();
   report::OffloadReport report{.device_share = format("{}/{}", from.device_share.num, from.device_share.den),
                                .host = from.share.host,
                                .streamed = from.share.streamed,
                                .resident = from.share.resident,
                                .exposed_ms = from.exposed_ms};
+  double busy_ms = 0;
   for (int kind = 0; kind < offload::kKinds; ++kind)
     if (const int64_t bytes = from.bytes[static_cast<size_t>(kind)]; bytes > 0)
       report.bytes[std::string(name_of(static_cast<offload::Kind>(kind)))] = bytes;
-  for (int lane = 0; lane < offload::kLanes; ++lane)
+  for (int lane = 0; lane < offload::kLanes; ++lane) {
     report.busy_ms[std::string(name_of(static_cast<offload::Lane>(lane)))] = from.busy_ms[static_cast<size_t>(lane)];
+    busy_ms += from.busy_ms[static_cast<size_t>(lane)];
+  }
   if (from.update_ms > 0) report.update_ms = from.update_ms;
   if (from.emulated_ms > 0) report.emulated_ms = from.emulated_ms;
   if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
+  const bool emulated = engine.options().emulated.has_value();
+  if (!emulated && from.update_ms > 0)
+    report.parameters_per_s = 1e3 * static_cast<double>(from.share.total()) / from.update_ms;
+  if (!emulated && busy_ms > 0) report.overlapped = std::max(0.0, 1 - from.exposed_ms / busy_ms);
+  if (!emulated && from.memory_share > 0) report.memory_share = from.memory_share;
+  report.subgroups = static_cast<int64_t>(engine.subgroups().size());
+  report.largest_subgroup = offload::largest_of(engine.subgroups());
+  report.resident_subgroups = std::ranges::count(engine.where(), offload::Place::resident);
+  report.slots = engine.plan().slots;
+  report.order = orders[static_cast<size_t>(engine.plan().order)];
+  report.host_memory = memory[static_cast<size_t>(engine.host_memory())];
   return report;
 }
 
@@ -103,7 +120,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.data_position = state.samples_seen;
   r.epoch = start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows)
                                : measure::kUnknown;
-  if (trainer.offload() != nullptr) r.offload = offload_report(trainer.offload()->report());
+  if (trainer.offload() != nullptr) r.offload = offload_report(*trainer.offload());
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(r);
   if (tensorboard_) tensorboard_->write(r);

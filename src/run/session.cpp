@@ -56,7 +56,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     const int64_t vocab = data::planned_vocab(config);
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_and_time(config, vocab, machine);
-    plan_text = to_text(plan, config, machine) + plan::offload_table(plan, config, vocab, machine);
+    plan_text = to_text(plan, config, machine) + plan::offload_table(plan, config, machine);
     world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
     return 0;
   }

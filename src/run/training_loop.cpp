@@ -119,7 +119,7 @@ void TrainingLoop::begin() {
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(between_gpus_, trainer_);
-  notes.push_back(plan::offload_note(trainer_, config_, open_.datasets.vocab, open_.machine));
+  notes.push_back(plan::offload_note(trainer_, open_.plan, config_, open_.machine));
   reporter_.start(start, world_.transport(), notes);
 }
 

@@ -93,12 +93,12 @@ class Rounds:
 # --- a program that does its work when asked, so that a caller can take turns
 
 def start_served(command, **options):
-    """A process that answers every line "N" on its standard input with the times of N more steps, as JSON."""
+    """A process that answers every line "N" on its standard input with the times of N more steps, as JSON; or "WORK N"."""
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
 
 
-def times_of(process, count):
-    process.stdin.write(f"{count}\n")
+def times_of(process, count, work=""):
+    process.stdin.write(f"{work} {count}\n" if work else f"{count}\n")
     process.stdin.flush()
     return json.loads(process.stdout.readline())
 

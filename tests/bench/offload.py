@@ -60,44 +60,69 @@ def ladder(args, device, promises):
 
 
 class Torch:
-    def __init__(self, args):
-        command = [args.python, str(HERE / "torch_adamw.py"), "--parameters", str(args.parameters), "--threads", str(args.threads)]
+    def __init__(self, args, sizes):
+        command = [args.python, str(HERE / "torch_adamw.py"), "--threads", str(args.threads), "--sizes", *map(str, sizes)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         self.process = machine.start_served(command, env=environment)
         word, _, self.version = self.process.stdout.readline().strip().partition(" ")
         if word != "ready":
             sys.exit(f"{' '.join(command)} did not start")
 
-    def seconds(self, count):
-        return machine.times_of(self.process, count)
+    def rates(self, work, count, parameters):
+        return [parameters / seconds for seconds in machine.times_of(self.process, count, work)]
 
     def close(self):
         machine.close_served(self.process)
 
 
+def gpt2_124m():
+    """The sizes of GPT-2 124M's tensors, as PyTorch holds them."""
+    width, layers, block = 768, 12, []
+    for inner, outer in ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width)):
+        block += [inner * outer, outer]
+    return [50304 * width, 1024 * width] + (block + [width] * 4) * layers + [width] * 2
+
+
+# What is compared: a name, what an update does here, what one does in PyTorch.
+WORKS = (("the step alone", "parameters_per_s", "step"),
+         ("scaled gradients", "parameters_per_s", "scaled"),
+         ("scaled gradients and a bf16 copy", "copying_parameters_per_s", "whole"))
+
+
 def adamw(args, promises):
-    """This CPU's updates, in turns with PyTorch's."""
-    torch = Torch(args) if args.python else None
-    ours, copying, shares, copying_shares, theirs = [], [], [], [], []
+    """This CPU's updates, in turns with PyTorch's: of one array, and of all tensors of a model."""
+    model = ["--config", HERE.parent.parent / "configs/gpt2-124m.toml", "--set", "data.vocab_size=50304"]
+    for name, sizes, ours in ((f"one array of {args.parameters / 1e6:.0f} million", [args.parameters], ["--size", 4 * args.parameters]),
+                              ("GPT-2 124M", gpt2_124m(), model)):
+        adamw_of(args, promises, name, sizes, ours)
+
+
+def adamw_of(args, promises, name, sizes, ours):
+    torch = Torch(args, sizes) if args.python else None
+    here, theirs = [], {work: [] for _, _, work in WORKS}
     for _ in range(args.rounds):
-        result = json.loads(machine.run([args.trainer, "bench", "optimizer", "--json", "--threads", args.threads, "--repeats",
-                                         args.repeats, "--size", 4 * args.parameters, "--set", "run.device=cpu"]))
-        ours.append(result["parameters_per_s"])
-        copying.append(result["copying_parameters_per_s"])
-        shares.append(result["share_of_traffic"])
-        copying_shares.append(result["copying_share_of_traffic"])
-        if torch:
-            theirs += [args.parameters / seconds for seconds in torch.seconds(args.repeats)]
-    median = statistics.median
-    print(f"AdamW of {args.parameters / 1e6:.0f} million parameters, {args.threads} threads, medians of {args.rounds} rounds: "
-          f"{median(ours) / 1e9:.3f}e9 parameters/s, {median(copying) / 1e9:.3f}e9 with a bf16 copy in the same pass")
-    promises.check("share of the traffic loop", median(shares), least=0.9)
-    promises.check("share of the traffic loop, with the copy", median(copying_shares), least=0.9)
-    if torch:
-        torch.close()
-        print(f"  PyTorch {torch.version}, fused AdamW: {median(theirs) / 1e9:.3f}e9 parameters/s")
-        promises.check("times PyTorch's rate", median(ours) / median(theirs), least=1.5)
-        promises.check("times PyTorch's rate, with the copy (PyTorch makes none)", median(copying) / median(theirs), least=1.5)
+        here.append(json.loads(machine.run([args.trainer, "bench", "optimizer", "--json", "--threads", args.threads, "--repeats",
+                                            args.repeats, "--set", "run.device=cpu", *ours])))
+        for work, rates in theirs.items():
+            if torch:
+                rates += torch.rates(work, args.repeats, sum(sizes))
+    median = lambda key: statistics.median(result[key] for result in here)
+    copying, moved = median("copying_parameters_per_s"), median("traffic_parameters_per_s")
+    print(f"AdamW of {name} parameters in {here[0]['pieces']} pieces, {args.threads} threads, medians of {args.rounds} rounds, "
+          "in 1e9 parameters/s:")
+    print(f"  {median('parameters_per_s') / 1e9:.3f}, and {copying / 1e9:.3f} with a bf16 copy; moving the same 28 bytes "
+          f"{moved / 1e9:.3f}; reading the 16 bytes alone {median('read_parameters_per_s') / 1e9:.3f}")
+    promises.check("share of the traffic loop", median("share_of_traffic"), least=0.9)
+    promises.check("share of the traffic loop, with the copy", median("copying_share_of_traffic"), least=0.9)
+    if not torch:
+        return
+    torch.close()
+    for text, key, work in WORKS:
+        rate = statistics.median(theirs[work])
+        print(f"  PyTorch {torch.version}, fused AdamW, {text}: {rate / 1e9:.3f}, {rate / moved:.2f} of the traffic loop's")
+        promises.check(f"times PyTorch's rate, {text}", median(key) / rate, least=1.5)
+    print(f"          an update in place at the rate of reading alone: {median('read_parameters_per_s') / statistics.median(theirs['step']):.2f} "
+          "times PyTorch's step alone")
 
 
 def main():

@@ -1,6 +1,11 @@
 #!/usr/bin/env python3
-"""PyTorch's fused AdamW on a CPU. Reads a number of updates from a line, does them and writes their seconds as JSON; the
-peer of tests/bench/offload.py."""
+"""PyTorch's fused AdamW on a CPU, the peer of tests/bench/offload.py. Reads "WORK COUNT" from a line, does so many updates and
+writes their seconds as JSON. WORK is what an update does:
+
+    step    the fused step alone
+    scaled  gradients divided by a scale in the fused step, as mixed precision and clipping want it
+    whole   the same, and then the weights copied to bf16, which the next forward pass multiplies with
+"""
 import argparse
 import json
 import sys
@@ -8,20 +13,37 @@ import time
 
 import torch
 
-parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--parameters", type=int, required=True)
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--sizes", type=int, nargs="+", required=True, help="parameters of each tensor")
 parser.add_argument("--threads", type=int, required=True)
 args = parser.parse_args()
 torch.set_num_threads(args.threads)
-weights = torch.nn.Parameter(torch.randn(args.parameters))
-weights.grad = torch.randn(args.parameters) * 1e-3
-optimizer = torch.optim.AdamW([weights], lr=1e-6, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-optimizer.step()
+weights = [torch.nn.Parameter(torch.randn(size)) for size in args.sizes]
+copies = [torch.empty_like(weight, dtype=torch.bfloat16) for weight in weights]
+for weight in weights:
+    weight.grad = torch.randn_like(weight) * 1e-3
+optimizer = torch.optim.AdamW(weights, lr=1e-6, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+
+def update(work):
+    if work != "step":  # what torch.amp.GradScaler sets
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(1.0), torch.tensor(0.0)
+    optimizer.step()
+    if work != "step":
+        del optimizer.grad_scale, optimizer.found_inf
+    if work == "whole":
+        with torch.no_grad():
+            torch._foreach_copy_(copies, weights)
+
+
+for kind in ("step", "scaled", "whole"):
+    update(kind)
 print(f"ready {torch.__version__}", flush=True)
 for line in sys.stdin:
+    kind, _, count = line.strip().partition(" ")
     seconds = []
-    for _ in range(int(line)):
+    for _ in range(int(count)):
         start = time.perf_counter()
-        optimizer.step()
+        update(kind)
         seconds.append(time.perf_counter() - start)
     print(json.dumps(seconds), flush=True)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The optimizer's state in host memory, through the program: the same bits wherever it is updated, killed and resumed."""
 import json
+import signal
 
 import rig
 
@@ -34,6 +35,20 @@ class Offload(rig.Runs):
             self.train(f"run.dir={run}", *PLANS.get(first, []), *("checkpoint.interval=3",), max_steps=5)
             self.train(f"run.dir={run}", *PLANS.get(second, []))
             self.assert_same_run(8, run, "none")
+
+    def test_a_run_that_is_stopped_or_killed_goes_on_under_another_plan(self):
+        """At any moment of an update: what is saved is whole."""
+        steps = "train.steps=400"
+        self.train("run.dir=none", steps)
+        for which, status in ((signal.SIGUSR1, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL)):
+            run = f"run.dir={which.name}"
+            for name, least in (("half", 5), ("zigzag", 60), ("shared", 120)):
+                process = self.start_train(run, steps, "checkpoint.interval=10", "checkpoint.keep=2", *PLANS[name])
+                self.wait_until(lambda: self.last_step(which.name) >= least, process, f"step {least}")
+                self.stop(process, which, status)
+            self.assert_whole(*self.step_folders(which.name))
+            self.train(run, steps, *PLANS["measured"])
+            self.assert_same_run(400, which.name, "none")
 
     def test_bf16_gradients_are_rounded_alike_with_and_without_offload(self):
         rounded = "offload.grad_transport=bf16"
@@ -80,9 +95,21 @@ class Offload(rig.Runs):
             self.assertEqual(offload["bytes"]["load"], 12 * parameters["streamed"])
             self.assertEqual(offload["bytes"]["drain"], 12 * parameters["streamed"])
             self.assertGreater(offload["emulated"]["update_ms"], 0)
+            self.assertNotIn("parameters_per_s", offload)
+            self.assertEqual(offload["plan"]["slots"], 2)
+            self.assertEqual(offload["plan"]["largest"], 1024)
+            self.assertEqual(offload["plan"]["host_memory"], "plain")
             self.assertGreaterEqual(offload["exposed_ms"], 0)
             self.assertIn("host_optimizer", step["memory_bytes"])
             self.assertIn("optimizer_slots", step["memory_bytes"])
+        self.train("run.dir=rates", *PLANS["measured"], "log.report=true")
+        measured = self.events("step", "rates")[-1]["offload"]
+        parameters = sum(measured["parameters"].values())
+        self.assertAlmostEqual(measured["parameters_per_s"] * measured["update_ms"], 1e3 * parameters, delta=parameters)
+        self.assertTrue(0 <= measured["overlapped"] <= 1, measured)
+        if measured["parameters"]["host"] > 0:
+            self.assertGreater(measured["memory_share"], 0)
+        self.assertIn("Optimizer offload", (self.folder / "rates/report.html").read_text())
         self.train("run.dir=untold")
         self.assertNotIn("offload", self.events("step", "untold")[-1])
 
@@ -91,14 +118,22 @@ class Offload(rig.Runs):
         self.assertRegex(log, r"optimizer offload: \d+ subgroups of at most \d+ elements: \d+ on the host, \d+ streamed")
         self.assertIn("fits without offload: yes", log)
         self.assertRegex(log, r"offload +[\d.]+ % updated on the host")
+        self.assertNotIn("GB/s to the device", log)
+        self.assertRegex(self.train("run.dir=measured", *PLANS["measured"]),
+                         r"measured: [\d.]+ GB/s to the device, [\d.]+ to the host, [\d.]+ of host memory")
 
     def test_a_dry_run_shows_the_memory_of_every_way(self):
-        untold = self.trainer("train", "--config", "config.toml", "--dry-run", stdout=True)
-        self.assertIn("\nfits without offload: yes\n", untold)
-        sets = [word for each in PLANS["half"] for word in ("--set", each)]
-        table = self.trainer("train", "--config", "config.toml", "--dry-run", *sets, stdout=True)
-        for row in ("  none", "  cpu", "  interleaved, 2 slots ", "  interleaved, 2 slots shared", "  fits without offload: yes"):
-            self.assertIn(row, table)
+        rows = ("none", "cpu", "interleaved, 3 slots", "interleaved, 3 slots shared")
+        interleaved = ["offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024"]
+        for sets, configured in (([], 0), (PLANS["cpu"], 1), (interleaved, 2),
+                                 ([*interleaved, "offload.share_activations=true"], 3)):
+            text = self.trainer("train", "--dry-run", *self.train_args(sets, {}), stdout=True)
+            for place, row in enumerate(rows):
+                end = "  as configured" if place == configured else ""
+                self.assertRegex(text, rf"\n  {row} +[\d.]+ \w+ +[\d.]+ \w+{end}\n")
+            self.assertRegex(text, r"\n  fits without offload: yes, [\d.]+ \w+ of [\d.]+ \w+\n")
+        little = self.trainer("train", "--dry-run", *self.train_args(["hardware.memory_limit=0.0001"], {}), status=3)
+        self.assertIn("are available (hardware.memory_limit)", little)
 
 
 if __name__ == "__main__":

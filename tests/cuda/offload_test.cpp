@@ -3,31 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "device/cuda/cuda_device.h"
-#include "rigs/layouts.h"
+#include "rigs/offload.h"
 
 namespace trainer::tests {
 namespace {
 
-using config::OffloadOptimizer;
-using config::OffloadOrder;
-
 const HowToRun kOnGpu{.device = [](int) { return device::cuda::make_device(0, 2); }};
-
-const config::Offload kPlans[] = {
-    {.optimizer = OffloadOptimizer::cpu, .subgroup = 1024},
-    {.optimizer = OffloadOptimizer::interleaved, .gpu_fraction = "1/2", .subgroup = 512, .slots = 2},
-    {.optimizer = OffloadOptimizer::interleaved,
-     .gpu_fraction = "1",
-     .subgroup = 256,
-     .slots = 1,
-     .share_activations = true},
-    {.optimizer = OffloadOptimizer::interleaved,
-     .gpu_fraction = "0.7",
-     .subgroup = 777,
-     .slots = 3,
-     .resident = 2,
-     .order = OffloadOrder::zigzag},
-};
 
 struct CudaOffload : testing::Test {
   void SetUp() override {
@@ -35,15 +16,7 @@ struct CudaOffload : testing::Test {
   }
   /// The layout of `c` with every plan has the bits of none.
   void expect_bits_of_none(const config::Config& c, DType compute, int64_t steps) {
-    const Result none = train(c, compute, steps, kOnGpu);
-    for (const config::Offload& plan : kPlans) {
-      SCOPED_TRACE(format("plan {}, {}", &plan - kPlans, name_of(compute)));
-      config::Config with = c;
-      with.offload = plan;
-      with.offload.grad_transport = c.offload.grad_transport;
-      with.offload.early_update = c.offload.early_update;
-      expect_same_bits(train(with, compute, steps, kOnGpu), none);
-    }
+    expect_bits_with_every_plan(train(c, compute, steps, kOnGpu), c, compute, steps, kOnGpu);
   }
 };
 

@@ -1,5 +1,6 @@
 // Host memory beside a GPU that cannot be pinned: each way that is left is tried, and none changes a bit.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
@@ -63,6 +64,64 @@ TEST_F(Pinning, FailuresAreToldOnceEach) {
   ASSERT_EQ(said.size(), 2u);
   EXPECT_NE(said[0].find("could not be pinned where it is"), std::string::npos) << said[0];
   EXPECT_NE(said[1].find("is pageable"), std::string::npos) << said[1];
+}
+
+/// Two nodes; the GPU is beside the second, or nobody says where. Remembers what it was asked for.
+struct TwoNodes final : device::MemoryNodes {
+  TwoNodes(std::vector<int64_t>& asked, std::optional<int> node, std::string refusal)
+      : asked(asked), node(node), refusal(std::move(refusal)) {}
+  int count() const override { return 2; }
+  std::optional<int> beside(const std::string& pci_bus_id) const override {
+    EXPECT_EQ(pci_bus_id, device::cuda::devices().front().pci_bus_id);
+    return node;
+  }
+  std::string prefer(std::byte* memory, int64_t bytes, int asked_node) override {
+    EXPECT_EQ(asked_node, node);
+    std::vector<unsigned char> there(static_cast<size_t>(divide_up(bytes, int64_t{4096})));
+    EXPECT_EQ(mincore(memory, static_cast<size_t>(bytes), there.data()), 0);
+    for (const unsigned char page : there) EXPECT_EQ(page & 1, 0) << "a page was touched before its node was known";
+    asked.push_back(bytes);
+    return refusal;
+  }
+  std::vector<int64_t>& asked;
+  std::optional<int> node;
+  std::string refusal;
+};
+
+TEST_F(Pinning, LargeBlocksComeFromTheMemoryNodeBesideTheGpu) {
+  const std::unique_ptr<device::Device> gpu = device::cuda::make_device(0, 2);
+  struct Case {
+    std::optional<int> node;
+    const char* refusal;
+    int registrations;
+    std::vector<int64_t> asked;
+    const char* said;
+  };
+  for (const Case& c :
+       {Case{1, "", -1, {kLarge, kLarge}, "comes from memory node 1"},
+        Case{1, "", 0, {kLarge, kLarge, kLarge, kLarge}, "comes from memory node 1"},
+        Case{1, "not permitted", -1, {kLarge, kLarge}, "another memory node than the GPU (not permitted)"},
+        Case{{}, "", -1, {}, "does not say which memory node"}}) {
+    std::vector<int64_t> asked;
+    std::string said;
+    int times = 0;
+    const log::Sink before = log::set_sink([&](log::Level, const std::string& line) {
+      said += line + "\n";
+      times += line.find(c.said) != std::string::npos;
+    });
+    emulator::limit_pinning(c.registrations, c.registrations);
+    {
+      const std::unique_ptr<device::Device> host =
+          device::cuda::make_host(*gpu, true, std::make_unique<TwoNodes>(asked, c.node, c.refusal));
+      const Buffer a(*host, "test", {kLarge}, DType::u8), b(*host, "test", {kLarge}, DType::u8),
+          small(*host, "test", {kSmall}, DType::u8);
+      for (const Buffer* buffer : {&a, &b, &small})
+        for (int64_t i = 0; i < buffer->tensor().count(); ++i) ASSERT_EQ(buffer->tensor().data[i], std::byte{0});
+    }
+    log::set_sink(before);
+    EXPECT_EQ(asked, c.asked);
+    EXPECT_EQ(times, 1) << said;
+  }
 }
 
 /// Trains on a GPU whose host pins so many more blocks once the GPU is there.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/lane.h"
+#include "device/numa.h"
 
 namespace trainer::device::cuda {
 
@@ -25,10 +26,10 @@ int64_t free_memory(int ordinal);
 std::unique_ptr<Device> make_device(int ordinal, int host_threads);
 
 /// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly, pinned memory at the speed
-/// of the link, unless it is to be staged.
+/// of the link, unless it is to be staged. Large blocks of a host come from the memory node beside the GPU.
 std::unique_ptr<Mark> make_mark(Device& device);
 std::unique_ptr<Device> make_lane(Device& device, bool staged);
-std::unique_ptr<Device> make_host(const Device& device, bool pinned);
+std::unique_ptr<Device> make_host(const Device& device, bool pinned, std::unique_ptr<MemoryNodes> nodes);
 /// Of what make_host() made.
 HostMemory memory_of(Device& host);
 

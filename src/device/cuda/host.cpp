@@ -1,4 +1,4 @@
-// The host of a CUDA device as a device: a CPU whose memory is pinned, so that copies to and from the GPU go at the
+// The host of a CUDA device as a device: a CPU whose memory is pinned and beside the GPU, so that copies go at the
 // speed of the link, beside kernels.
 #include <algorithm>
 #include <cstring>
@@ -7,30 +7,46 @@
 #include "base/log.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime.h"
+#include "device/pages.h"
 
 namespace trainer::device::cuda {
 namespace {
 
-constexpr int64_t kLarge = int64_t{2} << 20;    // on pages of its own
+constexpr const char* kPinAdvice = "; `ulimit -l` says how much may be pinned";
 constexpr int64_t kPiece = int64_t{4} << 30;    // of one registration
 constexpr int64_t kStages = int64_t{64} << 20;  // what the lanes pin for copies of pageable memory
 
 /// Where a block is from. Each is tried when the one before it fails:
-///   registered  a CPU device's: huge pages, touched by its threads, then pinned
+///   registered  huge pages of the node beside the GPU, touched by the host's threads, then pinned; for large blocks
 ///   runtime     allocated and pinned by CUDA, exactly as large
-///   pageable    a CPU device's
+///   pageable    large blocks: such pages, not pinned
+///   plain       small blocks: a CPU device's
 /// Results are the same; copies of pageable memory are slower.
-enum class Origin : uint8_t { registered, runtime, pageable };
+enum class Origin : uint8_t { registered, runtime, pageable, plain };
 
 class PinnedHost final : public Device {
  public:
-  PinnedHost(int ordinal, int threads, bool pinned)
-      : Device(Kind::cpu, false, threads, detect_isa()), ordinal_(ordinal), pins_(pinned), cpu_(threads) {}
+  PinnedHost(const Facts& gpu, int threads, bool pinned, std::unique_ptr<MemoryNodes> nodes)
+      : Device(Kind::cpu, false, threads, detect_isa()),
+        ordinal_(gpu.ordinal),
+        pins_(pinned),
+        cpu_(threads),
+        nodes_(std::move(nodes)) {
+    if (nodes_->count() < 2) return;
+    node_ = nodes_->beside(gpu.pci_bus_id);
+    if (node_) {
+      log::info("host memory beside {} comes from memory node {}", gpu.name, *node_);
+    } else {
+      log::info("the system does not say which memory node is beside {}: host memory comes from any", gpu.name);
+    }
+  }
   ThreadPool& host_pool() override { return cpu_.host_pool(); }
 
   HostMemory memory_kind() {
-    if (std::ranges::none_of(blocks_, [](const auto& block) { return block.second == Origin::pageable; }))
-      return HostMemory::pinned;
+    const auto pinned = [](const auto& block) {
+      return block.second == Origin::registered || block.second == Origin::runtime;
+    };
+    if (std::ranges::all_of(blocks_, pinned)) return HostMemory::pinned;
     void* stages = nullptr;
     check(cudaSetDevice(ordinal_), "choice of the CUDA device");
     if (cudaMallocHost(&stages, kStages) != cudaSuccess) {
@@ -44,17 +60,32 @@ class PinnedHost final : public Device {
  private:
   std::byte* allocate_impl(int64_t bytes) override {
     check(cudaSetDevice(ordinal_), "choice of the CUDA device");
-    if (pins_ && bytes >= kLarge) {
-      std::byte* const memory = cpu_.allocate("host", bytes);
+    const bool large = bytes >= kHugePage;
+    if (pins_ && large) {
+      std::byte* const memory = pages(bytes);
+      if (memory == nullptr) return nullptr;
       if (pin(memory, bytes)) return keep(memory, Origin::registered);
-      cpu_.release("host", memory, bytes);
+      unmap_pages(memory, bytes);
     }
     if (void* memory = nullptr; pins_ && cudaMallocHost(&memory, static_cast<size_t>(bytes)) == cudaSuccess) {
       std::memset(memory, 0, static_cast<size_t>(bytes));
       return keep(static_cast<std::byte*>(memory), Origin::runtime);
     }
-    if (pins_) tell("is pageable", bytes, cudaGetLastError());
-    return keep(cpu_.allocate("host", bytes), Origin::pageable);
+    if (pins_) tell("is pageable", bytes, cudaGetErrorString(cudaGetLastError()));
+    if (!large) return keep(cpu_.allocate("host", bytes), Origin::plain);
+    std::byte* const memory = pages(bytes);
+    return memory == nullptr ? nullptr : keep(memory, Origin::pageable);
+  }
+  /// Pages of the node beside the GPU, touched; nullptr: none are left.
+  std::byte* pages(int64_t bytes) {
+    std::byte* const memory = map_pages(bytes);
+    if (memory == nullptr) return nullptr;
+    if (node_) {
+      if (const std::string why = nodes_->prefer(memory, bytes, *node_); !why.empty())
+        tell("may be on another memory node than the GPU", bytes, why, "");
+    }
+    touch_pages(host_pool(), memory, bytes);
+    return memory;
   }
   std::byte* keep(std::byte* memory, Origin origin) {
     blocks_[memory] = origin;
@@ -68,27 +99,33 @@ class PinnedHost final : public Device {
       if (status == cudaSuccess) continue;
       cudaGetLastError();
       for (int64_t done = 0; done < at; done += kPiece) cudaHostUnregister(memory + done);
-      tell("could not be pinned where it is", bytes, status);
+      tell("could not be pinned where it is", bytes, cudaGetErrorString(status));
       return false;
     }
     return true;
   }
   /// Once for each thing to tell.
-  void tell(const std::string& what, int64_t bytes, cudaError_t reason) {
+  void tell(const std::string& what, int64_t bytes, const std::string& reason, const char* advice = kPinAdvice) {
     if (std::exchange(told_[what], true)) return;
-    log::warning("{} of host memory {} ({}): copies to the GPU may be slower; `ulimit -l` says how much may be pinned",
-                 format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)), what, cudaGetErrorString(reason));
+    log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}",
+                 format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)), what, reason, advice);
   }
   void release_impl(std::byte* memory, int64_t bytes) noexcept override {
     cudaSetDevice(ordinal_);
-    const auto block = blocks_.extract(memory);
-    if (block.mapped() == Origin::runtime) {
-      cudaFreeHost(memory);
-      return;
+    switch (blocks_.extract(memory).mapped()) {
+      case Origin::runtime:
+        cudaFreeHost(memory);
+        return;
+      case Origin::plain:
+        cpu_.release("host", memory, bytes);
+        return;
+      case Origin::registered:
+        for (int64_t at = 0; at < bytes; at += kPiece) cudaHostUnregister(memory + at);
+        break;
+      case Origin::pageable:
+        break;
     }
-    if (block.mapped() == Origin::registered)
-      for (int64_t at = 0; at < bytes; at += kPiece) cudaHostUnregister(memory + at);
-    cpu_.release("host", memory, bytes);
+    unmap_pages(memory, bytes);
   }
   void to_host_impl(void* to, const std::byte* from, int64_t bytes) override { cpu_.copy_to_host(to, from, bytes); }
   void to_device_impl(std::byte* to, const void* from, int64_t bytes) override { cpu_.copy_to_device(to, from, bytes); }
@@ -101,14 +138,16 @@ class PinnedHost final : public Device {
   int ordinal_;
   bool pins_;
   CpuDevice cpu_;
+  std::unique_ptr<MemoryNodes> nodes_;
+  std::optional<int> node_;  // beside the GPU; none: any will do, or it is not known
   std::map<std::byte*, Origin> blocks_;
   std::map<std::string, bool> told_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_host(const Device& device, bool pinned) {
-  return std::make_unique<PinnedHost>(device.gpu().ordinal, device.threads(), pinned);
+std::unique_ptr<Device> make_host(const Device& device, bool pinned, std::unique_ptr<MemoryNodes> nodes) {
+  return std::make_unique<PinnedHost>(device.gpu(), device.threads(), pinned, std::move(nodes));
 }
 
 HostMemory memory_of(Device& host) { return dynamic_cast<PinnedHost&>(host).memory_kind(); }

@@ -14,7 +14,9 @@ std::unique_ptr<Device> make_device(int, int) { throw Error(Code::usage, no_devi
 
 std::unique_ptr<Mark> make_mark(Device&) { throw Error(Code::usage, no_device_reason()); }
 std::unique_ptr<Device> make_lane(Device&, bool) { throw Error(Code::usage, no_device_reason()); }
-std::unique_ptr<Device> make_host(const Device&, bool) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Device> make_host(const Device&, bool, std::unique_ptr<MemoryNodes>) {
+  throw Error(Code::usage, no_device_reason());
+}
 HostMemory memory_of(Device&) { throw Error(Code::usage, no_device_reason()); }
 
 }  // namespace trainer::device::cuda

@@ -13,6 +13,9 @@ namespace {
   return (Vec<float>)((nan & 0x7fff0000u) | (~nan & rounded));
 }
 
+/// Elements between an update and what it asks memory for meanwhile.
+constexpr int64_t kAhead = 256;
+
 /// A is the type of the state, G that of the gradient. `rounds`: an f32 gradient is rounded to bf16 first.
 template <typename A, typename G = A, bool rounds = false>
 void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, const void* g_data, bf16* compute,
@@ -31,6 +34,10 @@ void update(const AdamWConstants& k, void* p_data, void* m_data, void* v_data, c
     }
   };
   auto element = [&](int64_t i, auto tag) {
+    // Pages end the reach of the hardware's own prefetching, and four arrays have many.
+    for (const void* ahead : {static_cast<const void*>(p + i + kAhead), static_cast<const void*>(m + i + kAhead),
+                              static_cast<const void*>(v + i + kAhead), static_cast<const void*>(g + i + kAhead)})
+      __builtin_prefetch(ahead);
     const Vec<A> x = gradient(i, tag) * scale, old = get(p + i, tag);
     const Vec<A> first = fused<A>(b1, get(m + i, tag), ob1 * x);
     const Vec<A> second = fused<A>(b2, get(v + i, tag), ob2 * x * x);

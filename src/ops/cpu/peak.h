@@ -14,12 +14,15 @@ using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
 /// p, m, v += g: reads four arrays and writes three, as AdamW does, with next to no arithmetic.
 using TrafficLoop = void (*)(float* p, float* m, float* v, const float* g, int64_t n);
+/// Returns the sum of four arrays of n elements: reads what an update in place reads, and writes nothing.
+using ReadLoop = float (*)(const float* p, const float* m, const float* v, const float* g, int64_t n);
 
 struct PeakTable {
   PeakLoop f64 = nullptr, f32 = nullptr;
   PeakLoop bf16_pairs = nullptr;  // on bf16 operands; avx512: needs Isa::avx512bf16
   PeakLoop bf16_tiles = nullptr;  // on bf16 operands; avx512: needs Isa::amx
   TrafficLoop traffic = nullptr;
+  ReadLoop read = nullptr;
 };
 namespace plain {
 extern const PeakTable peak_table;

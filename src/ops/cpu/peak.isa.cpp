@@ -99,13 +99,26 @@ double tile_peak_loop(const void* operands, int64_t rounds, void* sink) {
   return 4.0 * 2 * kTileRows * kTileRows * kTileTerms * static_cast<double>(kSteps * rounds);
 }
 
+// All is read before anything is written: the arrays may begin at the same place of a page, and a load that follows a
+// store to the same place of another page waits for it.
 void traffic_loop(float* p, float* m, float* v, const float* g, int64_t n) {
   each_vector<float>(n, [=](int64_t i, auto tag) {
-    const Vec<float> x = get(g + i, tag);
-    put(p + i, get(p + i, tag) + x, tag);
-    put(m + i, get(m + i, tag) + x, tag);
-    put(v + i, get(v + i, tag) + x, tag);
+    const Vec<float> x = get(g + i, tag), a = get(p + i, tag), b = get(m + i, tag), c = get(v + i, tag);
+    put(p + i, a + x, tag);
+    put(m + i, b + x, tag);
+    put(v + i, c + x, tag);
   });
+}
+
+float read_loop(const float* p, const float* m, const float* v, const float* g, int64_t n) {
+  Vec<float> sums[4] = {};
+  each_vector<float>(n, [&](int64_t i, auto tag) {
+    sums[0] += get(p + i, tag);
+    sums[1] += get(m + i, tag);
+    sums[2] += get(v + i, tag);
+    sums[3] += get(g + i, tag);
+  });
+  return lane_sum<float>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }
 
 }  // namespace
@@ -114,6 +127,7 @@ constinit const PeakTable peak_table{.f64 = peak_loop<double>,
                                      .f32 = peak_loop<float>,
                                      .bf16_pairs = pair_peak_loop,
                                      .bf16_tiles = tile_peak_loop,
-                                     .traffic = traffic_loop};
+                                     .traffic = traffic_loop,
+                                     .read = read_loop};
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "bench/attention.h"
@@ -8,6 +9,7 @@
 #include "bench/gemm.h"
 #include "bench/optimizer.h"
 #include "measure/peak_windows.h"
+#include "rigs/tiny.h"
 
 namespace trainer::bench {
 namespace {
@@ -51,12 +53,26 @@ TEST(BenchOptimizer, MeasuresAdamWBesideItsTraffic) {
   Arena arena(cpu, Arena::Mode::heap);
   Meter meter;
   Exec ex{cpu, arena, meter};
-  const OptimizerRate rate = bench_optimizer(ex, 100003, 3);
+  const OptimizerRate rate = bench_optimizer(ex, std::vector<int64_t>{100000, 3}, 3);
   EXPECT_GT(rate.parameters_per_s, 0);
   EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
   EXPECT_GT(rate.share(), 0);
   EXPECT_GT(rate.copying_share(), 0);
-  EXPECT_EQ(meter.of(OpKind::optimizer).calls, 8);  // in each pass, one of them to warm up, without and with a copy
+  EXPECT_GT(rate.read_parameters_per_s, 0);
+  EXPECT_EQ(meter.of(OpKind::optimizer).calls, 16);  // two pieces, in four passes, without and with a copy
+}
+
+TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
+  const config::Config c = tests::tiny_config();
+  const plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32};
+  config::Config with_vocabulary = c;
+  with_vocabulary.data.vocab_size = tests::kTinyVocab;
+  const std::vector<int64_t> pieces = update_pieces(with_vocabulary, machine);
+  tests::Tiny run(c, DType::f32, 1);
+  int64_t elements = 0;
+  for (const params::Group& group : run.trainer.store().groups()) elements += group.held.count;
+  EXPECT_EQ(std::accumulate(pieces.begin(), pieces.end(), int64_t{0}), elements);
+  EXPECT_GT(pieces.size(), run.trainer.store().groups().size()) << "blocks have matrices and vectors";
 }
 
 TEST(BenchElementwise, MeasuresEachOperatorBesideACopy) {

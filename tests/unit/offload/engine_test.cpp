@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <malloc.h>
 
 #include <atomic>
 #include <chrono>
@@ -76,6 +77,28 @@ TEST(Engine, TheLastSubgroupIsBroughtHomeWhenItIsStreamed) {
       for (int64_t t = 1; t <= 3; ++t) rig.step(t);
       EXPECT_TRUE(rig.bytes() == expected);
     }
+}
+
+/// While it lives, malloc returns memory full of huge numbers.
+struct DirtyMemory {
+  DirtyMemory() { mallopt(M_PERTURB, 0x01); }  // bytes 0xfe
+  ~DirtyMemory() { mallopt(M_PERTURB, 0); }
+};
+
+TEST(Engine, MomentsBeginAtZeroInMemoryThatWasNot) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const std::vector<std::byte> expected = reference(compute, 1);
+    const DirtyMemory dirty;
+    for (const Fraction share : {Fraction{0, 1}, {1, 2}, {1, 1}}) {
+      Rig rig(compute);
+      rig.with_offload({.device_share = share, .slots = 2, .resident = 1}, {.subgroup = 128});
+      for (const params::Group& group : rig.store.groups())
+        for (const Buffer* moments : {&group.m, &group.v})
+          for (int64_t i = 0; i < group.held.count; ++i) ASSERT_EQ(moments->tensor().as<float>()[i], 0);
+      rig.step(1);
+      EXPECT_TRUE(rig.bytes() == expected);
+    }
+  }
 }
 
 TEST(Engine, ComputeWeightsAreTheRoundedMasterWeightsInEveryPlace) {

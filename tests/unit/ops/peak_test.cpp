@@ -77,5 +77,29 @@ TEST(PeakLoop, PairsSumTheProductsTheyCount) {
     expect_pair_products(avx512::peak_table, 16, 8);
 }
 
+// Small integers again.
+TEST(TrafficLoop, AddsTheGradientToThreeArraysAndReadsAllFour) {
+  std::vector<const PeakTable*> tables{&plain::peak_table};
+  if (device::detect_isa() >= device::Isa::avx2) tables.push_back(&avx2::peak_table);
+  if (device::detect_isa() >= device::Isa::avx512) tables.push_back(&avx512::peak_table);
+  for (const PeakTable* table : tables)
+    for (const int n : {1, 15, 64, 77}) {
+      std::vector<float> arrays[4];
+      float sum = 0;
+      for (int which = 0; which < 4; ++which)
+        for (int i = 0; i < n; ++i) {
+          arrays[which].push_back(static_cast<float>(100 * which + i % 7 - 3));
+          sum += arrays[which].back();
+        }
+      EXPECT_EQ(table->read(arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(), n), sum);
+      table->traffic(arrays[0].data(), arrays[1].data(), arrays[2].data(), arrays[3].data(), n);
+      for (int which = 0; which < 4; ++which)
+        for (int i = 0; i < n; ++i) {
+          const int before = 100 * which + i % 7 - 3, gradient = 300 + i % 7 - 3;
+          EXPECT_EQ(arrays[which][static_cast<size_t>(i)], which < 3 ? before + gradient : gradient);
+        }
+    }
+}
+
 }  // namespace
 }  // namespace trainer::ops

@@ -113,6 +113,44 @@ TEST_F(Metrics, AStepOnAGpuTellsItsPowerClockAndTemperature) {
   EXPECT_EQ(back.gpu->celsius, 61);
 }
 
+TEST_F(Metrics, WhatOptimizerOffloadDidComesBackAndAnEmulatedDeviceHasNoRates) {
+  StepReport step = full_step();
+  step.offload = OffloadReport{.device_share = "1/2",
+                               .host = 300,
+                               .streamed = 200,
+                               .resident = 100,
+                               .bytes = {{"gradient", 1200}, {"load", 2400}},
+                               .exposed_ms = 0.25,
+                               .busy_ms = {{"host", 1.5}, {"to_host", 0.5}},
+                               .update_ms = 2.5,
+                               .predicted_ms = 2.25,
+                               .parameters_per_s = 1e9,
+                               .overlapped = 0.875,
+                               .memory_share = 0.9375,
+                               .subgroups = 7,
+                               .largest_subgroup = 128,
+                               .resident_subgroups = 1,
+                               .slots = 3,
+                               .order = "zigzag",
+                               .host_memory = "pinned"};
+  { MetricsLog(file_).write(step); }
+  const Json json = events().at(0)["offload"];
+  EXPECT_EQ(json["parameters"], Json::parse(R"({"host": 300, "streamed": 200, "resident": 100})"));
+  EXPECT_EQ(json["plan"], Json::parse(R"({"subgroups": 7, "largest": 128, "resident": 1, "slots": 3, "order": "zigzag",
+                                          "host_memory": "pinned"})"));
+  const StepReport back = step_from(events().at(0));
+  ASSERT_TRUE(back.offload.has_value());
+  EXPECT_EQ(to_json(*back.offload), json);
+  EXPECT_EQ(back.offload->predicted_ms, 2.25);
+  EXPECT_EQ(back.offload->overlapped, 0.875);
+  EXPECT_EQ(back.offload->memory_share, 0.9375);
+  step.offload->emulated_ms = 40;
+  const Json emulated = to_json(*step.offload);
+  EXPECT_EQ(emulated["emulated"], Json::parse(R"({"update_ms": 40.0, "predicted_ms": 2.25})"));
+  for (const char* rate : {"parameters_per_s", "overlapped", "memory_share"}) EXPECT_FALSE(emulated.contains(rate));
+  EXPECT_EQ(offload_from(emulated).predicted_ms, 2.25);
+}
+
 TEST_F(Metrics, WhatIsNotFiniteBecomesNullAndComesBackAsNaN) {
   StepReport step;
   step.step = 3;

@@ -1,0 +1,20 @@
+#pragma once
+// Large blocks of host memory: pages that nobody has touched yet, so that whoever needs them can say where they come
+// from.
+#include <cstddef>
+#include <cstdint>
+
+#include "device/thread_pool.h"
+
+namespace trainer::device {
+
+/// Blocks from here on are mapped on pages of their own, huge ones where the system has them.
+inline constexpr int64_t kHugePage = int64_t{2} << 20;
+
+/// Maps zeroed pages that begin on a huge page; nullptr: the system has no more.
+std::byte* map_pages(int64_t bytes);
+/// Touches every page with the threads that will use them, so that later work has no page faults.
+void touch_pages(ThreadPool& pool, std::byte* memory, int64_t bytes);
+void unmap_pages(std::byte* memory, int64_t bytes) noexcept;
+
+}  // namespace trainer::device
