@@ -172,7 +172,8 @@ TEST_F(Report, ShowsWhereTheOptimizersStateWasUpdated) {
   EXPECT_EQ(faults(page), "");
   const double median = (ms + 1) / 2;
   for (const std::string& text :
-       {std::string("Optimizer offload"), std::string("Updates, ms a step"), std::string("50.0 %"), std::string("30.0 %"), std::string("20.0 %"),
+       {std::string("Optimizer offload"), std::string("Updates, ms a step"), std::string("50.0 %"),
+        std::string("30.0 %"), std::string("20.0 %"),
         std::string("7 of at most 128 parameters, 3 slots, 1 resident, order forward"), std::string("pinned"),
         format("{:.4g} ms", 3 * median), format("{:.4g} ms", 4 * median), format("{:.4g} ms", median),
         format("{:.3f}", 2 * median), std::string("75.0 %"), std::string("2.00 KiB"),
