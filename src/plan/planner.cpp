@@ -105,7 +105,7 @@ class Planning {
       if (chosen.empty()) break;
       price(std::move(chosen));
     }
-    if (plan_.runs.empty()) offload();
+    offload();
     vary();
     if (searches_tags_) refine_tags();
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
@@ -163,16 +163,30 @@ class Planning {
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
   }
 
-  /// Prices the smallest layouts with the optimizer's state on the host.
+  /// Prices layouts with the optimizer's state on the host: the smallest where nothing fits. Else those that would be
+  /// the fastest but do not fit, and the fastest that fit by recomputation.
   void offload() {
     if (offload_choices(request_.config, cluster_).empty()) return;
-    std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
-    std::vector<PlannedRun> smallest, left;
-    for (PlannedRun& run : plan_.too_large)
-      (smallest.size() < request_.most_priced / 2 ? smallest : left).push_back(std::move(run));
+    constexpr size_t kTooLarge = 4, kRecomputed = 2;
+    const bool none = plan_.runs.empty();
+    const double best = none ? 0 : plan_.runs.front().time.total();
+    std::ranges::stable_sort(plan_.too_large, {}, [&](const PlannedRun& run) {
+      return none ? static_cast<double>(run.plan.total) : run.time.total();
+    });
+    std::vector<PlannedRun> tried, left;
+    for (PlannedRun& run : plan_.too_large) {
+      const bool take =
+          none ? tried.size() < request_.most_priced / 2 : tried.size() < kTooLarge && run.time.total() < best;
+      (take ? tried : left).push_back(std::move(run));
+    }
     plan_.too_large = std::move(left);
-    for_each(smallest.size(), request_.threads, [&](size_t i) { pricer_.price_offloaded(smallest[i]); });
-    add(std::move(smallest));
+    const size_t most = tried.size() + kRecomputed;
+    for (const PlannedRun& run : plan_.runs)
+      if (tried.size() < most && run.config.train.recompute != config::Recompute::none) tried.push_back(run);
+    for_each(tried.size(), request_.threads, [&](size_t i) { pricer_.price_offloaded(tried[i]); });
+    // What fits as it is has been added before.
+    std::erase_if(tried, [](const PlannedRun& run) { return run.fits && !run.plan.offload; });
+    add(std::move(tried));
   }
 
   /// Prices what else the fastest layout of each strategy can be (config::variants).

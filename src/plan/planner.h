@@ -7,7 +7,7 @@
 //   2. estimate    each by the additive model (plan/layer_costs.h); for layouts by tags its search finds them
 //   3. price       the best of each strategy: the trainer's own program, recorded on a dry device, with as little
 //                  recomputation as fits into memory (plan/pricing.h); layouts by tags move on to faster neighbours
-//   4. offload     where nothing fits: the optimizer's state on the host (plan/offload_time.h)
+//   4. offload     where memory is short: the optimizer's state on the host (plan/offload_time.h)
 //   5. vary        the fastest of each strategy: other places of its ranks, matrices that stay gathered
 //   6. rank        by the time of a step
 #include <string>

@@ -118,7 +118,7 @@ TEST(OffloadPlan, TradesDeviceMemoryForTime) {
   EXPECT_LT(device, memory_of(price_config(small({"parallel.data=2"}), 512, cluster).plan).device);
 }
 
-TEST(OffloadPlan, IsChosenWhereNothingFitsWithoutAndOnlyThere) {
+TEST(OffloadPlan, IsChosenWhereNothingFitsWithout) {
   Cluster cluster = cluster_file("a100-80gb.toml");
   const auto planned = [&](double mib, const std::vector<std::string>& sets = {}) {
     cluster.memory_bytes = mib * (1 << 20);
@@ -145,6 +145,19 @@ TEST(OffloadPlan, IsChosenWhereNothingFitsWithoutAndOnlyThere) {
   EXPECT_TRUE(planned(tight, {"offload.optimizer=none"}).runs.empty()) << "the key is given";
   cluster.host.memory_bytes = 1 << 20;
   EXPECT_TRUE(planned(tight).runs.empty()) << "the host's memory is too small";
+}
+
+TEST(OffloadPlan, MoreMemoryNeverMakesTheBestSlower) {
+  Cluster cluster = cluster_file("a100-80gb.toml");
+  double best = 1e30;
+  for (const double mib : {16.0, 20.0, 26.0, 36.0, 60.0, 400.0}) {
+    cluster.memory_bytes = mib * (1 << 20);
+    const Plan plan = plan_layouts({.config = small(), .vocab = 512, .devices = 4, .threads = 1}, cluster);
+    const double now = plan.runs.empty() ? 1e30 : plan.runs.front().time.total();
+    EXPECT_LE(now, best * (1 + 1e-9)) << mib;
+    best = now;
+  }
+  EXPECT_LT(best, 1e30);
 }
 
 TEST(OffloadPlan, AsksForTheHostWhereItIsNotKnown) {
