@@ -134,7 +134,7 @@ class Pages(rig.Runs):
         page = self.folder / "run/report.html"
         for heading in ("The plan and the run", "Communication by axis", "Optimizer offload"):
             self.assertIn(f"<h2>{heading}</h2>", page.read_text())
-        self.check(page, {"Updates, ms a step", "Lanes at work in the last update", "Time line"})
+        self.check(page, {"Updates, ms a step", "Time line"})
 
     def test_the_probe_sees_what_is_wrong(self):
         """A check that never fails proves nothing."""
