@@ -232,7 +232,7 @@ report() {
       printf '%s{"name":"%s","measured":%s,"target":%s,"verdict":"%s"}' "$([ "$i" -gt 0 ] && echo ,)" "$name" "${measured:-null}" "$wanted" "$verdict"
     done
     printf ']}\n'
-  } > "$out/gpu_check.json"
+  } > "$work/gpu_check.json"
   {
     printf "## %s\n\n\`scripts/gpu_check.sh\`, commit %s, %s\n\n" "${gpu:-GPU}" "$commit" "$(date -u +%F)"
     printf '| stage | result | s | |\n|---|---|---|---|\n'
@@ -249,7 +249,8 @@ report() {
         printf "\n### %s\n\n\`\`\`\n%s\n\`\`\`\n" "${names[i]}" "$(cat "$work/${names[i]}.txt")"
       fi
     done
-  } > "$out/gpu_check.md"
+  } > "$work/gpu_check.md"
+  mv -f "$work/gpu_check.json" "$work/gpu_check.md" "$out" # whole ones, whenever this is cut off
 }
 
 # Sizes.
