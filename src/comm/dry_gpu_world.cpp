@@ -1,4 +1,5 @@
-// The dry stand-in for a world whose GPUs NCCL joins: it counts the memory that NCCL will take beside the run's tensors.
+// The dry stand-in for a world whose GPUs NCCL joins: it counts the memory that NCCL will take beside the run's
+// tensors.
 #include <map>
 
 #include "comm/gpu_transport.h"

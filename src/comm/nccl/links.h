@@ -19,10 +19,11 @@ inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane 
 }
 
 /// Bytes of a GPU's memory that a communicator may take, by NCCL's defaults: 32 channels at most (maxCTAs of its
-/// configuration), each with a connection to both neighbours of a ring. A connection has buffers of 4 MiB (NCCL_BUFFSIZE),
-/// 4.7 and 0.5 MiB for its three protocols, 10 MiB as they are mapped, and 2 MiB of flags. On four A100 of 24 channels,
-/// joined by NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this gives 576 MiB there. GPUs
-/// joined by PCIe have fewer channels. Not counted: the communicator of all ranks, which never transfers anything.
+/// configuration), each with a connection to both neighbours of a ring. A connection has buffers of 4 MiB
+/// (NCCL_BUFFSIZE), 4.7 and 0.5 MiB for its three protocols, 10 MiB as they are mapped, and 2 MiB of flags. On four
+/// A100 of 24 channels, joined by NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this gives
+/// 576 MiB there. GPUs joined by PCIe have fewer channels. Not counted: the communicator of all ranks, which never
+/// transfers anything.
 inline constexpr int64_t kChannels = 32, kBytesOfCommunicator = kChannels * 2 * (int64_t{12} << 20);
 
 }  // namespace trainer::comm::nccl
