@@ -92,7 +92,7 @@ class Readmes(unittest.TestCase):
 
     @classmethod
     def output(cls, *command, status=0):
-        result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True,
+        result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True, errors="replace",
                                 timeout=rig.TIMEOUT_SECONDS)
         if result.returncode != status:
             raise AssertionError(f"{shlex.join(map(str, command))}: status {result.returncode}\n{result.stdout}{result.stderr}")
@@ -269,6 +269,8 @@ class Readmes(unittest.TestCase):
             name = span.removeprefix("-D").split("=")[0]
             if name in ("TRAINER_ISA", "TRAINER_PRODUCTS"):  # of the environment, at run time
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "src").rglob("*.cpp")))
+            elif name in ("TRAINER_TORCH_PYTHON",):  # of the tests' environment
+                self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "readme_test.py"))
             else:
                 self.assertRegex(lists, rf"\b{name}\b")
         self.each(lambda code: [span for span in code.spans if re.match(r"(-D)?TRAINER_\w+(=|$)", span)], check)

@@ -182,11 +182,12 @@ Tensors state_of_equal_replicas(int64_t replicas, const config::Offload& plan, i
   return state;
 }
 
-/// The contents of all files of a folder, by name.
+/// The contents of all shards of a folder, by name. The manifest knows when it was written, and the mark is of that.
 std::map<std::string, std::string> files_in(const std::filesystem::path& folder) {
   std::map<std::string, std::string> files;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
-    if (!entry.is_regular_file()) continue;
+    const std::string name = entry.path().filename();
+    if (!entry.is_regular_file() || name == checkpoint::kManifestFile || name == checkpoint::kCompleteFile) continue;
     std::ifstream in(entry.path(), std::ios::binary);
     files[std::filesystem::relative(entry.path(), folder)].assign(std::istreambuf_iterator<char>(in), {});
   }
@@ -202,7 +203,7 @@ TEST(OffloadOnRanks, ACheckpointContinuesUnderAnotherPlanWithAnotherNumberOfRepl
     const auto path = folder.path() / std::to_string(saving);
     state_of_equal_replicas(2, kOffloadPlans[saving], 1, kSaved, {}, path);
     if (files.empty()) files = files_in(path);
-    EXPECT_GE(files.size(), 3u);  // of each rank, and what says what they are
+    EXPECT_GE(files.size(), 2u);  // of each rank
     EXPECT_TRUE(files_in(path) == files) << "a file knows plan " << saving;
     for (const auto& [replicas, loading] : {std::pair{4, size_t{2}}, {1, size_t{4}}, {2, size_t{1}}})
       EXPECT_TRUE(state_of_equal_replicas(replicas, kOffloadPlans[loading], kSaved + 1, kSteps, path, {}) == whole)
