@@ -151,7 +151,7 @@ TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRefusedWithNumbersAndTheKeysToC
   EXPECT_NE(said.find("needs " + number(needed) + " of host memory, " + number(needed - 1) + " are available"),
             std::string::npos)
       << said;
-  EXPECT_NE(said.find("the largest part is host_"), std::string::npos) << said;
+  EXPECT_NE(said.find("the largest part is host with "), std::string::npos) << said;  // of so small a model
   EXPECT_NE(said.find("offload.grad_transport = \"bf16\" fits"), std::string::npos) << said;
   machine.memory_limit = int64_t{1} << 40;
   EXPECT_NE(refusal(c, machine).find("offload.optimizer = \"none\" fits"), std::string::npos) << refusal(c, machine);
