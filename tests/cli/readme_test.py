@@ -92,7 +92,7 @@ class Readmes(unittest.TestCase):
 
     @classmethod
     def output(cls, *command, status=0):
-        result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True,
+        result = subprocess.run(list(map(str, command)), cwd=cls.folder, capture_output=True, text=True, errors="replace",
                                 timeout=rig.TIMEOUT_SECONDS)
         if result.returncode != status:
             raise AssertionError(f"{shlex.join(map(str, command))}: status {result.returncode}\n{result.stdout}{result.stderr}")
