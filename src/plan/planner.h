@@ -1,9 +1,8 @@
 #pragma once
 // The planner: which strategy, layout, micro-batch, recomputation and ZeRO stage make a step fast on a machine.
 //
-//   1. enumerate   replicas x micro-batch x layouts of every strategy, as far as their rules hold
-//   (config/layout_rules.h).
-//                  Keys given in the configuration are constraints; the others are searched.
+//   1. enumerate   replicas x micro-batch x layouts of every strategy whose rules hold (config/layout_rules.h). Keys
+//                  that the configuration gives are constraints; the others are searched.
 //   2. estimate    each by the additive model (plan/layer_costs.h); for layouts by tags its search finds them
 //   3. price       the best of each strategy: the trainer's own program, recorded on a dry device, with as little
 //                  recomputation as fits into memory (plan/pricing.h); layouts by tags move on to faster neighbours

@@ -323,25 +323,25 @@ Assignment descend(const SearchProblem& problem, const DescentOptions& options) 
 Assignment forest_dp_within(const SearchProblem& problem, int conditioned) {
   const Assignment free = forest_dp(problem, conditioned);
   if (!free.found() || free.memory <= problem.cap) return free;
-  // The price of memory at which the cheapest assignment fits is found by halving on a logarithmic scale.
+  // The least multiplier with which the cheapest assignment fits is found by bisection on a logarithmic scale.
   Assignment best;
-  const auto at_price = [&](double price) {
-    SearchProblem priced = problem;
-    for (size_t i = 0; i < priced.nodes.size(); ++i)
-      for (size_t choice = 0; choice < priced.nodes[i].size(); ++choice)
-        priced.nodes[i][choice] += price * problem.memory[i][choice];
-    const Assignment now = evaluate(problem, forest_dp(priced, conditioned).choices);
+  const auto fits_with = [&](double multiplier) {
+    SearchProblem relaxed = problem;
+    for (size_t i = 0; i < relaxed.nodes.size(); ++i)
+      for (size_t choice = 0; choice < relaxed.nodes[i].size(); ++choice)
+        relaxed.nodes[i][choice] += multiplier * problem.memory[i][choice];
+    const Assignment now = evaluate(problem, forest_dp(relaxed, conditioned).choices);
     if (now.memory <= problem.cap && is_better(now, best)) best = now;
     return now.memory <= problem.cap;
   };
   double low = 1e-6 * free.cost / free.memory, high = low;
-  for (int raised = 0; !at_price(high); ++raised) {
+  for (int raised = 0; !fits_with(high); ++raised) {
     if (raised == kMostPenalties) return best;
     high *= 32;
   }
   for (int round = 0; round < kMostPenalties && high / low > 1 + 1e-3; ++round) {
     const double middle = std::sqrt(low * high);
-    (at_price(middle) ? high : low) = middle;
+    (fits_with(middle) ? high : low) = middle;
   }
   return best;
 }

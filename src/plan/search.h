@@ -1,13 +1,13 @@
 #pragma once
 // Search: each variable of a graph takes one of its choices, at the least total cost of nodes and edges. The layouts of
-// a model's layers are such a problem (plan/mixed.h): a node is what an operator costs by itself, an edge what it costs
-// to move activations between two neighbours, forward and backward.
+// a model's layers are such a problem (plan/layer_costs.h): a node is what an operator costs by itself, an edge what it
+// costs to move activations between two neighbours, forward and backward.
 //
 //   method         work                                    finds
 //   exhaustive     all assignments                         the optimum
 //   forest DP      edges x choices²                        the optimum of a forest (a chain) without a cap of memory;
 //                  x choices of one variable               and of a graph that is a forest without this variable
-//   priced DP      as forest DP, some 30 times              within a cap of memory: the optimum for some price of it
+//   relaxed DP     as forest DP, some 30 times              the optimum of a Lagrangian relaxation of the cap of memory
 //   descent        starts x sweeps x edges x choices²      a local optimum (AutoDDL, arXiv 2301.06813: coordinate
 //                                                          descent; here from many starts, with moves of pairs)
 // One start without pairs is not enough: it misses the optimum of short chains already
@@ -49,8 +49,8 @@ Assignment exhaustive(const SearchProblem& problem);
 /// (internal error).
 Assignment forest_dp(const SearchProblem& problem, int conditioned = -1);
 
-/// Returns an assignment within the cap: the cheapest one at some price of memory. Assignments that are cheapest at no
-/// price are missed, so descent goes on from it.
+/// Returns an assignment within the cap: the cheapest one of cost plus a Lagrange multiplier times memory. Assignments
+/// that no multiplier makes the cheapest are missed, so descent goes on from it.
 Assignment forest_dp_within(const SearchProblem& problem, int conditioned = -1);
 
 struct DescentOptions {
