@@ -161,6 +161,36 @@ TEST(Search, FindsWhatFitsIntoMemory) {
   EXPECT_GE(equal, cases_with_cap * 9 / 10);
 }
 
+// What search() does where there is too much to enumerate.
+TEST(Search, RelaxesTheCapOfMemoryAndDescendsFromThere) {
+  int equal = 0, all = 0;
+  for (const Case& c : cases()) {
+    if (c.axes > 1 && c.seed > 20) continue;
+    SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
+    std::vector<int> least;
+    for (const std::vector<double>& node : p.memory)
+      least.push_back(static_cast<int>(std::ranges::min_element(node) - node.begin()));
+    const int conditioned = c.ring ? 0 : -1;
+    const double low = evaluate(p, least).memory, high = forest_dp(p, conditioned).memory;
+    p.cap = 0.99 * low;
+    EXPECT_FALSE(forest_dp_within(p, conditioned).found());
+    for (const double share : {0.1, 0.4, 0.8}) {
+      p.cap = low + share * (high - low);
+      if (high <= low) continue;
+      const Assignment best = exhaustive(p), within = forest_dp_within(p, conditioned);
+      ASSERT_TRUE(within.found()) << "seed " << c.seed;
+      EXPECT_LE(within.memory, p.cap);
+      const Assignment found = descend(p, {.starts = {forest_dp(p, conditioned).choices, least, within.choices}});
+      EXPECT_LE(found.memory, p.cap);
+      EXPECT_LE(found.cost, within.cost * (1 + 1e-12));
+      EXPECT_LE(found.cost, 1.02 * best.cost) << "seed " << c.seed << " share " << share;
+      equal += found.cost <= best.cost * (1 + 1e-9);
+      ++all;
+    }
+  }
+  EXPECT_GE(equal, all * 9 / 10) << all;
+}
+
 TEST(Search, DependsOnNeitherThreadsNorOrder) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     const SearchProblem p = problem(seed, 2, 4, seed % 2 == 1);
