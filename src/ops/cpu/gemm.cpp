@@ -135,11 +135,11 @@ auto column_sum_of(const Exec& ex, DType dtype) {
   return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
-/// Says whether writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
+/// Says whether writes of C bypass the caches: only whole lines, and only of results beyond `bytes` (0: never).
 template <typename C>
-bool streams(const Tensor& c) {
-  constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
-  return c.bytes() > kCache && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
+bool streams(const Tensor& c, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  return bytes > 0 && c.bytes() > bytes && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
          c.ld() * static_cast<int64_t>(sizeof(C)) % kLine == 0;
 }
 
@@ -157,7 +157,8 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
   GemmStore<T, C> store = store_of<T, C>(op);
   const Epilogue& e = op.epilogue;
-  store.stream = kernels.may_stream && streams<C>(op.c) && (!e.pre || e.gradient || streams<C>(e.pre));
+  const int64_t beyond = kernels.stream_bytes;
+  store.stream = streams<C>(op.c, beyond) && (!e.pre || e.gradient || streams<C>(e.pre, beyond));
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
   const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {

@@ -55,7 +55,8 @@ struct GemmKernels {
   int64_t chunk_terms = 8192;  // most terms of A a task packs at once; sums of longer ones are kept between chunks
   bool whole_sums = true;      // false: where the sum is one block, its kernel needs no memory for sums
   bool by_block = false;       // sums of several blocks: A is packed a block at a time, not all its terms at once
-  bool may_stream = false;     // large results are worth writing past the caches
+  // Results of more bytes than this are written past the caches, 0: none.
+  int64_t stream_bytes = 0;
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
   /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.

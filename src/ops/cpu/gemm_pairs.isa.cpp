@@ -4,16 +4,14 @@
 // A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
 // lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not
 // depend on how long blocks are. What needs no epilogue is stored from registers into C.
-#include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/pairs.h"
+#include "ops/cpu/panel_finish.h"
 
 namespace trainer::ops::TRAINER_ISA {
 
 extern const Bf16Table pair_table;
 
 namespace {
-
-constexpr int64_t kLine = 64;
 
 // --- packing ---
 
@@ -117,17 +115,28 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
 template <int R, int V>
 using Sums = Vec<float>[R][V];
 
-template <int R, int V>
+/// What the next blocks read, prefetched a share at every pair. One line at a time costs little; dozens at once would
+/// delay what the products read.
+struct Ahead {
+  const char* b;     // the next panel, from L3 or memory
+  const char* sums;  // the next block's sums so far, from L2 or L3
+  int64_t b_share, sums_share;
+};
+
+/// Rows beyond Used, of R in a panel, are not there.
+template <int Used, int R, int V>
 [[gnu::always_inline]] inline void multiply(int64_t pairs, const bf16* a, const bf16* b, Sums<R, V>& sums,
-                                            const char* next, int64_t share) {
+                                            Ahead ahead) {
 #pragma GCC unroll 1  // with more at a time GCC keeps some sums in memory
-  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes, next += share) {
-    __builtin_prefetch(next, 0, 2);
+  for (int64_t pair = 0; pair < pairs; ++pair, a += 2 * R, b += 2 * V * kPairLanes) {
+    __builtin_prefetch(ahead.b, 0, 2);
+    __builtin_prefetch(ahead.sums, 1, 3);
+    ahead.b += ahead.b_share, ahead.sums += ahead.sums_share;
     Pairs columns[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) columns[v] = load_pairs(b + 2 * v * kPairLanes);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; r < Used; ++r) {
       const Pairs x = splat_pair(a + 2 * r);
 #pragma GCC unroll 4
       for (int v = 0; v < V; ++v) add_dots(sums[r][v], x, columns[v]);
@@ -137,7 +146,8 @@ template <int R, int V>
 
 /// Stores a vector of finished sums without an epilogue, at its place in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
-  store(c, s.accumulate ? load(c) + x : x);
+  if (s.accumulate) return store(c, load(c) + x);
+  s.stream ? stream(c, x) : store(c, x);
 }
 template <int R, int V>
 [[gnu::always_inline]] inline void put_block(const Sums<R, V>& sums, float* c, int64_t rows,
@@ -155,7 +165,8 @@ template <int R>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r, c += s.ldc) {
     if (r == rows) return;
-    store_halves(c, round_halves(sums[r][0], sums[r][1]));
+    const Halves halves = round_halves(sums[r][0], sums[r][1]);
+    s.stream ? stream_halves(c, halves) : store_halves(c, halves);
   }
 }
 /// Stores sums from memory, for columns that do not fill the block.
@@ -170,51 +181,73 @@ inline void put_part(const float* sums, int64_t cols, bf16* c, bool) {
   }
 }
 
-template <int R, int V, typename C>
-void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
-  constexpr int64_t kWidth = V * kPairLanes;
-  const bool bare = s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu;
-  alignas(64) float own[R * kWidth];
+/// Prefetches the lines of `rows` rows of C or of `pre`, which will be written.
+template <int64_t Width, typename C>
+[[gnu::always_inline]] inline void ask_to_write(const C* elements, int64_t ld, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t at = 0; at < Width; at += kLine / static_cast<int64_t>(sizeof(C)))
+      prefetch_to_write(elements + r * ld + at);
+}
+
+template <Ending Kind, int R, int V, typename C>
+void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
+  constexpr int64_t kWidth = V * kPairLanes, kSums = R * kWidth;
+  constexpr bool kBare = Kind != Ending::epilogue;
+  const bool whole = g.first && g.last;
+  alignas(64) float own[kSums];
   float* kept = g.sums;
+  const int64_t row_panels = (g.rows + R - 1) / R;
+  const auto share = [](int64_t bytes, int64_t times) { return (bytes + times - 1) / times; };
   for (int64_t j = 0; j < g.cols; j += kWidth) {
     const bf16* const b = static_cast<const bf16*>(g.b) + j / kWidth * g.b_stride;
-    const int64_t cols = at_most(g.cols - j, kWidth);
-    // The next panel comes from L3 or memory, so each pair of each row panel prefetches a share of it. One line at a
-    // time costs little; dozens at once would delay what the products read.
-    const char* next = reinterpret_cast<const char*>(b + g.b_stride);
-    const int64_t row_panels = (g.rows + R - 1) / R;
-    const int64_t share = (2 * kWidth * static_cast<int64_t>(sizeof(bf16)) + row_panels - 1) / row_panels;
+    const int64_t cols = at_most(g.cols - j, kWidth), col = g.col + j;
+    Ahead ahead{.b = reinterpret_cast<const char*>(b + g.b_stride),
+                .b_share = share(2 * kWidth * static_cast<int64_t>(sizeof(bf16)), row_panels),
+                .sums_share = share(2 * kSums * static_cast<int64_t>(sizeof(float)), g.k)};
     const bf16* a = g.a;
-    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, kept += R * kWidth, next += share * g.k / 2) {
-      const int64_t rows = at_most(g.rows - i, R);
-      C* const c = s.c + (g.row + i) * s.ldc + g.col + j;
-      if (g.last)
-        for (int64_t r = 0; r < rows; ++r)
-          for (int64_t at = 0; at < kWidth; at += kLine / static_cast<int64_t>(sizeof(C)))
-            prefetch_to_write(c + r * s.ldc + at);
+    for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, ahead.b += ahead.b_share * g.k / 2) {
+      const int64_t rows = at_most(g.rows - i, R), row = g.row + i;
+      C* const c = s.c + row * s.ldc + col;
+      if (g.last) {
+        EndAhead<Kind, kWidth, C>{s, row, col, rows}.ask(rows);
+        if (!s.stream) {
+          if (Kind != Ending::accumulate) ask_to_write<kWidth>(c, s.ldc, rows);
+          if (s.pre != nullptr && !s.gradient) ask_to_write<kWidth>(s.pre + row * s.ld_pre + col, s.ld_pre, rows);
+        }
+      }
       Sums<R, V> sums;
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      multiply<R, V>(g.k / 2, a, b, sums, next, share);
-      if (g.last && bare && cols == kWidth) {
+      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);
+      multiply<R>(g.k / 2, a, b, sums, ahead);
+      if (g.last && kBare && cols == kWidth) {
         put_block(sums, c, rows, s);
-        continue;
-      }
-      float* const to = g.last ? own : kept;
-#pragma GCC unroll 16
-      for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < V; ++v) store(to + r * kWidth + v * kPairLanes, sums[r][v]);
-      if (!g.last) continue;
-      if (bare) {
-        for (int64_t r = 0; r < rows; ++r) put_part(own + r * kWidth, cols, c + r * s.ldc, s.accumulate);
       } else {
-        finish<true>(own, kWidth, g.row + i, g.col + j, rows, cols, s);
+        float* const to = g.last ? own : kept;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int v = 0; v < V; ++v) store(to + r * kWidth + v * kPairLanes, sums[r][v]);
+        if (g.last) {
+          if (cols == kWidth) {
+            for (int64_t r = 0; r < rows; ++r) finish_row<Kind, kWidth>(own + r * kWidth, row + r, col, s);
+          } else if (kBare) {
+            for (int64_t r = 0; r < rows; ++r) put_part(own + r * kWidth, cols, c + r * s.ldc, s.accumulate);
+          } else {
+            finish<true>(own, kWidth, row, col, rows, cols, s);
+          }
+        }
       }
+      if (!whole) kept += kSums;
     }
   }
+  if (s.stream) stream_fence();
+}
+template <int R, int V, typename C>
+void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
+  with_ending(s, [&](auto kind) { block_as<kind(), R, V>(g, s); });
 }
 
 template <int R, int V, typename C>

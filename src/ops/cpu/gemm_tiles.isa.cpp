@@ -4,7 +4,7 @@
 // Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
 // finished sums takes a few rows at a time between the products of the next block. So vectors work while the matrix
 // unit does.
-#include "ops/cpu/gemm_finish.h"
+#include "ops/cpu/panel_finish.h"
 #include "ops/cpu/tile_panels.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -14,7 +14,6 @@ extern const Bf16Table tile_table;
 namespace {
 
 constexpr int64_t kBlockSums = kTilePanel * kTilePanel;  // sums of a block of C
-constexpr int64_t kLine = 64;
 
 void pack_a(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k, bf16* dst) {
   const int64_t panel = (k + kTileTerms - 1) / kTileTerms * kStepElements;
@@ -28,50 +27,6 @@ void pack_b(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_t k
     pack_b_terms(src + column * ld, ld, extent - column, k, dst);
 }
 
-/// Finishes a row of a whole panel of sums. Its 32 elements of C are one cache line in bf16, two in f32.
-template <Ending Kind>
-[[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
-                                              const GemmStore<bf16, bf16>& s) {
-  static_assert(Kind != Ending::accumulate);
-  constexpr int64_t kLanesHere = kLanes<float>, kWide = 2 * kLanesHere;
-  const auto put = [&](bf16 * to, Halves halves) __attribute__((always_inline)) {
-    s.stream ? stream_halves(to, halves) : store_halves(to, halves);
-  };
-  for (int64_t j = 0; j < kTilePanel; j += kWide) {
-    bf16* const c = s.c + row * s.ldc + col + j;
-    Vec<float> x = load(sums + j), y = load(sums + j + kLanesHere);
-    if constexpr (Kind == Ending::epilogue) {
-      const bf16* const residual = s.residual == nullptr ? nullptr : s.residual + row * s.ld_residual + col + j;
-      bf16* const pre = s.pre == nullptr ? nullptr : s.pre + row * s.ld_pre + col + j;
-      if (s.gradient) {
-        x *= vgelu_grad_near(load(pre));
-        y *= vgelu_grad_near(load(pre + kLanesHere));
-      } else {
-        if (s.bias != nullptr) x += load(s.bias + col + j), y += load(s.bias + col + j + kLanesHere);
-        const Halves rounded = round_halves(x, y);
-        if (pre != nullptr) put(pre, rounded);
-        if (s.gelu) {  // of the sum as `pre` has it; even and odd elements apart, as a word yields them
-          Vec<float> even = vgelu_near(even_elements(rounded)), odd = vgelu_near(odd_elements(rounded));
-          if (residual != nullptr) {
-            const Halves added = load_halves(residual);
-            even += even_elements(added), odd += odd_elements(added);
-          }
-          put(c, round_even_odd(even, odd));
-          continue;
-        }
-      }
-      if (residual != nullptr) x += load(residual), y += load(residual + kLanesHere);
-    }
-    put(c, round_halves(x, y));
-  }
-}
-template <Ending Kind>
-[[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
-                                              const GemmStore<bf16, float>& s) {
-  for (int64_t j = 0; j < kTilePanel; j += kLanes<float>)
-    finish_vector<Kind, true, true>(load(sums + j), row, col + j, kLanes<float>, s);
-}
-
 /// A block of finished sums that is being stored into C.
 template <Ending Kind, typename C>
 struct Finished {
@@ -82,7 +37,7 @@ struct Finished {
     if (rows <= 0) return;
     n = at_most(n, rows);
     if (cols == kTilePanel) {
-      for (int64_t i = 0; i < n; ++i) finish_row<Kind>(sums + i * kTilePanel, row + i, col, s);
+      for (int64_t i = 0; i < n; ++i) finish_row<Kind, kTilePanel>(sums + i * kTilePanel, row + i, col, s);
     } else {
       finish<true>(sums, kTilePanel, row, col, n, cols, s);
     }
@@ -96,30 +51,6 @@ struct Ahead {
   int64_t lines;
   [[gnu::always_inline]] void ask() {
     for (int64_t i = 0; i < lines; ++i, next += kLine) __builtin_prefetch(next, 0, 2);
-  }
-};
-
-/// Prefetches what the epilogue of a block reads, some rows at every step of its products.
-template <Ending Kind, typename C>
-struct EndAhead {
-  const GemmStore<bf16, C>& s;
-  int64_t row, col, rows;
-
-  [[gnu::always_inline]] void ask(int64_t n) {
-    if constexpr (Kind == Ending::store) return;
-    for (const int64_t end = row + at_most(n, rows); row < end; ++row, --rows) {
-      if constexpr (Kind == Ending::accumulate) {
-        ask_for_row(s.c + row * s.ldc);
-      } else {
-        if (s.gradient) ask_for_row(s.pre + row * s.ld_pre);
-        if (s.residual != nullptr) ask_for_row(s.residual + row * s.ld_residual);
-      }
-    }
-  }
-  [[gnu::always_inline]] void ask_for_row(const C* elements) const {
-    const char* const line = reinterpret_cast<const char*>(elements + col);
-    for (int64_t byte = 0; byte < kTilePanel * static_cast<int64_t>(sizeof(C)); byte += kLine)
-      __builtin_prefetch(line + byte, Kind == Ending::accumulate, 3);
   }
 };
 
@@ -141,7 +72,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       const bf16* const a = g.a + i * g.k * kTilePanel;
       float* const to = whole ? own[(j * row_panels + i) % 2] : sums;
       const int64_t row = g.row + i * kTilePanel, col = g.col + j * kTilePanel;
-      EndAhead<Kind, C> end{s, row, col, g.last ? at_most(g.rows - i * kTilePanel, kTilePanel) : 0};
+      EndAhead<Kind, kTilePanel, C> end{s, row, col, g.last ? at_most(g.rows - i * kTilePanel, kTilePanel) : 0};
       const auto between = [&](int64_t) __attribute__((always_inline)) {
         next_b.ask();
         end.ask(rows_per_step);
@@ -167,10 +98,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 
 template <typename C>
 void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
-  if constexpr (std::is_same_v<C, float>)
-    if (s.accumulate) return block_as<Ending::accumulate>(g, s);
-  if (s.bias == nullptr && s.pre == nullptr && s.residual == nullptr && !s.gelu) return block_as<Ending::store>(g, s);
-  block_as<Ending::epilogue>(g, s);
+  with_ending(s, [&](auto kind) { block_as<kind()>(g, s); });
 }
 
 /// Blocks for 48 KiB of L1 and 2 MiB of L2. Up to 1024 terms, a task's rows of A (1 MiB) stay in L2. Of longer sums,
@@ -187,7 +115,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .block_cols = 512,
           .whole_sums = false,
           .by_block = true,
-          .may_stream = true,
+          .stream_bytes = int64_t{2} << 20,
           .pack_a = pack_a,
           .pack_b = pack_b,
           .pack_b_kept = pack_b,
