@@ -71,8 +71,10 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   }
   sums_shared = chunk_blocks < sum.count;
 
-  const int64_t panels = divide_up(m, kernels.rows),
-                most = (k <= kernels.whole_k ? kernels.whole_rows : kernels.block_rows) / kernels.rows;
+  int64_t most_rows = k <= kernels.whole_k ? kernels.whole_rows : kernels.block_rows;
+  if (k <= kernels.whole_k && kernels.whole_elements > 0)
+    most_rows = std::min(most_rows, kernels.whole_elements / std::max<int64_t>(1, k));
+  const int64_t panels = divide_up(m, kernels.rows), most = std::max<int64_t>(1, most_rows / kernels.rows);
   double best = std::numeric_limits<double>::infinity();
   int64_t task_panels = 1;
   group_tiles = 1;
@@ -135,11 +137,11 @@ auto column_sum_of(const Exec& ex, DType dtype) {
   return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
-/// Says whether writes of C bypass the caches: only whole lines, and only of results beyond `bytes` (0: never).
+/// Says whether writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
 template <typename C>
-bool streams(const Tensor& c, int64_t bytes) {
-  constexpr int64_t kLine = 64;
-  return bytes > 0 && c.bytes() > bytes && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
+bool streams(const Tensor& c) {
+  constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;
+  return c.bytes() > kCache && reinterpret_cast<uintptr_t>(c.data) % kLine == 0 &&
          c.ld() * static_cast<int64_t>(sizeof(C)) % kLine == 0;
 }
 
@@ -157,8 +159,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
   GemmStore<T, C> store = store_of<T, C>(op);
   const Epilogue& e = op.epilogue;
-  const int64_t beyond = kernels.stream_bytes;
-  store.stream = streams<C>(op.c, beyond) && (!e.pre || e.gradient || streams<C>(e.pre, beyond));
+  store.stream = kernels.may_stream && streams<C>(op.c) && (!e.pre || e.gradient || streams<C>(e.pre));
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
   const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {

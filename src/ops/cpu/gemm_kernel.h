@@ -50,13 +50,13 @@ struct GemmKernels {
   // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend on these alone.
   int64_t block_k = 0, whole_k = 0;
   int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
-  int64_t whole_rows = 0;      // the same where the sum is one block of at most whole_k terms
+  int64_t whole_rows = 0;      // the same where the sum is one block of at most whole_k terms,
+  int64_t whole_elements = 0;  // and these rows have at most so many elements (0: any number)
   int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
   int64_t chunk_terms = 8192;  // most terms of A a task packs at once; sums of longer ones are kept between chunks
   bool whole_sums = true;      // false: where the sum is one block, its kernel needs no memory for sums
   bool by_block = false;       // sums of several blocks: A is packed a block at a time, not all its terms at once
-  // Results of more bytes than this are written past the caches, 0: none.
-  int64_t stream_bytes = 0;
+  bool may_stream = false;     // large results are worth writing past the caches
 
   /// Panels of `extent` rows of op(A) (columns of op(B)) over k terms; panels are k·rows (k rounded up to a step;
   /// `stride`) apart in dst. along_k: the terms of a row are contiguous in src; else the rows of a term are.

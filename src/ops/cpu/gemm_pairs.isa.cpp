@@ -146,8 +146,7 @@ template <int Used, int R, int V>
 
 /// Stores a vector of finished sums without an epilogue, at its place in C.
 [[gnu::always_inline]] inline void put_sums(float* c, Vec<float> x, const GemmStore<bf16, float>& s) {
-  if (s.accumulate) return store(c, load(c) + x);
-  s.stream ? stream(c, x) : store(c, x);
+  store(c, s.accumulate ? load(c) + x : x);
 }
 template <int R, int V>
 [[gnu::always_inline]] inline void put_block(const Sums<R, V>& sums, float* c, int64_t rows,
@@ -165,8 +164,7 @@ template <int R>
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r, c += s.ldc) {
     if (r == rows) return;
-    const Halves halves = round_halves(sums[r][0], sums[r][1]);
-    s.stream ? stream_halves(c, halves) : store_halves(c, halves);
+    store_halves(c, round_halves(sums[r][0], sums[r][1]));
   }
 }
 /// Stores sums from memory, for columns that do not fill the block.
@@ -203,17 +201,15 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
     const int64_t cols = at_most(g.cols - j, kWidth), col = g.col + j;
     Ahead ahead{.b = reinterpret_cast<const char*>(b + g.b_stride),
                 .b_share = share(2 * kWidth * static_cast<int64_t>(sizeof(bf16)), row_panels),
-                .sums_share = share(2 * kSums * static_cast<int64_t>(sizeof(float)), g.k)};
+                .sums_share = whole ? 0 : share(2 * kSums * static_cast<int64_t>(sizeof(float)), g.k)};
     const bf16* a = g.a;
     for (int64_t i = 0; i < g.rows; i += R, a += g.k * R, ahead.b += ahead.b_share * g.k / 2) {
       const int64_t rows = at_most(g.rows - i, R), row = g.row + i;
       C* const c = s.c + row * s.ldc + col;
       if (g.last) {
         EndAhead<Kind, kWidth, C>{s, row, col, rows}.ask(rows);
-        if (!s.stream) {
-          if (Kind != Ending::accumulate) ask_to_write<kWidth>(c, s.ldc, rows);
-          if (s.pre != nullptr && !s.gradient) ask_to_write<kWidth>(s.pre + row * s.ld_pre + col, s.ld_pre, rows);
-        }
+        if (Kind != Ending::accumulate) ask_to_write<kWidth>(c, s.ldc, rows);
+        if (s.pre != nullptr && !s.gradient) ask_to_write<kWidth>(s.pre + row * s.ld_pre + col, s.ld_pre, rows);
       }
       Sums<R, V> sums;
 #pragma GCC unroll 16
@@ -221,7 +217,14 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
       ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);
-      multiply<R>(g.k / 2, a, b, sums, ahead);
+      // The last panel may be short: it then takes fewer products.
+      if (rows <= 4) {
+        multiply<4>(g.k / 2, a, b, sums, ahead);
+      } else if (R > 8 && rows <= 8) {
+        multiply<8>(g.k / 2, a, b, sums, ahead);
+      } else {
+        multiply<R>(g.k / 2, a, b, sums, ahead);
+      }
       if (g.last && kBare && cols == kWidth) {
         put_block(sums, c, rows, s);
       } else {
@@ -243,7 +246,6 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       if (!whole) kept += kSums;
     }
   }
-  if (s.stream) stream_fence();
 }
 template <int R, int V, typename C>
 void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
@@ -251,33 +253,41 @@ void block(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
 }
 
 template <int R, int V, typename C>
-constexpr GemmKernels<bf16, C, bf16> kernels(int64_t block_k, int64_t whole_k, int64_t block_rows, int64_t block_cols,
-                                             int64_t chunk_terms) {
+constexpr GemmKernels<bf16, C, bf16> kernels(GemmKernels<bf16, C, bf16> sizes) {
   constexpr int kWidth = V * static_cast<int>(kPairLanes);
-  return {.rows = R,
-          .cols = kWidth,
-          .step = 2,
-          .block_k = block_k,
-          .whole_k = whole_k,
-          .block_rows = block_rows,
-          .whole_rows = block_rows,
-          .block_cols = block_cols,
-          .chunk_terms = chunk_terms,
-          .whole_sums = false,
-          .pack_a = pack_left<R>,
-          .pack_b = pack_pairs<kWidth>,
-          .pack_b_kept = pack_pairs<kWidth>,
-          .block = block<R, V, C>,
-          .block_kept = block<R, V, C>};
+  sizes.rows = R;
+  sizes.cols = kWidth;
+  sizes.step = 2;
+  sizes.whole_sums = false;
+  sizes.pack_a = pack_left<R>;
+  sizes.pack_b = sizes.pack_b_kept = pack_pairs<kWidth>;
+  sizes.block = sizes.block_kept = block<R, V, C>;
+  return sizes;
+}
+/// Tall blocks have rows of one line of bf16.
+template <typename C>
+constexpr GemmKernels<bf16, C, bf16> tall() {
+  return kernels<14, 2, C>({.block_k = 1024,
+                            .whole_k = 3072,
+                            .block_rows = 126,
+                            .whole_rows = 266,
+                            .whole_elements = 126 * 3072,
+                            .block_cols = 1024});
+}
+/// Wide blocks of few rows write fewer lines of C at a time and read fewer of A. They are better for sums over all
+/// tokens, whose A is packed with each product.
+constexpr GemmKernels<bf16, float, bf16> wide() {
+  return kernels<8, 3, float>({.block_k = 512,
+                               .whole_k = 512,
+                               .block_rows = 256,
+                               .whole_rows = 256,
+                               .block_cols = 768,
+                               .chunk_terms = 1024});
 }
 
 }  // namespace
 
-// Blocks for 32 KiB of L1 and 1 MiB of L2. Wide blocks of few rows write fewer lines of C at a time and read fewer of
-// A. They are better for sums over all tokens, whose A is packed with each product. Tall blocks have rows of one line
-// of bf16.
-constinit const Bf16Table pair_table{.bf16_out = kernels<14, 2, bf16>(1024, 3072, 126, 1024, 8192),
-                                     .f32_out = kernels<8, 3, float>(512, 512, 256, 768, 1024),
-                                     .f32_out_kept = kernels<14, 2, float>(1024, 3072, 126, 1024, 8192)};
+// Blocks for 32 KiB of L1 and 1 MiB of L2.
+constinit const Bf16Table pair_table{.bf16_out = tall<bf16>(), .f32_out = wide(), .f32_out_kept = tall<float>()};
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -115,7 +115,7 @@ constexpr GemmKernels<bf16, C, bf16> kernels() {
           .block_cols = 512,
           .whole_sums = false,
           .by_block = true,
-          .stream_bytes = int64_t{2} << 20,
+          .may_stream = true,
           .pack_a = pack_a,
           .pack_b = pack_b,
           .pack_b_kept = pack_b,
