@@ -22,6 +22,8 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
+constexpr int64_t kManyUses = 1000;  // of a weight, so that it is packed: outside the measurement
+
 /// Layer holds the products of a linear layer and their operands.
 struct Layer {
   Layer(Exec& ex, DType dtype, const GemmShape& shape)
@@ -35,7 +37,7 @@ struct Layer {
     forward = {.a = x, .b = w, .c = y};
     dx = {.a = y, .b = w, .c = x, .trans_b = true};
     dw = {.a = x, .b = y, .c = sums, .trans_a = true, .accumulate = true};
-    if (ops::prefers_packed(ex.device, dtype)) {
+    if (ops::prefers_packed(ex.device, dtype, shape.m, shape.k, kManyUses)) {
       forward.packed_b = packed = packed_weight(ex, w, false);
       dx.packed_b = packed_trans = packed_weight(ex, w, true);
     }

@@ -100,8 +100,11 @@ void run(Exec& ex, const Gemm& op) {
   if (op.b_sums && !(own && sums_columns(op))) run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums, op.later});
 }
 
-bool prefers_packed(const device::Device& device, DType compute) {
-  return device.kind() == device::Kind::cpu && compute == DType::bf16 && device.isa() >= device::Isa::avx512bf16;
+bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {
+  constexpr int64_t kFewUses = 2;  // writing the copy to memory and reading it again costs as much as packing so often
+  if (device.kind() != device::Kind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
+    return false;
+  return by_onednn(device, compute) || uses > kFewUses || !packs_strips(m, k);
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {

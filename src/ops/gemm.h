@@ -39,8 +39,8 @@ struct Gemm {
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// True where products with a weight that is used many times per optimizer step gain from a packed copy of it.
-bool prefers_packed(const device::Device& device, DType compute);
+/// True where products of A [m, k] with a weight that `uses` of them read between its changes gain from a packed copy.
+bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
 /// Bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
 /// packed <- op(b). b as in Gemm.

@@ -131,7 +131,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
                          .b = weights,
                          .c = out,
                          .trans_b = true,
-                         .packed_b = table_.store.weights().packed(ex, table_.slot, true)});
+                         .packed_b = table_.store.weights().packed(ex, table_.slot, true, features.rows())});
   if (table_.ranks.size(table_.spread.hidden) > 1)
     table_.ranks.along(table_.spread.hidden, Lane::critical).all_reduce(ex, out).join(ex);
   return out;
@@ -235,7 +235,7 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
   ops::run(ex, ops::Gemm{.a = chunk.dlogits,
                          .b = weights,
                          .c = in_place ? chunk.dx : apart.tensor(),
-                         .packed_b = table_.store.weights().packed(ex, table_.slot, false)});
+                         .packed_b = table_.store.weights().packed(ex, table_.slot, false, chunk.dlogits.rows())});
   Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
                          : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
   const Write write = chunk.last && !tied_ ? Write::last : Write::more;

@@ -79,7 +79,7 @@ class Weights {
                            .c = c,
                            .trans_b = transposed,
                            .epilogue = epilogue,
-                           .packed_b = store_.weights().packed(ex, weight_, transposed)});
+                           .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
   }
   static void weight_product(Exec& ex, const Tensor& x, const Tensor& dy, const params::GradSlot& dw,
                              const params::GradSlot& db, ops::PartialSums* later) {

@@ -82,17 +82,16 @@ WeightCache::Held WeightCache::hold(Exec& ex, SlotId id) {
   return {gathered(entry), &entry.users, &entry.memory};
 }
 
-Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed) {
+Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
   Entry& entry = entries_[static_cast<size_t>(id)];
   const DType compute = store_.compute_dtype();
   const bool stays = entry.keep || !store_.is_sharded(id);
-  if (!stays || !ops::prefers_packed(store_.device(), compute)) return {};
+  const Shape box = store_.box(id);
+  const int64_t k = box[transposed ? 1 : 0], n = box[transposed ? 0 : 1];
+  if (!stays || !ops::prefers_packed(store_.device(), compute, rows, k, uses_)) return {};
   Packed& packed = entry.packed[transposed ? 1 : 0];
   if (!packed.buffer) {
-    const Shape box = store_.box(id);
-    const int64_t rows = box[0], cols = box[1];
-    const int64_t bytes =
-        ops::packed_bytes(store_.device(), compute, transposed ? cols : rows, transposed ? rows : cols);
+    const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);
     packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
   }
   if (packed.version != version_) {

@@ -6,6 +6,7 @@
 // order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation. So
 // at most two are in memory where one is held at a time. A matrix that is held or in flight is not gathered again.
 #include <functional>
+#include <limits>
 #include <map>
 #include <string>
 #include <utility>
@@ -29,6 +30,9 @@ class WeightCache {
   /// Sets whether gathers start one use ahead. If not, each is joined at once, to see what it costs. The gathers are
   /// the same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
+
+  /// Says how many products of a kind read a weight between two of its changes: what packing it has to pay for.
+  void expect_uses(int64_t uses) { uses_ = uses; }
 
   /// Runs `body` on a dry device and records in which order it uses slots. Skips programs that are recorded already.
   void record(const std::string& program, const std::function<void()>& body);
@@ -59,10 +63,10 @@ class WeightCache {
   /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena. Every
   /// rank of the slot's flat axes calls, in the same order.
   Held hold(Exec& ex, SlotId id);
-  /// Returns packed op(b) for products with this slot (see ops::prefers_packed), which must be held. It is packed on
-  /// first use after each change of the weights. Empty when packing does not pay on this device, and for slots that are
+  /// Returns packed op(b) for a product of `rows` rows with this slot (see ops::prefers_packed), which must be held. It
+  /// is packed on first use after each change of the weights. Empty when packing does not pay, and for slots that are
   /// gathered for each use.
-  Tensor packed(Exec& ex, SlotId id, bool transposed);
+  Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows);
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
@@ -98,6 +102,7 @@ class WeightCache {
   size_t next_ = 0;
   bool started_ = false;  // whether the gather of the next use is in flight
   bool ahead_ = true;
+  int64_t uses_ = std::numeric_limits<int64_t>::max();  // between two changes of the weights
   int64_t version_ = 0;
 };
 

@@ -69,6 +69,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
+  store_.weights().expect_uses(accumulation());
   losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};

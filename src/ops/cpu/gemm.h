@@ -16,6 +16,10 @@ bool sums_columns(const Gemm& op);
 /// True when op has so few rows that reading B bounds it. Such products do not use packed_b.
 bool reads_b_unpacked(const Gemm& op);
 
+/// True when products of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
+/// product gains from a packed weight only when the weight is used several times.
+bool packs_strips(int64_t m, int64_t k);
+
 /// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].
 int64_t own_packed_bytes(DType compute, int64_t k, int64_t n, const GemmTable& table);
 void own_pack(Exec& ex, const PackB& op, const GemmTable& table);
