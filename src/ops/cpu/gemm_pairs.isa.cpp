@@ -34,6 +34,8 @@ template <int R, typename F>
   });
 }
 
+constexpr int64_t kTermsAhead = 32;  // that are prefetched: rows of weights lie too far apart for hardware to foresee
+
 /// Two rows of src make a row of pairs of every panel, so src is read in order.
 template <int R>
 void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst, int64_t stride) {
@@ -42,6 +44,7 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
   constexpr auto high = [](int i) { return i / 2 + (i % 2 != 0 ? kWhole : 0) + L; };
   for (int64_t term = 0; term < k; term += 2, dst += 2 * R) {
     const bf16 *const above = src + term * ld, *const below = term + 1 < k ? above + ld : nullptr;
+    if (term + 1 + kTermsAhead < k) ask_for(above + kTermsAhead * ld, extent), ask_for(below + kTermsAhead * ld, extent);
     int64_t row = 0;
     bf16* to = dst;
     // Two vectors of elements make two vectors of pairs. Four panels share both, or one panel takes both.
@@ -77,6 +80,7 @@ template <int R>
 void pack_term_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   for (int64_t term = 0; term < k; term += 2 * kPairLanes) {
     const int64_t pairs = at_most((k - term + 1) / 2, kPairLanes);
+    for (int64_t row = 0; row < at_most(R, extent); ++row) __builtin_prefetch(src + row * ld + term + 8 * kPairLanes);
     each_group<R>([&](auto first, auto lanes) __attribute__((always_inline)) {
       Pairs square[kPairLanes];
 #pragma GCC unroll 16

@@ -71,6 +71,12 @@ inline void prefetch_to_write(const void*) {}
 
 // --- packing: terms in pairs ---
 
+/// Prefetches `elements` of a row that will be packed soon.
+[[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
+  constexpr int64_t kLineElements = 32;
+  for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
+}
+
 /// Elements of two rows, terms 2p and 2p + 1; `below` is null where the sum ends with an odd term. Lane i: element i.
 [[gnu::always_inline]] inline Pairs pair_rows(const bf16* above, const bf16* below, int64_t n) {
   const Vec<float> first = n >= kPairLanes ? load(above) : load_n(above, n);

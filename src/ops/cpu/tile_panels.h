@@ -15,12 +15,6 @@ constexpr int64_t kPairs = kTileTerms / 2;                  // of terms, in a st
 
 // --- packing ---
 
-/// Prefetches `elements` of a row that will be packed soon.
-[[gnu::always_inline]] inline void ask_for(const bf16* row, int64_t elements) {
-  constexpr int64_t kLineElements = 32;
-  for (int64_t i = 0; i < elements; i += kLineElements) __builtin_prefetch(row + i);
-}
-
 /// Packs rows of A that are not transposed, 64 bytes of terms at a time.
 void pack_a_terms(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16* dst) {
   const int64_t steps = (k + kTileTerms - 1) / kTileTerms, whole = k / kTileTerms;
