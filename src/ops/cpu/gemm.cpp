@@ -11,11 +11,11 @@
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows use it
-constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
-constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
+constexpr int64_t kPanelBytes = int64_t{16} << 20;   // of B packed at a time: stays in L3 while all rows use it
+constexpr int64_t kChunkCols = 1024;                 // at least, so that packing A again for each chunk costs little
+constexpr int64_t kPackStrip = 128;                  // columns of B per packing task, at most
 constexpr int64_t kStripBytes = int64_t{256} << 10;  // of B that a task of a product of few rows packs at once
-constexpr int64_t kStripCost = 8;                   // of a task of such a product, in columns multiplied in that time
+constexpr int64_t kStripCost = 8;                    // of a task of such a product, in columns multiplied in that time
 constexpr int64_t kFewRows = 512;
 constexpr int64_t kFewElements = int64_t{4} << 20;  // of their A: it is packed as a whole
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied in that time

@@ -15,7 +15,7 @@ namespace {
 
 // --- packing ---
 
-/// Returns the first N lanes.
+/// Stores the first N lanes.
 template <int N>
 [[gnu::always_inline]] inline void store_lanes(bf16* to, Pairs pairs) {
 #if defined(__AVX512F__)
@@ -44,7 +44,8 @@ void pack_row_pairs(const bf16* src, int64_t ld, int64_t extent, int64_t k, bf16
   constexpr auto high = [](int i) { return i / 2 + (i % 2 != 0 ? kWhole : 0) + L; };
   for (int64_t term = 0; term < k; term += 2, dst += 2 * R) {
     const bf16 *const above = src + term * ld, *const below = term + 1 < k ? above + ld : nullptr;
-    if (term + 1 + kTermsAhead < k) ask_for(above + kTermsAhead * ld, extent), ask_for(below + kTermsAhead * ld, extent);
+    if (term + 1 + kTermsAhead < k)
+      ask_for(above + kTermsAhead * ld, extent), ask_for(below + kTermsAhead * ld, extent);
     int64_t row = 0;
     bf16* to = dst;
     // Two vectors of elements make two vectors of pairs. Four panels share both, or one panel takes both.
@@ -119,8 +120,8 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
 template <int R, int V>
 using Sums = Vec<float>[R][V];
 
-/// What the next blocks read, prefetched a share at every pair. One line at a time costs little; dozens at once would
-/// delay what the products read.
+/// What the next blocks read, prefetched a share at every pair: dozens of lines from L3 or memory at once would delay
+/// what the products read. (What an ending reads and writes is asked for at once, and has the time of a whole block.)
 struct Ahead {
   const char* b;     // the next panel, from L3 or memory
   const char* sums;  // the next block's sums so far, from L2 or L3
@@ -211,8 +212,8 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       const int64_t rows = at_most(g.rows - i, R), row = g.row + i;
       C* const c = s.c + row * s.ldc + col;
       if (g.last) {
-        EndAhead<Kind, kWidth, C>{s, row, col, rows}.ask(rows);
-        if (Kind != Ending::accumulate) ask_to_write<kWidth>(c, s.ldc, rows);
+        if constexpr (Kind == Ending::epilogue) EndAhead<Kind, kWidth, C>{s, row, col, rows}.ask(rows);
+        ask_to_write<kWidth>(c, s.ldc, rows);
         if (s.pre != nullptr && !s.gradient) ask_to_write<kWidth>(s.pre + row * s.ld_pre + col, s.ld_pre, rows);
       }
       Sums<R, V> sums;
@@ -220,7 +221,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);
+      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: nothing to ask for
       // The last panel may be short: it then takes fewer products.
       if (rows <= 4) {
         multiply<4>(g.k / 2, a, b, sums, ahead);
@@ -281,12 +282,8 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
 /// Wide blocks of few rows write fewer lines of C at a time and read fewer of A. They are better for sums over all
 /// tokens, whose A is packed with each product.
 constexpr GemmKernels<bf16, float, bf16> wide() {
-  return kernels<8, 3, float>({.block_k = 512,
-                               .whole_k = 512,
-                               .block_rows = 256,
-                               .whole_rows = 256,
-                               .block_cols = 768,
-                               .chunk_terms = 1024});
+  return kernels<8, 3, float>(
+      {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .chunk_terms = 1024});
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-// Finished sums of whole panels of bf16 (GemmStore), by tiles or by pairs, for kernel files (*.isa.cpp). A row of a
-// panel is one or more cache lines of C.
+// Finished sums of whole panels of bf16 (GemmStore), by tiles or by pairs, for kernel files (*.isa.cpp). On AVX-512 a
+// row of a panel is one or more cache lines of C.
 #include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/gemm_pack.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kLine = 64;
 
-/// Finishes a row of Width sums; Width is a multiple of two vectors.
+/// Finishes a row of Width sums: whole vectors, an even number of them for bf16.
 template <Ending Kind, int64_t Width>
 [[gnu::always_inline]] inline void finish_row(const float* sums, int64_t row, int64_t col,
                                               const GemmStore<bf16, bf16>& s) {
