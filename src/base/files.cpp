@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 
 #include "base/error.h"
@@ -68,6 +70,20 @@ std::string expand_home(const std::string& path) {
   const char* home = std::getenv("HOME");
   const bool short_form = path == "~" || path.starts_with("~/");
   return short_form && home != nullptr ? home + path.substr(1) : path;
+}
+
+std::string read_text_file(const std::string& given, std::string_view expected) {
+  const std::string path = expand_home(given);
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) throw Error(Code::config, format("{}: a folder; expected {}", path, expected));
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  const int reason = errno;  // before another call changes it
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad())
+    throw Error(Code::config, format("{}: cannot be read: {}; expected {}", path,
+                                     system_reason(reason != 0 ? reason : EIO), expected));
+  return text;
 }
 
 void publish(const fs::path& from, const fs::path& to) {

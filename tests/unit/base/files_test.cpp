@@ -127,6 +127,24 @@ TEST_F(Files, AreRefusedWhereTheFolderIsMissingOrAFolderHasTheName) {
   EXPECT_EQ(names(), std::set<std::string>{"taken"});
 }
 
+TEST_F(Files, ThatCannotBeReadSayWhatWasExpected) {
+  replace_file(at("f"), std::string("a\0b\n", 4));
+  EXPECT_EQ(read_text_file(at("f"), "a text"), std::string("a\0b\n", 4));
+  const auto refusal = [](const fs::path& path) {
+    try {
+      read_text_file(path, "a song, of which songs/ has some");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::config);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(at("no")), at("no").string() +
+                                   ": cannot be read: No such file or directory; expected a song, of which songs/ has "
+                                   "some");
+  EXPECT_EQ(refusal(at("")), at("").string() + ": a folder; expected a song, of which songs/ has some");
+}
+
 TEST_F(Files, NameTheRemedyOfAFullDisk) {
   EXPECT_EQ(system_reason(ENOSPC),
             "No space left on device; the disk is full: free space there or choose a folder on another disk");
