@@ -22,7 +22,8 @@ std::string read_text_file(const std::string& path, std::string_view expected);
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Writes a temporary file beside `path`, syncs it and publishes it. A reader of `path` finds the old content or all of
-/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed.
+/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed. A
+/// link stays too, and what it leads to is replaced; a folder, a device, a pipe or a socket is left alone and refused.
 /// Throws Code::io with the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
