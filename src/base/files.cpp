@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
+#include <iterator>
 #include <system_error>
 
 #include "base/error.h"
@@ -50,6 +52,35 @@ auto uninterrupted(Call call) {
   }
 }
 
+/// What is there instead of a file, or null.
+const char* not_a_file(fs::file_type type) {
+  switch (type) {
+    case fs::file_type::directory:
+      return "a folder";
+    case fs::file_type::block:
+    case fs::file_type::character:
+      return "a device";
+    case fs::file_type::fifo:
+      return "a pipe";
+    case fs::file_type::socket:
+      return "a socket";
+    default:
+      return nullptr;
+  }
+}
+
+/// Returns the file that new bytes replace: a link stays, and what it leads to is replaced. Only files are.
+fs::path replaced_by(const fs::path& path) {
+  std::error_code error;
+  if (const char* found = not_a_file(fs::status(path, error).type()))
+    throw Error(Code::io,
+                format("{}: {}; expected a file, which may be replaced, or a name that is free", path.string(), found));
+  if (!fs::is_symlink(path, error) || !fs::exists(path, error)) return path;
+  const fs::path target = fs::canonical(path, error);
+  if (error) fail(path, "follow this link", error.value());
+  return target;
+}
+
 /// Returns 0, or the errno of the first call that failed.
 int write_and_sync(int file, std::string_view bytes) {
   while (!bytes.empty()) {
@@ -70,6 +101,20 @@ std::string expand_home(const std::string& path) {
   return short_form && home != nullptr ? home + path.substr(1) : path;
 }
 
+std::string read_text_file(const std::string& given, std::string_view expected) {
+  const std::string path = expand_home(given);
+  std::error_code ignored;
+  if (fs::is_directory(path, ignored)) throw Error(Code::config, format("{}: a folder; expected {}", path, expected));
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  const int reason = errno;  // before another call changes it
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad())
+    throw Error(Code::config, format("{}: cannot be read: {}; expected {}", path,
+                                     system_reason(reason != 0 ? reason : EIO), expected));
+  return text;
+}
+
 void publish(const fs::path& from, const fs::path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "put the finished file in place", errno);
   const fs::path folder = to.has_parent_path() ? to.parent_path() : ".";
@@ -79,7 +124,8 @@ void publish(const fs::path& from, const fs::path& to) {
   ::close(descriptor);
 }
 
-void replace_file(const fs::path& path, std::string_view bytes) {
+void replace_file(const fs::path& given, std::string_view bytes) {
+  const fs::path path = replaced_by(given);
   const fs::path temporary = format("{}.{}.new", path.string(), ::getpid());
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file < 0) fail(path, "create", errno);

@@ -1,5 +1,6 @@
 #pragma once
-// What all modules that write files share: the system's reasons with their remedies, and files replaced as a whole.
+// What all modules that read or write files share: the system's reasons with their remedies, texts that the user names,
+// and files replaced as a whole.
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -12,11 +13,17 @@ std::string system_reason(int error);
 /// "~" and "~/x" of a path with the user's home folder (HOME), as shells do it; everything else as it is.
 std::string expand_home(const std::string& path);
 
+/// Returns the text of a file that the user named; "~" is expanded. `expected` says what it is meant to be and where
+/// one comes from: "a configuration file; `trainer config reference` prints one". Throws Code::config with the path,
+/// what was found there and what was expected.
+std::string read_text_file(const std::string& path, std::string_view expected);
+
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 
 /// Writes a temporary file beside `path`, syncs it and publishes it. A reader of `path` finds the old content or all of
-/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed.
+/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed. A
+/// link stays too, and what it leads to is replaced; a folder, a device, a pipe or a socket is left alone and refused.
 /// Throws Code::io with the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 

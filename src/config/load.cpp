@@ -1,10 +1,7 @@
 #include "config/load.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <sstream>
@@ -374,21 +371,7 @@ std::string read_text(const std::string& given) {
       throw Error(Code::config, "--config -: standard input has no configuration; expected TOML");
     return text;
   }
-  const std::string path = expand_home(given);
-  std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored)) {
-    throw Error(Code::config, format("{}: a folder; expected a configuration file", path));
-  }
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  const int reason = errno;  // before another call changes it
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) {
-    throw Error(Code::config,
-                format("{}: cannot be read: {}; `trainer config reference` prints a configuration to start from", path,
-                       std::generic_category().message(reason != 0 ? reason : EIO)));
-  }
-  return text;
+  return read_text_file(given, "a configuration file; `trainer config reference` prints one to start from");
 }
 
 std::string name_of(const std::string& path) { return path == kStandardInput ? "stdin" : expand_home(path); }

@@ -118,6 +118,8 @@ RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more);
 
 /// Reads a file. Throws Code::config with file, line, key and what was expected.
 Cluster read_cluster(const std::string& path);
+/// Returns its text alone, for ranks that do not see the file.
+std::string cluster_text(const std::string& path);
 Cluster parse_cluster(std::string_view text, const std::string& path);
 /// Returns the text of a profile; parse_cluster() reads it back.
 std::string to_toml(const Cluster& cluster);

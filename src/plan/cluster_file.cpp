@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/join.h"
-#include "config/load.h"
 #include "config/suggest.h"
 #include "config/toml_reader.h"
 #include "plan/cluster.h"
@@ -215,7 +215,14 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
   return c;
 }
 
-Cluster read_cluster(const std::string& path) { return parse_cluster(config::read_text(path), path); }
+std::string cluster_text(const std::string& path) {
+  return read_text_file(
+      path,
+      "a description of a cluster, of which configs/clusters/ has some, or a profile of this machine, "
+      "which `trainer bench all --write-profile FILE` writes");
+}
+
+Cluster read_cluster(const std::string& path) { return parse_cluster(cluster_text(path), path); }
 
 // Twelve digits are more than any measurement has, and few enough that a file is read back to the same text.
 std::string to_toml(const Cluster& c) {

@@ -2,7 +2,6 @@
 
 #include "base/error.h"
 #include "config/layouts.h"
-#include "config/load.h"
 #include "plan/plan_text.h"
 
 namespace trainer::plan {
@@ -38,7 +37,7 @@ config::Config choose_strategy(comm::World& world, const config::Config& config,
   if (!config::is_automatic(config)) return config;
   std::string text;
   world.control().run_on_all_ranks([&] {
-    if (world.first()) text = config::read_text(config.hardware.profile);
+    if (world.first()) text = cluster_text(config.hardware.profile);
   });
   world.control().broadcast(text);
   config::Config chosen = config;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The planner and layouts by tags through the program."""
 import json
+import os
 import pathlib
 
 import rig
@@ -138,11 +139,29 @@ class Plan(rig.Runs):
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)
         self.assertIn("--cluster", self.trainer("plan", "--config", "config.toml", status=2))
+        message = self.trainer("plan", "--config", "config.toml", "--cluster", "h100.toml", "--emit", "best.toml", status=2)
+        self.assertIn("h100.toml: cannot be read: No such file", message)
+        self.assertIn("expected a description of a cluster, of which configs/clusters/ has some", message)
+        self.assertNotIn("config reference", message)
+        self.assertFalse((self.folder / "best.toml").exists())
         message = self.trainer("plan", "--config", "config.toml", "--profile", str(CLUSTERS / "h100.toml"), status=2)
         self.assertIn("no measured profile", message)
         self.assertIn("--free", self.plan("--free", "train.tenser", status=2, stdout=False))
         message = self.train("parallel.strategy=auto", status=2)
         self.assertIn("hardware.profile", message)
+
+    def test_what_is_no_file_is_not_replaced(self):
+        (self.folder / "taken").mkdir()
+        os.mkfifo(self.folder / "pipe")
+        (self.folder / "link").symlink_to("pipe")
+        for option in ("--emit", "--html"):
+            for name, what in (("taken", "a folder"), ("pipe", "a pipe"), ("link", "a pipe")):
+                message = self.plan("--devices", "1", option, name, status=5, stdout=False)
+                self.assertIn(f"{name}: {what}; expected a file, which may be replaced, or a name that is free", message)
+        self.assertTrue((self.folder / "taken").is_dir())
+        self.assertTrue((self.folder / "pipe").is_fifo())
+        self.assertTrue((self.folder / "link").is_symlink())
+        self.assertEqual(list(self.folder.glob("*.new")), [])
 
     def test_a_profile_predicts_the_run_and_chooses_its_strategy(self):
         self.add_to_config('[parallel]\ntransport = "threads"\ndata = 2\n')

@@ -2,9 +2,12 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -119,12 +122,64 @@ TEST_F(Files, SurviveAFolderWithoutTheRightToWrite) {
   EXPECT_EQ(content(at("f")), "old");
 }
 
-TEST_F(Files, AreRefusedWhereTheFolderIsMissingOrAFolderHasTheName) {
+TEST_F(Files, AreRefusedWhereTheFolderIsMissing) {
   EXPECT_EQ(failure(at("no/f"), "new"), at("no/f").string() + ": cannot create: No such file or directory");
+  EXPECT_EQ(names(), std::set<std::string>());
+}
+
+TEST_F(Files, AreRefusedWhereSomethingElseHasTheName) {
+  const std::string rest = "; expected a file, which may be replaced, or a name that is free";
   fs::create_directories(at("taken/full"));
-  EXPECT_EQ(failure(at("taken"), "new"),
-            at("taken").string() + ": cannot put the finished file in place: Is a directory");
-  EXPECT_EQ(names(), std::set<std::string>{"taken"});
+  ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+  sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+  ASSERT_LT(at("socket").string().size(), sizeof address.sun_path);
+  std::ranges::copy(at("socket").string(), address.sun_path);
+  const int socket = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  ASSERT_EQ(::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  fs::create_symlink("pipe", at("link"));
+  for (const auto& [name, what] :
+       {std::pair{"taken", ": a folder"}, {"pipe", ": a pipe"}, {"socket", ": a socket"}, {"link", ": a pipe"}})
+    EXPECT_EQ(failure(at(name), "new"), at(name).string() + what + rest);
+  EXPECT_TRUE(fs::is_fifo(at("pipe")));
+  EXPECT_TRUE(fs::is_socket(at("socket")));
+  EXPECT_TRUE(fs::is_symlink(at("link")));
+  EXPECT_TRUE(fs::exists(at("taken/full")));
+  EXPECT_EQ(names(), (std::set<std::string>{"link", "pipe", "socket", "taken"}));
+  ::close(socket);
+}
+
+TEST_F(Files, AreReplacedThroughLinks) {
+  fs::create_directory(at("there"));
+  replace_file(at("there/f"), "old");
+  fs::create_symlink("there/f", at("f"));
+  fs::create_symlink("f", at("again"));
+  replace_file(at("again"), "new");
+  EXPECT_EQ(content(at("there/f")), "new");
+  EXPECT_EQ(content(at("f")), "new");
+  EXPECT_TRUE(fs::is_symlink(at("f")));
+  fs::remove(at("there/f"));  // links that lead nowhere give way to the file
+  replace_file(at("f"), "alone");
+  EXPECT_EQ(content(at("f")), "alone");
+  EXPECT_FALSE(fs::is_symlink(at("f")));
+  EXPECT_EQ(names(), (std::set<std::string>{"again", "f", "there"}));
+}
+
+TEST_F(Files, ThatCannotBeReadSayWhatWasExpected) {
+  replace_file(at("f"), std::string("a\0b\n", 4));
+  EXPECT_EQ(read_text_file(at("f"), "a text"), std::string("a\0b\n", 4));
+  const auto refusal = [](const fs::path& path) {
+    try {
+      read_text_file(path, "a song, of which songs/ has some");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::config);
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(at("no")), at("no").string() +
+                                   ": cannot be read: No such file or directory; expected a song, of which songs/ has "
+                                   "some");
+  EXPECT_EQ(refusal(at("")), at("").string() + ": a folder; expected a song, of which songs/ has some");
 }
 
 TEST_F(Files, NameTheRemedyOfAFullDisk) {

@@ -1,4 +1,4 @@
-// The grid linear, every pair of tags on meshes of two axes, beside a linear of one rank.
+// The grid linear, every tuple of tags on meshes of two and three axes, beside a linear of one rank.
 #include "parallel/grid_linear.h"
 
 #include <atomic>
@@ -35,18 +35,23 @@ class OneLinear final : public Strategy {
 enum class Use { qkv, out, up, gated, down };
 constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
 
-LinearSpec spec_of(Use use) {
+using Extents = std::vector<int>;  // of the axes a, b, c
+
+/// Extents that divide over the ranks of the mesh: 2 × 2 and 2 × 3, or 2 × 2 × 2.
+LinearSpec spec_of(Use use, const Extents& extents) {
+  const bool cube = extents.size() == 3;
+  const int64_t hidden = cube ? 16 : 12, q = cube ? 64 : 72, heads = cube ? 16 : 12, kv = cube ? 8 : 12;
   switch (use) {
     case Use::qkv:
-      return {.site = Site::qkv, .in = 12, .parts = {{"q", 72, 12}, {"k", 12, 2}, {"v", 12, 2}}, .bias = true};
+      return {.site = Site::qkv, .in = hidden, .parts = {{"q", q, heads}, {"k", kv, 2}, {"v", kv, 2}}, .bias = true};
     case Use::out:
-      return {.site = Site::out, .in = 36, .parts = {{"o", 12}}, .bias = true};
+      return {.site = Site::out, .in = cube ? 40 : 36, .parts = {{"o", hidden}}, .bias = true};
     case Use::up:
-      return {.site = Site::up, .in = 12, .parts = {{"up", 24}}, .bias = true};
+      return {.site = Site::up, .in = hidden, .parts = {{"up", 24}}, .bias = true};
     case Use::gated:
-      return {.site = Site::up, .in = 12, .parts = {{"gate", 24}, {"up", 24}}};
+      return {.site = Site::up, .in = hidden, .parts = {{"gate", 24}, {"up", 24}}};
     default:
-      return {.site = Site::down, .in = 24, .parts = {{"down", 12}}, .bias = true};
+      return {.site = Site::down, .in = 24, .parts = {{"down", hidden}}, .bias = true};
   }
 }
 
@@ -99,7 +104,13 @@ void hold_gradients(HeldAll& all, const ParamStore& store) {
 
 /// What serves one case after another on a rank.
 struct Place {
-  Place(comm::World& world, int a, int b) : mesh(world, device, mesh::MeshShape({{"a", a}, {"b", b}})) {}
+  Place(comm::World& world, const Extents& all) : extents(all), mesh(world, device, shape_of(all)) {}
+  static mesh::MeshShape shape_of(const Extents& extents) {
+    std::vector<mesh::MeshAxis> axes;
+    for (const int extent : extents) axes.push_back({std::string(1, static_cast<char>('a' + axes.size())), extent});
+    return mesh::MeshShape(axes);
+  }
+  const Extents extents;
   device::CpuDevice device{1};
   mesh::Mesh mesh;
   Arena arena{device, Arena::Mode::heap};
@@ -112,7 +123,7 @@ struct Place {
 HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
   const bool alone = shape.world_size() == 1;
-  const LinearSpec spec = spec_of(use);
+  const LinearSpec spec = spec_of(use, place.extents);
   const Spread from = alone ? Spread{} : parallel::spread_of(shape, c.from),
                to = alone ? Spread{} : parallel::spread_of(shape, c.to);
   ParamStore store(place.device, type, &place.mesh);
@@ -206,10 +217,11 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   return all;
 }
 
-Named dense(Use use, bool integers) {
+/// What one rank has of the linear for a mesh of so many axes.
+Named dense(Use use, size_t axes, bool integers) {
   Named all;
   comm::run_on_threads(1, {}, [&](comm::World& world) {
-    Place place(world, 1, 1);
+    Place place(world, Extents(axes, 1));
     for (const Held& held : pass(place, {}, use, integers, DType::f64, true)) all[held.name] = held.values;
   });
   return all;
@@ -231,56 +243,71 @@ void expect_near(const HeldAll& held, const Named& whole, double tolerance) {
   }
 }
 
-std::vector<std::string> pairs(std::string_view letters) {
-  std::vector<std::string> all;
-  for (const char a : letters)
-    for (const char b : letters) all.push_back({a, b});
+std::vector<std::string> words(std::string_view letters, size_t length) {
+  std::vector<std::string> all = {""};
+  for (; length > 0; --length) {
+    std::vector<std::string> longer;
+    for (const std::string& word : all)
+      for (const char letter : letters) longer.push_back(word + letter);
+    all = std::move(longer);
+  }
   return all;
 }
 
-/// Every pair of tags on a mesh, each with `stride`-th of all pairs of spreads before and behind.
-std::vector<Case> cases(Use use, int b, size_t stride) {
-  const std::vector<std::string> spreads = pairs("rc-");
+/// Every tuple of tags on a mesh, each with `stride`-th of all pairs of spreads before and behind.
+std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
+  const std::vector<std::string> spreads = words("rc-", extents.size());
   std::vector<Case> all;
   size_t first = 0;
-  for (const std::string& grid : pairs("rckf-"))
-    for (size_t n = first++ % stride; n < spreads.size() * spreads.size(); n += stride) {
+  for (const std::string& grid : words("rckf-", extents.size()))
+    for (size_t n = first++ * 37 % stride; n < spreads.size() * spreads.size(); n += stride) {
       const Case c{grid, spreads[n / spreads.size()], spreads[n % spreads.size()]};
       // Two heads that three ranks want.
-      const bool refused = use == Use::qkv && b == 3 && c.to[0] != 'c' && c.to[1] == 'c';
+      const bool refused = use == Use::qkv && extents[1] == 3 && c.to[0] != 'c' && c.to[1] == 'c';
       if (!refused) all.push_back(c);
     }
   return all;
 }
 
-/// Runs cases of a use on ranks of 2 × b; `check` on each of them.
+/// Runs cases of a use on the ranks of a mesh; `check` on each of them.
 template <typename F>
-void on_meshes(Use use, size_t stride, const comm::WorldOptions& options, F&& check) {
-  for (const int b : {2, 3})
-    comm::run_on_threads(2 * b, options, [&](comm::World& world) {
-      Place place(world, 2, b);
-      for (const Case& c : cases(use, b, stride)) {
-        SCOPED_TRACE(format("use {}, 2x{}, rank {}: {}", static_cast<int>(use), b, world.rank(), c.text()));
-        check(place, c);
-      }
-    });
+void on_mesh(Use use, const Extents& extents, size_t stride, const comm::WorldOptions& options, F&& check) {
+  comm::run_on_threads(Place::shape_of(extents).world_size(), options, [&](comm::World& world) {
+    Place place(world, extents);
+    for (const Case& c : cases(use, extents, stride)) {
+      SCOPED_TRACE(format("use {}, {} axes, the second {}, rank {}: {}", static_cast<int>(use), extents.size(),
+                          extents[1], world.rank(), c.text()));
+      check(place, c);
+    }
+  });
 }
+const Extents kSquares[] = {{2, 2}, {2, 3}}, kCube = {2, 2, 2};
 
 TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
-    const Named whole = dense(use, true);
-    on_meshes(use, 10, {.timeout_s = 60},
+    const Named whole = dense(use, 2, true);
+    for (const Extents& extents : kSquares)
+      on_mesh(use, extents, 10, {.timeout_s = 60},
               [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
+  }
+}
+
+TEST(GridLinear, EveryTripleOfTagsEqualsOneRankBitForBitOnIntegers) {
+  for (const Use use : kUses) {
+    const Named whole = dense(use, 3, true);
+    on_mesh(use, kCube, 365, {.timeout_s = 60},
+            [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
   }
 }
 
 TEST(GridLinear, EveryPairOfTagsStaysNearOneRank) {
   for (const Use use : kUses) {
-    const Named whole = dense(use, false);
-    on_meshes(use, 40, {.timeout_s = 60}, [&](Place& place, const Case& c) {
-      expect_near(pass(place, c, use, false, DType::f64, true), whole, 1e-14 * 36);
-      expect_near(pass(place, c, use, false, DType::f32, true), whole, 1e-5);
-    });
+    const Named whole = dense(use, 2, false);
+    for (const Extents& extents : kSquares)
+      on_mesh(use, extents, 40, {.timeout_s = 60}, [&](Place& place, const Case& c) {
+        expect_near(pass(place, c, use, false, DType::f64, true), whole, 1e-14 * 36);
+        expect_near(pass(place, c, use, false, DType::f32, true), whole, 1e-5);
+      });
   }
 }
 
@@ -290,9 +317,10 @@ TEST(GridLinear, SchedulesChangeNoBit) {
     return 1e-5 * (philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 30);
   };
   for (const Use use : kUses)
-    on_meshes(use, 80, late, [&](Place& place, const Case& c) {
-      EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
-    });
+    for (const Extents& extents : kSquares)
+      on_mesh(use, extents, 80, late, [&](Place& place, const Case& c) {
+        EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
+      });
 }
 
 }  // namespace

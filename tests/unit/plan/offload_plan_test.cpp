@@ -7,16 +7,14 @@
 #include "config/load.h"
 #include "plan/offload_memory.h"
 #include "plan/planner.h"
+#include "rigs/cluster_files.h"
 
 namespace trainer::plan {
 namespace {
 
 using config::Config;
 using config::OffloadOptimizer;
-
-Cluster cluster_file(const std::string& name) {
-  return read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/" + name);
-}
+using tests::cluster_file;
 
 Config small(const std::vector<std::string>& sets = {}) {
   return config::load_text(R"([model]
@@ -41,7 +39,7 @@ const std::vector<std::string> kInterleaved = {"offload.optimizer=interleaved", 
                                                "parallel.data=2"};
 
 TEST(OffloadPlan, PriceIsThatOfTheEnginesUpdate) {
-  const Cluster cluster = cluster_file("a100-80gb.toml");
+  const Cluster cluster = cluster_file("a100-80gb");
   const PlannedRun none = price_config(small({"parallel.data=2"}), 512, cluster);
   const PlannedRun run = price_config(small(kInterleaved), 512, cluster);
   ASSERT_TRUE(run.plan.offload);
@@ -64,7 +62,7 @@ TEST(OffloadPlan, PriceIsThatOfTheEnginesUpdate) {
 }
 
 TEST(OffloadPlan, OfADeepModelIsThatOfItsLayers) {
-  const Cluster cluster = cluster_file("h100.toml");
+  const Cluster cluster = cluster_file("h100");
   for (const char* optimizer : {"cpu", "interleaved"}) {
     Config config = small({"model.n_layer=9", format("offload.optimizer={}", optimizer), "parallel.data=2"});
     const PlannedRun run = price_config(config, 512, cluster);  // of two and three layers
@@ -85,7 +83,7 @@ TEST(OffloadPlan, OfADeepModelIsThatOfItsLayers) {
 }
 
 TEST(OffloadPlan, FasterHostsAreNeverSlower) {
-  const Cluster base = cluster_file("a100-80gb.toml");
+  const Cluster base = cluster_file("a100-80gb");
   for (const char* share : {"0", "1/2", "1", "auto"}) {
     const Config config =
         small({"offload.optimizer=interleaved", format("offload.gpu_fraction={}", share), "parallel.data=1"});
@@ -100,7 +98,7 @@ TEST(OffloadPlan, FasterHostsAreNeverSlower) {
 
 // What leaves the device frees its memory and takes time: the fewer subgroups stay there the more.
 TEST(OffloadPlan, TradesDeviceMemoryForTime) {
-  const Cluster cluster = cluster_file("a100-80gb.toml");
+  const Cluster cluster = cluster_file("a100-80gb");
   double time = 0;
   int64_t device = INT64_MAX, host = 0;
   for (const int64_t resident : {24, 12, 6, 0}) {
@@ -119,7 +117,7 @@ TEST(OffloadPlan, TradesDeviceMemoryForTime) {
 }
 
 TEST(OffloadPlan, IsChosenWhereNothingFitsWithout) {
-  Cluster cluster = cluster_file("a100-80gb.toml");
+  Cluster cluster = cluster_file("a100-80gb");
   const auto planned = [&](double mib, const std::vector<std::string>& sets = {}) {
     cluster.memory_bytes = mib * (1 << 20);
     return plan_layouts({.config = small(sets), .vocab = 512, .devices = 2, .threads = 1}, cluster);
@@ -148,7 +146,7 @@ TEST(OffloadPlan, IsChosenWhereNothingFitsWithout) {
 }
 
 TEST(OffloadPlan, MoreMemoryNeverMakesTheBestSlower) {
-  Cluster cluster = cluster_file("a100-80gb.toml");
+  Cluster cluster = cluster_file("a100-80gb");
   double best = 1e30;
   for (const double mib : {16.0, 20.0, 26.0, 36.0, 60.0, 400.0}) {
     cluster.memory_bytes = mib * (1 << 20);
@@ -161,7 +159,7 @@ TEST(OffloadPlan, MoreMemoryNeverMakesTheBestSlower) {
 }
 
 TEST(OffloadPlan, AsksForTheHostWhereItIsNotKnown) {
-  Cluster cluster = cluster_file("a100-80gb.toml");
+  Cluster cluster = cluster_file("a100-80gb");
   cluster.host = {};
   try {
     price_config(small(kInterleaved), 512, cluster);

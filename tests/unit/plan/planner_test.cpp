@@ -10,15 +10,13 @@
 #include "config/tags.h"
 #include "plan/layer_costs.h"
 #include "plan/plan_text.h"
+#include "rigs/cluster_files.h"
 
 namespace trainer::plan {
 namespace {
 
 using config::Config;
-
-Cluster cluster_file(const std::string& name) {
-  return read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/" + name);
-}
+using tests::cluster_file;
 
 Config model(const std::string& text, const std::vector<std::string>& sets = {}) {
   return config::load_text(text, "test.toml", sets, {.files = false});
@@ -54,7 +52,7 @@ Cluster without_latency(Cluster c) {
 }
 
 TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
-  const Cluster cluster = cluster_file("laptop-2core.toml");
+  const Cluster cluster = cluster_file("laptop-2core");
   std::string broken;
   int compared = 0;
   for (Config config : config::enumerate_layouts(small({"model.n_layer=7"}), 8, broken)) {
@@ -85,7 +83,7 @@ TEST(Planner, PredictsBytesAndMemoryOfAWholeRunFromAFewLayers) {
 }
 
 TEST(Planner, PartsAddUpAndAreNeverNegative) {
-  const Plan plan = planned(small(), 8, cluster_file("frontera-rtx.toml"));
+  const Plan plan = planned(small(), 8, cluster_file("frontera-rtx"));
   ASSERT_GE(plan.runs.size(), 4u);
   for (const PlannedRun& run : plan.runs) {
     double sum = 0;
@@ -101,7 +99,7 @@ TEST(Planner, PartsAddUpAndAreNeverNegative) {
 }
 
 TEST(Planner, OneRankDoesNotCommunicateAndReplicasOnlySumGradients) {
-  const Cluster cluster = cluster_file("laptop-2core.toml");
+  const Cluster cluster = cluster_file("laptop-2core");
   const Plan alone = planned(small(), 1, cluster);
   ASSERT_FALSE(alone.runs.empty());
   EXPECT_TRUE(alone.runs.front().time.comm.empty());
@@ -110,7 +108,7 @@ TEST(Planner, OneRankDoesNotCommunicateAndReplicasOnlySumGradients) {
 }
 
 TEST(Planner, FasterHardwareIsNeverSlower) {
-  const Cluster base = cluster_file("frontera-rtx.toml");
+  const Cluster base = cluster_file("frontera-rtx");
   std::string broken;
   for (const Config& config : config::enumerate_layouts(small({"train.micro_batch=4"}), 8, broken)) {
     if (config::wants_tags(config)) continue;
@@ -140,7 +138,7 @@ TEST(Planner, FasterHardwareIsNeverSlower) {
 
 TEST(Planner, RecomputationTradesTimeForMemory) {
   Config config = small({"parallel.tensor=4", "parallel.data=2", "train.micro_batch=8"});
-  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  const Cluster cluster = cluster_file("frontera-rtx");
   double time = 0, memory = 1e30;
   for (const config::Recompute recompute :
        {config::Recompute::none, config::Recompute::selective, config::Recompute::full}) {
@@ -155,7 +153,7 @@ TEST(Planner, RecomputationTradesTimeForMemory) {
 
 // With offload left open more layouts may be listed where less fits: it is tried where memory is short.
 TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
-  Cluster cluster = cluster_file("frontera-rtx.toml");
+  Cluster cluster = cluster_file("frontera-rtx");
   double best = 1e30;
   size_t fitting = 0;
   for (const double mib : {12.0, 20.0, 40.0, 80.0, 400.0}) {
@@ -171,7 +169,7 @@ TEST(Planner, MoreMemoryNeverMakesTheBestSlower) {
 }
 
 TEST(Planner, SaysWhyNothingFits) {
-  Cluster cluster = cluster_file("frontera-rtx.toml");
+  Cluster cluster = cluster_file("frontera-rtx");
   cluster.memory_bytes = 1 << 20;
   const Plan plan = planned(small(), 4, cluster);
   ASSERT_TRUE(plan.runs.empty());
@@ -179,7 +177,7 @@ TEST(Planner, SaysWhyNothingFits) {
   EXPECT_NE(why.find("no layout fits into"), std::string::npos) << why;
   EXPECT_NE(why.find("a device would do"), std::string::npos) << why;
   try {
-    planned(small({"parallel.tensor=7", "parallel.strategy=megatron-1d"}), 7, cluster_file("laptop-2core.toml"));
+    planned(small({"parallel.tensor=7", "parallel.strategy=megatron-1d"}), 7, cluster_file("laptop-2core"));
     ADD_FAILURE() << "seven ranks were planned";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::config);
@@ -189,7 +187,7 @@ TEST(Planner, SaysWhyNothingFits) {
 
 // A layout by tags is found that is no slower than the named strategies for the same batches.
 TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
-  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  const Cluster cluster = cluster_file("frontera-rtx");
   for (const int64_t devices : {4, 8, 16}) {
     const Plan plan = planned(small({"parallel.data=1", "train.micro_batch=32"}), devices, cluster);
     double named = 1e30, tags = 1e30;
@@ -203,7 +201,7 @@ TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
 
 // The additive model finds what enumerating all tags finds.
 TEST(LayerCosts, SearchFindsTheOptimumOfTheAdditiveModel) {
-  const Cluster cluster = cluster_file("frontera-rtx.toml");
+  const Cluster cluster = cluster_file("frontera-rtx");
   RouteShares routes;
   for (const std::vector<int64_t>& extents : {std::vector<int64_t>{4}, {2, 2}, {4, 2}}) {
     Config config = small({"parallel.data=1", "train.micro_batch=32"});
@@ -250,7 +248,7 @@ PlannedRun published(const Cluster& cluster, int64_t tensor, int64_t data, int64
 }
 
 TEST(PublishedRuns, AreOrderedAsMeasured) {
-  const Cluster a100 = cluster_file("a100-80gb.toml");
+  const Cluster a100 = cluster_file("a100-80gb");
   double before = 0, at_8 = 0;
   for (const int64_t tensor : {1, 2, 4, 8, 16}) {
     const double now = published(a100, tensor, 64 / tensor, 8).time.total();

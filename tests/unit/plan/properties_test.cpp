@@ -8,6 +8,7 @@
 #include "config/load.h"
 #include "plan/layer_costs.h"
 #include "plan/planner.h"
+#include "rigs/cluster_files.h"
 
 namespace trainer::plan {
 namespace {
@@ -104,7 +105,7 @@ TEST(Properties, RingsAreFittedToTheirSamples) {
 }
 
 TEST(Properties, MoreRanksOfAReplicaHoldFewerWeightsEach) {
-  const Cluster cluster = read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/laptop-2core.toml");
+  const Cluster cluster = tests::cluster_file("laptop-2core");
   const auto weights = [&](const std::vector<std::string>& sets) {
     std::vector<std::string> all = {"parallel.data=1", "train.micro_batch=16"};
     all.insert(all.end(), sets.begin(), sets.end());

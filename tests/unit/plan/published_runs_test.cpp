@@ -7,6 +7,7 @@
 
 #include "config/load.h"
 #include "plan/planner.h"
+#include "rigs/cluster_files.h"
 
 namespace trainer::plan {
 namespace {
@@ -29,7 +30,7 @@ double step_seconds(Config config, const Cluster& cluster, int64_t tensor, int64
   return price_config(config, kVocab, cluster).time.total();
 }
 
-Cluster a100() { return read_cluster(std::string(TRAINER_SOURCE_DIR) + "/configs/clusters/a100-80gb.toml"); }
+Cluster a100() { return tests::cluster_file("a100-80gb"); }
 
 /// Nodes of eight A100 as Narayanan et al. had them, where products run so fast that one layout without tensor
 /// parallelism takes what was measured. That program's operators were less fused than ours, which counts as slower

@@ -1,74 +1,10 @@
-#include "report/metrics.h"
-
-#include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cmath>
-#include <csignal>
-#include <fstream>
+// What events hold in metrics.jsonl, and that they come back.
 #include <limits>
 
-#include "base/error.h"
-#include "base/log.h"
-#include "report/events_json.h"
-#include "report/history.h"
+#include "unit/report/metrics_fixture.h"
 
 namespace trainer::report {
 namespace {
-
-namespace fs = std::filesystem;
-
-class Metrics : public testing::Test {
- protected:
-  Metrics() {
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-    previous_ = log::set_sink([this](log::Level, const std::string& line) { logged_.push_back(line); });
-  }
-  ~Metrics() override {
-    log::set_sink(previous_);
-    fs::remove_all(folder_);
-  }
-
-  std::string text() const {
-    std::ifstream in(file_);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-  std::vector<Json> events() const {
-    std::vector<Json> all;
-    std::ifstream in(file_);
-    for (std::string line; std::getline(in, line);) all.push_back(Json::parse(line));
-    return all;
-  }
-  void put(const std::string& content) const { std::ofstream(file_, std::ios::binary) << content; }
-
-  const fs::path folder_ = fs::path(testing::TempDir()) / ("metrics_test_" + std::to_string(getpid()));
-  const fs::path file_ = folder_ / "metrics.jsonl";
-  std::vector<std::string> logged_;
-  log::Sink previous_;
-};
-
-StepReport full_step() {
-  StepReport step;
-  step.step = 7;
-  step.tokens = 7 * 8192;
-  step.loss = 0.1 + 0.2;  // 0.30000000000000004
-  step.lr = 1.0 / 3.0;
-  step.grad_norm = 5e-324;  // the smallest double
-  step.step_ms = 12.5;
-  step.tokens_per_s = 655360.0;
-  step.tflops_per_device = 0.559;
-  step.mfu = 0.41;
-  step.mfu_causal = 0.39;
-  step.hfu = std::nextafter(0.39, 1.0);
-  step.phase_ms = {.data = 0.25, .forward = 4, .backward = 7.5, .optimizer = 0.5, .comm_exposed = 0.125};
-  step.comm_bytes["tensor"]["all_reduce"] = int64_t{1} << 53;
-  step.memory_bytes = {{"weights", (int64_t{1} << 60) + 1}, {"activations", 12}};
-  step.data_position = 112;
-  return step;
-}
 
 TEST_F(Metrics, AStepHasEveryFieldOfTheContract) {
   { MetricsLog(file_).write(full_step()); }
@@ -223,65 +159,6 @@ TEST_F(Metrics, APeakThatIsGivenHasNoWindowsAndOneOfAnOlderLogIsRead) {
   EXPECT_EQ(older.windows, 0);
 }
 
-/// A step whose utilisation is written as a share of `peak_tflops`, which it does not tell when that is unknown.
-StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflops) {
-  StepReport report;
-  report.step = step;
-  report.mfu_causal = mfu_causal;
-  report.mfu = 1.125 * mfu_causal;
-  report.hfu = hfu;
-  report.peak_tflops = peak_tflops;
-  return report;
-}
-
-TEST_F(Metrics, HistoryGivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
-  StartReport start;
-  start.peak = {.flops = 0.5e12, .origin = "measured", .unit = "AVX2 fma", .windows = 48};
-  EndReport end;
-  end.step = 2;
-  end.peak = {.flops = 1e12, .origin = "measured", .unit = "AVX2 fma", .windows = 60};
-  {
-    MetricsLog log(file_);
-    log.write(start);
-    log.write(step_at(1, 0.75, 1, 0.5));
-    log.write(step_at(2, 0.5, 0.5, 0.75));
-    log.write(end);
-    start.peak.flops = 2e12;  // on another machine, and killed
-    log.write(start);
-    log.write(step_at(3, 0.5, 0.5, 2));
-    log.write(step_at(4, 0.25, 0.5, 4));
-  }
-  const History history = read_history(file_);
-  const auto shares = [&](size_t i) {
-    const StepReport& step = history.steps.at(i);
-    return std::vector<double>{step.mfu, step.mfu_causal, step.hfu, step.peak_tflops};
-  };
-  EXPECT_EQ(shares(0), (std::vector<double>{0.421875, 0.375, 0.5, 1}));
-  EXPECT_EQ(shares(1), (std::vector<double>{0.421875, 0.375, 0.375, 1}));
-  EXPECT_EQ(shares(2), (std::vector<double>{0.28125, 0.25, 0.25, 4}));
-  EXPECT_EQ(shares(3), (std::vector<double>{0.28125, 0.25, 0.5, 4}));
-  EXPECT_EQ(history.peak.flops, 4e12);
-  EXPECT_EQ(history.peak.unit, "AVX2 fma");
-}
-
-TEST_F(Metrics, HistoryOfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLeftAlone) {
-  for (const auto& [origin, first, second] : {std::tuple{"measured", 0.5, 1.0}, {"user", 0.625, 1.25}}) {
-    std::ofstream(file_) << R"({"event": "start", "step": 0, "peak_flops": 1e12, "peak_origin": ")" << origin << "\"}\n"
-                         << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
-                         << "\n"
-                         << R"({"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25})"
-                         << "\n";
-    const History history = read_history(file_);
-    EXPECT_EQ(history.steps.at(0).mfu_causal, first) << origin;
-    EXPECT_EQ(history.steps.at(1).mfu_causal, second) << origin;
-    EXPECT_EQ(history.steps.at(1).hfu, second) << origin;
-    EXPECT_EQ(history.peak.flops, std::string(origin) == "user" ? 1e12 : 1.25e12);
-  }
-  std::ofstream(file_) << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
-                       << "\n";
-  EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
-}
-
 TEST_F(Metrics, EndComparesThePredictionWithTheMeasurement) {
   EndReport end;
   end.step = 100;
@@ -321,93 +198,6 @@ TEST_F(Metrics, TheOtherEventsComeBackToo) {
   EXPECT_EQ(history.evals[1].loss, 1.4);
   EXPECT_TRUE(history.checkpoints.at(0).best);
   EXPECT_EQ(history.warnings.at(0).message, "a \xEF\xBF\xBD\" line\n");
-}
-
-TEST_F(Metrics, AppendsAndEndsATornLineFirst) {
-  put("{\"event\":\"step\",\"step\":1}\n{\"event\":\"step\",\"st");
-  { MetricsLog(file_).write(EvalReport{.step = 1}); }
-  const History history = read_history(file_);
-  EXPECT_EQ(history.steps.size(), 1);
-  EXPECT_EQ(history.evals.size(), 1);
-  EXPECT_EQ(history.unreadable_lines, 1);
-}
-
-TEST_F(Metrics, TruncatesToTheResumedStepAndKeepsTheRestByteForByte) {
-  const std::string kept =
-      "{\"event\":\"start\",\"step\":0}\n{\"event\": \"step\",  \"step\":4, "
-      "\"loss\":1.50}\n{\"event\":\"eval\",\"step\":5}\n"
-      "{\"event\":\"warning\",\"message\":\"no step\"}\n";
-  put(kept + "{\"event\":\"step\",\"step\":6}\n{\"event\":\"end\",\"step\":7}\n" +
-      "{\"event\":\"checkpoint\",\"step\":5}\n{\"event\":\"step\",\"step\":5");
-  truncate_after_step(file_, 5);
-  EXPECT_EQ(text(), kept + "{\"event\":\"checkpoint\",\"step\":5}\n");
-  truncate_after_step(file_, 5);
-  EXPECT_EQ(text(), kept + "{\"event\":\"checkpoint\",\"step\":5}\n");
-  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "no temporary file stays";
-}
-
-TEST_F(Metrics, TruncatingAMissingFileIsFine) {
-  truncate_after_step(file_, 5);
-  EXPECT_FALSE(fs::exists(file_));
-  EXPECT_TRUE(read_history(file_).steps.empty());
-}
-
-TEST_F(Metrics, AFullDiskIsWarnedAboutOnceAndDoesNotStop) {
-  MetricsLog log("/dev/full");
-  for (int i = 0; i < 3; ++i) log.write(full_step());
-  EXPECT_EQ(log.lost(), 3);
-  ASSERT_EQ(logged_.size(), 1);
-  EXPECT_NE(logged_[0].find("/dev/full"), std::string::npos);
-  EXPECT_NE(logged_[0].find("No space left"), std::string::npos);
-}
-
-TEST_F(Metrics, GoesOnAfterAShortWrite) {
-  const pid_t child = fork();
-  if (child == 0) {  // a file-size limit stands for a disk that is full for a while
-    signal(SIGXFSZ, SIG_IGN);
-    rlimit limit = {100, RLIM_INFINITY};
-    setrlimit(RLIMIT_FSIZE, &limit);
-    MetricsLog log(file_);
-    log.write(full_step());
-    limit.rlim_cur = RLIM_INFINITY;
-    setrlimit(RLIMIT_FSIZE, &limit);
-    log.write(EvalReport{.step = 7});
-    _exit(log.lost() == 1 ? 0 : 1);
-  }
-  int status = 1;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
-  const History history = read_history(file_);
-  EXPECT_EQ(history.evals.size(), 1);
-  EXPECT_EQ(history.unreadable_lines, 1);
-}
-
-TEST_F(Metrics, AnUnwritableFileIsAnErrorThatNamesIt) {
-  try {
-    MetricsLog log(folder_ / "missing" / "metrics.jsonl");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::io);
-    EXPECT_NE(std::string(error.what()).find("missing/metrics.jsonl"), std::string::npos);
-  }
-}
-
-TEST_F(Metrics, HistoryKeepsTheLargestMemoryAndPassesOverNonsense) {
-  {
-    MetricsLog log(file_);
-    StepReport step = full_step();
-    log.write(step);
-    step.memory_bytes = {{"weights", 5}, {"activations", 20}, {"late", 1}};
-    log.write(step);
-  }
-  std::ofstream(file_, std::ios::app)
-      << "[1]\n{\"event\":3}\n{\"event\":\"step\",\"step\":\"x\"}\n\n\x01\n{\"event\":\"new\"}\n";
-  const History history = read_history(file_);
-  EXPECT_EQ(history.steps.size(), 2);
-  EXPECT_TRUE(history.steps[0].memory_bytes.empty());
-  EXPECT_EQ(history.memory_bytes,
-            (measure::BytesByCategory{{"weights", (int64_t{1} << 60) + 1}, {"activations", 20}, {"late", 1}}));
-  EXPECT_EQ(history.unreadable_lines, 5);
 }
 
 TEST(UtcNow, IsIso8601) {
