@@ -26,6 +26,7 @@ TEST(GemmPanels, MatchDoublePrecisionForEveryTransposeAndOddSize) {
                                                                                {50, 65, 300},
                                                                                {41, 130, 1027},
                                                                                {15, 49, 3100},
+                                                                               {521, 33, 40},
                                                                                {20, 33, 0}})
       for (const DType out : {DType::bf16, DType::f32})
         for (const bool trans_a : {false, true})
@@ -70,8 +71,9 @@ TEST(GemmPanels, AreExactOnSmallIntegers) {
 
 TEST(GemmPanels, HaveTheSameBitsForEveryThreadCountAndForPackedWeights) {
   for (const Panels& set : panels())
-    for (const auto& [m, n, k] :
-         std::initializer_list<std::array<int64_t, 3>>{{300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}}) {
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{
+             {300, 130, 96}, {70, 600, 1100}, {40, 70, 3300}, {521, 45, 97}}) {
+      EXPECT_EQ(packs_strips(m, k), m < 512);  // both ways to read B that is not packed
       Problem problem({m, n, k, DType::bf16, DType::bf16, false, true});
       std::vector<std::byte> first;
       for (const int threads : {1, 2, 7})
