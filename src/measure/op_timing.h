@@ -14,11 +14,12 @@
 namespace trainer::measure {
 
 /// Returns the seconds of one call: the median of `repeats` measurements after one that is not counted. Scratch is
-/// planned by a dry run, as in training. A measurement is of several calls in a row, for about `window` seconds, and on
-/// a GPU of ten at least, so that starting the first and waiting for the last hardly count.
+/// planned by a dry run, as in training. A measurement is of calls in a row until `window` seconds have passed: ranks
+/// that share cores and begin together also end together, so none measures while others have left it their cores. On a
+/// GPU it is of ten at least, so that starting the first and waiting for the last hardly count.
 template <typename Op>
 double median_seconds(Exec& ex, const Op& op, int repeats, double window = 0) {
-  int64_t calls = ex.device.kind() == device::Kind::cuda ? 10 : 1;
+  const int64_t in_a_row = ex.device.kind() == device::Kind::cuda ? 10 : 1;
   const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
   Arena arena(ex.device);
   Meter unused;
@@ -32,15 +33,18 @@ double median_seconds(Exec& ex, const Op& op, int repeats, double window = 0) {
   for (int i = 0; i <= repeats; ++i) {
     ex.device.synchronize();
     const double start = now_seconds();
-    for (int64_t call = 0; call < calls; ++call) {
-      arena.begin("operator");
-      run(planned, op);
-      arena.end();
-    }
-    ex.device.synchronize();
-    const double each = (now_seconds() - start) / static_cast<double>(calls);
-    if (i > 0) seconds.push_back(each);
-    if (i == 0) calls = std::max(calls, static_cast<int64_t>(window / std::max(each, 1e-9)));
+    int64_t calls = 0;
+    double passed = 0;
+    do {
+      for (int64_t call = 0; call < in_a_row; ++call, ++calls) {
+        arena.begin("operator");
+        run(planned, op);
+        arena.end();
+      }
+      ex.device.synchronize();
+      passed = now_seconds() - start;
+    } while (passed < window);
+    if (i > 0) seconds.push_back(passed / static_cast<double>(calls));
   }
   return median(seconds);
 }
