@@ -175,7 +175,8 @@ TEST(GemmPanels, WriteLargeResultsWholly) {
   }
 }
 
-// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them.
+// More of B than is packed at a time: chunks along n, along k and along both, with sums kept between them. (Of few rows
+// that are not transposed B is packed in strips, over many blocks of the sum.)
 TEST(GemmPanels, CutLargeOperandsIntoChunks) {
   const auto expect = [](Problem problem, std::initializer_list<bool> packed_or_not) {
     const std::vector<std::byte> before = problem.out.memory;
@@ -189,8 +190,10 @@ TEST(GemmPanels, CutLargeOperandsIntoChunks) {
       }
   };
   for (const auto& [m, n, k] :
-       std::initializer_list<std::array<int64_t, 3>>{{9, 2100, 5000}, {11, 40, 30000}, {9, 1100, 9000}})
+       std::initializer_list<std::array<int64_t, 3>>{{9, 2100, 5000}, {11, 40, 30000}, {9, 1100, 9000}}) {
+    expect(Problem({m, n, k, DType::bf16, DType::bf16, true, true, Ending::residual_in_place}), {false});
     expect(Problem({m, n, k, DType::bf16, DType::bf16, false, true, Ending::residual_in_place}), {false, true});
+  }
   expect(Problem({11, 500, 17000, DType::bf16, DType::f32, true, false, Ending::accumulate}), {false});
 }
 
@@ -214,23 +217,24 @@ TEST(GemmPanels, NanAndInfinityStayInTheirRowAndColumn) {
 
 TEST(GemmPanels, DryDeviceTakesTheScratchOfTheRealOne) {
   for (const Panels& set : panels())
-    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}}) {
-      Problem problem({m, n, k, DType::bf16, DType::f32, true, false, Ending::accumulate});
-      device::CpuDevice cpu(2, set.isa);
-      device::DryDevice dry(2, set.isa);
-      Arena arena(cpu);
-      Meter meter;
-      arena.record("product", [&] {
-        Exec ex{dry, arena, meter};
+    for (const auto& [m, n, k] : std::initializer_list<std::array<int64_t, 3>>{{300, 800, 500}, {12, 700, 2000}})
+      for (const bool trans_a : {true, false}) {  // chunks and strips of B
+        Problem problem({m, n, k, DType::bf16, DType::f32, trans_a, false, Ending::accumulate});
+        device::CpuDevice cpu(2, set.isa);
+        device::DryDevice dry(2, set.isa);
+        Arena arena(cpu);
+        Meter meter;
+        arena.record("product", [&] {
+          Exec ex{dry, arena, meter};
+          own_product(ex, problem.op, *set.table);
+        });
+        arena.seal();
+        arena.begin("product");
+        Exec ex{cpu, arena, meter};
         own_product(ex, problem.op, *set.table);
-      });
-      arena.seal();
-      arena.begin("product");
-      Exec ex{cpu, arena, meter};
-      own_product(ex, problem.op, *set.table);
-      arena.end();
-      problem.expect_result();
-    }
+        arena.end();
+        problem.expect_result();
+      }
 }
 
 }  // namespace

@@ -37,20 +37,34 @@ std::vector<std::byte> part_of(const Matrix& matrix, const std::vector<std::byte
   return before;
 }
 
+/// How a product reads B: packed before, in strips that its tasks pack, or in chunks packed for all tasks, as where A
+/// is transposed.
+enum class Way { packed, strips, chunks };
+
 /// Forms the first n columns of the first m rows of a product of B transposed.
-void multiply_part(Machine& machine, Problem& problem, const GemmTable& table, bool packed, int64_t m, int64_t n) {
+void multiply_part(Machine& machine, Problem& problem, const GemmTable& table, Way way, int64_t m, int64_t n) {
   const Gemm full = problem.op;
   const auto cut = [](Tensor& t, int64_t rows, int64_t cols) {
     if (t) t = {t.data, {rows, cols}, t.dtype, t.ld()};
   };
   Gemm& op = problem.op;
-  cut(op.a, m, problem.c.k);
+  Matrix transposed;
+  if (way == Way::chunks) {
+    transposed = Matrix({problem.c.k, m}, DType::bf16, problem.c.gap);
+    for (int64_t t = 0; t < problem.c.k; ++t)
+      for (int64_t i = 0; i < m; ++i) transposed.set(t, i, problem.a.at(i, t));
+    op.a = transposed.tensor;
+    op.trans_a = true;
+  } else {
+    cut(op.a, m, problem.c.k);
+    EXPECT_TRUE(packs_strips(m, problem.c.k));
+  }
   cut(op.b, n, problem.c.k);
   cut(op.c, m, n);
   cut(op.epilogue.pre, m, n);
   cut(op.epilogue.residual, m, n);
   if (op.epilogue.bias) op.epilogue.bias = {op.epilogue.bias.data, {n}, op.epilogue.bias.dtype};
-  multiply(machine, problem, table, packed);
+  multiply(machine, problem, table, way == Way::packed);
   problem.op = full;
 }
 
@@ -69,8 +83,8 @@ void make_small(Problem& problem) {
       if (problem.op.epilogue.residual) scale(problem.residual, i, j, -124 - static_cast<int>(j % 8));
 }
 
-// 56 rows and 96 columns are whole panels of pairs on every instruction set. B is packed in panels of other widths, and
-// its sum cut into other blocks, where it is packed before.
+// 56 rows and 96 columns are whole panels of pairs on every instruction set. Chunks of an fp32 product have panels of
+// other widths and other blocks of the sum than a packed weight and strips.
 TEST(GemmParts, HaveTheBitsOfWholePanels) {
   constexpr int64_t kRows = 56, kCols = 96;
   for (const Panels& set : panels()) {
@@ -89,12 +103,12 @@ TEST(GemmParts, HaveTheBitsOfWholePanels) {
             // 1, 4, 5, 8, 9 and all 14 rows of the last panel of 14; 1 to 8 of the last one of 8.
             for (const auto& [m, n] : std::initializer_list<std::array<int64_t, 2>>{
                      {29, 96}, {32, 95}, {33, 81}, {36, 49}, {37, 5}, {56, 95}, {56, 33}, {56, 96}})
-              for (const bool packed : {false, true}) {
+              for (const Way way : {Way::packed, Way::strips, Way::chunks}) {
                 restore(problem, before);
-                multiply_part(machine, problem, *set.table, packed, m, n);
+                multiply_part(machine, problem, *set.table, way, m, n);
                 const std::string where =
-                    format("{}, small {}: the part m {} n {}, packed {}, by {} on {}", text(problem.c), small, m, n,
-                           packed, set.name, device::name_of(set.isa));
+                    format("{}, small {}: the part m {} n {}, way {}, by {} on {}", text(problem.c), small, m, n,
+                           static_cast<int>(way), set.name, device::name_of(set.isa));
                 EXPECT_TRUE(problem.out.memory == part_of(problem.out, whole.out, before.out, m, n)) << where;
                 EXPECT_TRUE(problem.pre.memory == part_of(problem.pre, whole.pre, before.pre, m, n))
                     << "pre: " << where;
