@@ -5,35 +5,18 @@
 #include <limits>
 
 #include "ops/cpu/elementwise_kernels.h"
+#include "ops/cpu/gemm_blocks.h"
 #include "ops/operands.h"
 #include "ops/reduce.h"
 
 namespace trainer::ops {
 namespace {
 
-constexpr int64_t kPanelBytes = int64_t{16} << 20;   // of B packed at a time: stays in L3 while all rows use it
-constexpr int64_t kChunkCols = 1024;                 // at least, so that packing A again for each chunk costs little
-constexpr int64_t kPackStrip = 128;                  // columns of B per packing task, at most
-constexpr int64_t kStripBytes = int64_t{256} << 10;  // of B that a task of a product of few rows packs at once
-constexpr int64_t kStripCost = 8;                    // of a task of such a product, in columns multiplied in that time
-constexpr int64_t kFewRows = 512;
-constexpr int64_t kFewElements = int64_t{4} << 20;  // of their A: it is packed as a whole
+constexpr int64_t kPanelBytes = int64_t{16} << 20;  // of B packed at a time: stays in L3 while all rows use it
+constexpr int64_t kChunkCols = 1024;                // at least, so that packing A again for each chunk costs little
+constexpr int64_t kPackStrip = 128;                 // columns of B per packing task, at most
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied in that time
 constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
-
-/// Splits the sum into blocks of nearly equal length. No other choice here changes bits of the result.
-struct SumBlocks {
-  template <typename T, typename C, typename P>
-  SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
-      : terms(k),
-        step(kernels.step),
-        count(k <= kernels.whole_k ? 1 : std::max<int64_t>(1, divide_up(k, kernels.block_k))),
-        length(round_up(std::max<int64_t>(1, divide_up(k, count)), std::max<int64_t>(8, step))) {}
-  int64_t first(int64_t block) const { return std::min(block * length, terms); }
-  int64_t size(int64_t block) const { return first(block + 1) - first(block); }
-  int64_t stored(int64_t block) const { return round_up(size(block), step); }  // in panels, with padding
-  int64_t terms, step, count, length;
-};
 
 /// How a product is cut. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
 /// sum, whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
@@ -103,19 +86,6 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
   const bool kept = sum.count > 1 || kernels.whole_sums;
   const int64_t kept_tiles = sums_shared ? row_blocks * chunk_tiles : by_block ? group_tiles : 1;
   sums_bytes = kept ? aligned(sums_count() * kept_tiles * kSumSize) : 0;
-}
-
-/// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
-template <typename T>
-struct Operand {
-  const T* data;
-  int64_t ld;
-  bool along_k;  // the terms of a row are contiguous
-  const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
-};
-template <typename T>
-Operand<T> operand(const Tensor& tensor, bool along_k) {
-  return {tensor.as<T>(), tensor.ld(), along_k};
 }
 
 /// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum. dst is
@@ -240,74 +210,6 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   if (sums_b) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
 }
 
-/// How a product of few rows is cut: all of A is packed once, and every task packs a strip of columns of B and
-/// multiplies it at once. So B is read from memory once and its panels stay in a core's caches.
-struct Strips {
-  template <typename C>
-  Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)
-      : m(op.c.shape[0]), n(op.c.shape[1]), sum(op.trans_a ? op.a.shape[0] : op.a.shape[1], kernels) {
-    constexpr int64_t kSize = sizeof(bf16), kSumSize = sizeof(float);
-    const int64_t most = std::clamp(kStripBytes / (sum.length * kSize), kernels.cols, kPackStrip);
-    double best = std::numeric_limits<double>::infinity();
-    for (int64_t candidate = kernels.cols; candidate <= std::max(most, kernels.cols); candidate += kernels.cols) {
-      const double tasks = static_cast<double>(divide_up(divide_up(n, candidate), threads) * threads);
-      const double cost = tasks * static_cast<double>(candidate + kStripCost);
-      if (cost <= best) best = cost, cols = candidate;
-    }
-    const auto aligned = [](int64_t bytes) { return round_up(bytes, int64_t{64}); };
-    padded_rows = round_up(m, kernels.rows);
-    a_bytes = aligned(padded_rows * sum.count * sum.length * kSize);
-    b_bytes = aligned(cols * sum.length * kSize);
-    sums_bytes = sum.count > 1 || kernels.whole_sums ? aligned(padded_rows * cols * kSumSize) : 0;
-  }
-  int64_t m, n, cols = 0, padded_rows = 0;
-  SumBlocks sum;
-  int64_t a_bytes, b_bytes, sums_bytes;  // b, sums: per thread
-};
-
-template <typename C>
-void strip_product(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels) {
-  const Strips plan(op, kernels, ex.device.threads());
-  const int64_t own_bytes = plan.b_bytes + plan.sums_bytes;
-  const Scratch scratch = ex.take("gemm", {plan.a_bytes + ex.device.threads() * own_bytes}, DType::u8);
-  if (ex.device.dry()) return;
-
-  device::ThreadPool& pool = device::pool_of(ex.device);
-  const Operand<bf16> a = operand<bf16>(op.a, !op.trans_a), b = operand<bf16>(op.b, op.trans_b);
-  const GemmStore<bf16, C> store = store_of<bf16, C>(op);
-  const SumBlocks& sum = plan.sum;
-  bf16* const a_panels = reinterpret_cast<bf16*>(scratch.tensor().data);
-  std::byte* const workers = scratch.tensor().data + plan.a_bytes;
-
-  const int64_t panels = plan.padded_rows / kernels.rows;
-  pool.parallel_for(panels * sum.count, [&](int64_t task) {
-    const int64_t block = task / panels, row = task % panels * kernels.rows;
-    kernels.pack_a(a.at(row, sum.first(block)), a.ld, a.along_k, std::min(kernels.rows, plan.m - row), sum.size(block),
-                   a_panels + plan.padded_rows * sum.first(block) + row * sum.stored(block));
-  });
-  pool.parallel_for(divide_up(plan.n, plan.cols), [&](int64_t task, int worker) {
-    const int64_t col = task * plan.cols, cols = std::min(plan.cols, plan.n - col);
-    std::byte* const own = workers + worker * own_bytes;
-    for (int64_t block = 0; block < sum.count; ++block) {
-      const int64_t length = sum.stored(block);
-      bf16* const b_panels = reinterpret_cast<bf16*>(own);
-      kernels.pack_b(b.at(col, sum.first(block)), b.ld, b.along_k, cols, sum.size(block), b_panels,
-                     length * kernels.cols);
-      kernels.block({.k = length,
-                     .a = a_panels + plan.padded_rows * sum.first(block),
-                     .b = b_panels,
-                     .b_stride = length * kernels.cols,
-                     .sums = reinterpret_cast<float*>(own + plan.b_bytes),
-                     .col = col,
-                     .rows = plan.m,
-                     .cols = cols,
-                     .first = block == 0,
-                     .last = block + 1 == sum.count},
-                    store);
-    }
-  });
-}
-
 /// A product with m <= kSkinnyRows is bound by reading B. So B is read once and is not packed.
 template <typename T, typename C>
 void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) {
@@ -390,16 +292,12 @@ bool sums_columns(const Gemm& op) {
   return op.b_sums && !op.packed_b && op.b.shape[0] > 0 && op.c.count() > 0 && !reads_b_unpacked(op);
 }
 
-bool packs_strips(int64_t m, int64_t k) { return m <= kFewRows && k > 0 && m * k <= kFewElements; }
-
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
   if (reads_b_unpacked(op)) {
     with_vectors(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { skinny_product(ex, op, kernels); });
   } else if (op.a.dtype == DType::bf16 && table.panels != nullptr && !op.packed_b && !op.trans_a && !op.b_sums &&
              packs_strips(op.c.shape[0], op.a.shape[1])) {
-    // The kernels of packed weights: bits do not depend on which of the two ways a weight is read.
-    op.c.dtype == DType::bf16 ? strip_product(ex, op, table.panels->bf16_out)
-                              : strip_product(ex, op, table.panels->f32_out_kept);
+    strip_product(ex, op, *table.panels);
   } else {
     const bool kept = static_cast<bool>(op.packed_b);
     with_kernels(op.a.dtype, op.c.dtype, kept, table, [&](const auto& kernels) { blocked_product(ex, op, kernels); });

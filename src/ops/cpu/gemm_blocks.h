@@ -1,0 +1,41 @@
+#pragma once
+// What all drivers of our own products share: operands in either orientation, and how sums are cut into blocks.
+#include <algorithm>
+
+#include "ops/cpu/gemm.h"
+#include "ops/operands.h"
+
+namespace trainer::ops {
+
+/// Splits the sum into blocks of nearly equal length. No other choice here changes bits of the result.
+struct SumBlocks {
+  template <typename T, typename C, typename P>
+  SumBlocks(int64_t k, const GemmKernels<T, C, P>& kernels)
+      : terms(k),
+        step(kernels.step),
+        count(k <= kernels.whole_k ? 1 : std::max<int64_t>(1, divide_up(k, kernels.block_k))),
+        length(round_up(std::max<int64_t>(1, divide_up(k, count)), std::max<int64_t>(8, step))) {}
+  int64_t first(int64_t block) const { return std::min(block * length, terms); }
+  int64_t size(int64_t block) const { return first(block + 1) - first(block); }
+  int64_t stored(int64_t block) const { return round_up(size(block), step); }  // in panels, with padding
+  int64_t terms, step, count, length;
+};
+
+/// A matrix operand: element (row, term) of op(A) or of op(B) transposed.
+template <typename T>
+struct Operand {
+  const T* data;
+  int64_t ld;
+  bool along_k;  // the terms of a row are contiguous
+  const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
+};
+template <typename T>
+Operand<T> operand(const Tensor& tensor, bool along_k) {
+  return {tensor.as<T>(), tensor.ld(), along_k};
+}
+
+/// C = op(A)·op(B) for few rows (packs_strips), A not transposed, B not packed. The kernels are those of packed
+/// weights: bits do not depend on which of the two ways a weight is read. Scratch "gemm".
+void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
+
+}  // namespace trainer::ops
