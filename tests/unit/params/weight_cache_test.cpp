@@ -1,6 +1,7 @@
 // Gathers ahead of their use, by what is on its way when, what is in memory, and what crosses the wire.
 #include <gtest/gtest.h>
 
+#include "ops/gemm.h"
 #include "params/grad_sink.h"
 
 using namespace trainer;
@@ -275,6 +276,33 @@ TEST(GradSink, SaysWhenAGroupIsReduced) {
           EXPECT_EQ(reduced, (std::vector<int>{3, 2, 1, 0}));
         }
       });
+}
+
+// Packing writes a copy to memory and reads it again, which one or two products of few rows do not pay for.
+TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
+  constexpr int64_t kMany = 4096, kFew = 256;
+  const auto packs = [&](device::Isa isa, DType compute, int64_t uses, int64_t rows) {
+    device::DryDevice device(1, isa);
+    ParamStore store(device, compute);
+    const SlotId slot = store.add_slot(store.add_group("group"), {{"w", store.replicated({96, 64}), {}}});
+    store.allocate(true);
+    store.weights().expect_uses(uses);
+    Arena arena(device, Arena::Mode::heap);
+    Meter meter;
+    Exec ex{device, arena, meter};
+    const WeightCache::Held held = store.weights().hold(ex, slot);
+    const Tensor packed = store.weights().packed(ex, slot, true, rows);
+    if (packed) EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, 64, 96));
+    return static_cast<bool>(packed);
+  };
+  using device::Isa;
+  for (const Isa isa : {Isa::avx512bf16, Isa::amx}) {
+    EXPECT_TRUE(packs(isa, DType::bf16, 1, kMany));
+    EXPECT_TRUE(packs(isa, DType::bf16, 3, kFew));
+    EXPECT_FALSE(packs(isa, DType::bf16, 2, kFew));
+    EXPECT_FALSE(packs(isa, DType::f32, 3, kMany)) << "fp32 is never packed";
+  }
+  EXPECT_FALSE(packs(Isa::avx512, DType::bf16, 3, kMany)) << "no panels of bf16";
 }
 
 }  // namespace
