@@ -292,7 +292,9 @@ TEST(WeightCache, PacksWhatIsReadOftenOrByManyRows) {
     Exec ex{device, arena, meter};
     const WeightCache::Held held = store.weights().hold(ex, slot);
     const Tensor packed = store.weights().packed(ex, slot, true, rows);
-    if (packed) EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, 64, 96));
+    if (packed) {
+      EXPECT_EQ(packed.bytes(), ops::packed_bytes(device, compute, 64, 96));
+    }
     return static_cast<bool>(packed);
   };
   using device::Isa;
