@@ -1,24 +1,27 @@
 #!/usr/bin/env bash
 # Runs the quickstart in a fresh root of a distribution, as on a machine where nothing is installed yet.
 #
-#   scripts/fresh_root.sh SUITE [--dir DIR] [--cache DIR] [--keep] [--help] [-- COMMAND...]
+#   scripts/fresh_root.sh SUITE [--dir DIR] [--cache DIR] [--mirror URL] [--keep] [--help] [-- COMMAND...]
 #
-#   SUITE        bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
-#   --dir DIR    where the root is made (default: /var/tmp/trainer-SUITE); a root that is there already is used again
-#   --cache DIR  a folder of ccache to share with the root
-#   --keep       leave the root there afterwards
-#   COMMAND      what runs in it, in a copy of this checkout's tracked files (default: scripts/quickstart.sh)
+#   SUITE         bookworm (Debian 12), trixie (Debian 13) or noble (Ubuntu 24.04)
+#   --dir DIR     where the root is made (default: /var/tmp/trainer-SUITE); a root that is there already is used again
+#   --cache DIR   a folder of ccache to share with the root
+#   --mirror URL  the distribution's archive (default: the one that debootstrap itself takes for the distribution)
+#   --keep        leave the root there afterwards
+#   COMMAND       what runs in it, in a copy of this checkout's tracked files (default: scripts/quickstart.sh)
 #
-# Needs root, debootstrap (for Ubuntu also ubuntu-keyring), the distribution's archive and 3 GB of disk. Mounts are made
-# in a namespace of their own and end with the script. Exit status: the command's.
+# Needs root, debootstrap, the distribution's archive and 3 GB of disk; to check signatures also the distribution's keys
+# (debian-archive-keyring or ubuntu-keyring). Mounts are made in a namespace of their own and end with the script. Exit
+# status: the command's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suite='' dir='' cache='' keep=''
+suite='' dir='' cache='' mirror='' keep=''
 while [ $# -gt 0 ]; do
   case $1 in
     --dir) dir=${2:?--dir needs a folder}; shift ;;
     --cache) cache=$(realpath "${2:?--cache needs a folder}"); shift ;;
+    --mirror) mirror=${2:?--mirror needs the address of an archive}; shift ;;
     --keep) keep=yes ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
     --) shift; break ;;
@@ -30,15 +33,13 @@ done
 [ $# -gt 0 ] || set -- scripts/quickstart.sh
 
 die() { echo "fresh_root.sh: $1" >&2; exit 2; }
-mirror=http://deb.debian.org/debian components=main script=()
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+components=main script='' keys=debian-archive-keyring keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 case $suite in
   bookworm | trixie) ;;
   noble)
-    mirror=http://archive.ubuntu.com/ubuntu components=main,universe
-    keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+    components=main,universe keys=ubuntu-keyring keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg
     # All of Ubuntu's suites are made alike, but older versions of debootstrap do not know this one's name.
-    [ -e /usr/share/debootstrap/scripts/noble ] || script=(/usr/share/debootstrap/scripts/gutsy)
+    [ -e /usr/share/debootstrap/scripts/noble ] || script=gutsy
     ;;
   *) die "expected a suite: bookworm, trixie or noble (try --help)" ;;
 esac
@@ -52,15 +53,14 @@ if [ ! -e "$dir/etc/os-release" ]; then
   say "Making $dir"
   signatures=(--keyring="$keyring")
   if [ ! -e "$keyring" ]; then
-    mirror=${mirror/http:/https:}
-    echo "No $keyring here: the packages of $mirror are not checked against signatures." >&2
+    echo "fresh_root.sh: no $keyring here, so the signatures of packages are not checked: install $keys," >&2
+    echo "or give --mirror an https address that you trust." >&2
     signatures=(--no-check-gpg)
   fi
   mkdir -p "$dir"
-  debootstrap --variant=minbase --components="$components" "${signatures[@]}" "$suite" "$dir" "$mirror" "${script[@]}" \
+  # An empty mirror or script is debootstrap's own choice. It also writes the root's list of archives.
+  debootstrap --variant=minbase --components="$components" "${signatures[@]}" "$suite" "$dir" "$mirror" "$script" \
     > "$dir.log" 2>&1 || { tail -n 5 "$dir.log" >&2; exit 1; }
-  # Inside, packages are checked with the distribution's own keys.
-  sed -i 's,https:,http:,' "$dir/etc/apt/sources.list"
 fi
 rm -rf "$dir/src/trainer"
 mkdir -p "$dir/src/trainer"

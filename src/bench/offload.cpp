@@ -2,6 +2,10 @@
 
 #include <numeric>
 
+#include "device/lane.h"
+#include "offload/calibrate.h"
+#include "offload/make.h"
+
 namespace trainer::bench {
 namespace {
 
@@ -61,6 +65,12 @@ class Ladder {
 };
 
 }  // namespace
+
+offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements) {
+  if (const std::optional<offload::Rates> emulated = offload::rates_of(config.debug)) return *emulated;
+  const std::unique_ptr<device::Device> host = device::make_host(device, config.offload.pinned);
+  return offload::measure_rates(device, *host, elements, compute == DType::f64 ? DType::f64 : DType::f32);
+}
 
 std::vector<OffloadRung> offload_ladder(const OffloadCase& work) {
   const Ladder ladder(work);

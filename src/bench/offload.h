@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "offload/clock.h"
 
 namespace trainer::bench {
@@ -22,6 +23,10 @@ struct OffloadCase {
   offload::Rates rates;
   offload::Sizes sizes;
 };
+
+/// Returns the rates of debug.emulate_device; without it measures those of a device and its host over at most so many
+/// parameters (offload/calibrate.h).
+offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements);
 
 /// Returns the rungs, from slow to fast where the device is far from the host:
 ///   B0   all on the device, which has room for the state

@@ -1,6 +1,7 @@
 #include "bench/profile.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 
@@ -9,8 +10,10 @@
 #include "bench/attention.h"
 #include "bench/collectives.h"
 #include "bench/gemm.h"
+#include "bench/offload.h"
 #include "measure/op_timing.h"
 #include "measure/peak.h"
+#include "offload/make.h"
 #include "ops/elementwise.h"
 #include "plan/prediction.h"
 
@@ -41,6 +44,7 @@ class Profile {
   plan::Cluster measure() {
     describe();
     compute();
+    cluster_.host = measure_host(world_, config_, machine_, *device_);
     if (world_.size() > 1) collectives();
     return std::move(cluster_);
   }
@@ -49,6 +53,7 @@ class Profile {
   void describe() {
     cluster_.name = "measured here";
     cluster_.source = "trainer bench --write-profile";
+    if (offload::rates_of(config_.debug)) cluster_.source += ", [host]: debug.emulate_device";
     cluster_.measured = true;
     cluster_.ranks = world_.size();
     cluster_.devices_per_node = world_.local_size();
@@ -208,6 +213,19 @@ class Profile {
 };
 
 }  // namespace
+
+plan::Host measure_host(comm::World& world, const config::Config& config, const plan::Machine& machine,
+                        device::Device& device) {
+  const bool linked = device.kind() == device::Kind::cuda || offload::rates_of(config.debug);
+  if (mean_over_ranks(world, linked ? 1 : 0) < 1) return {};  // ranks without a link would not measure
+  world.control().barrier();
+  const offload::Rates rates = rates_of(config, device, machine.compute, config.offload.subgroup);
+  std::array<double, 5> all{static_cast<double>(machine.host_limit), rates.memory, rates.to_device, rates.to_host,
+                            rates.host};
+  world.control().sum(all);
+  for (double& each : all) each /= world.size();
+  return {.memory_bytes = all[0], .memory_rate = all[1], .to_device = all[2], .to_host = all[3], .updates = all[4]};
+}
 
 std::vector<std::vector<int>> profiled_groups(int ranks, int rank) {
   std::vector<std::vector<int>> all;

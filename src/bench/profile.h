@@ -14,11 +14,17 @@ struct ProfileOptions {
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
-/// Measures peak, memory, products of many shapes in three forms, attention, and every collective in groups of
-/// neighbours and of ranks far apart, all groups of a kind at once. All ranks measure at the same moment, so that
-/// what they share is shared. All ranks call and get the same profile.
+/// Measures peak, memory, products of many shapes in three forms, attention, measure_host(), and every collective in
+/// groups of neighbours and of ranks far apart, all groups of a kind at once. All ranks measure at the same moment, so
+/// that what they share is shared. All ranks call and get the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
                               const ProfileOptions& options);
+
+/// Returns what a rank has of its host, for updates of the optimizer's state there: means over the ranks, which measure
+/// at the same moment (offload/calibrate.h) unless debug.emulate_device gives the rates. Not known where a rank
+/// computes on a CPU without such a device: its state is in the same memory. All ranks call and get the same.
+plan::Host measure_host(comm::World& world, const config::Config& config, const plan::Machine& machine,
+                        device::Device& device);
 
 /// Returns the groups of a world of so many ranks that are measured: members of this rank's group, by size and by how
 /// far apart they are.

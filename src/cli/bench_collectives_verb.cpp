@@ -64,8 +64,9 @@ int bench_profile_command(const BenchOptions& o) {
     world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       replace_file(o.write_profile, plan::to_toml(cluster));
-      log::info("wrote {}: {} products, {} collectives of {} rank{}", o.write_profile, cluster.products.size(),
-                cluster.collectives.size(), cluster.ranks, cluster.ranks == 1 ? "" : "s");
+      log::info("wrote {}: {} products, {} collectives of {} rank{}{}", o.write_profile, cluster.products.size(),
+                cluster.collectives.size(), cluster.ranks, cluster.ranks == 1 ? "" : "s",
+                cluster.host.known() ? ", rates of the host" : "");
     });
     return 0;
   });

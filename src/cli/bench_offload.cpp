@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "bench/offload.h"
-#include "device/lane.h"
 #include "measure/units.h"
-#include "offload/calibrate.h"
 #include "offload/make.h"
 
 namespace trainer::cli {
@@ -67,13 +65,8 @@ json offload_ladder(const config::Config& config, const plan::Machine& machine, 
                           .slots = static_cast<int>(config.offload.slots),
                           .sizes = {.state = state, .compute = bf16 ? 2 : state, .gradient = sends_bf16 ? 2 : state}};
   work.subgroup = std::min(kSubgroup, std::max<int64_t>(64, work.parameters));
-  if (const std::optional<offload::Rates> emulated = offload::rates_of(config.debug)) {
-    work.rates = *emulated;
-  } else {
-    const std::unique_ptr<device::Device> device = plan::make_device(machine);
-    const std::unique_ptr<device::Device> host = device::make_host(*device);
-    work.rates = offload::measure_rates(*device, *host, kSubgroup, state == 8 ? DType::f64 : DType::f32);
-  }
+  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  work.rates = bench::rates_of(config, *device, machine.compute, kSubgroup);
   const std::vector<bench::OffloadRung> rungs = bench::offload_ladder(work);
   const offload::Rates& rates = work.rates;
   say(format(

@@ -34,9 +34,10 @@ offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes
             .memory = cluster.host.memory_rate,
             .start = cluster.operator_seconds};
   if (!cluster.cpu)
-    throw Error(Code::config, format("{}: the table [host] is missing, but offload.optimizer is not \"none\"; add it "
-                                     "(configs/clusters/ has examples)",
-                                     cluster.path));
+    throw Error(Code::config,
+                format("{}: the table [host] is missing, but offload.optimizer is not \"none\"; add it "
+                       "(configs/clusters/ has examples; `trainer bench all --write-profile` measures it)",
+                       cluster.path));
   const double memory = cluster.memory_rate * cluster.memory_share;
   return {.to_device = memory / 2,
           .to_host = memory / 2,

@@ -2,6 +2,7 @@
 // missing wait shows as another bit.
 #include <gtest/gtest.h>
 
+#include "bench/profile.h"
 #include "device/cuda/cuda_device.h"
 #include "rigs/offload.h"
 
@@ -42,6 +43,22 @@ TEST_F(CudaOffload, ReplicasThatSplitTheStateToo) {
   c.parallel.data = 2;
   c.parallel.zero_stage = 1;
   expect_bits_of_none(c, DType::bf16, 3);
+}
+
+TEST_F(CudaOffload, ProfilesMeasureTheRatesOfTheHost) {
+  config::Config c = tiny_config();
+  c.offload.subgroup = 1 << 14;
+  const plan::Machine machine{.compute = DType::bf16, .host_limit = int64_t{1} << 30};
+  const std::unique_ptr<device::Device> device = device::cuda::make_device(0, 2);
+  const plan::Host host = bench::measure_host(*comm::solo_world(), c, machine, *device);
+  EXPECT_EQ(host.memory_bytes, 1 << 30);
+  for (const double bytes : {host.memory_rate, host.to_device, host.to_host}) {
+    EXPECT_GT(bytes, 1e6);
+    EXPECT_LT(bytes, 1e13);
+  }
+  EXPECT_GT(host.updates, 1e4);
+  EXPECT_LT(host.updates, 1e12);
+  EXPECT_EQ(device->memory().at("calibration").current, 0);
 }
 
 }  // namespace
