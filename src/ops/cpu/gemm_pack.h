@@ -57,7 +57,8 @@ template <bool Upper, typename V>
   }
 }
 
-/// The first N lanes, N even. (Whole vectors whose ends the next ones overwrite are three times as slow on Zen 3.)
+/// The first N lanes, N even; P may be smaller than a lane. (Whole vectors whose ends the next ones overwrite are three
+/// times as slow on Zen 3.)
 template <int N, typename P, typename V>
 [[gnu::always_inline]] inline void store_first(P* p, V v) {
   constexpr int L = sizeof(V) / sizeof(v[0]);
@@ -65,7 +66,7 @@ template <int N, typename P, typename V>
     std::memcpy(p, &v, sizeof(v));
   } else if constexpr (N > L / 2) {
     store_first<L / 2>(p, half<false>(v));
-    store_first<N - L / 2>(p + L / 2, half<true>(v));
+    store_first<N - L / 2>(p + L / 2 * sizeof(v[0]) / sizeof(P), half<true>(v));
   } else {
     store_first<N>(p, half<false>(v));
   }
