@@ -127,12 +127,35 @@ class Profile {
     world_.connect();
     const int64_t most = *std::ranges::max_element(options_.payloads) / size_of(DType::f32);
     CollectiveTimer timer(world_, *device_, most);
+    cluster_.skew = skew(timer);
     std::set<std::pair<int, int>> seen;
     for (const auto& group : groups) {
       const int per_node = per_node_of(*group);
       if (!seen.insert({group->size(), per_node}).second) continue;
       measure(timer, *group, per_node);
     }
+  }
+
+  /// Returns the seconds of equal work on the slowest rank over the mean's. Those of a rank that shares its cores vary
+  /// with who computes beside it, and in a step all wait for the last.
+  double skew(CollectiveTimer& timer) {
+    constexpr double kSegment = 0.05;  // seconds, of about the length of what lies between two meetings of a step
+    constexpr int64_t kExtent = 256;
+    Buffer a(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
+        b(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
+        c(*device_, "benchmark", {kExtent, kExtent}, machine_.compute);
+    measure::fill_normal(*device_, a, "a");
+    measure::fill_normal(*device_, b, "b");
+    const ops::Gemm product{.a = a, .b = b, .c = c};
+    world_.control().barrier();
+    const double mean = mean_over_ranks(world_, measure::median_seconds(ex_, product, options_.repeats, kWindow));
+    const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
+    const double slowest = timer.slowest(
+        [&] {
+          for (int64_t i = 0; i < times; ++i) ops::run(timer.exec(), product);
+        },
+        2 * options_.repeats);
+    return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
   /// Counts the members on the first one's node: ranks are numbered node by node.

@@ -3,7 +3,7 @@
 // that `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that
 // were not measured follow from a few constants; predictions then say so.
 //
-//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together)
+//   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
 //                 half_n, attention (share of the peak), memory_share, operator_us
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
@@ -63,6 +63,7 @@ struct Cluster {
   int devices_per_node = 1;  // ranks of a node
   int ranks = 0;             // of a profile: the ranks that were measured together
   int lanes = 3;             // see parallel.lanes
+  double skew = 1;           // seconds of equal work on the slowest rank, over the mean's: more where ranks share cores
 
   std::string device;
   bool cpu = false;

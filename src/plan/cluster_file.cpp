@@ -129,6 +129,7 @@ void read_cluster_table(Reader& in, Cluster& c) {
   c.ranks = in.integer_or("ranks", 0);
   c.devices_per_node = in.integer("devices_per_node");
   c.lanes = in.integer_or("lanes", 3);
+  c.skew = in.number_or("skew", 1);
 }
 
 void read_device(Reader& in, Cluster& c) {
@@ -234,6 +235,7 @@ std::string to_toml(const Cluster& c) {
   text("source", c.source);
   number("devices_per_node", c.devices_per_node);
   number("lanes", c.lanes);
+  if (c.skew != 1) number("skew", c.skew);
   if (c.measured) number("ranks", c.ranks);
   out += "\n[device]\n";
   text("name", c.device);

@@ -65,8 +65,10 @@ class Timeline {
 
   void compute(const Event& event) {
     const bool product = event.op == OpKind::gemm;
-    const double seconds = product ? cluster_.product_seconds(compute_, event.product, event.cost.bytes)
-                                   : cluster_.operator_seconds_of(event.op, compute_, event.cost);
+    // One rank stands for all: what they wait for the slowest is counted where it computes.
+    const double seconds =
+        cluster_.skew * (product ? cluster_.product_seconds(compute_, event.product, event.cost.bytes)
+                                 : cluster_.operator_seconds_of(event.op, compute_, event.cost));
     double StepTime::*part = product                                                          ? &StepTime::products
                              : event.op == OpKind::attention                                  ? &StepTime::attention
                              : event.op == OpKind::optimizer || event.op == OpKind::grad_norm ? &StepTime::optimizer

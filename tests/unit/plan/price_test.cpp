@@ -152,6 +152,17 @@ TEST_F(Play, SlowsComputeBesideCommunication) {
   EXPECT_NEAR(time.comm.at("x").exposed, 0, 1e-12);
 }
 
+TEST_F(Play, ComputesAsLongAsTheSlowestRank) {
+  cluster_.skew = 1.5;
+  const int64_t gathered = gather(4);
+  compute(1e-3);
+  wait(gathered);
+  const StepTime time = played();
+  EXPECT_NEAR(time.attention, 1.5e-3, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").busy, 3.013e-3, 1e-12);
+  EXPECT_NEAR(time.total(), 3.013e-3, 1e-12) << "more of the gather is hidden";
+}
+
 TEST_F(Play, AddsUpMicroSteps) {
   compute(1e-3);
   step_.first = step_.middle = recorder_.program;
@@ -182,8 +193,10 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   EXPECT_EQ(c.peak(DType::bf16), 0);
   EXPECT_EQ(c.memory_bytes, double(2ll << 30));
   EXPECT_FALSE(c.measured);
+  EXPECT_EQ(c.skew, 1);
   c.measured = true;
   c.ranks = 4;
+  c.skew = 1.25;
   c.inter = {.gb_per_s = 0.025, .start_us = 90.5, .hop_us = 12, .slowdown = 0.25};
   c.products = {{DType::f32, ProductForm::dw, 128, 256, 512, 3.5e10}, {DType::bf16, ProductForm::dx, 1, 2, 3, 1e9}};
   c.collectives = {{CommOp::all_to_all, 4, 2, 65536, 1.25e-4}};
@@ -191,6 +204,7 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   const Cluster again = parse_cluster(text, "y.toml");
   EXPECT_EQ(to_toml(again), text);
   EXPECT_TRUE(again.measured);
+  EXPECT_EQ(again.skew, 1.25);
   EXPECT_EQ(again.products.size(), 2u);
   EXPECT_EQ(again.collectives.at(0).op, CommOp::all_to_all);
   EXPECT_NEAR(again.inter.hop_us, 12, 1e-12);
