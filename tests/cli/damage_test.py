@@ -175,7 +175,10 @@ class CutShort(rig.Runs):
         if shutil.which("mpirun"):
             shutil.rmtree(self.folder / "run")
             stderr = self.cut_while("parallel.data=2", "run.threads=1", launcher=[*rig.MPIRUN, "-np", "2"])
-            self.assertEqual(stderr.count("it became shorter"), 1, stderr)
+            # Once; or once a rank, where both reach the missing bytes before one has heard of the other.
+            said = [line for line in stderr.splitlines() if "it became shorter" in line]
+            self.assertIn(len(said), (1, 2), stderr)
+            self.assertEqual(len({"rank 1:" in line for line in said}), len(said), stderr)
             self.assert_whole(*self.step_folders())
 
     def test_an_evaluation_says_so_too(self):
