@@ -29,6 +29,24 @@ double mean_over_ranks(comm::World& world, double value) {
   return value / world.size();
 }
 
+/// Work is a product of square matrices, to keep ranks computing for as long as is wanted.
+struct Work {
+  Work(device::Device& device, DType compute)
+      : a(device, "benchmark", {kExtent, kExtent}, compute),
+        b(device, "benchmark", {kExtent, kExtent}, compute),
+        c(device, "benchmark", {kExtent, kExtent}, compute),
+        product{.a = a, .b = b, .c = c} {
+    measure::fill_normal(device, a, "a");
+    measure::fill_normal(device, b, "b");
+  }
+  void repeat(Exec& ex, int64_t times) const {
+    for (int64_t i = 0; i < times; ++i) ops::run(ex, product);
+  }
+  static constexpr int64_t kExtent = 256;
+  Buffer a, b, c;
+  ops::Gemm product;
+};
+
 /// Profile measures one thing after the other into a Cluster.
 class Profile {
  public:
@@ -140,21 +158,11 @@ class Profile {
   /// with who computes beside it, and in a step all wait for the last.
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.05;  // seconds, of about the length of what lies between two meetings of a step
-    constexpr int64_t kExtent = 256;
-    Buffer a(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
-        b(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
-        c(*device_, "benchmark", {kExtent, kExtent}, machine_.compute);
-    measure::fill_normal(*device_, a, "a");
-    measure::fill_normal(*device_, b, "b");
-    const ops::Gemm product{.a = a, .b = b, .c = c};
+    const Work work(*device_, machine_.compute);
     world_.control().barrier();
-    const double mean = mean_over_ranks(world_, measure::median_seconds(ex_, product, options_.repeats, kWindow));
+    const double mean = mean_over_ranks(world_, measure::median_seconds(ex_, work.product, options_.repeats, kWindow));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
-    const double slowest = timer.slowest(
-        [&] {
-          for (int64_t i = 0; i < times; ++i) ops::run(timer.exec(), product);
-        },
-        2 * options_.repeats);
+    const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 2 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
@@ -199,25 +207,18 @@ class Profile {
 
   /// Returns what compute loses in each second beside an all-reduce.
   double slowdown(CollectiveTimer& timer, comm::Communicator& group) {
-    constexpr int64_t kElements = 256 << 10, kExtent = 256;
-    Buffer a(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
-        b(*device_, "benchmark", {kExtent, kExtent}, machine_.compute),
-        c(*device_, "benchmark", {kExtent, kExtent}, machine_.compute);
-    measure::fill_normal(*device_, a, "a");
-    measure::fill_normal(*device_, b, "b");
+    constexpr int64_t kElements = 256 << 10;
+    const Work work(*device_, machine_.compute);
     Exec& ex = timer.exec();
-    const auto multiply = [&](int64_t times) {
-      for (int64_t i = 0; i < times; ++i) ops::run(ex, ops::Gemm{.a = a, .b = b, .c = c});
-    };
     const double sum = timer.seconds(group, CommOp::all_reduce, kElements, options_.repeats);
-    const double one = timer.slowest([&] { multiply(4); }, options_.repeats) / 4;
+    const double one = timer.slowest([&] { work.repeat(ex, 4); }, options_.repeats) / 4;
     double times = std::ceil(2 * sum / one);  // the same on all ranks
     times = std::min(times, 20000.0);
-    const double alone = timer.slowest([&] { multiply(static_cast<int64_t>(times)); }, 3);
+    const double alone = timer.slowest([&] { work.repeat(ex, static_cast<int64_t>(times)); }, 3);
     const double both = timer.slowest(
         [&] {
           comm::Ticket ticket = timer.start(group, CommOp::all_reduce, kElements);
-          multiply(static_cast<int64_t>(times));
+          work.repeat(ex, static_cast<int64_t>(times));
           ticket.join(ex);
         },
         3);

@@ -17,7 +17,7 @@ constexpr int64_t kFewElements = int64_t{4} << 20;  // of A, which is packed as 
 struct Strips {
   template <typename C>
   Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)
-      : m(op.c.shape[0]), n(op.c.shape[1]), sum(op.trans_a ? op.a.shape[0] : op.a.shape[1], kernels) {
+      : m(op.c.shape[0]), n(op.c.shape[1]), sum(op.a.shape[1], kernels) {
     constexpr int64_t kSize = sizeof(bf16), kSumSize = sizeof(float);
     const int64_t most = std::clamp(kStripBytes / (sum.length * kSize), kernels.cols, kStripCols);
     double best = std::numeric_limits<double>::infinity();
@@ -30,7 +30,7 @@ struct Strips {
     padded_rows = round_up(m, kernels.rows);
     a_bytes = aligned(padded_rows * sum.count * sum.length * kSize);
     b_bytes = aligned(cols * sum.length * kSize);
-    sums_bytes = sum.count > 1 || kernels.whole_sums ? aligned(padded_rows * cols * kSumSize) : 0;
+    sums_bytes = sum.count > 1 ? aligned(padded_rows * cols * kSumSize) : 0;  // no panels have whole_sums
   }
   int64_t m, n, cols = 0, padded_rows = 0;
   SumBlocks sum;
@@ -45,7 +45,7 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
-  const Operand<bf16> a = operand<bf16>(op.a, !op.trans_a), b = operand<bf16>(op.b, op.trans_b);
+  const Operand<bf16> a = operand<bf16>(op.a, true), b = operand<bf16>(op.b, op.trans_b);
   const GemmStore<bf16, C> store = store_of<bf16, C>(op);
   const SumBlocks& sum = plan.sum;
   bf16* const a_panels = reinterpret_cast<bf16*>(scratch.tensor().data);

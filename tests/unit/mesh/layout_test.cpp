@@ -286,7 +286,7 @@ TEST(Layout, ReadsLikeASentence) {
             "[5, 8] padded to [8, 8] transposed flat over z, P over tensor");
 }
 
-TEST(Layout, DualExchangesReplicasAndAddendsAndIsItsOwnInverse) {
+TEST(Layout, DualExchangesReplicasAndPartialSumsAndIsItsOwnInverse) {
   const MeshShape mesh({{"a", 2}, {"b", 3}, {"c", 2}, {"d", 2}});
   const Layout layout = Layout(mesh, {12, 12}).with("b", kPartial).with("c", split(1)).with("d", split(0));
   const Layout expected = Layout(mesh, {12, 12}).with("a", kPartial).with("c", split(1)).with("d", split(0));

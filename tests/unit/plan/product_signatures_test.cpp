@@ -24,7 +24,7 @@ constexpr Signature kSignatures[] = {
     {'c', 'B', '1', '1', '1', 'P', '1'},  // columns
     {'k', '1', '0', 'P', 'B', '1', '0'},  // contraction
     {'b', 'B', 'B', 'B', 'B', 'B', 'B'},  // nothing: every rank does all of it
-    {'x', 'P', 'B', 'P', 'B', 'B', 'P'},  // X arrives in addends
+    {'x', 'P', 'B', 'P', 'B', 'B', 'P'},  // X arrives as partial sums
     {'w', 'B', 'P', 'P', 'B', 'P', 'B'},  // W does
 };
 constexpr int64_t kM = 16, kK = 8, kN = 24;
@@ -76,8 +76,8 @@ TEST(ProductSignatures, OfEveryTupleGiveTheProductOfOneRank) {
       EXPECT_EQ(y.whole(), dense.y);
       EXPECT_EQ(dx.whole(), dense.dx);
       EXPECT_EQ(dw.whole(), dense.dw);
-      // Layouts derive the same states of gradients: copies and addends change places, and a matrix that rows pass by
-      // has addends.
+      // Layouts derive the same states of gradients: copies and partial sums change places, and a matrix that rows pass
+      // by has partial sums.
       const mesh::Layout duals[] = {mesh::gradient_layout(x.layout()), mesh::gradient_layout(y.layout())};
       const mesh::Layout gradient = w.layout().gradient(x.layout());
       for (int a = 0; a < mesh.axes(); ++a) {
@@ -93,17 +93,18 @@ TEST(ProductSignatures, OfEveryTupleGiveTheProductOfOneRank) {
     }
 }
 
-// Addends of both operands give neither addends nor copies of the product. No table of layers can ask for them.
-TEST(ProductSignatures, OfAddendsOnBothSidesThereAreNone) {
+// Partial sums of both operands give neither partial sums nor copies of the product. No table of layers can ask for
+// them.
+TEST(ProductSignatures, OfPartialSumsOnBothSidesThereAreNone) {
   OneThread thread;
   Exec& ex = thread.ex;
   const Dense dense;
   const mesh::MeshShape mesh = mesh_of({2, 2});
   for (const std::string& other : words("rckbxw", 1)) {
     const std::string tags = "x" + other;
-    const auto with_addends = [](const mesh::Layout& l) { return l.with("a0", mesh::kPartial); };
-    const Sharded x(ex, with_addends(layout(mesh, tags, &Signature::x, {kM, kK})), dense.x),
-        w(ex, with_addends(layout(mesh, tags, &Signature::w, {kK, kN})), dense.w);
+    const auto with_partial_sums = [](const mesh::Layout& l) { return l.with("a0", mesh::kPartial); };
+    const Sharded x(ex, with_partial_sums(layout(mesh, tags, &Signature::x, {kM, kK})), dense.x),
+        w(ex, with_partial_sums(layout(mesh, tags, &Signature::w, {kK, kN})), dense.w);
     for (const mesh::Placement placement : {mesh::kPartial, mesh::kReplicate}) {
       const Sharded y(ex, layout(mesh, tags, &Signature::y, {kM, kN}).with("a0", placement));
       for (int rank = 0; rank < mesh.world_size(); ++rank)

@@ -37,18 +37,17 @@ class Sharded {
   Sharded(Exec& ex, const mesh::Layout& layout) : layout_(layout) {
     for (int rank = 0; rank < ranks(); ++rank) parts_.push_back(ex.take("shard", layout.local(rank), DType::f64));
   }
-  /// Along axes of partial sums, the ranks hold random addends of each element.
+  /// Along axes of partial sums, each rank holds a random part of every element.
   Sharded(Exec& ex, const mesh::Layout& layout, const Values& whole) : Sharded(ex, layout) {
     const mesh::AxisSet sums = layout.axes(mesh::kPartial);
-    const int addends = layout.mesh().group_size(sums);
+    const int parts = layout.mesh().group_size(sums);
     std::vector<Values> others;
-    for (int n = 1; n < addends; ++n)
-      others.push_back(random_values(format("addend {}", n), layout.shape().count(), true));
+    for (int n = 1; n < parts; ++n) others.push_back(random_values(format("part {}", n), layout.shape().count(), true));
     for (int rank = 0; rank < ranks(); ++rank) {
-      const int addend = layout.mesh().index(rank, sums);
+      const int part = layout.mesh().index(rank, sums);
       for_elements(rank, [&](size_t at, double& element) {
-        if (addend > 0) {
-          element = others[static_cast<size_t>(addend - 1)][at];
+        if (part > 0) {
+          element = others[static_cast<size_t>(part - 1)][at];
         } else {
           element = whole[at];
           for (const Values& other : others) element -= other[at];
@@ -63,20 +62,20 @@ class Sharded {
   /// The first element of the whole that a rank has.
   int64_t first(int rank) const { return layout_.runs(rank).front().global; }
 
-  /// The whole tensor, with addends summed. Nothing where copies of it differ in any bit.
+  /// The whole tensor, with partial sums added. Nothing where copies of it differ in any bit.
   std::optional<Values> whole() const {
     const mesh::AxisSet copies = layout_.axes(mesh::kReplicate), sums = layout_.axes(mesh::kPartial);
     const auto count = static_cast<size_t>(layout_.shape().count());
     std::vector<Values> each(static_cast<size_t>(layout_.mesh().group_size(copies)), Values(count));
-    std::vector<int> addends(count);
+    std::vector<int> parts(count);
     for (int rank = 0; rank < ranks(); ++rank) {
       const int copy = layout_.mesh().index(rank, copies);
       for_elements(rank, [&](size_t at, double& element) {
         each[static_cast<size_t>(copy)][at] += element;
-        addends[at] += copy == 0 ? 1 : 0;
+        parts[at] += copy == 0 ? 1 : 0;
       });
     }
-    for (const int found : addends)
+    for (const int found : parts)
       TRAINER_CHECK(found == layout_.mesh().group_size(sums), "an element of {} is held {} times",
                     mesh::to_string(layout_), found);
     for (const Values& copy : each)

@@ -278,7 +278,7 @@ inline std::vector<Operator> operators() {
       {"add", {matrix, matrix, matrix}, 2, {"000", "111", "BBB", "PPP"}, alone([](Exec& ex, const Part& part) {
          ops::run(ex, ops::Add{part.t[0], part.t[1], part.t[2]});
        })});
-  // x, bias, dy → y, dbias. Of addends, the bias is one too.
+  // x, bias, dy → y, dbias. Where y is a partial sum, so is the bias.
   all.push_back({"bias",
                  {matrix, row, matrix, matrix, row},
                  3,

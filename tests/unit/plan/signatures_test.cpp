@@ -53,7 +53,8 @@ TEST(Signatures, OfEveryTupleGiveTheResultsOfOneRank) {
       }
 }
 
-// A function of addends is not an addend of the function, and copies count once for each rank beside addends.
+// The function of a partial sum is not a partial sum of the function. Copies count once for each rank beside partial
+// sums.
 TEST(Signatures, OfOtherKindsGiveOthers) {
   OneThread thread;
   const std::vector<std::pair<const char*, std::string>> wrong = {
