@@ -174,9 +174,10 @@ class Signals(rig.Runs):
 
     def test_a_signal_stops_an_evaluation_and_a_sample(self):
         self.train(max_steps=1)
-        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 100)
+        (self.folder / "long.txt").write_text((self.folder / "text.txt").read_text() * 400)
+        # A sample ends where the model draws the end of a text: only many last.
         for args in (["eval", "--checkpoint", "run", "--data", "long.txt"],
-                     ["generate", "--checkpoint", "run", "--prompt", "the", "--tokens", "100000000"]):
+                     ["generate", "--checkpoint", "run", "--prompt", "the", "--samples", "1000000"]):
             process = self.start(*args)
             status = pathlib.Path(f"/proc/{process.pid}/status")
             # It catches SIGTERM (bit 14) once it is at work.
