@@ -2,12 +2,11 @@
 
 #include <cmath>
 
-#include "measure/op_timing.h"
 #include "tensor/buffer.h"
 
 namespace trainer::bench {
 
-AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, int repeats, double window) {
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const measure::Timing& timing) {
   const int64_t query_cols = shape.heads * shape.head_dim, key_cols = shape.kv_heads * shape.head_dim;
   const int64_t queries = shape.batch * shape.q_len;
   const int64_t keys = shape.batch * (shape.k_capacity == 0 ? shape.k_len : shape.k_capacity);
@@ -44,10 +43,10 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& 
   }
 
   AttentionRate rate;
-  rate.forward_seconds = measure::median_seconds(ex, forward, repeats, window);
+  rate.forward_seconds = measure::seconds_of(ex, forward, timing);
   rate.forward_gflops = cost(forward).flops / rate.forward_seconds * 1e-9;
   if (both) {
-    rate.backward_seconds = measure::median_seconds(ex, backward, repeats, window);
+    rate.backward_seconds = measure::seconds_of(ex, backward, timing);
     rate.backward_gflops = cost(backward).flops / rate.backward_seconds * 1e-9;
   }
   return rate;

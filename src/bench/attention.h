@@ -1,19 +1,19 @@
 #pragma once
 // Rates of attention on this machine, for `trainer bench attention`.
+#include "measure/op_timing.h"
 #include "ops/attention.h"
 
 namespace trainer::bench {
 
-/// Medians over the repeats. FLOPs are those of cost(), of visible pairs only: 4·D per pair forward and 10·D backward
+/// FLOPs are those of cost(), of visible pairs only: 4·D per pair forward and 10·D backward
 /// (five products). Model FLOPs, which exclude recomputed scores, would be 8·D.
 struct AttentionRate {
   double forward_seconds = 0, backward_seconds = 0;  // backward 0: q_len != k_len has none
   double forward_gflops = 0, backward_gflops = 0;
 };
 
-/// Runs forward and backward on random operands, once to warm up and `repeats` times measured. q, k and v are side by
-/// side in token rows, as in a model. Each measurement repeats a pass for about `window` seconds. Throws Code::plan
-/// when the operands do not fit into memory.
-AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, int repeats, double window = 0);
+/// Runs forward and backward on random operands. q, k and v are side by side in token rows, as in a model. Throws
+/// Code::plan when the operands do not fit into memory.
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const measure::Timing& timing);
 
 }  // namespace trainer::bench

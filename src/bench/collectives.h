@@ -35,10 +35,11 @@ class CollectiveTimer {
   comm::Ticket start(comm::Communicator& ranks, CommOp op, int64_t n);
   /// Returns the median over repeats of the slowest rank's seconds of an action, which begins on all ranks together.
   double slowest(const std::function<void()>& action, int repeats, int warm_up = 1);
+  /// Returns the median of times, each of the slowest rank.
+  double slowest_median(std::vector<double> times);
   Exec& exec() { return ex_; }
 
  private:
-  double slowest_median(std::vector<double> times);
   comm::World& world_;
   Arena arena_;
   Meter meter_;

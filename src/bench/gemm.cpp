@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/philox.h"
-#include "measure/op_timing.h"
 #include "ops/elementwise.h"
 #include "tensor/host_copy.h"
 
@@ -11,8 +10,8 @@ namespace trainer::bench {
 namespace {
 
 /// Returns the GFLOP/s of one product.
-double rate(Exec& ex, const ops::Gemm& op, int repeats, double window) {
-  return cost(op).flops / measure::median_seconds(ex, op, repeats, window) / 1e9;
+double rate(Exec& ex, const ops::Gemm& op, const measure::Timing& timing) {
+  return cost(op).flops / measure::seconds_of(ex, op, timing) / 1e9;
 }
 
 Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
@@ -85,17 +84,18 @@ GemmForms forms_of(Exec& ex, const GemmShape& shape, const char* name, const ops
 
 }  // namespace
 
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats, double window) {
-  TRAINER_CHECK(repeats >= 1, "{} repeats", repeats);
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
+                                 const measure::Timing& timing) {
+  TRAINER_CHECK(timing.repeats >= 1, "{} repeats", timing.repeats);
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {
     const Layer layer(ex, dtype, shape);
     // dx overwrites x, and the forward product overwrites y. The weight gradient comes first, so that its operands are
     // still normal draws.
     GemmRate result{.shape = shape};
-    result.dw = rate(ex, layer.dw, repeats, window);
-    result.forward = rate(ex, layer.forward, repeats, window);
-    result.dx = rate(ex, layer.dx, repeats, window);
+    result.dw = rate(ex, layer.dw, timing);
+    result.forward = rate(ex, layer.forward, timing);
+    result.dx = rate(ex, layer.dx, timing);
     rates.push_back(result);
   }
   return rates;

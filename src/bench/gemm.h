@@ -3,6 +3,7 @@
 #include <span>
 #include <vector>
 
+#include "measure/op_timing.h"
 #include "ops/gemm.h"
 
 namespace trainer::bench {
@@ -11,18 +12,17 @@ namespace trainer::bench {
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
 };
-/// GFLOP/s, medians over the repeats: y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is
+/// GFLOP/s: y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is
 /// packed, outside the measurement, where prefers_packed.
 struct GemmRate {
   GemmShape shape;
   double forward = 0, dx = 0, dw = 0;
 };
 
-/// Normal random operands; one call of each product to warm up and `repeats` (at least 1) measured. Uses the device of
-/// ex, not its arena: scratch is planned as in training. Each measurement repeats the product for
-/// about `window` seconds. Throws Code::plan when the operands do not fit into memory.
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, int repeats,
-                                 double window = 0);
+/// Normal random operands. Uses the device of ex, not its arena: scratch is planned as in training. At least one
+/// repeat. Throws Code::plan when the operands do not fit into memory.
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
+                                 const measure::Timing& timing);
 
 /// One of those products in its three forms: as it is, or with an operand transposed first. Gains are the time of the
 /// plain product over that of the form: with the transposing copy, and without it. The latter is the bound that no copy

@@ -5,12 +5,15 @@
 #include <cmath>
 #include <set>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/median.h"
 #include "bench/attention.h"
 #include "bench/collectives.h"
 #include "bench/gemm.h"
 #include "bench/offload.h"
+#include "bench/over_ranks.h"
+#include "bench/step_rates.h"
 #include "measure/op_timing.h"
 #include "measure/peak.h"
 #include "offload/make.h"
@@ -19,15 +22,6 @@
 
 namespace trainer::bench {
 namespace {
-
-/// Measurements go on for so long: ranks that share cores take turns of some milliseconds, and each gets its share.
-constexpr double kWindow = 0.03;
-
-/// Returns the mean over all ranks.
-double mean_over_ranks(comm::World& world, double value) {
-  world.control().sum({&value, 1});
-  return value / world.size();
-}
 
 /// Work is a product of square matrices, to keep ranks computing for as long as is wanted.
 struct Work {
@@ -88,26 +82,42 @@ class Profile {
     cluster_.peaks[machine_.compute] = flops;
     memory();
     products(flops);
-    const ops::AttentionShape shape{
-        .batch = 2, .q_len = 512, .k_len = 512, .k_capacity = 0, .heads = 4, .kv_heads = 4, .head_dim = 64};
-    world_.control().barrier();
-    const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, options_.repeats, kWindow);
-    const double work = rate.forward_gflops * rate.forward_seconds + rate.backward_gflops * rate.backward_seconds;
-    cluster_.attention = mean_over_ranks(world_, work / (rate.forward_seconds + rate.backward_seconds) * 1e9) / flops;
+    attention();
+    if (cluster_.cpu) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
+
+  /// Returns the mean over all ranks of a rate while all of them measure it.
+  double rate_of(double work, double seconds) { return mean_over_ranks(world_, work / seconds); }
 
   /// Copies far beyond caches, and of next to nothing.
   void memory() {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
           to(*device_, "benchmark", {elements}, DType::f32);
-      world_.control().barrier();
-      return mean_over_ranks(world_, measure::median_seconds(ex_, ops::Copy{from, to}, options_.repeats, kWindow));
+      return 1 / rate_of(1, measure::seconds_of(ex_, ops::Copy{from, to}, timing_));
     };
     constexpr int64_t kLarge = 8 << 20, kSmall = 64;
     cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
     cluster_.operator_seconds = seconds_of_copy(kSmall);
     cluster_.memory_share = 0.8;
+  }
+
+  /// Heads of many sizes: a score costs an exponential whatever its products cost.
+  void attention() {
+    for (const int64_t length : {128, 1024})
+      for (const int64_t head_dim : {16, 64, 128}) {
+        const ops::AttentionShape shape{.batch = 2048 / length,
+                                        .q_len = length,
+                                        .k_len = length,
+                                        .k_capacity = 0,
+                                        .heads = 2,
+                                        .kv_heads = 2,
+                                        .head_dim = head_dim};
+        const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, timing_);
+        for (const auto& [backward, gflops] : {std::pair{false, rate.forward_gflops}, {true, rate.backward_gflops}})
+          cluster_.attentions.push_back({machine_.compute, backward, static_cast<double>(length),
+                                         static_cast<double>(head_dim), mean_over_ranks(world_, gflops) * 1e9});
+      }
   }
 
   void products(double peak) {
@@ -117,8 +127,7 @@ class Profile {
         for (const int64_t n : {64, 256, 1024})
           if (2.0 * static_cast<double>(m * k * n) / peak < options_.product_seconds) shapes.push_back({m, k, n});
     for (const GemmShape& shape : shapes) {
-      world_.control().barrier();
-      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, options_.repeats, kWindow).front();
+      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, timing_).front();
       const auto add = [&](plan::ProductForm form, int64_t m, int64_t k, int64_t n, double gflops) {
         cluster_.products.push_back({machine_.compute, form, static_cast<double>(m), static_cast<double>(k),
                                      static_cast<double>(n), mean_over_ranks(world_, gflops) * 1e9});
@@ -157,12 +166,11 @@ class Profile {
   /// Returns the seconds of equal work on the slowest rank over the mean's. Those of a rank that shares its cores vary
   /// with who computes beside it, and in a step all wait for the last.
   double skew(CollectiveTimer& timer) {
-    constexpr double kSegment = 0.05;  // seconds, of about the length of what lies between two meetings of a step
+    constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
     const Work work(*device_, machine_.compute);
-    world_.control().barrier();
-    const double mean = mean_over_ranks(world_, measure::median_seconds(ex_, work.product, options_.repeats, kWindow));
+    const double mean = 1 / rate_of(1, measure::seconds_of(ex_, work.product, timing_));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
-    const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 2 * options_.repeats);
+    const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 3 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
@@ -188,7 +196,7 @@ class Profile {
     plan::Link& link = spans ? cluster_.inter : cluster_.intra;
     if (link.gb_per_s > 0) return;
     fit(link, group.size(), per_node);
-    link.slowdown = slowdown(timer, group);
+    measure_beside(link, timer, group, per_node);
   }
 
   /// Fits the constants of a link to the all-gathers of a group, for groups that were not measured.
@@ -205,24 +213,39 @@ class Profile {
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }
 
-  /// Returns what compute loses in each second beside an all-reduce.
-  double slowdown(CollectiveTimer& timer, comm::Communicator& group) {
-    constexpr int64_t kElements = 256 << 10;
+  /// Measures what compute loses beside an all-reduce, and the all-reduce beside compute that lasts longer.
+  void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
+    constexpr double kLongest = 0.15, kLonger = 4;  // seconds; compute over all-reduce
+    int64_t n = 0;
+    for (const plan::CollectivePoint& point : cluster_.collectives)
+      if (point.op == CommOp::all_reduce && point.ranks == group.size() && point.per_node == per_node &&
+          (n == 0 || point.seconds < kLongest))
+        n = static_cast<int64_t>(point.bytes) / size_of(DType::f32);
     const Work work(*device_, machine_.compute);
     Exec& ex = timer.exec();
-    const double sum = timer.seconds(group, CommOp::all_reduce, kElements, options_.repeats);
+    const double sum = timer.seconds(group, CommOp::all_reduce, n, options_.repeats);
     const double one = timer.slowest([&] { work.repeat(ex, 4); }, options_.repeats) / 4;
-    double times = std::ceil(2 * sum / one);  // the same on all ranks
-    times = std::min(times, 20000.0);
-    const double alone = timer.slowest([&] { work.repeat(ex, static_cast<int64_t>(times)); }, 3);
-    const double both = timer.slowest(
-        [&] {
-          comm::Ticket ticket = timer.start(group, CommOp::all_reduce, kElements);
-          work.repeat(ex, static_cast<int64_t>(times));
-          ticket.join(ex);
-        },
-        3);
-    return std::clamp((both - alone) / sum, 0.0, 1.0);
+    const auto times = static_cast<int64_t>(std::clamp(std::ceil(kLonger * sum / one), 1.0, 20000.0));  // on all ranks
+    const double alone = timer.slowest([&] { work.repeat(ex, times); }, options_.repeats);
+    std::vector<double> computed, communicated, both;
+    for (int i = 0; i < options_.repeats; ++i) {
+      world_.control().barrier();
+      const double begin = now_seconds();
+      comm::Ticket ticket = timer.start(group, CommOp::all_reduce, n);
+      work.repeat(ex, times);
+      ex.device.synchronize();
+      computed.push_back(now_seconds() - begin);
+      communicated.push_back(std::max(ticket.join(ex).end - begin, 0.0));
+      ex.device.synchronize();
+      both.push_back(now_seconds() - begin);
+    }
+    const double beside = timer.slowest_median(communicated);
+    if (beside == 0) {  // the stream of a GPU does not say when an operation ended
+      link.slowdown = std::clamp((timer.slowest_median(both) - alone) / sum, 0.0, 1.0);
+      return;
+    }
+    link.slowdown = std::clamp((timer.slowest_median(computed) - alone) / beside, 0.0, 1.0);
+    link.progress = std::clamp(sum / beside, 0.05, 1.0);
   }
 
   comm::World& world_;
@@ -234,6 +257,9 @@ class Profile {
   Meter meter_;
   Exec ex_;
   plan::Cluster cluster_;
+  const measure::Timing timing_{.repeats = options_.repeats, .window = 0.03, .largest = [this](double value) {
+                                  return largest_over_ranks(world_, value);
+                                }};
 };
 
 }  // namespace

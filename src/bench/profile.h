@@ -14,7 +14,8 @@ struct ProfileOptions {
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
-/// Measures peak, memory, products of many shapes in three forms, attention, measure_host(), and every collective in
+/// Measures peak, memory, products of many shapes in three forms, attention of many heads, measure_in_steps(),
+/// measure_host(), and every collective in
 /// groups of neighbours and of ranks far apart, all groups of a kind at once. All ranks measure at the same moment, so
 /// that what they share is shared. All ranks call and get the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,

@@ -103,7 +103,7 @@ json bench_gemm(const Bench& b) {
   measure::PeakTracker peak = b.measured_peak(*device);
   std::vector<bench::GemmRate> measured;
   for (const bench::GemmShape& shape : gemm_shapes(b)) {
-    measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, b.options.repeats).front());
+    measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, {.repeats = b.options.repeats}).front());
     const bench::GemmRate& rate = measured.back();
     peak.measure();
     peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");

@@ -40,7 +40,7 @@ json bench_attention(const Bench& b) {
   measure::PeakTracker peak = b.measured_peak(*device);
   std::vector<std::pair<ops::AttentionShape, bench::AttentionRate>> measured;
   for (const ops::AttentionShape& shape : attention_shapes(b)) {
-    measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, b.options.repeats));
+    measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, {.repeats = b.options.repeats}));
     const bench::AttentionRate& rate = measured.back().second;
     peak.measure();
     peak.raise_to_rate(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");

@@ -71,8 +71,9 @@ class [[nodiscard]] Ticket {
 
   /// The ticket owns memory the operation uses until it is joined. At most two.
   void keep(Scratch&& scratch);
-  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept.
-  void join(Exec& ex);
+  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept. Returns
+  /// the time from its first message to its end; zeros where a stream of a GPU runs it, or nothing did.
+  Interval join(Exec& ex);
   bool is_open() const { return open_; }
 
  private:

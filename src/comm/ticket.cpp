@@ -44,20 +44,21 @@ void Ticket::keep(Scratch&& scratch) {
   TRAINER_CHECK(false, "a ticket keeps at most {} pieces of scratch memory", kept_.size());
 }
 
-void Ticket::join(Exec& ex) {
+Interval Ticket::join(Exec& ex) {
   TRAINER_CHECK(open_, "a ticket is joined once, of an operation that was started");
   open_ = false;
   if (recorded_ >= 0 && ex.meter.recorder != nullptr) ex.meter.recorder->add_wait(recorded_);
+  Interval flight;
   if (pending_ != nullptr) {
     const double start = now_seconds();
-    Interval flight = std::exchange(pending_, nullptr)->wait();
+    flight = std::exchange(pending_, nullptr)->wait();
     const bool known = flight.end > 0;  // else a stream of a GPU runs it
     if (!known && ex.meter.timed != nullptr) ex.meter.timed->synchronize();
     const double end = now_seconds();
-    if (!known) flight = {started_, end};
-    ex.meter.add_wait(key_, {start, end}, flight, wire_bytes_);
+    ex.meter.add_wait(key_, {start, end}, known ? flight : Interval{started_, end}, wire_bytes_);
   }
   for (Scratch& scratch : kept_) scratch.reset();
+  return flight;
 }
 
 }  // namespace trainer::comm

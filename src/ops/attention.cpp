@@ -153,6 +153,13 @@ void run_decode(Exec& ex, const AttentionForward& op, AttentionJob& job, const A
                                           [&](int64_t task, int worker) { kernels.decode(job, task, worker); });
 }
 
+OpCall call_of(const AttentionShape& shape, const Cost& cost, bool backward) {
+  return {.kind = OpKind::attention,
+          .cost = cost,
+          .product = {},
+          .attention = {.length = shape.k_len, .head_dim = shape.head_dim, .backward = backward}};
+}
+
 }  // namespace
 
 Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
@@ -178,7 +185,7 @@ void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels&
   if (op.lse) expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
   TRAINER_CHECK(!op.lse || op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
-  const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/false));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.q = operand(op.q);
@@ -226,7 +233,7 @@ void own_attention(Exec& ex, const AttentionBackward& op, const AttentionKernels
   expect_rows(op.lse, s.batch * s.heads, s.q_len, accumulator, "attention lse");
   TRAINER_CHECK(op.lse.packed(), "attention: lse has row distance {}, expected {}", op.lse.ld(), s.q_len);
 
-  const OpTimer timer(ex.meter, OpKind::attention, cost(op));
+  const OpTimer timer(ex.meter, call_of(s, cost(op), /*backward=*/true));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   const device::Isa isa = ex.device.isa();
   job.backward = true;

@@ -75,8 +75,10 @@ bool by_onednn(const device::Device& device, DType compute) {
 
 void run_product(Exec& ex, const Gemm& op, bool library) {
   const auto [m, n, k] = sizes_of(op);
-  const OpTimer timer(ex.meter, OpKind::gemm, cost(op),
-                      {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b});
+  const OpTimer timer(ex.meter, {.kind = OpKind::gemm,
+                                 .cost = cost(op),
+                                 .product = {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b},
+                                 .attention = {}});
   if (op.c.count() == 0) return;
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   library ? onednn::product(ex, op) : own_product(ex, op, gemm_table(ex.device.isa()));

@@ -21,23 +21,30 @@ double on_lines(const std::vector<std::pair<double, double>>& points, double x) 
   return std::max(points.front().second, first_y + (second_y - first_y) * (x - x0) / (x1 - x0));
 }
 
-/// Returns the rate of a product among measured ones: their logarithms weighted by the inverse square of the distance
-/// in the logarithms of m, k and n. 0 when none of its form was measured.
-double interpolated(const std::vector<ProductPoint>& points, DType compute, ProductForm form,
-                    const ProductShape& product) {
-  double weights = 0, sum = 0;
-  const auto apart = [](double a, int64_t b) { return std::log2(a / static_cast<double>(std::max<int64_t>(b, 1))); };
-  for (const ProductPoint& point : points) {
-    if (point.compute != compute || point.form != form) continue;
-    const double dm = apart(point.m, product.m), dk = apart(point.k, product.k), dn = apart(point.n, product.n);
-    const double distance = dm * dm + dk * dk + dn * dn;
-    if (distance < 1e-12) return point.flops;
-    const double weight = 1 / (distance * distance);
-    weights += weight;
-    sum += weight * std::log(point.flops);
+/// RateBetween finds a rate among measured ones: their logarithms weighted by the inverse fourth power of the distance
+/// in the logarithms of the extents.
+template <size_t kExtents>
+class RateBetween {
+ public:
+  using Extents = std::array<double, kExtents>;
+  explicit RateBetween(const Extents& wanted) : wanted_(wanted) {}
+  void add(const Extents& measured, double rate) {
+    double distance = 0;  // squared
+    for (size_t i = 0; i < kExtents; ++i) {
+      const double apart = std::log2(measured[i] / std::max(wanted_[i], 1.0));
+      distance += apart * apart;
+    }
+    const double weight = 1 / std::max(distance * distance, 1e-24);  // a point that was measured outweighs all others
+    weights_ += weight;
+    sum_ += weight * std::log(rate);
   }
-  return weights == 0 ? 0 : std::exp(sum / weights);
-}
+  /// 0 when there are none.
+  double rate() const { return weights_ == 0 ? 0 : std::exp(sum_ / weights_); }
+
+ private:
+  Extents wanted_;
+  double weights_ = 0, sum_ = 0;
+};
 
 }  // namespace
 
@@ -59,15 +66,29 @@ double Cluster::product_seconds(DType compute, const ProductShape& product, doub
   const double m = static_cast<double>(product.m), k = static_cast<double>(product.k),
                n = static_cast<double>(product.n), flops = 2 * m * k * n;
   if (flops == 0) return operator_seconds;
-  double rate = interpolated(products, compute, form_of(product), product);
+  const ProductForm form = form_of(product);
+  RateBetween<3> measured_rate({m, k, n});
+  for (const ProductPoint& point : products)
+    if (point.compute == compute && point.form == form) measured_rate.add({point.m, point.k, point.n}, point.flops);
+  double rate = measured_rate.rate() * in_step[static_cast<size_t>(form)];
   if (rate == 0) rate = peak(compute) * efficiency * m / (m + half_m) * k / (k + half_k) * n / (n + half_n);
   return std::max(flops / rate, memory_rate > 0 ? bytes / memory_rate : 0) + operator_seconds;
 }
 
-double Cluster::operator_seconds_of(OpKind kind, DType compute, const Cost& cost) const {
-  const double traffic = memory_rate > 0 ? cost.bytes / (memory_rate * memory_share) : 0;
-  if (kind == OpKind::attention) return std::max(cost.flops / (peak(compute) * attention), traffic) + operator_seconds;
-  return traffic + operator_seconds;
+double Cluster::seconds_of(DType compute, const OpCall& call) const {
+  if (call.kind == OpKind::gemm) return product_seconds(compute, call.product, call.cost.bytes);
+  const auto measured_rate = operators.find(call.kind);
+  if (measured_rate != operators.end()) return call.cost.bytes / measured_rate->second + operator_seconds;
+  const double traffic = memory_rate > 0 ? call.cost.bytes / (memory_rate * memory_share) : 0;
+  if (call.kind != OpKind::attention) return traffic + operator_seconds;
+  RateBetween<2> measured_attention(
+      {static_cast<double>(call.attention.length), static_cast<double>(call.attention.head_dim)});
+  for (const AttentionPoint& point : attentions)
+    if (point.compute == compute && point.backward == call.attention.backward)
+      measured_attention.add({point.length, point.head_dim}, point.flops);
+  double rate = measured_attention.rate();
+  if (rate == 0) rate = peak(compute) * attention;
+  return std::max(call.cost.flops / rate, traffic) + operator_seconds;
 }
 
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,

@@ -5,10 +5,13 @@
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak), memory_share, operator_us
+//                 half_n, attention (share of the peak), memory_share, operator_us, in_step_{forward,dx,dw}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
-//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown    within a node: of one rank; between nodes: of a node
+//   [[attention]] compute, pass, length, head_dim, tflops  pass: "forward", "backward"
+//   [[operator]]  kind, gb_per_s                          any other operator, by the bytes that it has to move
+//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress    within a node: of one rank; between nodes: of a
+//   node
 //   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
 #include <array>
 #include <cstdint>
@@ -29,6 +32,8 @@ struct Link {
   /// Seconds that compute loses in each second that it runs beside communication: 0 where that costs nothing, 1 where
   /// the same unit does both.
   double slowdown = 0;
+  /// Seconds by which communication comes on in each second beside compute: less than 1 where it waits for a core.
+  double progress = 1;
 };
 
 /// What a rank has of its host while all ranks of the node use it: its memory and that memory's rate, the link to and
@@ -49,6 +54,13 @@ struct ProductPoint {
   DType compute = DType::f32;
   ProductForm form = ProductForm::forward;
   double m = 0, k = 0, n = 0;
+  double flops = 0;  // a second
+};
+/// A measured rate of attention, interpolated by the logarithms of both extents.
+struct AttentionPoint {
+  DType compute = DType::f32;
+  bool backward = false;
+  double length = 0, head_dim = 0;
   double flops = 0;  // a second
 };
 struct CollectivePoint {
@@ -74,9 +86,14 @@ struct Cluster {
   std::map<DType, double> peaks;              // FLOP/s
   double efficiency = 1;                      // share of the peak that products of endless extents reach
   double half_m = 0, half_k = 0, half_n = 0;  // an extent at which a product reaches half of that, the others endless
-  double attention = 1;                       // share of the peak that attention reaches
+  double attention = 1;                       // share of the peak that attention reaches, where it was not measured
 
   std::vector<ProductPoint> products;
+  /// By form, the share of those rates that products reach in a training step, where their operands come from memory
+  /// and their epilogues compute.
+  std::array<double, 3> in_step = {1, 1, 1};
+  std::vector<AttentionPoint> attentions;
+  std::map<OpKind, double> operators;  // bytes a second in training steps; of others memory_rate · memory_share
   std::vector<CollectivePoint> collectives;
   Link intra, inter;
   Host host;
@@ -85,8 +102,8 @@ struct Cluster {
   double peak(DType compute) const;
   /// Returns the seconds of a product on one device.
   double product_seconds(DType compute, const ProductShape& product, double bytes) const;
-  /// Returns the seconds of another operator.
-  double operator_seconds_of(OpKind kind, DType compute, const Cost& cost) const;
+  /// Returns the seconds of any operator.
+  double seconds_of(DType compute, const OpCall& call) const;
 };
 
 /// A group of ranks, as far as it decides the time of its operations.

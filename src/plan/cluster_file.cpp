@@ -115,11 +115,14 @@ std::string name_of_compute(DType compute) {
   return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
 }
 
+std::string in_step_key(ProductForm form) { return format("in_step_{}", name_of(form)); }
+
 void read(Reader& in, Link& link) {
   link.gb_per_s = in.number("gb_per_s");
   link.start_us = in.number_or("start_us", 0);
   link.hop_us = in.number_or("hop_us", 0);
   link.slowdown = in.number_or("slowdown", 0);
+  if (in.has("progress")) link.progress = in.number("progress");
 }
 
 void read_cluster_table(Reader& in, Cluster& c) {
@@ -146,6 +149,9 @@ void read_device(Reader& in, Cluster& c) {
   c.half_k = in.number_or("half_k", 0);
   c.half_n = in.number_or("half_n", 0);
   c.attention = in.number_or("attention", 1);
+  for (const ProductForm form : {ProductForm::forward, ProductForm::dx, ProductForm::dw})
+    if (const std::string key = in_step_key(form); in.has(key.c_str()))
+      c.in_step[static_cast<size_t>(form)] = in.number(key.c_str());
 }
 
 void read(Reader& in, Host& host) {
@@ -172,7 +178,12 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
     operations.emplace_back(name_of(static_cast<CommOp>(op)), static_cast<CommOp>(op));
   const std::vector<std::pair<std::string, ProductForm>> forms = {
       {"forward", ProductForm::forward}, {"dx", ProductForm::dx}, {"dw", ProductForm::dw}};
-  const std::vector<std::string> names = {"cluster", "device", "host", "product", "intra", "inter", "collective"};
+  std::vector<std::pair<std::string, OpKind>> kinds;
+  for (int i = 0; i < kOpKinds; ++i)
+    if (const auto kind = static_cast<OpKind>(i); kind != OpKind::gemm && kind != OpKind::attention)
+      kinds.emplace_back(name_of(kind), kind);
+  const std::vector<std::string> names = {"cluster",  "device", "host",  "product",   "attention",
+                                          "operator", "intra",  "inter", "collective"};
   std::vector<std::string> found;
   for (const TomlTable& table : tables) {
     Reader in(path, table);
@@ -192,6 +203,15 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
                             .k = in.number("k"),
                             .n = in.number("n"),
                             .flops = in.number("tflops") * 1e12});
+    } else if (table.name == "attention") {
+      c.attentions.push_back({.compute = in.one_of<DType>("compute", computes()),
+                              .backward = in.one_of<bool>("pass", {{"forward", false}, {"backward", true}}),
+                              .length = in.number("length"),
+                              .head_dim = in.number("head_dim"),
+                              .flops = in.number("tflops") * 1e12});
+    } else if (table.name == "operator") {
+      const auto kind = in.one_of<OpKind>("kind", kinds);
+      c.operators[kind] = in.number("gb_per_s") * 1e9;
     } else if (table.name == "collective") {
       c.collectives.push_back({.op = in.one_of<CommOp>("op", operations),
                                .ranks = in.integer("ranks"),
@@ -250,6 +270,8 @@ std::string to_toml(const Cluster& c) {
   number("half_k", c.half_k);
   number("half_n", c.half_n);
   number("attention", c.attention);
+  for (const ProductForm form : {ProductForm::forward, ProductForm::dx, ProductForm::dw})
+    if (const double share = c.in_step[static_cast<size_t>(form)]; share != 1) number(in_step_key(form), share);
   for (const auto& [name, link] : {std::pair{"intra", &c.intra}, {"inter", &c.inter}}) {
     if (link->gb_per_s == 0) continue;
     out += format("\n[{}]\n", name);
@@ -257,6 +279,7 @@ std::string to_toml(const Cluster& c) {
     number("start_us", link->start_us);
     number("hop_us", link->hop_us);
     number("slowdown", link->slowdown);
+    if (link->progress != 1) number("progress", link->progress);
   }
   if (c.host.known()) {
     out += "\n[host]\n";
@@ -274,6 +297,19 @@ std::string to_toml(const Cluster& c) {
     number("k", p.k);
     number("n", p.n);
     number("tflops", p.flops * 1e-12);
+  }
+  for (const AttentionPoint& p : c.attentions) {
+    out += "\n[[attention]]\n";
+    text("compute", name_of_compute(p.compute));
+    text("pass", p.backward ? "backward" : "forward");
+    number("length", p.length);
+    number("head_dim", p.head_dim);
+    number("tflops", p.flops * 1e-12);
+  }
+  for (const auto& [kind, rate] : c.operators) {
+    out += "\n[[operator]]\n";
+    text("kind", name_of(kind));
+    number("gb_per_s", rate * 1e-9);
   }
   for (const CollectivePoint& p : c.collectives) {
     out += "\n[[collective]]\n";

@@ -44,8 +44,6 @@ std::string input_gradient_of(std::string grid) {
   return grid;
 }
 
-double hidden_under(double communication, double compute) { return std::max(0.0, communication - compute); }
-
 }  // namespace
 
 LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
@@ -147,6 +145,14 @@ double LayerCosts::move(const std::string& from, const std::string& to, double e
   return seconds;
 }
 
+double LayerCosts::hidden_under(double communication, double compute) {
+  const Link& link = mesh_.world_size() > cluster_.devices_per_node ? cluster_.inter : cluster_.intra;
+  const double beside = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);
+  if (beside * speed <= compute) return beside - beside * speed;
+  if (speed == 0) return communication;
+  return compute / speed - compute + communication - link.progress * compute / speed;
+}
+
 LayerCosts::Matrix LayerCosts::matrix_of(size_t site) const {
   switch (site) {
     case kQkv:
@@ -195,7 +201,7 @@ double LayerCosts::linear(size_t site, const std::string& grid) {
   double once = 0;
   if (ranks(rows) > 1) once += collective(rows << 1, CommOp::all_reduce, sums, piece);
   if (mesh_.size(0) > 1) once += collective(Set{1}, CommOp::all_reduce, sums, piece);
-  once += traffic(28 * piece);
+  once += traffic(OpKind::optimizer, 28 * piece);
   return seconds + once / accumulation_;
 }
 
@@ -219,7 +225,8 @@ double LayerCosts::stream(const std::string& spread) {
   const double rows = rows_ / static_cast<double>(ranks(with(spread, "r")));
   const Set cols = with(spread, "c");
   const double part = rows * width_ / static_cast<double>(ranks(cols)) * element_;
-  double seconds = 2 * (traffic(2 * part) + traffic(5 * part)) + 2 * traffic(3 * part);
+  double seconds = 2 * (traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
+                   2 * traffic(OpKind::elementwise, 3 * part);
   if (ranks(cols) > 1) {
     const DType sums = accumulator_of(compute_);
     const double planes = gated_ ? 1 : 2;
@@ -234,12 +241,19 @@ double LayerCosts::attention(const std::string& spread) {
   const double s = static_cast<double>(config_.model.seq_len);
   const double forward = 2 * rows_ * s * width_ / shares;  // causal: half of 4 s² h
   const double times = config_.train.recompute == config::Recompute::full ? 2 : 1;
-  return cluster_.operator_seconds_of(OpKind::attention, compute_, {times * forward, 0}) +
-         cluster_.operator_seconds_of(OpKind::attention, compute_, {2.5 * forward, 0});
+  const auto seconds = [&](double flops, bool backward) {
+    return cluster_.seconds_of(compute_, {.kind = OpKind::attention,
+                                          .cost = {flops, 0},
+                                          .product = {},
+                                          .attention = {.length = config_.model.seq_len,
+                                                        .head_dim = config_.model.d_model / config_.model.n_head,
+                                                        .backward = backward}});
+  };
+  return seconds(times * forward, false) + seconds(2.5 * forward, true);
 }
 
 double LayerCosts::hidden(const std::string& spread) {
-  return traffic(4 * rows_ * wide_ / static_cast<double>(ranks(with(spread, "rc"))) * element_);
+  return traffic(OpKind::activation, 4 * rows_ * wide_ / static_cast<double>(ranks(with(spread, "rc"))) * element_);
 }
 
 double LayerCosts::vocabulary(const std::string& stream, const std::string& table) {
@@ -259,7 +273,7 @@ double LayerCosts::vocabulary(const std::string& stream, const std::string& tabl
   const DType sums = accumulator_of(compute_);
   double seconds = product({.m = m, .k = k, .n = n, .trans_b = true}) + product({.m = m, .k = n, .n = k}) +
                    product({.m = n, .k = m, .n = k, .trans_a = true});
-  seconds += traffic(3.0 * static_cast<double>(m * n) * static_cast<double>(size_of(sums)));
+  seconds += traffic(OpKind::loss, 3.0 * static_cast<double>(m * n) * static_cast<double>(size_of(sums)));
   seconds += 2 * (move(stream, near, elements) + move(partial, stream, elements));  // head and embedding
   if (ranks(h) > 1) seconds += collective(h << 1, CommOp::all_reduce, sums, static_cast<double>(m * n));
   if (ranks(v) > 1) seconds += collective(v << 1, CommOp::all_reduce, DType::f64, static_cast<double>(3 * m));
@@ -272,7 +286,7 @@ double LayerCosts::vocabulary(const std::string& stream, const std::string& tabl
   const Set rows = with(near, "r") & ~f;
   if (ranks(rows) > 1) once += collective(rows << 1, CommOp::all_reduce, sums, piece);
   if (mesh_.size(0) > 1) once += collective(Set{1}, CommOp::all_reduce, sums, piece);
-  return seconds + tables * (once + traffic(28 * piece)) / accumulation_;
+  return seconds + tables * (once + traffic(OpKind::optimizer, 28 * piece)) / accumulation_;
 }
 
 double LayerCosts::matrix_bytes(const std::string& grid, double in, double out) const {

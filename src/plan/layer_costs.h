@@ -86,13 +86,17 @@ class LayerCosts {
   Matrix matrix_of(size_t site) const;
   const Products& products(size_t site, const std::string& grid);
   double linear(size_t site, const std::string& grid);
+  /// Returns what communication that takes so many seconds alone adds to compute beside it.
+  double hidden_under(double communication, double compute);
   double read(size_t site, const std::string& spread, const std::string& grid);
   double write(size_t site, const std::string& grid, const std::string& spread);
   double stream(const std::string& spread);
   double attention(const std::string& spread);
   double hidden(const std::string& spread);
   double vocabulary(const std::string& stream, const std::string& table);
-  double traffic(double bytes) const { return cluster_.operator_seconds_of(OpKind::elementwise, compute_, {0, bytes}); }
+  double traffic(OpKind kind, double bytes) const {
+    return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
+  }
   bool divides(const std::string& spread, double rows, double cols) const;
 
   const Cluster& cluster_;

@@ -123,8 +123,12 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
   all.push_back({"products twice as fast", priced([](Cluster& c) {
                    for (auto& [compute, peak] : c.peaks) peak *= 2;
                    for (ProductPoint& point : c.products) point.flops *= 2;
+                   for (AttentionPoint& point : c.attentions) point.flops *= 2;
                  })});
-  all.push_back({"memory twice as fast", priced([](Cluster& c) { c.memory_rate *= 2; })});
+  all.push_back({"memory twice as fast", priced([](Cluster& c) {
+                   c.memory_rate *= 2;
+                   for (auto& [kind, rate] : c.operators) rate *= 2;
+                 })});
   if (cluster.intra.gb_per_s > 0)
     all.push_back({"links within nodes twice as fast", priced([&](Cluster& c) {
                      faster(c.intra);

@@ -64,16 +64,14 @@ class Timeline {
   }
 
   void compute(const Event& event) {
-    const bool product = event.op == OpKind::gemm;
     // One rank stands for all: what they wait for the slowest is counted where it computes.
-    const double seconds =
-        cluster_.skew * (product ? cluster_.product_seconds(compute_, event.product, event.cost.bytes)
-                                 : cluster_.operator_seconds_of(event.op, compute_, event.cost));
-    double StepTime::*part = product                                                          ? &StepTime::products
-                             : event.op == OpKind::attention                                  ? &StepTime::attention
-                             : event.op == OpKind::optimizer || event.op == OpKind::grad_norm ? &StepTime::optimizer
-                                                                                              : &StepTime::operators;
-    if (event.recomputed) part = &StepTime::recompute;
+    const double seconds = cluster_.skew * cluster_.seconds_of(compute_, event.op);
+    const OpKind kind = event.op.kind;
+    double StepTime::*part = kind == OpKind::gemm                                     ? &StepTime::products
+                             : kind == OpKind::attention                              ? &StepTime::attention
+                             : kind == OpKind::optimizer || kind == OpKind::grad_norm ? &StepTime::optimizer
+                                                                                      : &StepTime::operators;
+    if (event.op.recomputed) part = &StepTime::recompute;
     time_->*part += seconds;
     double left = seconds, passed = 0;
     while (left > 0) passed += advance(left);
@@ -113,21 +111,27 @@ class Timeline {
   double advance(double& left) {
     int sharing[2] = {0, 0};
     double slowdown = 0, next = std::numeric_limits<double>::infinity();
+    const auto link_of = [&](const Transfer& head) -> const Link& {
+      return head.spans_nodes ? cluster_.inter : cluster_.intra;
+    };
     for (const auto& [channel, queue] : channels_) {
       const Transfer& head = queue.front();
       if (head.fixed <= 0) ++sharing[head.spans_nodes ? 1 : 0];
-      slowdown = std::max(slowdown, (head.spans_nodes ? cluster_.inter : cluster_.intra).slowdown);
+      slowdown = std::max(slowdown, link_of(head).slowdown);
     }
+    const auto rate_of = [&, computes = left > 0](const Transfer& head) {
+      return (computes ? link_of(head).progress : 1.0) / (head.fixed > 0 ? 1 : sharing[head.spans_nodes ? 1 : 0]);
+    };
     for (const auto& [channel, queue] : channels_) {
       const Transfer& head = queue.front();
-      next = std::min(next, head.fixed > 0 ? head.fixed : head.busy * sharing[head.spans_nodes ? 1 : 0]);
+      next = std::min(next, (head.fixed > 0 ? head.fixed : head.busy) / rate_of(head));
     }
     const double speed = 1 - std::min(slowdown, 1.0);
     if (left > 0 && speed > 0) next = std::min(next, left / speed);
     for (auto channel = channels_.begin(); channel != channels_.end();) {
       Transfer& head = channel->second.front();
       double& part = head.fixed > 0 ? head.fixed : head.busy;
-      const double rate = head.fixed > 0 ? 1.0 : 1.0 / sharing[head.spans_nodes ? 1 : 0];
+      const double rate = rate_of(head);
       part = part - next * rate < 1e-15 ? 0 : part - next * rate;
       if (head.fixed <= 0 && head.busy <= 0) channel->second.pop_front();
       channel = channel->second.empty() ? channels_.erase(channel) : std::next(channel);

@@ -4,7 +4,8 @@
 // One rank stands for all: they run the same program in lockstep. Operators run one after the other. A collective runs
 // from its start beside them, in the order of its channel: one for each set of axes and lane, or a single one where the
 // transport has one lane. Those that use the same link at once share its rate. Waiting for one that has not ended is
-// exposed communication. Compute beside communication is slower by Link::slowdown. So a step overlaps as much as the
+// exposed communication. Compute beside communication is slower by Link::slowdown, and communication beside
+// compute by Link::progress. So a step overlaps as much as the
 // trainer's schedule does, and no more.
 #include <map>
 #include <string>

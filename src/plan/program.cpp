@@ -5,13 +5,8 @@
 
 namespace trainer::plan {
 
-void ProgramRecorder::add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) {
-  program.push_back({.kind = Event::Kind::compute,
-                     .recomputed = recomputed,
-                     .op = kind,
-                     .key = {},
-                     .cost = cost,
-                     .product = product});
+void ProgramRecorder::add_operator(const OpCall& call) {
+  program.push_back({.kind = Event::Kind::compute, .key = {}, .op = call});
 }
 
 int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) {
@@ -21,13 +16,12 @@ int64_t ProgramRecorder::add_collective(const CommKey& key, uint8_t lane, int64_
                      .collective = collectives,
                      .elements = elements,
                      .wire_bytes = wire_bytes,
-                     .cost = {},
-                     .product = {}});
+                     .op = {}});
   return collectives++;
 }
 
 void ProgramRecorder::add_wait(int64_t collective) {
-  program.push_back({.kind = Event::Kind::wait, .key = {}, .collective = collective, .cost = {}, .product = {}});
+  program.push_back({.kind = Event::Kind::wait, .key = {}, .collective = collective, .op = {}});
 }
 
 StepProgram record_step(const config::Config& config, int64_t vocab, const Machine& machine) {

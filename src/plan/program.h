@@ -12,21 +12,18 @@ namespace trainer::plan {
 struct Event {
   enum class Kind : uint8_t { compute, start, wait };
   Kind kind = Kind::compute;
-  bool recomputed = false;               // compute: repeats a forward pass
-  OpKind op = OpKind::gemm;              // compute
   uint8_t lane = 0;                      // start: a comm::Lane
   CommKey key;                           // start
   int64_t collective = 0;                // start, wait: its number in the program
   int64_t elements = 0, wire_bytes = 0;  // start: payload, and bytes of the whole group
-  Cost cost;                             // compute
-  ProductShape product;                  // compute: of a product
+  OpCall op;                             // compute
 };
 using Program = std::vector<Event>;
 
 /// ProgramRecorder takes down what a pass does.
 class ProgramRecorder final : public Recorder {
  public:
-  void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) override;
+  void add_operator(const OpCall& call) override;
   int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) override;
   void add_wait(int64_t collective) override;
 

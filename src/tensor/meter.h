@@ -60,13 +60,28 @@ struct ProductShape {
   bool trans_a = false, trans_b = false;
 };
 
+/// What attention works on, for each head. length 0: another operator.
+struct AttentionExtents {
+  int64_t length = 0, head_dim = 0;  // length: of the keys
+  bool backward = false;
+};
+
+/// One call of an operator.
+struct OpCall {
+  OpKind kind = OpKind::gemm;
+  Cost cost;
+  ProductShape product;
+  AttentionExtents attention;
+  bool recomputed = false;  // repeats what a pass before did, to save memory
+  double seconds = 0;       // see Meter::timed
+};
+
 /// A Recorder receives what a pass does, in order: operators, and collectives when they start and when they are waited
 /// for. Of a dry pass it is the program of the real one, whose time can be foretold.
 class Recorder {
  public:
   virtual ~Recorder() = default;
-  /// `recomputed`: repeats what a pass before did, to save memory.
-  virtual void add_operator(OpKind kind, const Cost& cost, const ProductShape& product, bool recomputed) = 0;
+  virtual void add_operator(const OpCall& call) = 0;
   /// `lane` is a comm::Lane, `elements` the payload. Returns a number for add_wait().
   virtual int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t wire_bytes) = 0;
   virtual void add_wait(int64_t collective) = 0;
@@ -132,21 +147,24 @@ class Meter {
 /// Measures one operator call: construct at its start; adds to the meter when destroyed.
 class OpTimer {
  public:
-  OpTimer(Meter& meter, OpKind kind, Cost cost, const ProductShape& product = {})
-      : meter_(meter), kind_(kind), cost_(cost), product_(product), start_(now_seconds()) {}
+  OpTimer(Meter& meter, const OpCall& call) : meter_(meter), call_(call), start_(now_seconds()) {}
+  OpTimer(Meter& meter, OpKind kind, Cost cost)
+      : OpTimer(meter, {.kind = kind, .cost = cost, .product = {}, .attention = {}}) {}
   ~OpTimer() noexcept(false) {
     if (meter_.timed != nullptr && std::uncaught_exceptions() == 0) meter_.timed->synchronize();
-    meter_.add(kind_, cost_, {start_, now_seconds()});
-    if (meter_.recorder != nullptr) meter_.recorder->add_operator(kind_, cost_, product_, meter_.recomputing);
+    const Interval time{start_, now_seconds()};
+    meter_.add(call_.kind, call_.cost, time);
+    if (meter_.recorder == nullptr) return;
+    call_.recomputed = meter_.recomputing;
+    call_.seconds = time.end - time.begin;
+    meter_.recorder->add_operator(call_);
   }
   OpTimer(const OpTimer&) = delete;
   OpTimer& operator=(const OpTimer&) = delete;
 
  private:
   Meter& meter_;
-  OpKind kind_;
-  Cost cost_;
-  ProductShape product_;
+  OpCall call_;
   double start_;
 };
 

@@ -18,6 +18,11 @@ class RankScalars {
   /// Makes the communicators: scalars are exchanged at any time, so their memory is there from the start.
   void make_communicators();
 
+  /// Records the exchanges of a step on a dry device, where the values are not: the request to stop before each
+  /// micro-step, and the sum of its losses.
+  void record_stop(Exec& dry) { record(dry, mesh_.shape().all(), comm::Reduce::max); }
+  void record_loss(Exec& dry) { record(dry, row_axes(), comm::Reduce::sum); }
+
   // All of these are collective. On a GPU the host waits for the result. At most kMost values.
   static constexpr int64_t kMost = 4;
   /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
@@ -38,6 +43,7 @@ class RankScalars {
   mesh::AxisSet row_axes() const;
   mesh::AxisSet replica_axes() const;
   void reduce(mesh::AxisSet axes, std::span<double> values, comm::Reduce how);
+  void record(Exec& dry, mesh::AxisSet axes, comm::Reduce how);
 
   device::Device& device_;
   Arena& arena_;

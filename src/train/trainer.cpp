@@ -254,7 +254,14 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   Meter first, middle;
   first.recorder = recorders.first;
   middle.recorder = recorders.middle;
+  const auto scalars = [&](Recorder* recorder, auto exchange) {
+    Meter not_counted;
+    not_counted.recorder = recorder;
+    Exec apart{*dry, heap, not_counted};
+    ((*scalars_).*exchange)(apart);
+  };
   const auto earlier = [&](Meter& meter) {
+    scalars(meter.recorder, &RankScalars::record_stop);
     Exec apart{*dry, heap, meter};
     store_.weights().begin(apart, train_key_);
     forward_backward(apart, batch, /*last=*/false);
@@ -263,9 +270,11 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   if (accumulation() > 1) earlier(first);
   if (accumulation() > 2) earlier(middle);
   meter_.recorder = recorders.last;
+  scalars(recorders.last, &RankScalars::record_stop);
   record_memory(
       train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/true); }, meter_);
   const bool last_communicates = !meter_.comm().empty();
+  scalars(recorders.last, &RankScalars::record_loss);
   Exec ex{*dry, arena_, meter_};
   grads_->finish(ex);
   optimizer_->step(ex, {.lr = 0, .t = 1});

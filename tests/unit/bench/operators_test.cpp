@@ -21,7 +21,7 @@ TEST(BenchGemm, MeasuresEveryProductAndAPeakOfTheSameOrder) {
   Exec ex{cpu, arena, meter};
   const GemmShape shapes[] = {{192, 128, 160}};
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    const auto rates = bench_gemm(ex, dtype, shapes, 3);
+    const auto rates = bench_gemm(ex, dtype, shapes, {.repeats = 3});
     ASSERT_EQ(rates.size(), 1u);
     measure::PeakWindows windows(cpu, dtype);
     std::vector<double> seen(20);
@@ -40,10 +40,10 @@ TEST(BenchAttention, ReportsRatesOfBothPasses) {
   Arena arena(cpu, Arena::Mode::heap);
   Meter meter;
   Exec ex{cpu, arena, meter};
-  const AttentionRate training = bench_attention(ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, 3);
+  const AttentionRate training = bench_attention(ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, {.repeats = 3});
   EXPECT_GT(training.forward_gflops, 0);
   EXPECT_GT(training.backward_gflops, 0);
-  const AttentionRate decoding = bench_attention(ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, 3);
+  const AttentionRate decoding = bench_attention(ex, DType::bf16, {1, 1, 40, 64, 4, 2, 16}, {.repeats = 3});
   EXPECT_GT(decoding.forward_gflops, 0);
   EXPECT_EQ(decoding.backward_seconds, 0);
 }

@@ -93,7 +93,7 @@ class Play : public testing::Test {
  protected:
   Play() { step_.mesh = mesh::MeshShape({{"data", 1}, {"x", 4}}); }
   void compute(double seconds, OpKind kind = OpKind::attention) {
-    recorder_.add_operator(kind, {seconds * 1e12, 0}, {}, false);
+    recorder_.add_operator({.kind = kind, .cost = {seconds * 1e12, 0}, .product = {}, .attention = {}});
   }
   int64_t gather(double megabytes, comm::Lane lane = comm::Lane::weights) {
     return recorder_.add_collective({step_.mesh.set("x"), CommOp::all_gather, DType::f32}, static_cast<uint8_t>(lane),

@@ -46,7 +46,7 @@ TEST(OffloadOnRanks, BytesOfAStepAreThoseOfNone) {
 /// The order of a rank's collectives, as one number.
 class OrderOfCollectives final : public Recorder {
  public:
-  void add_operator(OpKind, const Cost&, const ProductShape&, bool) override {}
+  void add_operator(const OpCall&) override {}
   int64_t add_collective(const CommKey& key, uint8_t lane, int64_t elements, int64_t) override {
     const auto op = static_cast<uint64_t>(key.op), dtype = static_cast<uint64_t>(key.dtype);
     for (const uint64_t word : {uint64_t{key.axes}, op, dtype, uint64_t{lane}, static_cast<uint64_t>(elements)})
