@@ -86,15 +86,20 @@ class Profile {
     if (cluster_.cpu) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 
-  /// Returns the mean over all ranks of a rate while all of them measure it.
-  double rate_of(double work, double seconds) { return mean_over_ranks(world_, work / seconds); }
+  /// Single operators on a CPU are measured by the first rank while the others wait: what ranks take from each other
+  /// is a part of what steps reach. GPUs measure all at once.
+  bool measures() const { return !cluster_.cpu || world_.first(); }
+  /// Returns the mean over the ranks that measure.
+  double mean_of_measured(double value) {
+    return mean_over_ranks(world_, measures() ? value : 0) * (cluster_.cpu ? world_.size() : 1);
+  }
 
   /// Copies far beyond caches, and of next to nothing.
   void memory() {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
           to(*device_, "benchmark", {elements}, DType::f32);
-      return 1 / rate_of(1, measure::seconds_of(ex_, ops::Copy{from, to}, timing_));
+      return 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, ops::Copy{from, to}, together_));
     };
     constexpr int64_t kLarge = 8 << 20, kSmall = 64;
     cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
@@ -113,10 +118,11 @@ class Profile {
                                         .heads = 2,
                                         .kv_heads = 2,
                                         .head_dim = head_dim};
-        const AttentionRate rate = bench_attention(ex_, machine_.compute, shape, timing_);
+        const AttentionRate rate =
+            measures() ? bench_attention(ex_, machine_.compute, shape, {.repeats = options_.repeats}) : AttentionRate();
         for (const auto& [backward, gflops] : {std::pair{false, rate.forward_gflops}, {true, rate.backward_gflops}})
           cluster_.attentions.push_back({machine_.compute, backward, static_cast<double>(length),
-                                         static_cast<double>(head_dim), mean_over_ranks(world_, gflops) * 1e9});
+                                         static_cast<double>(head_dim), mean_of_measured(gflops) * 1e9});
       }
   }
 
@@ -127,10 +133,12 @@ class Profile {
         for (const int64_t n : {64, 256, 1024})
           if (2.0 * static_cast<double>(m * k * n) / peak < options_.product_seconds) shapes.push_back({m, k, n});
     for (const GemmShape& shape : shapes) {
-      const GemmRate rate = bench_gemm(ex_, machine_.compute, {&shape, 1}, timing_).front();
+      const GemmRate rate = measures()
+                                ? bench_gemm(ex_, machine_.compute, {&shape, 1}, {.repeats = options_.repeats}).front()
+                                : GemmRate();
       const auto add = [&](plan::ProductForm form, int64_t m, int64_t k, int64_t n, double gflops) {
         cluster_.products.push_back({machine_.compute, form, static_cast<double>(m), static_cast<double>(k),
-                                     static_cast<double>(n), mean_over_ranks(world_, gflops) * 1e9});
+                                     static_cast<double>(n), mean_of_measured(gflops) * 1e9});
       };
       add(plan::ProductForm::forward, shape.m, shape.k, shape.n, rate.forward);
       add(plan::ProductForm::dx, shape.m, shape.n, shape.k, rate.dx);
@@ -168,7 +176,7 @@ class Profile {
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
     const Work work(*device_, machine_.compute);
-    const double mean = 1 / rate_of(1, measure::seconds_of(ex_, work.product, timing_));
+    const double mean = 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, work.product, together_));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
     const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 3 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
@@ -257,9 +265,9 @@ class Profile {
   Meter meter_;
   Exec ex_;
   plan::Cluster cluster_;
-  const measure::Timing timing_{.repeats = options_.repeats, .window = 0.03, .largest = [this](double value) {
-                                  return largest_over_ranks(world_, value);
-                                }};
+  const measure::Timing together_{.repeats = options_.repeats, .window = 0.2, .largest = [this](double value) {
+                                    return largest_over_ranks(world_, value);
+                                  }};
 };
 
 }  // namespace

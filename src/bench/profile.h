@@ -16,8 +16,9 @@ struct ProfileOptions {
 
 /// Measures peak, memory, products of many shapes in three forms, attention of many heads, measure_in_steps(),
 /// measure_host(), and every collective in
-/// groups of neighbours and of ranks far apart, all groups of a kind at once. All ranks measure at the same moment, so
-/// that what they share is shared. All ranks call and get the same profile.
+/// groups of neighbours and of ranks far apart, all groups of a kind at once. Steps, memory, hosts and collectives are
+/// measured by all ranks at the same moment, so that what they share is shared. All ranks call and get the same
+/// profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
                               const ProfileOptions& options);
 

@@ -43,32 +43,37 @@ micro_batch = 2
 global_batch = 4
 )"};
 
-/// Tally sums up seconds and bytes by kind, and the seconds of products by form beside those of the table.
+/// Tally sums up seconds and bytes by kind, and beside the seconds of products, by form, and of attention those that
+/// the tables say.
 class Tally final : public Recorder {
  public:
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
-    const size_t kind = static_cast<size_t>(call.kind);
+    const auto kind = static_cast<size_t>(call.kind);
     sums[kind] += call.seconds;
     sums[kOpKinds + kind] += call.cost.bytes;
-    if (call.kind != OpKind::gemm) return;
-    const size_t form = static_cast<size_t>(plan::form_of(call.product));
-    sums[kProducts + form] += call.seconds;
-    sums[kProducts + kForms + form] += cluster_.product_seconds(compute_, call.product, call.cost.bytes);
+    if (call.kind != OpKind::gemm && call.kind != OpKind::attention) return;
+    const size_t table = call.kind == OpKind::gemm ? static_cast<size_t>(plan::form_of(call.product)) : kAttention;
+    sums[kMeasured + table] += call.seconds;
+    sums[kMeasured + kTables + table] += cluster_.seconds_of(compute_, call);
   }
   int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t) override { return 0; }
   void add_wait(int64_t) override {}
 
-  double seconds(size_t kind) const { return sums[kind]; }
-  double bytes(size_t kind) const { return sums[kOpKinds + kind]; }
-  /// Seconds by the table over those of the steps; 1 where nothing was measured.
-  double share(size_t form) const {
-    const double measured = sums[kProducts + form];
-    return measured > 0 ? sums[kProducts + kForms + form] / measured : 1;
+  /// Bytes a second of a kind; 0 where nothing was measured.
+  double rate(OpKind kind) const {
+    const auto i = static_cast<size_t>(kind);
+    return sums[i] > 0 ? sums[kOpKinds + i] / sums[i] : 0;
+  }
+  /// Seconds by a table over those of the steps; 1 where nothing was measured.
+  double share(size_t table) const {
+    const double measured = sums[kMeasured + table];
+    return measured > 0 ? sums[kMeasured + kTables + table] / measured : 1;
   }
 
-  static constexpr size_t kForms = 3, kProducts = 2 * kOpKinds;
-  std::array<double, kProducts + 2 * kForms> sums{};
+  static constexpr size_t kAttention = 3, kTables = 4;  // three forms of products, and attention
+  static constexpr size_t kMeasured = 2 * kOpKinds;
+  std::array<double, kMeasured + 2 * kTables> sums{};
 
  private:
   const plan::Cluster& cluster_;
@@ -100,19 +105,19 @@ Tally tally_of(const char* model, const plan::Cluster& cluster, comm::World& wor
 }  // namespace
 
 void measure_in_steps(plan::Cluster& cluster, comm::World& world, device::Device& device, DType compute) {
-  std::array<double, 2 * kOpKinds> sums{};
-  std::array<double, Tally::kForms> shares = {1, 1, 1};
+  Tally all(cluster, compute);
+  std::array<double, Tally::kTables> shares = {1, 1, 1, 1};
   for (const char* const model : kModels) {
     const Tally tally = tally_of(model, cluster, world, device, compute);
-    for (size_t i = 0; i < sums.size(); ++i) sums[i] += tally.sums[i];
-    for (size_t form = 0; form < shares.size(); ++form)
-      shares[form] *= std::pow(tally.share(form), 1.0 / std::size(kModels));
+    for (size_t i = 0; i < all.sums.size(); ++i) all.sums[i] += tally.sums[i];
+    for (size_t i = 0; i < shares.size(); ++i) shares[i] *= std::pow(tally.share(i), 1.0 / std::size(kModels));
   }
-  cluster.in_step = shares;
-  for (size_t i = 0; i < kOpKinds; ++i) {
+  std::copy_n(shares.begin(), cluster.in_step.size(), cluster.in_step.begin());
+  cluster.attention_in_step = shares[Tally::kAttention];
+  for (int i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
-    if (kind == OpKind::gemm || kind == OpKind::attention || sums[i] <= 0) continue;
-    cluster.operators[kind] = sums[kOpKinds + i] / sums[i];
+    if (kind != OpKind::gemm && kind != OpKind::attention && all.rate(kind) > 0)
+      cluster.operators[kind] = all.rate(kind);
   }
 }
 

@@ -86,7 +86,7 @@ double Cluster::seconds_of(DType compute, const OpCall& call) const {
   for (const AttentionPoint& point : attentions)
     if (point.compute == compute && point.backward == call.attention.backward)
       measured_attention.add({point.length, point.head_dim}, point.flops);
-  double rate = measured_attention.rate();
+  double rate = measured_attention.rate() * attention_in_step;
   if (rate == 0) rate = peak(compute) * attention;
   return std::max(call.cost.flops / rate, traffic) + operator_seconds;
 }

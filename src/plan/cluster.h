@@ -5,7 +5,7 @@
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak), memory_share, operator_us, in_step_{forward,dx,dw}
+//                 half_n, attention (share of the peak), memory_share, operator_us, in_step_{forward,dx,dw,attention}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
 //   [[attention]] compute, pass, length, head_dim, tflops  pass: "forward", "backward"
@@ -89,10 +89,11 @@ struct Cluster {
   double attention = 1;                       // share of the peak that attention reaches, where it was not measured
 
   std::vector<ProductPoint> products;
-  /// By form, the share of those rates that products reach in a training step, where their operands come from memory
-  /// and their epilogues compute.
-  std::array<double, 3> in_step = {1, 1, 1};
   std::vector<AttentionPoint> attentions;
+  /// Shares of those rates that products, by form, and attention reach in a training step, where operands come from
+  /// memory, epilogues compute, and ranks share what a node has.
+  std::array<double, 3> in_step = {1, 1, 1};
+  double attention_in_step = 1;
   std::map<OpKind, double> operators;  // bytes a second in training steps; of others memory_rate · memory_share
   std::vector<CollectivePoint> collectives;
   Link intra, inter;

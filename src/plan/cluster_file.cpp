@@ -115,7 +115,11 @@ std::string name_of_compute(DType compute) {
   return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
 }
 
-std::string in_step_key(ProductForm form) { return format("in_step_{}", name_of(form)); }
+template <typename Any>  // a Cluster, const or not
+auto in_step_keys(Any& c) {
+  return std::array{std::pair{"in_step_forward", &c.in_step[0]}, std::pair{"in_step_dx", &c.in_step[1]},
+                    std::pair{"in_step_dw", &c.in_step[2]}, std::pair{"in_step_attention", &c.attention_in_step}};
+}
 
 void read(Reader& in, Link& link) {
   link.gb_per_s = in.number("gb_per_s");
@@ -149,9 +153,8 @@ void read_device(Reader& in, Cluster& c) {
   c.half_k = in.number_or("half_k", 0);
   c.half_n = in.number_or("half_n", 0);
   c.attention = in.number_or("attention", 1);
-  for (const ProductForm form : {ProductForm::forward, ProductForm::dx, ProductForm::dw})
-    if (const std::string key = in_step_key(form); in.has(key.c_str()))
-      c.in_step[static_cast<size_t>(form)] = in.number(key.c_str());
+  for (const auto& [key, share] : in_step_keys(c))
+    if (in.has(key)) *share = in.number(key);
 }
 
 void read(Reader& in, Host& host) {
@@ -270,8 +273,8 @@ std::string to_toml(const Cluster& c) {
   number("half_k", c.half_k);
   number("half_n", c.half_n);
   number("attention", c.attention);
-  for (const ProductForm form : {ProductForm::forward, ProductForm::dx, ProductForm::dw})
-    if (const double share = c.in_step[static_cast<size_t>(form)]; share != 1) number(in_step_key(form), share);
+  for (const auto& [key, share] : in_step_keys(c))
+    if (*share != 1) number(key, *share);
   for (const auto& [name, link] : {std::pair{"intra", &c.intra}, {"inter", &c.inter}}) {
     if (link->gb_per_s == 0) continue;
     out += format("\n[{}]\n", name);
