@@ -12,8 +12,8 @@ namespace trainer::bench {
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
 };
-/// GFLOP/s: y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is
-/// packed, outside the measurement, where prefers_packed.
+/// GFLOP/s: y = x·W; dx = dy·Wᵀ; dW += xᵀ·dy into the accumulator dtype. The weight is packed, outside the measurement,
+/// where prefers_packed.
 struct GemmRate {
   GemmShape shape;
   double forward = 0, dx = 0, dw = 0;

@@ -83,15 +83,23 @@ class Profile {
     memory();
     products(flops);
     attention();
-    if (cluster_.cpu) measure_in_steps(cluster_, world_, *device_, machine_.compute);
+    cluster_.attention = cluster_.attentions.back().flops / flops;  // in other types, roughly
+    if (cluster_.cpu && options_.steps) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 
   /// Single operators on a CPU are measured by the first rank while the others wait: what ranks take from each other
   /// is a part of what steps reach. GPUs measure all at once.
-  bool measures() const { return !cluster_.cpu || world_.first(); }
+  bool measures_operators() const { return !cluster_.cpu || world_.first(); }
+  measure::Timing timing_of_operators() const {
+    if (cluster_.cpu) return {.repeats = options_.repeats};
+    measure::Timing timing = on_all_ranks_;
+    timing.window = 0.03;
+    return timing;
+  }
   /// Returns the mean over the ranks that measure.
-  double mean_of_measured(double value) {
-    return mean_over_ranks(world_, measures() ? value : 0) * (cluster_.cpu ? world_.size() : 1);
+  double mean_over_measuring(double value) {
+    world_.control().sum({&value, 1});  // the others have 0
+    return cluster_.cpu ? value : value / world_.size();
   }
 
   /// Copies far beyond caches, and of next to nothing.
@@ -99,7 +107,7 @@ class Profile {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
           to(*device_, "benchmark", {elements}, DType::f32);
-      return 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, ops::Copy{from, to}, together_));
+      return 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, ops::Copy{from, to}, on_all_ranks_));
     };
     constexpr int64_t kLarge = 8 << 20, kSmall = 64;
     cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
@@ -109,20 +117,23 @@ class Profile {
 
   /// Heads of many sizes: a score costs an exponential whatever its products cost.
   void attention() {
-    for (const int64_t length : {128, 1024})
+    std::vector<int64_t> lengths = {128, 1024};
+    if (!cluster_.cpu) lengths.push_back(4096);
+    for (const int64_t length : lengths)
       for (const int64_t head_dim : {16, 64, 128}) {
-        const ops::AttentionShape shape{.batch = 2048 / length,
+        const ops::AttentionShape shape{.batch = (cluster_.cpu ? 2048 : 32768) / length,  // keeps a GPU busy
                                         .q_len = length,
                                         .k_len = length,
                                         .k_capacity = 0,
-                                        .heads = 2,
-                                        .kv_heads = 2,
+                                        .heads = 4,
+                                        .kv_heads = 4,
                                         .head_dim = head_dim};
-        const AttentionRate rate =
-            measures() ? bench_attention(ex_, machine_.compute, shape, {.repeats = options_.repeats}) : AttentionRate();
+        const AttentionRate rate = measures_operators()
+                                       ? bench_attention(ex_, machine_.compute, shape, timing_of_operators())
+                                       : AttentionRate();
         for (const auto& [backward, gflops] : {std::pair{false, rate.forward_gflops}, {true, rate.backward_gflops}})
           cluster_.attentions.push_back({machine_.compute, backward, static_cast<double>(length),
-                                         static_cast<double>(head_dim), mean_of_measured(gflops) * 1e9});
+                                         static_cast<double>(head_dim), mean_over_measuring(gflops) * 1e9});
       }
   }
 
@@ -133,12 +144,12 @@ class Profile {
         for (const int64_t n : {64, 256, 1024})
           if (2.0 * static_cast<double>(m * k * n) / peak < options_.product_seconds) shapes.push_back({m, k, n});
     for (const GemmShape& shape : shapes) {
-      const GemmRate rate = measures()
-                                ? bench_gemm(ex_, machine_.compute, {&shape, 1}, {.repeats = options_.repeats}).front()
+      const GemmRate rate = measures_operators()
+                                ? bench_gemm(ex_, machine_.compute, {&shape, 1}, timing_of_operators()).front()
                                 : GemmRate();
       const auto add = [&](plan::ProductForm form, int64_t m, int64_t k, int64_t n, double gflops) {
         cluster_.products.push_back({machine_.compute, form, static_cast<double>(m), static_cast<double>(k),
-                                     static_cast<double>(n), mean_of_measured(gflops) * 1e9});
+                                     static_cast<double>(n), mean_over_measuring(gflops) * 1e9});
       };
       add(plan::ProductForm::forward, shape.m, shape.k, shape.n, rate.forward);
       add(plan::ProductForm::dx, shape.m, shape.n, shape.k, rate.dx);
@@ -176,7 +187,7 @@ class Profile {
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
     const Work work(*device_, machine_.compute);
-    const double mean = 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, work.product, together_));
+    const double mean = 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, work.product, on_all_ranks_));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
     const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 3 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
@@ -252,8 +263,10 @@ class Profile {
       link.slowdown = std::clamp((timer.slowest_median(both) - alone) / sum, 0.0, 1.0);
       return;
     }
-    link.slowdown = std::clamp((timer.slowest_median(computed) - alone) / beside, 0.0, 1.0);
-    link.progress = std::clamp(sum / beside, 0.05, 1.0);
+    // What was left when compute ended ran on alone.
+    const double computing = timer.slowest_median(computed), both_ran = std::min(beside, computing);
+    link.slowdown = std::clamp((computing - alone) / both_ran, 0.0, 1.0);
+    link.progress = std::clamp((sum - (beside - both_ran)) / both_ran, 0.01, 1.0);
   }
 
   comm::World& world_;
@@ -265,9 +278,10 @@ class Profile {
   Meter meter_;
   Exec ex_;
   plan::Cluster cluster_;
-  const measure::Timing together_{.repeats = options_.repeats, .window = 0.2, .largest = [this](double value) {
-                                    return largest_over_ranks(world_, value);
-                                  }};
+  const measure::Timing on_all_ranks_{
+      .repeats = options_.repeats, .window = 0.2, .largest_on_any_rank = [this](double value) {
+        return largest_over_ranks(world_, value);
+      }};
 };
 
 }  // namespace

@@ -25,6 +25,7 @@ StepCount count_step(const config::Config& whole, const plan::Machine& machine) 
   plan::use_gemm_tuning(config, *world, *plan::make_dry_device(machine));
   const std::unique_ptr<device::Device> dry = plan::make_dry_device(machine);
   train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
+  trainer.store().weights().expect_uses(micro_steps);
   trainer.plan();
   StepCount count{.parameters = trainer.store().parameter_count(),
                   .tokens = whole.train.global_batch * config.model.seq_len,
@@ -35,7 +36,8 @@ StepCount count_step(const config::Config& whole, const plan::Machine& machine) 
     const auto kind = static_cast<OpKind>(i);
     const Meter::Entry& entry = trainer.meter().of(kind);
     if (entry.calls == 0) continue;
-    const int64_t times = kind == OpKind::grad_norm || kind == OpKind::optimizer ? 1 : micro_steps;
+    const bool once = kind == OpKind::grad_norm || kind == OpKind::optimizer || kind == OpKind::pack;
+    const int64_t times = once ? 1 : micro_steps;
     const auto scale = static_cast<double>(times) * 1e-9;
     count.operators.push_back({.name = std::string(name_of(kind)),
                                .calls = entry.calls * times,

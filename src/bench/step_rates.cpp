@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "bench/over_ranks.h"
@@ -13,77 +16,73 @@
 namespace trainer::bench {
 namespace {
 
+constexpr const char* kModel = R"(
+[model]
+n_layer = 2
+seq_len = 256
+[data]
+vocab_size = 2048
+[train]
+steps = 1
+micro_batch = 2
+global_batch = 4
+)";
 /// Two widths, and the operators of both families.
-constexpr const char* kModels[] = {R"(
-[model]
-arch = "gpt2"
-n_layer = 2
-n_head = 8
-d_model = 512
-seq_len = 256
-[data]
-vocab_size = 2048
-[train]
-steps = 1
-micro_batch = 2
-global_batch = 4
-)",
-                                   R"(
-[model]
-arch = "llama"
-n_layer = 2
-n_head = 4
-d_model = 256
-seq_len = 256
-[data]
-vocab_size = 2048
-[train]
-steps = 1
-micro_batch = 2
-global_batch = 4
-)"};
+const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
+                                              {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
 
-/// Tally sums up seconds and bytes by kind, and beside the seconds of products, by form, and of attention those that
-/// the tables say.
+/// Tally sums up what the operators of steps took.
 class Tally final : public Recorder {
  public:
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
     const auto kind = static_cast<size_t>(call.kind);
-    sums[kind] += call.seconds;
-    sums[kOpKinds + kind] += call.cost.bytes;
-    if (call.kind != OpKind::gemm && call.kind != OpKind::attention) return;
-    const size_t table = call.kind == OpKind::gemm ? static_cast<size_t>(plan::form_of(call.product)) : kAttention;
-    sums[kMeasured + table] += call.seconds;
-    sums[kMeasured + kTables + table] += cluster_.seconds_of(compute_, call);
+    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);  // which is priced for every call
+    seconds_[kind] += seconds;
+    bytes_[kind] += call.cost.bytes;
+    const bool product = call.kind == OpKind::gemm;
+    if (!product && call.kind != OpKind::attention) return;
+    const double rate =
+        product ? cluster_.measured_rate(compute_, call.product) : cluster_.measured_rate(compute_, call.attention);
+    if (rate == 0) return;
+    const size_t table = product ? static_cast<size_t>(plan::form_of(call.product)) : kAttention;
+    in_steps_[table] += seconds;
+    by_table_[table] += call.cost.flops / rate;
   }
   int64_t add_collective(const CommKey&, uint8_t, int64_t, int64_t) override { return 0; }
   void add_wait(int64_t) override {}
 
+  void sum_over_ranks(comm::World& world) {
+    for (const std::span<double> sums : {std::span<double>(seconds_), {bytes_}, {in_steps_}, {by_table_}})
+      world.control().sum(sums);
+  }
+  void add(const Tally& other) {
+    for (size_t i = 0; i < kOpKinds; ++i) {
+      seconds_[i] += other.seconds_[i];
+      bytes_[i] += other.bytes_[i];
+    }
+  }
   /// Bytes a second of a kind; 0 where nothing was measured.
   double rate(OpKind kind) const {
     const auto i = static_cast<size_t>(kind);
-    return sums[i] > 0 ? sums[kOpKinds + i] / sums[i] : 0;
+    return seconds_[i] > 0 ? bytes_[i] / seconds_[i] : 0;
   }
-  /// Seconds by a table over those of the steps; 1 where nothing was measured.
-  double share(size_t table) const {
-    const double measured = sums[kMeasured + table];
-    return measured > 0 ? sums[kMeasured + kTables + table] / measured : 1;
-  }
+  /// Share of a table's rates that the steps reached; 1 where nothing was measured.
+  double share(size_t table) const { return in_steps_[table] > 0 ? by_table_[table] / in_steps_[table] : 1; }
 
   static constexpr size_t kAttention = 3, kTables = 4;  // three forms of products, and attention
-  static constexpr size_t kMeasured = 2 * kOpKinds;
-  std::array<double, kMeasured + 2 * kTables> sums{};
 
  private:
   const plan::Cluster& cluster_;
   DType compute_;
+  std::array<double, kOpKinds> seconds_{}, bytes_{};
+  std::array<double, kTables> in_steps_{}, by_table_{};
 };
 
-Tally tally_of(const char* model, const plan::Cluster& cluster, comm::World& world, device::Device& device,
-               DType compute) {
+Tally tally_of(const std::vector<std::string>& family, const plan::Cluster& cluster, comm::World& world,
+               device::Device& device, DType compute) {
   constexpr double kWindow = 0.5, kLeastSteps = 4;
-  const config::Config config = config::load_text(model, "", {}, {.files = false});
+  const config::Config config = config::load_text(kModel, "", family, {.files = false});
   const std::unique_ptr<comm::World> alone = comm::solo_world();
   train::Trainer trainer(device, *alone, config, config.data.vocab_size, compute, true);
   trainer.plan();
@@ -98,7 +97,7 @@ Tally tally_of(const char* model, const plan::Cluster& cluster, comm::World& wor
   const double begin = now_seconds();
   for (int64_t number = 2; now_seconds() - begin < window; ++number) step(number);
   trainer.meter().recorder = nullptr;
-  world.control().sum(tally.sums);
+  tally.sum_over_ranks(world);
   return tally;
 }
 
@@ -107,10 +106,10 @@ Tally tally_of(const char* model, const plan::Cluster& cluster, comm::World& wor
 void measure_in_steps(plan::Cluster& cluster, comm::World& world, device::Device& device, DType compute) {
   Tally all(cluster, compute);
   std::array<double, Tally::kTables> shares = {1, 1, 1, 1};
-  for (const char* const model : kModels) {
-    const Tally tally = tally_of(model, cluster, world, device, compute);
-    for (size_t i = 0; i < all.sums.size(); ++i) all.sums[i] += tally.sums[i];
-    for (size_t i = 0; i < shares.size(); ++i) shares[i] *= std::pow(tally.share(i), 1.0 / std::size(kModels));
+  for (const std::vector<std::string>& family : kFamilies) {
+    const Tally tally = tally_of(family, cluster, world, device, compute);
+    all.add(tally);
+    for (size_t i = 0; i < shares.size(); ++i) shares[i] *= std::pow(tally.share(i), 1.0 / std::size(kFamilies));
   }
   std::copy_n(shares.begin(), cluster.in_step.size(), cluster.in_step.begin());
   cluster.attention_in_step = shares[Tally::kAttention];

@@ -17,13 +17,13 @@ namespace trainer::measure {
 /// How calls of an operator are timed.
 struct Timing {
   int repeats = 5;
-  /// Set: `repeats` windows of so many seconds, on all ranks of a job at once. Ranks that share cores take turns, so
-  /// that a short measurement says nothing of one rank; but the mean over long ones of all ranks is what the machine
-  /// gives to each.
+  /// Set: one window of `repeats` times so many seconds, on all ranks of a job at once. Ranks that share cores take
+  /// turns, so that a short measurement says nothing of one rank; but the mean of all ranks over a long one is what the
+  /// machine gives to each.
   double window = 0;
   /// Returns the largest value on any rank; all call. Ranks so begin together, with windows of one length, and none
   /// measures while others have left it their cores.
-  std::function<double(double)> largest = [](double value) { return value; };
+  std::function<double(double)> largest_on_any_rank = [](double value) { return value; };
 };
 
 /// Returns the seconds of one call after one that is not counted: the median of the repeats, or with a window the mean.
@@ -60,7 +60,7 @@ double seconds_of(Exec& ex, const Op& op, const Timing& timing) {
   };
   const double first = mean_of_calls(0);
   if (timing.window > 0)
-    return mean_of_calls(std::max(timing.repeats * timing.window, kLeastCalls * timing.largest(first)));
+    return mean_of_calls(std::max(timing.repeats * timing.window, kLeastCalls * timing.largest_on_any_rank(first)));
   std::vector<double> seconds;
   for (int i = 0; i < timing.repeats; ++i) seconds.push_back(mean_of_calls(0));
   return median(seconds);

@@ -94,11 +94,11 @@ Tensor WeightCache::packed(Exec& ex, SlotId id, bool transposed, int64_t rows) {
     const int64_t bytes = ops::packed_bytes(store_.device(), compute, k, n);
     packed.buffer = Buffer(store_.device(), "packed_weights", {bytes}, DType::u8);
   }
-  if (packed.version != version_) {
+  // A dry pass counts the cost of packing, but leaves the work to the real run.
+  int64_t& version = ex.device.dry() ? packed.counted : packed.version;
+  if (version != version_)
     ops::run(ex, ops::PackB{entry.keep ? entry.kept.tensor() : store_.stored_weight(id), packed.buffer, transposed});
-    // A dry pass counts the cost of packing, but leaves the work to the real run.
-    if (!ex.device.dry()) packed.version = version_;
-  }
+  version = version_;
   return packed.buffer;
 }
 

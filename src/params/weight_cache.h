@@ -77,7 +77,8 @@ class WeightCache {
   friend class ParamStore;
   struct Packed {
     Buffer buffer;
-    int64_t version = -1;
+    int64_t version = -1;  // of the weights that are packed,
+    int64_t counted = -1;  // and whose packing a dry pass has counted
   };
   struct Entry {
     bool keep = false;

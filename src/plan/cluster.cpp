@@ -62,31 +62,47 @@ double Cluster::peak(DType compute) const {
   return found == peaks.end() ? 0 : found->second;
 }
 
+double Cluster::measured_rate(DType compute, const ProductShape& product) const {
+  RateBetween<3> rate({static_cast<double>(product.m), static_cast<double>(product.k), static_cast<double>(product.n)});
+  const ProductForm form = form_of(product);
+  for (const ProductPoint& point : products)
+    if (point.compute == compute && point.form == form) rate.add({point.m, point.k, point.n}, point.flops);
+  return rate.rate();
+}
+
+double Cluster::measured_rate(DType compute, const AttentionExtents& extents) const {
+  // Beyond the measured extents rates hardly change: those of the nearest ones are meant, whatever else was measured.
+  std::vector<const AttentionPoint*> points;
+  for (const AttentionPoint& point : attentions)
+    if (point.compute == compute && point.backward == extents.backward) points.push_back(&point);
+  if (points.empty()) return 0;
+  const auto within = [&](double wanted, double AttentionPoint::*extent) {
+    const auto [least, most] =
+        std::ranges::minmax(points, {}, [&](const AttentionPoint* point) { return point->*extent; });
+    return std::clamp(wanted, least->*extent, most->*extent);
+  };
+  RateBetween<2> rate({within(static_cast<double>(extents.length), &AttentionPoint::length),
+                       within(static_cast<double>(extents.head_dim), &AttentionPoint::head_dim)});
+  for (const AttentionPoint* point : points) rate.add({point->length, point->head_dim}, point->flops);
+  return rate.rate();
+}
+
 double Cluster::product_seconds(DType compute, const ProductShape& product, double bytes) const {
   const double m = static_cast<double>(product.m), k = static_cast<double>(product.k),
                n = static_cast<double>(product.n), flops = 2 * m * k * n;
   if (flops == 0) return operator_seconds;
-  const ProductForm form = form_of(product);
-  RateBetween<3> measured_rate({m, k, n});
-  for (const ProductPoint& point : products)
-    if (point.compute == compute && point.form == form) measured_rate.add({point.m, point.k, point.n}, point.flops);
-  double rate = measured_rate.rate() * in_step[static_cast<size_t>(form)];
+  double rate = measured_rate(compute, product) * in_step[static_cast<size_t>(form_of(product))];
   if (rate == 0) rate = peak(compute) * efficiency * m / (m + half_m) * k / (k + half_k) * n / (n + half_n);
   return std::max(flops / rate, memory_rate > 0 ? bytes / memory_rate : 0) + operator_seconds;
 }
 
 double Cluster::seconds_of(DType compute, const OpCall& call) const {
   if (call.kind == OpKind::gemm) return product_seconds(compute, call.product, call.cost.bytes);
-  const auto measured_rate = operators.find(call.kind);
-  if (measured_rate != operators.end()) return call.cost.bytes / measured_rate->second + operator_seconds;
+  if (const auto found = operators.find(call.kind); found != operators.end())
+    return call.cost.bytes / found->second + operator_seconds;
   const double traffic = memory_rate > 0 ? call.cost.bytes / (memory_rate * memory_share) : 0;
   if (call.kind != OpKind::attention) return traffic + operator_seconds;
-  RateBetween<2> measured_attention(
-      {static_cast<double>(call.attention.length), static_cast<double>(call.attention.head_dim)});
-  for (const AttentionPoint& point : attentions)
-    if (point.compute == compute && point.backward == call.attention.backward)
-      measured_attention.add({point.length, point.head_dim}, point.flops);
-  double rate = measured_attention.rate() * attention_in_step;
+  double rate = measured_rate(compute, call.attention) * attention_in_step;
   if (rate == 0) rate = peak(compute) * attention;
   return std::max(call.cost.flops / rate, traffic) + operator_seconds;
 }

@@ -5,13 +5,14 @@
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
-//                 half_n, attention (share of the peak), memory_share, operator_us, in_step_{forward,dx,dw,attention}
+//                 half_n, attention (share of the peak, without [[attention]]), memory_share (of kinds without
+//                 [[operator]]), operator_us, in_step_{forward,dx,dw,attention}
 //   [host]        memory_gib, memory_gb_per_s, to_device_gb_per_s, to_host_gb_per_s, gparams_per_s    of a rank's share
 //   [[product]]   compute, form, m, k, n, tflops          form: "forward" X·W, "dx" dY·Wᵀ, "dw" Xᵀ·dY
 //   [[attention]] compute, pass, length, head_dim, tflops  pass: "forward", "backward"
 //   [[operator]]  kind, gb_per_s                          any other operator, by the bytes that it has to move
-//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress    within a node: of one rank; between nodes: of a
-//   node
+//   [intra], [inter]  gb_per_s, start_us, hop_us, slowdown, progress; gb_per_s within a node: of one rank; between
+//                 nodes: of a node
 //   [[collective]]  op, ranks, per_node, bytes, us        a measured point; bytes: the payload (comm/bytes.h)
 #include <array>
 #include <cstdint>
@@ -101,6 +102,9 @@ struct Cluster {
 
   /// Returns the peak in this type; 0 when the file has none.
   double peak(DType compute) const;
+  /// Returns the FLOP/s that the tables say of a product, and of attention; 0 where they have none of its form or pass.
+  double measured_rate(DType compute, const ProductShape& product) const;
+  double measured_rate(DType compute, const AttentionExtents& extents) const;
   /// Returns the seconds of a product on one device.
   double product_seconds(DType compute, const ProductShape& product, double bytes) const;
   /// Returns the seconds of any operator.

@@ -56,6 +56,13 @@ class Reader {
     return value;
   }
   double number_or(const char* name, double otherwise) { return known(name) ? number(name, true) : otherwise; }
+  double positive_or(const char* name, double otherwise) { return known(name) ? number(name) : otherwise; }
+  /// A number above 0, at most 1.
+  double share_or(const char* name, double otherwise) {
+    const double value = positive_or(name, otherwise);
+    if (value > 1) refuse_value(path_, *find(name), "expected a share of at most 1, found " + find(name)->shown);
+    return value;
+  }
   int integer(const char* name) {
     const double value = number(name);
     if (value != std::floor(value) || value > 1e6)
@@ -126,7 +133,7 @@ void read(Reader& in, Link& link) {
   link.start_us = in.number_or("start_us", 0);
   link.hop_us = in.number_or("hop_us", 0);
   link.slowdown = in.number_or("slowdown", 0);
-  if (in.has("progress")) link.progress = in.number("progress");
+  link.progress = in.share_or("progress", 1);
 }
 
 void read_cluster_table(Reader& in, Cluster& c) {
@@ -153,8 +160,7 @@ void read_device(Reader& in, Cluster& c) {
   c.half_k = in.number_or("half_k", 0);
   c.half_n = in.number_or("half_n", 0);
   c.attention = in.number_or("attention", 1);
-  for (const auto& [key, share] : in_step_keys(c))
-    if (in.has(key)) *share = in.number(key);
+  for (const auto& [key, share] : in_step_keys(c)) *share = in.positive_or(key, 1);
 }
 
 void read(Reader& in, Host& host) {
@@ -214,7 +220,9 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
                               .flops = in.number("tflops") * 1e12});
     } else if (table.name == "operator") {
       const auto kind = in.one_of<OpKind>("kind", kinds);
-      c.operators[kind] = in.number("gb_per_s") * 1e9;
+      if (!c.operators.emplace(kind, in.number("gb_per_s") * 1e9).second)
+        throw Error(Code::config, format("{}:{}:1: operator: a second table of kind \"{}\"; keep one of them", path,
+                                         table.line, name_of(kind)));
     } else if (table.name == "collective") {
       c.collectives.push_back({.op = in.one_of<CommOp>("op", operations),
                                .ranks = in.integer("ranks"),

@@ -38,6 +38,13 @@ std::string output_of(std::string grid, bool sums) {
   for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? (sums ? 'p' : '-') : tag;
   return grid;
 }
+/// Axes of the mesh along which two placements differ.
+mesh::AxisSet moved(const std::string& from, const std::string& to) {
+  mesh::AxisSet axes = 0;
+  for (size_t a = 0; a < from.size(); ++a)
+    if (from[a] != to[a]) axes |= mesh::AxisSet{2} << a;
+  return axes;
+}
 /// The gradient of the input before it is summed.
 std::string input_gradient_of(std::string grid) {
   for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? 'c' : tag == 'c' ? 'p' : tag;
@@ -85,54 +92,6 @@ double LayerCosts::collective(Set axes, CommOp op, DType dtype, double elements)
   return collective_time(cluster_, group(axes), op, dtype, static_cast<int64_t>(elements)).total();
 }
 
-const std::vector<RouteShares::Leg>& RouteShares::of(const std::vector<config::TagAxis>& axes, const std::string& from,
-                                                     const std::string& to) {
-  std::string key;
-  for (const config::TagAxis& axis : axes) key += format("{},", axis.size);
-  key += from + to;
-  const auto found = legs_.find(key);
-  if (found != legs_.end()) return found->second;
-  std::vector<Leg> legs;
-  std::string state = from;
-  for (const mesh::Step& step : steps_of(from, to)) {
-    double group = 1, share = 1;  // ranks that change; what others that cut the tensor leave of it
-    for (size_t a = 0; a < axes.size(); ++a) {
-      const auto size = static_cast<double>(axes[a].size);
-      if ((step.axes >> (a + 1) & 1) != 0) {
-        group *= size;
-      } else if (state[a] == 'r' || state[a] == 'c') {
-        share /= size;
-      }
-    }
-    for (size_t a = 0; a < axes.size(); ++a)
-      if ((step.axes >> (a + 1) & 1) != 0)
-        state[a] = step.to == mesh::kPartial ? 'p' : step.to == mesh::kReplicate ? '-' : step.to.dim == 0 ? 'r' : 'c';
-    if (step.op && group > 1)
-      legs.push_back({step.axes, *step.op, *step.op == CommOp::all_to_all ? share / group : share});
-  }
-  return legs_.emplace(std::move(key), std::move(legs)).first->second;
-}
-
-const std::vector<mesh::Step>& RouteShares::steps_of(const std::string& from, const std::string& to) {
-  const auto found = steps_.find(from + to);
-  if (found != steps_.end()) return found->second;
-  std::vector<mesh::MeshAxis> all = {{"data", 1}};
-  for (size_t a = 0; a < from.size(); ++a) all.push_back({std::string(1, static_cast<char>('a' + a)), 2});
-  const mesh::MeshShape mesh(all);
-  const int64_t extent = int64_t{4} * mesh.world_size();
-  const auto layout = [&](const std::string& tags) {
-    mesh::Layout whole(mesh, {extent, extent});
-    for (size_t a = 0; a < tags.size(); ++a) {
-      const mesh::AxisSet axis = mesh::AxisSet{2} << a;
-      if (tags[a] == 'r') whole = whole.with(axis, mesh::split(0));
-      if (tags[a] == 'c') whole = whole.with(axis, mesh::split(1));
-      if (tags[a] == 'p') whole = whole.with(axis, mesh::kPartial);
-    }
-    return whole;
-  };
-  return steps_.emplace(from + to, mesh::find_route(layout(from), layout(to)).steps).first->second;
-}
-
 double LayerCosts::move(const std::string& from, const std::string& to, double elements) {
   if (from == to) return 0;
   const std::string key = format("{}{}{}", from, to, elements);
@@ -145,12 +104,8 @@ double LayerCosts::move(const std::string& from, const std::string& to, double e
   return seconds;
 }
 
-double LayerCosts::hidden_under(double communication, double compute) {
-  const Link& link = mesh_.world_size() > cluster_.devices_per_node ? cluster_.inter : cluster_.intra;
-  const double beside = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);
-  if (beside * speed <= compute) return beside - beside * speed;
-  if (speed == 0) return communication;
-  return compute / speed - compute + communication - link.progress * compute / speed;
+double LayerCosts::added(Set axes, double communication, double compute) {
+  return added_beside(group(axes).spans_nodes() ? cluster_.inter : cluster_.intra, communication, compute);
 }
 
 LayerCosts::Matrix LayerCosts::matrix_of(size_t site) const {
@@ -194,8 +149,8 @@ double LayerCosts::linear(size_t site, const std::string& grid) {
     const double gather = collective(flat << 1, CommOp::all_gather, compute_, block);
     const double scatter = collective(flat << 1, CommOp::reduce_scatter, sums, block);
     // Each is under a product of the linear before or after, which is about as long as this one's.
-    seconds +=
-        hidden_under(gather, time.forward) + hidden_under(gather, time.dx) + hidden_under(scatter, time.dx + time.dw);
+    seconds += added(flat << 1, gather, time.forward) + added(flat << 1, gather, time.dx) +
+               added(flat << 1, scatter, time.dx + time.dw);
   }
   const double piece = block / static_cast<double>(ranks(flat));
   double once = 0;
@@ -211,7 +166,8 @@ double LayerCosts::read(size_t site, const std::string& spread, const std::strin
   const double again = config_.train.recompute == config::Recompute::full ? 1 : 0;
   const double arriving = move(spread, input_of(grid), elements),
                leaving = move(input_gradient_of(grid), spread, elements);
-  return arriving * (1 + again) + hidden_under(arriving, time.dx) + hidden_under(leaving, time.dw);
+  const Set in = moved(spread, input_of(grid)), out = moved(input_gradient_of(grid), spread);
+  return arriving * (1 + again) + added(in, arriving, time.dx) + added(out, leaving, time.dw);
 }
 
 double LayerCosts::write(size_t site, const std::string& grid, const std::string& spread) {

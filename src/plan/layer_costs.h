@@ -19,33 +19,14 @@
 #include <vector>
 
 #include "config/tags.h"
-#include "mesh/route.h"
 #include "plan/cluster.h"
 #include "plan/price.h"
+#include "plan/route_shares.h"
 #include "plan/search.h"
 
 namespace trainer::plan {
 
 using config::TagLayout;
-
-/// RouteShares says what share of a tensor's elements each collective of a move sends, by extents of the axes and the
-/// two placements. It depends on nothing else, so all layouts of a plan use one cache. The steps are those of the
-/// shortest route over axes of two ranks.
-class RouteShares {
- public:
-  struct Leg {
-    mesh::AxisSet axes;  // of a mesh of "data" and the axes
-    CommOp op;
-    double payload;  // share of the elements
-  };
-  /// `from`, `to`: by axis r rows, c columns, p partial sums, - copies.
-  const std::vector<Leg>& of(const std::vector<config::TagAxis>& axes, const std::string& from, const std::string& to);
-
- private:
-  const std::vector<mesh::Step>& steps_of(const std::string& from, const std::string& to);
-  std::unordered_map<std::string, std::vector<Leg>> legs_;
-  std::unordered_map<std::string, std::vector<mesh::Step>> steps_;
-};
 
 class LayerCosts {
  public:
@@ -86,8 +67,8 @@ class LayerCosts {
   Matrix matrix_of(size_t site) const;
   const Products& products(size_t site, const std::string& grid);
   double linear(size_t site, const std::string& grid);
-  /// Returns what communication that takes so many seconds alone adds to compute beside it.
-  double hidden_under(double communication, double compute);
+  /// Returns what communication along these axes of the mesh, which takes so many seconds alone, adds to compute.
+  double added(Set axes, double communication, double compute);
   double read(size_t site, const std::string& spread, const std::string& grid);
   double write(size_t site, const std::string& grid, const std::string& spread);
   double stream(const std::string& spread);

@@ -79,6 +79,7 @@ class Timeline {
   }
 
   void start(const Event& event) {
+    // Which ranks exchange scalars is not recorded; all of them are an upper bound.
     const bool control = event.key.axes == mesh::kControlAxes;
     const mesh::AxisSet axes = control ? step_.mesh.all() : event.key.axes;
     auto known = groups_.find(axes);
@@ -88,7 +89,8 @@ class Timeline {
                       control ? "control" : step_.mesh.name_of(axes)};
     time_->comm[transfer.axis].busy += time.total();
     if (!time.measured) time_->unmeasured += time.total();
-    const uint64_t channel = cluster_.lanes == 1 ? 0 : uint64_t{axes} << 8 | event.lane;
+    // Exchanges of scalars have a channel of their own, also where all other operations share one.
+    const uint64_t channel = cluster_.lanes == 1 && !control ? 0 : uint64_t{axes} << 8 | event.lane;
     channels_[channel].push_back(std::move(transfer));
   }
 
@@ -175,6 +177,12 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) {
     comm = {line(comm.busy, other.busy), line(comm.exposed, other.exposed)};
   }
   return c;
+}
+
+double added_beside(const Link& link, double communication, double compute) {
+  const double beside = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);
+  if (beside * speed <= compute) return beside - beside * speed;
+  return compute / speed - compute + communication - link.progress * compute / speed;
 }
 
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes) {

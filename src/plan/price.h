@@ -3,10 +3,10 @@
 //
 // One rank stands for all: they run the same program in lockstep. Operators run one after the other. A collective runs
 // from its start beside them, in the order of its channel: one for each set of axes and lane, or a single one where the
-// transport has one lane. Those that use the same link at once share its rate. Waiting for one that has not ended is
-// exposed communication. Compute beside communication is slower by Link::slowdown, and communication beside
-// compute by Link::progress. So a step overlaps as much as the
-// trainer's schedule does, and no more.
+// transport has one lane, beside that of scalars. Those that use the same link at once share its rate. Waiting for one
+// that has not ended is exposed communication. Beside communication compute is slower by Link::slowdown, and
+// communication beside compute by Link::progress. So a step overlaps as much as the trainer's schedule does, and no
+// more.
 #include <map>
 #include <string>
 
@@ -36,6 +36,9 @@ StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 
 /// Returns how the ranks along these axes lie on the nodes of a cluster whose ranks are numbered node by node.
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
+
+/// Returns the seconds that an operation, which takes `communication` alone, adds to `compute` that begins with it.
+double added_beside(const Link& link, double communication, double compute);
 
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);
 

@@ -60,7 +60,7 @@ struct ProductShape {
   bool trans_a = false, trans_b = false;
 };
 
-/// What attention works on, for each head. length 0: another operator.
+/// What attention works on, for each head.
 struct AttentionExtents {
   int64_t length = 0, head_dim = 0;  // length: of the keys
   bool backward = false;

@@ -84,14 +84,14 @@ struct Tiny {
     trainer.plan();
     trainer.store().initialize(static_cast<uint64_t>(c.run.seed));
   }
-  train::Trainer::Outcome step(int64_t n, double lr = 1e-3) {
+  train::Trainer::Outcome step(int64_t n, double lr = 1e-3, bool (*stop)() = nullptr) {
     const config::Config& c = trainer.config();
     return trainer.step({.step = n,
                          .first_sample = (n - 1) * c.train.global_batch,
                          .adam_step = n,
                          .micro_batches = trainer.accumulation(),
                          .lr = lr},
-                        batches);
+                        batches, stop);
   }
   /// All bytes of master weights and moments.
   std::vector<std::byte> state() {

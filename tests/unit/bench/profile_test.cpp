@@ -2,14 +2,16 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "plan/offload_time.h"
 
 namespace trainer::bench {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-/// Little to measure: no products; two payloads, from which links are fitted.
-const ProfileOptions kQuick{.repeats = 1, .product_seconds = 0, .payloads = {1 << 10, 1 << 20}};
+/// Little to measure: no products, no steps; two payloads, from which links are fitted.
+const ProfileOptions kQuick{.repeats = 1, .product_seconds = 0, .steps = false, .payloads = {1 << 10, 1 << 20}};
 
 config::Config config_with(const std::string& device) {
   config::Config config;
@@ -43,6 +45,29 @@ TEST(Profile, HasTheHostOfAnEmulatedDevice) {
     EXPECT_NEAR(rates.host, 2.5e9, 1);
     EXPECT_NEAR(rates.memory, 80e9, 1);
     EXPECT_EQ(plan::to_toml(read_back(profile)), plan::to_toml(profile));
+  });
+}
+
+TEST(Profile, HasWhatStepsOfAllRanksReach) {
+  comm::run_on_threads(2, {}, [&](comm::World& world) {
+    const plan::Cluster profile =
+        read_back(measure_profile(world, config_with(""), machine_with(4 * kGiB),
+                                  {.repeats = 3, .product_seconds = 1e-5, .payloads = {1 << 10, 1 << 20}}));
+    EXPECT_FALSE(profile.products.empty());
+    for (const double share : profile.in_step) {
+      EXPECT_NE(share, 1) << "as if it had not been measured";
+      EXPECT_GT(share, 0);
+      EXPECT_TRUE(std::isfinite(share));
+    }
+    EXPECT_EQ(profile.attentions.size(), 2u * 2 * 3);  // passes, lengths, head sizes
+    for (const plan::AttentionPoint& point : profile.attentions) EXPECT_GT(point.flops, 0) << point.length;
+    // The operators of both families of models.
+    for (const OpKind kind : {OpKind::norm, OpKind::activation, OpKind::rope, OpKind::embedding, OpKind::loss,
+                              OpKind::grad_norm, OpKind::optimizer}) {
+      ASSERT_TRUE(profile.operators.contains(kind)) << name_of(kind);
+      EXPECT_GT(profile.operators.at(kind), 1e6) << name_of(kind);
+      EXPECT_LT(profile.operators.at(kind), 1e12) << name_of(kind);
+    }
   });
 }
 

@@ -1,6 +1,10 @@
 // What the planner counts beside what runs count: every collective of a step, by axes, operation and type; and bytes
-// between host and device.
+// between host and device; the work of every kind of operator; and what packing of weights there is.
 #include <gtest/gtest.h>
+
+#include <array>
+#include <map>
+#include <set>
 
 #include "plan/program.h"
 #include "rigs/layouts.h"
@@ -53,7 +57,7 @@ using Counts = std::map<CommKey, std::array<int64_t, 3>>;  // calls, elements, b
 Counts counts_of(const std::map<CommKey, CommCount>& comm) {
   Counts all;
   for (const auto& [key, count] : comm)
-    if (key.axes != mesh::kControlAxes && count.calls > 0) all[key] = {count.calls, count.elements, count.wire_bytes};
+    if (count.calls > 0) all[key] = {count.calls, count.elements, count.wire_bytes};
   return all;
 }
 
@@ -62,11 +66,43 @@ Counts predicted(const plan::StepProgram& step, int64_t steps) {
   Counts all;
   const auto add = [&](const plan::Program& program, int64_t times) {
     for (const plan::Event& event : program) {
-      if (event.kind != plan::Event::Kind::start || event.key.axes == mesh::kControlAxes) continue;
+      if (event.kind != plan::Event::Kind::start) continue;
       auto& [calls, elements, bytes] = all[event.key];
       calls += times;
       elements += times * event.elements;
       bytes += times * event.wire_bytes;
+    }
+  };
+  if (step.accumulation > 1) add(step.first, steps);
+  if (step.accumulation > 2) add(step.middle, steps * (step.accumulation - 2));
+  add(step.last, steps);
+  return all;
+}
+
+using Work = std::map<OpKind, std::array<double, 3>>;  // calls, FLOPs, bytes of memory
+
+/// `but`: kinds that are left out.
+Work work_of(const Meter& meter, const std::set<OpKind>& but) {
+  Work all;
+  for (int i = 0; i < kOpKinds; ++i) {
+    const auto kind = static_cast<OpKind>(i);
+    const Meter::Entry& entry = meter.of(kind);
+    if (entry.calls > 0 && !but.contains(kind))
+      all[kind] = {static_cast<double>(entry.calls), entry.flops, entry.bytes};
+  }
+  return all;
+}
+
+Work predicted_work(const plan::StepProgram& step, int64_t steps, const std::set<OpKind>& but) {
+  Work all;
+  const auto add = [&](const plan::Program& program, int64_t repeats) {
+    const auto times = static_cast<double>(repeats);
+    for (const plan::Event& event : program) {
+      if (event.kind != plan::Event::Kind::compute || but.contains(event.op.kind)) continue;
+      auto& [calls, flops, bytes] = all[event.op.kind];
+      calls += times;
+      flops += times * event.op.cost.flops;
+      bytes += times * event.op.cost.bytes;
     }
   };
   if (step.accumulation > 1) add(step.first, steps);
@@ -90,26 +126,33 @@ config::Offload half_streamed() {
   return offload;
 }
 
-/// Steps a run and compares after the first and the third.
-void expect_predicted(const config::Config& c) {
+/// Steps a run and compares after the first and the third. Returns whether weights are packed.
+bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * c.parallel.data);
   plan::Machine machine;
   machine.ranks = ranks;
   machine.isa = device::detect_isa();
+  machine.compute = compute;
+  // Updates of a state on the host are the offload engine's.
+  std::set<OpKind> but;
+  if (c.offload.optimizer != OffloadOptimizer::none) but = {OpKind::optimizer, OpKind::grad_norm, OpKind::elementwise};
   const plan::StepProgram step = plan::record_step(c, kTinyVocab, machine);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-    Tiny run(&world, c, DType::f32, 1);
+    Tiny run(&world, c, compute, 1);
     run.trainer.meter().reset();
     for (int64_t n = 1; n <= 3; ++n) {
-      run.step(n);
+      run.step(
+          n, 1e-3, +[] { return false; });
       if (!world.first() || n == 2) continue;
       EXPECT_EQ(counts_of(run.trainer.meter().comm()), predicted(step, n)) << "after step " << n;
+      EXPECT_EQ(work_of(run.trainer.meter(), but), predicted_work(step, n, but)) << "after step " << n;
       if (run.trainer.offload() != nullptr) {
         EXPECT_EQ(run.trainer.offload()->report().bytes,
                   plan::host_link_bytes(*step.plan.offload, run.trainer.offload()->plan().device_share));
       }
     }
   });
+  return predicted_work(step, 1, {}).contains(OpKind::pack);
 }
 
 /// Recomputation and ZeRO in every combination for a single micro-step, and recomputation with accumulation: these
@@ -135,6 +178,16 @@ std::vector<Case> cases(size_t strategy) {
       all.push_back({accumulation, recomputes[next++ % 3], split, offload});
     }
   return all;
+}
+
+TEST(Counts, WeightsArePackedOnceAStep) {
+  if (device::detect_isa() < device::Isa::avx512bf16)
+    GTEST_SKIP() << "this CPU has no unit for products of bf16, so that weights are not packed";
+  for (const config::Config& c : strategies(4)) {
+    SCOPED_TRACE(c.parallel.strategy);
+    const bool packs = expect_predicted(c, DType::bf16);
+    EXPECT_TRUE(packs || c.parallel.strategy != "megatron-1d");
+  }
 }
 
 TEST(Counts, OfTheRecordedProgramAreThoseOfTheRun) {

@@ -88,6 +88,53 @@ TEST(ProductTimes, GoThroughMeasuredPointsAndStayBetweenThem) {
   EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 1, .k = 8, .n = 8}, 1e6), 1e-3, 1e-9) << "bound by memory";
 }
 
+TEST(ProductTimes, AreThoseOfStepsByForm) {
+  Cluster c = toy();
+  c.products = {{DType::f32, ProductForm::forward, 128, 128, 128, 1e11},
+                {DType::f32, ProductForm::dw, 128, 128, 128, 1e11}};
+  c.in_step[static_cast<size_t>(ProductForm::dw)] = 0.25;
+  const double flops = 2.0 * 128 * 128 * 128;
+  EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 128, .k = 128, .n = 128}, 0), flops / 1e11, 1e-12);
+  EXPECT_NEAR(c.product_seconds(DType::f32, {.m = 128, .k = 128, .n = 128, .trans_a = true}, 0), flops / 0.25e11,
+              1e-12);
+}
+
+TEST(AttentionTimes, DependOnLengthHeadSizeAndPass) {
+  Cluster c = toy();
+  const auto rate = [&](int64_t length, int64_t head_dim, bool backward) {
+    const AttentionExtents extents{.length = length, .head_dim = head_dim, .backward = backward};
+    return 1e9 /
+           c.seconds_of(DType::f32, {.kind = OpKind::attention, .cost = {1e9, 0}, .product = {}, .attention = extents});
+  };
+  c.attention = 0.5;
+  EXPECT_NEAR(rate(128, 64, false), 0.5e12, 1) << "a share of the peak where nothing was measured";
+  c.attentions = {{DType::f32, false, 128, 16, 1e11},
+                  {DType::f32, false, 128, 64, 2e11},
+                  {DType::f32, false, 1024, 64, 4e11},
+                  {DType::f32, true, 128, 64, 3e11}};
+  EXPECT_NEAR(rate(128, 16, false), 1e11, 1);
+  EXPECT_NEAR(rate(1024, 64, false), 4e11, 1);
+  EXPECT_NEAR(rate(512, 32, true), 3e11, 1);
+  EXPECT_GT(rate(128, 32, false), 1e11);
+  EXPECT_LT(rate(128, 32, false), 2e11);
+  EXPECT_NEAR(rate(65536, 64, false), rate(1024, 64, false), 1e4) << "as the longest that was measured";
+  c.attention_in_step = 0.5;
+  EXPECT_NEAR(rate(1024, 64, false), 2e11, 1);
+}
+
+TEST(OperatorTimes, AreByKindWhereTheKindWasMeasured) {
+  Cluster c = toy();
+  c.memory_rate = 1e10;
+  c.memory_share = 0.5;
+  c.operator_seconds = 1e-6;
+  c.operators[OpKind::norm] = 2e10;
+  const auto seconds = [&](OpKind kind) {
+    return c.seconds_of(DType::f32, {.kind = kind, .cost = {0, 1e6}, .product = {}, .attention = {}});
+  };
+  EXPECT_NEAR(seconds(OpKind::norm), 5e-5 + 1e-6, 1e-12);
+  EXPECT_NEAR(seconds(OpKind::rope), 2e-4 + 1e-6, 1e-12);
+}
+
 /// Programs on four ranks of one node, axis x; an all-gather of n MB takes n · 0.75 ms and 13 us.
 class Play : public testing::Test {
  protected:
@@ -152,6 +199,47 @@ TEST_F(Play, SlowsComputeBesideCommunication) {
   EXPECT_NEAR(time.comm.at("x").exposed, 0, 1e-12);
 }
 
+TEST_F(Play, SlowsCommunicationBesideCompute) {
+  cluster_.intra.progress = 0.5;
+  const int64_t gathered = gather(4);
+  compute(2e-3);  // 1 ms of the gather passes under it
+  wait(gathered);
+  const StepTime time = played();
+  EXPECT_NEAR(time.attention, 2e-3, 1e-12);
+  EXPECT_NEAR(time.slowed, 0, 1e-12);
+  EXPECT_NEAR(time.comm.at("x").exposed, 2.013e-3, 1e-12);
+  EXPECT_NEAR(time.total(), 4.013e-3, 1e-12);
+}
+
+TEST_F(Play, ExchangesScalarsBesideAnyQueue) {
+  cluster_.lanes = 1;
+  const int64_t gathered = gather(4);
+  const int64_t scalar = recorder_.add_collective({mesh::kControlAxes, CommOp::all_reduce, DType::f64},
+                                                  static_cast<uint8_t>(comm::Lane::control), 1, 0);
+  wait(scalar);
+  wait(gathered);
+  const StepTime time = played();
+  EXPECT_LT(time.comm.at("control").exposed, 0.1e-3);
+  EXPECT_NEAR(time.total(), 3.013e-3, 0.02e-3);
+}
+
+TEST_F(Play, AddsToComputeWhatTheClosedFormSays) {
+  for (const double slowdown : {0.0, 0.3, 0.9})
+    for (const double progress : {0.2, 1.0})
+      for (const double seconds : {1e-4, 3e-3, 0.1}) {
+        cluster_.intra.slowdown = slowdown;
+        cluster_.intra.progress = progress;
+        recorder_ = {};
+        const int64_t gathered = gather(4);
+        compute(seconds);
+        wait(gathered);
+        EXPECT_NEAR(played().total(), seconds + added_beside(cluster_.intra, 3.013e-3, seconds), 1e-9)
+            << slowdown << " " << progress << " " << seconds;
+      }
+  cluster_.intra.slowdown = 1;
+  EXPECT_NEAR(added_beside(cluster_.intra, 3e-3, 1e-3), 3e-3, 1e-12) << "nothing is hidden";
+}
+
 TEST_F(Play, ComputesAsLongAsTheSlowestRank) {
   cluster_.skew = 1.5;
   const int64_t gathered = gather(4);
@@ -197,7 +285,13 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   c.measured = true;
   c.ranks = 4;
   c.skew = 1.25;
-  c.inter = {.gb_per_s = 0.025, .start_us = 90.5, .hop_us = 12, .slowdown = 0.25};
+  EXPECT_EQ(c.in_step, (std::array{1.0, 1.0, 1.0}));
+  EXPECT_EQ(c.intra.progress, 1);
+  c.inter = {.gb_per_s = 0.025, .start_us = 90.5, .hop_us = 12, .slowdown = 0.25, .progress = 0.5};
+  c.in_step = {0.75, 1, 1.5};
+  c.attention_in_step = 0.125;
+  c.attentions = {{DType::f32, true, 1024, 16, 2.5e10}};
+  c.operators = {{OpKind::norm, 5e9}, {OpKind::grad_norm, 6e9}};
   c.products = {{DType::f32, ProductForm::dw, 128, 256, 512, 3.5e10}, {DType::bf16, ProductForm::dx, 1, 2, 3, 1e9}};
   c.collectives = {{CommOp::all_to_all, 4, 2, 65536, 1.25e-4}};
   const std::string text = to_toml(c);
@@ -208,6 +302,13 @@ TEST(ClusterFile, ReadsBackWhatItWrites) {
   EXPECT_EQ(again.products.size(), 2u);
   EXPECT_EQ(again.collectives.at(0).op, CommOp::all_to_all);
   EXPECT_NEAR(again.inter.hop_us, 12, 1e-12);
+  EXPECT_EQ(again.inter.progress, 0.5);
+  EXPECT_EQ(again.in_step, c.in_step);
+  EXPECT_EQ(again.attention_in_step, 0.125);
+  ASSERT_EQ(again.attentions.size(), 1u);
+  EXPECT_TRUE(again.attentions.front().backward);
+  EXPECT_EQ(again.attentions.front().head_dim, 16);
+  EXPECT_EQ(again.operators, c.operators);
 }
 
 TEST(ClusterFile, SaysWhatIsWrongAndWhere) {
@@ -228,6 +329,21 @@ TEST(ClusterFile, SaysWhatIsWrongAndWhere) {
   EXPECT_EQ(message(kText, "kind = \"cpu\"", "kind = \"gpus\""),
             "c.toml:6:8: device.kind: expected cpu, gpu, found \"gpus\"; did you mean \"gpu\"?");
   EXPECT_NE(message(kText, "start_us", "startus").find("did you mean \"start_us\"?"), std::string::npos);
+  EXPECT_EQ(
+      message(kText, "[intra]", "[[operator]]\nkind = \"norms\"\ngb_per_s = 1\n[intra]"),
+      "c.toml:11:8: operator.kind: expected norm, activation, rope, embedding, loss, elementwise, column_sum, pack, "
+      "grad_norm, optimizer, found \"norms\"; did you mean \"norm\"?");
+  EXPECT_NE(message(kText, "[intra]", "[[attention]]\ncompute = \"fp32\"\npass = \"both\"\n[intra]")
+                .find("expected forward, backward"),
+            std::string::npos);
+  EXPECT_EQ(message(kText, "start_us", "progress = 50\nstart_us"),
+            "c.toml:12:12: intra.progress: expected a share of at most 1, found the integer 50");
+  EXPECT_NE(message(kText, "start_us", "progres = 1\nstart_us").find("did you mean \"progress\"?"), std::string::npos);
+  const std::string norms = "[[operator]]\nkind = \"norm\"\ngb_per_s = 1\n";
+  EXPECT_EQ(message(kText, "[intra]", norms + norms + "[intra]"),
+            "c.toml:13:1: operator: a second table of kind \"norm\"; keep one of them");
+  EXPECT_NE(message(kText, "start_us", "progress = 0\nstart_us").find("intra.progress: expected a number above 0"),
+            std::string::npos);
   EXPECT_NE(message(kText, "[intra]", "[intro]").find("did you mean \"intra\"?"), std::string::npos);
   EXPECT_NE(message(kText, "tflops_fp32 = 0.1", "").find("no peak"), std::string::npos);
   EXPECT_NE(message(kText, "name = \"d\"", "name = ").find("c.toml:5:"), std::string::npos);
