@@ -42,11 +42,14 @@ struct Key {
   StringList names;        // of a choice
   StringList later_names;  // known names of things not built yet
   std::string unit, help;
-  std::string belongs_to;  // a strategy's name, or offload: otherwise the key is ignored with one warning
+  std::string belongs_to;  // a strategy's name, or two, or offload: otherwise the key is ignored with one warning
   std::function<Value(const Config&)> get;         // both empty: nothing built reads this key yet, and only
   std::function<void(Config&, const Value&)> set;  // `initial` is taken (monostate: any value)
 
   bool built() const { return static_cast<bool>(set); }
+  bool belongs(const std::string& strategy) const {
+    return (", " + belongs_to + ", ").find(", " + strategy + ", ") != std::string::npos;
+  }
   StringList taken_names() const;
   std::string path() const { return section + "." + name; }
 };

@@ -60,8 +60,9 @@ void declare_parallel(std::vector<Key>& keys) {
                    "axonn-4d: the weights of the next linear are gathered over z under the product of this one.",
                    {.belongs_to = kAxonn});
   parallel.integer(
-      "cache_layers", &Parallel::cache_layers, 0, {.range = between(0, 10'000), .unit = "layers", .belongs_to = kAxonn},
-      "axonn-4d: of the first layers, gathered weights are kept for a whole step instead of being gathered "
+      "cache_layers", &Parallel::cache_layers, 0,
+      {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
+      "axonn-4d, autoddl: of the first layers, gathered weights are kept for a whole step instead of being gathered "
       "for each use.");
   parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"}, {},
                   "axonn-4d: type in which weight gradients of bf16 runs are summed over z. bf16: half the bytes, and "

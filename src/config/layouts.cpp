@@ -140,6 +140,19 @@ void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, 
 
 }  // namespace
 
+namespace {
+
+/// Says whether matrices of layers are gathered from pieces, so that they can be kept.
+bool gathers_weights(const Parallel& p) {
+  if (p.strategy == "axonn-4d") return p.grid.at(2) > 1;
+  if (p.strategy != "autoddl") return false;
+  return std::ranges::any_of(p.layer, [](const LayerTags& tags) {
+    return (tags.qkv + tags.out + tags.up + tags.down).find('f') != std::string::npos;
+  });
+}
+
+}  // namespace
+
 std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
   std::vector<Config> all;
   const Parallel& p = config.parallel;
@@ -162,9 +175,9 @@ std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
         seen.push_back(places(order));
         add(&Parallel::order, order);
       }
-    if (p.grid.at(2) > 1 && !is_given(config, "parallel.cache_layers"))
-      add(&Parallel::cache_layers, config.model.n_layer);
   }
+  if (gathers_weights(p) && p.cache_layers == 0 && !is_given(config, "parallel.cache_layers"))
+    add(&Parallel::cache_layers, config.model.n_layer);
   if (p.strategy == "optimus-2d" && spans && !is_given(config, "parallel.node_tile"))
     for (const int64_t rows : divisors(devices_per_node)) {
       const int64_t cols = devices_per_node / rows;
@@ -201,7 +214,7 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
 
 void drop_other_strategies(Config& config) {
   for (const Key& key : keys()) {
-    if (key.section != "parallel" || key.belongs_to.empty() || key.belongs_to == config.parallel.strategy) continue;
+    if (key.section != "parallel" || key.belongs_to.empty() || key.belongs(config.parallel.strategy)) continue;
     key.set(config, key.initial);
     config.origins.erase(key.path());
   }
@@ -213,16 +226,17 @@ std::string recompute_text(const Config& config) {
 
 std::string layout_text(const Config& config) {
   const Parallel& p = config.parallel;
+  const std::string kept = p.cache_layers > 0 ? format(", {} layers kept", p.cache_layers) : "";
   std::string text;
   if (p.strategy == "autoddl") {
-    text = format("axes {}", fmt::join(p.axes, " x "));
+    text = format("axes {}", fmt::join(p.axes, " x ")) + kept;
   } else if (p.strategy == "optimus-2d") {
     text = format("mesh {}, {}", fmt::join(p.mesh, " x "), p.panels);
     if (p.node_tile != std::vector<int64_t>{1, 1}) text += format(", tiles {}", fmt::join(p.node_tile, " x "));
   } else if (p.strategy == "axonn-4d") {
     text = format("grid {}", fmt::join(p.grid, " x "));
     if (p.order != "yxzd") text += ", order " + p.order;
-    if (p.cache_layers > 0) text += format(", {} layers kept", p.cache_layers);
+    text += kept;
   } else {
     text = format("tensor {}{}", p.tensor, p.tensor > 1 && !p.sequence_parallel ? ", all rows" : "");
   }

@@ -297,7 +297,7 @@ void Loader::warn_of_idle_keys() const {
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
     const bool changed = !key->built() || key->get(config_) != key->initial;
     const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps to it
-    if (changed && !kept && key->belongs_to != config_.parallel.strategy && std::ranges::count(named, path) == 0)
+    if (changed && !kept && !key->belongs(config_.parallel.strategy) && std::ranges::count(named, path) == 0)
       named.push_back(format("{} ({})", path, key->belongs_to));
   }
   if (named.empty()) return;

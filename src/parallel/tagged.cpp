@@ -72,7 +72,7 @@ mesh::MeshShape Tagged::mesh_shape(int world, const config::Parallel& parallel) 
 }
 
 Tagged::Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config)
-    : Strategy(store, Ranks(mesh, config.debug.overlap)), sums_(table.sums) {
+    : Strategy(store, Ranks(mesh, config.debug.overlap)), sums_(table.sums), cache_layers_(config.parallel.cache_layers) {
   const mesh::MeshShape& shape = mesh.shape();
   for (const config::LayoutRule& rule : tag_rules(shape, table, config))
     if (!rule.holds) throw Error(Code::config, rule.text);
@@ -97,7 +97,8 @@ std::unique_ptr<Linear> Tagged::linear(int layer, int group, const LinearSpec& s
   const GridLinear::Place place{.grid = at.linears[static_cast<size_t>(spec.site)],
                                 .from = reads_residual(spec.site) ? at.stream : inside,
                                 .to = reads_residual(spec.site) ? inside : at.stream,
-                                .sums = sums_};
+                                .sums = sums_,
+                                .keep = layer < cache_layers_};
   return std::make_unique<GridLinear>(ranks_, store_, group, spec, place);
 }
 

@@ -50,6 +50,7 @@ class Tagged final : public Strategy {
   Spread last_;
   VocabSpread vocab_;
   std::optional<DType> sums_;
+  const int64_t cache_layers_;
 };
 
 }  // namespace trainer::parallel

@@ -149,8 +149,9 @@ double LayerCosts::linear(size_t site, const std::string& grid) {
     const double gather = collective(flat << 1, CommOp::all_gather, compute_, block);
     const double scatter = collective(flat << 1, CommOp::reduce_scatter, sums, block);
     // Each is under a product of the linear before or after, which is about as long as this one's.
-    seconds += added(flat << 1, gather, time.forward) + added(flat << 1, gather, time.dx) +
-               added(flat << 1, scatter, time.dx + time.dw);
+    const bool kept = config_.parallel.cache_layers >= config_.model.n_layer;  // gathered once a step
+    seconds += added(flat << 1, gather, time.forward) / (kept ? accumulation_ : 1) +
+               (kept ? 0 : added(flat << 1, gather, time.dx)) + added(flat << 1, scatter, time.dx + time.dw);
   }
   const double piece = block / static_cast<double>(ranks(flat));
   double once = 0;

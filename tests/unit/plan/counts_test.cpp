@@ -190,6 +190,16 @@ TEST(Counts, WeightsArePackedOnceAStep) {
   }
 }
 
+TEST(Counts, MatricesThatAreKeptAreGatheredOnceAStep) {
+  for (const size_t strategy : {2, 3})  // AxoNN-4D and tags
+    for (const int64_t accumulation : {1, 3}) {
+      config::Config c = strategies(accumulation)[strategy];
+      SCOPED_TRACE(format("{} x {}", c.parallel.strategy, accumulation));
+      c.parallel.cache_layers = 2;
+      expect_predicted(c);
+    }
+}
+
 TEST(Counts, OfTheRecordedProgramAreThoseOfTheRun) {
   for (size_t strategy = 0; strategy < strategies(1).size(); ++strategy)
     for (const Case& of : cases(strategy)) {

@@ -199,6 +199,31 @@ TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
   }
 }
 
+TEST(Planner, TriesToKeepGatheredMatricesOfTags) {
+  Config c = small({"train.micro_batch=32"});
+  c.parallel.strategy = "autoddl";
+  c.parallel.axes = {2, 2};
+  c.parallel.table = c.parallel.head = "";
+  c.parallel.layer = {
+      {.stream = "rc", .attention = "rc", .hidden = "rc", .qkv = "fc", .out = "fc", .up = "fc", .down = "fk"}};
+  ASSERT_TRUE(config::layout_fits(c));
+  const std::vector<Config> kept = config::variants(c, 1);
+  ASSERT_EQ(kept.size(), 1u);
+  EXPECT_EQ(kept.front().parallel.cache_layers, 4);
+  EXPECT_EQ(config::layout_text(kept.front()), "axes 2 x 2, 4 layers kept, data 1");
+  const Cluster cluster = cluster_file("laptop-2core");
+  const auto gathered = [&](const Config& config) {
+    int64_t bytes = 0;
+    for (const auto& [axis, operations] : price_config(config, 1000, cluster).plan.comm_bytes)
+      if (const auto found = operations.find("all_gather"); found != operations.end()) bytes += found->second;
+    return bytes;
+  };
+  EXPECT_LT(gathered(kept.front()), gathered(c));
+  c.parallel.layer = {
+      {.stream = "rr", .attention = "rr", .hidden = "rr", .qkv = "rr", .out = "rr", .up = "rr", .down = "rr"}};
+  EXPECT_TRUE(config::variants(c, 1).empty()) << "nothing is gathered";
+}
+
 // The additive model finds what enumerating all tags finds.
 TEST(LayerCosts, SearchFindsTheOptimumOfTheAdditiveModel) {
   const Cluster cluster = cluster_file("frontera-rtx");

@@ -106,6 +106,11 @@ TEST_P(TaggedModels, ComputeTheSameBitsUnderOtherSchedulesAndSendWhatWasPredicte
       expect_predicted(again);
     }
     other = c;
+    other.parallel.cache_layers = 1;
+    const Result kept = train(other, compute, 2, by(GetParam()));
+    expect_same_bits(kept, usual);
+    expect_predicted(kept);
+    other = c;
     other.parallel.zero_stage = 1;
     other.parallel.data = 2;
     other.train.global_batch = 4;
@@ -177,6 +182,8 @@ TEST(Autoddl, IsEveryNamedStrategyByItsTags) {
   for (const Grid& g : {Grid{2, 2, 1, 1}, Grid{1, 2, 2, 2}, Grid{2, 2, 2, 1, Arch::gpt2, "xyzd"},
                         Grid{2, 1, 2, 1, Arch::llama, "zxyd"}})
     named.push_back(configure(g));
+  named.push_back(configure(Grid{2, 1, 2, 1}));
+  named.back().parallel.cache_layers = 2;
   for (config::Config c : named) {
     SCOPED_TRACE(c.parallel.strategy + " " + config::layout_text(c));
     c.model.n_layer = 3;
