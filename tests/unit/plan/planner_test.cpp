@@ -203,7 +203,7 @@ TEST(Planner, TriesToKeepGatheredMatricesOfTags) {
   Config c = small({"train.micro_batch=32"});
   c.parallel.strategy = "autoddl";
   c.parallel.axes = {2, 2};
-  c.parallel.table = c.parallel.head = "";
+  c.parallel.data = 1;
   c.parallel.layer = {
       {.stream = "rc", .attention = "rc", .hidden = "rc", .qkv = "fc", .out = "fc", .up = "fc", .down = "fk"}};
   ASSERT_TRUE(config::layout_fits(c));
