@@ -72,7 +72,9 @@ mesh::MeshShape Tagged::mesh_shape(int world, const config::Parallel& parallel) 
 }
 
 Tagged::Tagged(mesh::Mesh& mesh, ParamStore& store, const TagTable& table, const config::Config& config)
-    : Strategy(store, Ranks(mesh, config.debug.overlap)), sums_(table.sums), cache_layers_(config.parallel.cache_layers) {
+    : Strategy(store, Ranks(mesh, config.debug.overlap)),
+      sums_(table.sums),
+      cache_layers_(config.parallel.cache_layers) {
   const mesh::MeshShape& shape = mesh.shape();
   for (const config::LayoutRule& rule : tag_rules(shape, table, config))
     if (!rule.holds) throw Error(Code::config, rule.text);
