@@ -244,7 +244,8 @@ class Profile {
     Exec& ex = timer.exec();
     const double sum = timer.seconds(group, CommOp::all_reduce, n, options_.repeats);
     const double one = timer.slowest([&] { work.repeat(ex, 4); }, options_.repeats) / 4;
-    const auto times = static_cast<int64_t>(std::clamp(std::ceil(kLonger * sum / one), 1.0, 20000.0));  // on all ranks
+    const auto times =
+        static_cast<int64_t>(std::clamp(std::ceil(kLonger * sum / one), 1.0, 20000.0));  // the same on all ranks
     const double alone = timer.slowest([&] { work.repeat(ex, times); }, options_.repeats);
     std::vector<double> computed, communicated, both;
     for (int i = 0; i < options_.repeats; ++i) {

@@ -91,14 +91,17 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
   std::string text = format("{} layouts of {}{}, {} priced in {:.1f} s; {} of memory a rank, {}\n", plan.enumerated,
                             cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.priced,
                             plan.seconds, bytes_text(plan.memory_limit), name_of(plan.compute));
-  text += format("{:>4} {:<12} {:<26} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
-                 "strategy", "layout", "batch", "recompute", "ms a step", "compute", "waits", "optimizer", "memory",
-                 "wire bytes", "tokens/s", "mfu", "slower by");
-  for (size_t i = 0; i < std::min(top, plan.runs.size()); ++i) {
+  const size_t shown = std::min(top, plan.runs.size());
+  size_t width = 26;  // of the layouts
+  for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
+  text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
+                 "strategy", "layout", width, "batch", "recompute", "ms a step", "compute", "waits", "optimizer",
+                 "memory", "wire bytes", "tokens/s", "mfu", "slower by");
+  for (size_t i = 0; i < shown; ++i) {
     const PlannedRun& run = plan.runs[i];
     text +=
-        format("{:>4} {:<12} {:<26} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
-               i + 1, run.strategy, run.layout, run.config.train.micro_batch, config::recompute_text(run.config),
+        format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
+               i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
                ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)),
                bytes_text(static_cast<double>(bytes_of(run))), measure::format_count(run.tokens_per_s),
