@@ -91,6 +91,15 @@ int write_and_sync(int file, std::string_view bytes) {
   return uninterrupted([&] { return ::fsync(file); }) == 0 ? 0 : errno;
 }
 
+fs::path temporary_beside(const fs::path& path) { return format("{}.{}.new", path.string(), ::getpid()); }
+
+/// Opens a new temporary file for what will be at `path`.
+int create(const fs::path& temporary, const fs::path& path) {
+  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file < 0) fail(path, "create", errno);
+  return file;
+}
+
 }  // namespace
 
 std::string system_reason(int error) { return std::generic_category().message(error) + remedy(error); }
@@ -125,10 +134,8 @@ void publish(const fs::path& from, const fs::path& to) {
 }
 
 void replace_file(const fs::path& given, std::string_view bytes) {
-  const fs::path path = replaced_by(given);
-  const fs::path temporary = format("{}.{}.new", path.string(), ::getpid());
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) fail(path, "create", errno);
+  const fs::path path = replaced_by(given), temporary = temporary_beside(path);
+  const int file = create(temporary, path);
   int error = write_and_sync(file, bytes);
   if (::close(file) != 0 && error == 0 && errno != EINTR) error = errno;
   try {
@@ -138,6 +145,12 @@ void replace_file(const fs::path& given, std::string_view bytes) {
     ::unlink(temporary.c_str());
     throw;
   }
+}
+
+void require_replaceable(const fs::path& given) {
+  const fs::path path = replaced_by(given), temporary = temporary_beside(path);
+  ::close(create(temporary, path));
+  ::unlink(temporary.c_str());
 }
 
 }  // namespace trainer

@@ -27,4 +27,7 @@ void publish(const std::filesystem::path& from, const std::filesystem::path& to)
 /// Throws Code::io with the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
+/// Throws what replace_file() would throw where no file can be put at `path`; before work whose result goes there.
+void require_replaceable(const std::filesystem::path& path);
+
 }  // namespace trainer

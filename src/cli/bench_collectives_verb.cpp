@@ -54,6 +54,9 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
 
 int bench_profile_command(const BenchOptions& o) {
   return run_on_ranks(o.config, [&](comm::World& world, const config::Config& config) {
+    world.control().run_on_all_ranks([&] {
+      if (world.first()) require_replaceable(o.write_profile);
+    });
     plan::Machine machine = plan::choose_machine(config, world);
     if (!o.compute.empty())
       machine.compute = o.compute == "bf16" ? DType::bf16 : o.compute == "fp64" ? DType::f64 : DType::f32;

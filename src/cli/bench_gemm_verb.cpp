@@ -38,6 +38,7 @@ json tune_gemm(const Bench& b) {
   if (!b.machine.gpu)
     throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
                                  device::cuda::no_device_reason());
+  require_replaceable(b.options.write_tuning);
   const ops::MeasuredGemms measured = bench::tune_products(b.config, b.machine, kMost, b.options.repeats);
   replace_file(b.options.write_tuning, to_json(measured.tuning));
   b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}product\n", measured.tuning.device, measured.tuning.made_with, "us",

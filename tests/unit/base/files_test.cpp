@@ -83,6 +83,15 @@ TEST_F(Files, AreCreatedAndReplacedWithoutLeftOvers) {
   EXPECT_EQ(names(), std::set<std::string>{"f"});
 }
 
+TEST_F(Files, AreAskedForBeforeTheWorkThatFillsThem) {
+  replace_file(at("f"), "old");
+  require_replaceable(at("f"));
+  require_replaceable(at("new"));
+  EXPECT_EQ(content(at("f")), "old");
+  EXPECT_EQ(names(), std::set<std::string>{"f"}) << "nothing is left";
+  for (const char* const impossible : {"no folder/f", "."}) EXPECT_THROW(require_replaceable(at(impossible)), Error);
+}
+
 TEST_F(Files, KeepTheOldContentForThoseWhoHaveThemOpen) {
   replace_file(at("f"), "old");
   std::ifstream reader(at("f"));
