@@ -54,6 +54,9 @@ template <typename T>
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
+/// Queries whose scores are formed, weighted and summed up together: a block of so many stays in L1.
+inline constexpr int64_t kStrip = 24;
+
 /// A task works on one query head of a pair of the wave.
 struct Place {
   int64_t slot, sequence, kv_head, head;
@@ -122,30 +125,36 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
   }
   for (int64_t key = 0; key < position + m; key += kKeyBlock) {
     const int64_t n = smaller(kKeyBlock, job.k_len - key), first = position + 1 - key;
-    multiply_scores(m, n, d, q, ld, panels_of<T>(job, job.keys_t, where.slot, key), s, kScoreLd, first);
-    for (int64_t r = 0; r < kQueryBlock; ++r) shrink[r] = top[r];
-    for (int64_t r = 0; r < m; ++r) top[r] = vector_max(s + r * kScoreLd, smaller(n, first + r), top[r]);
-    for (int64_t r = 0; r < kQueryBlock; r += kLanes<T>) store(shrink + r, vexp(load(shrink + r) - load(top + r)));
-    for (int64_t r = 0; r < m; ++r) {
-      const int64_t visible = larger(0, smaller(n, first + r));
-      T* p = s + r * kScoreLd;
-      denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, top[r]);
-      if (job.dropout) {
-        T factors[kKeyBlock + kPanel<T>];
-        fill_dropout_factors(job,
-                             dropout_index(job, where.sequence, where.head, position + r) + static_cast<uint64_t>(key),
-                             visible, factors);
-        for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
-      }
-      clear_unseen(p, visible, n);
-      if (key > 0 && shrink[r] != 1)
-        for (int64_t c = 0; c < d; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
-    }
+    const Panels<T> keys = panels_of<T>(job, job.keys_t, where.slot, key);
     const Panels<T> values = columns_of(job, rows_of<T>(job, job.values, where.slot, key));
-    if (key == 0) {
-      weighted_rows<false>(m, n, d, s, kScoreLd, values, sums, ld, first);
-    } else {
-      weighted_rows<true>(m, n, d, s, kScoreLd, values, sums, ld, first);
+    for (int64_t strip = 0; strip < m; strip += kStrip) {
+      const int64_t rows = smaller(kStrip, m - strip);
+      multiply_scores(rows, n, d, q + strip * ld, ld, keys, s, kScoreLd, first + strip);
+      const int64_t end = smaller(kQueryBlock, strip + kStrip);
+      for (int64_t r = strip; r < end; ++r) shrink[r] = top[r];
+      for (int64_t r = strip; r < strip + rows; ++r)
+        top[r] = vector_max(s + (r - strip) * kScoreLd, smaller(n, first + r), top[r]);
+      for (int64_t r = strip; r < end; r += kLanes<T>) store(shrink + r, vexp(load(shrink + r) - load(top + r)));
+      for (int64_t r = strip; r < strip + rows; ++r) {
+        const int64_t visible = larger(0, smaller(n, first + r));
+        T* p = s + (r - strip) * kScoreLd;
+        denominator[r] = denominator[r] * shrink[r] + exp_and_sum(p, visible, top[r]);
+        if (job.dropout) {
+          T factors[kKeyBlock + kPanel<T>];
+          fill_dropout_factors(
+              job, dropout_index(job, where.sequence, where.head, position + r) + static_cast<uint64_t>(key), visible,
+              factors);
+          for (int64_t c = 0; c < visible; ++c) p[c] *= factors[c];
+        }
+        clear_unseen(p, visible, n);
+        if (key > 0 && shrink[r] != 1)
+          for (int64_t c = 0; c < d; c += kLanes<T>) store(sums + r * ld + c, load(sums + r * ld + c) * shrink[r]);
+      }
+      if (key == 0) {
+        weighted_rows<false>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
+      } else {
+        weighted_rows<true>(rows, n, d, s, kScoreLd, values, sums + strip * ld, ld, first + strip);
+      }
     }
   }
   for (int64_t r = 0; r < m; ++r)
