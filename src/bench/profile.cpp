@@ -13,6 +13,7 @@
 #include "bench/gemm.h"
 #include "bench/offload.h"
 #include "bench/over_ranks.h"
+#include "bench/random_steps.h"
 #include "bench/step_rates.h"
 #include "measure/op_timing.h"
 #include "measure/peak.h"
@@ -215,7 +216,7 @@ class Profile {
     plan::Link& link = spans ? cluster_.inter : cluster_.intra;
     if (link.gb_per_s > 0) return;
     fit(link, group.size(), per_node);
-    measure_beside(link, timer, group, per_node);
+    if (options_.steps) measure_beside(link, timer, group, per_node);
   }
 
   /// Fits the constants of a link to the all-gathers of a group, for groups that were not measured.
@@ -232,42 +233,49 @@ class Profile {
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }
 
-  /// Measures what compute loses beside an all-reduce, and the all-reduce beside compute that lasts longer.
+  /// Measures what steps of a small model lose beside all-reduces, and what these lose beside steps that last longer:
+  /// steps take memory and caches from communication, as products of operands in a cache would not.
   void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
-    constexpr double kLongest = 0.15, kLonger = 4;  // seconds; compute over all-reduce
+    constexpr double kLongest = 0.15, kLonger = 4;  // seconds of an all-reduce; compute over all-reduces
     int64_t n = 0;
     for (const plan::CollectivePoint& point : cluster_.collectives)
       if (point.op == CommOp::all_reduce && point.ranks == group.size() && point.per_node == per_node &&
           (n == 0 || point.seconds < kLongest))
         n = static_cast<int64_t>(point.bytes) / size_of(DType::f32);
-    const Work work(*device_, machine_.compute);
-    Exec& ex = timer.exec();
+    SmallModel model(*device_, machine_.compute, {"model.d_model=512", "model.n_head=8"});
     const double sum = timer.seconds(group, CommOp::all_reduce, n, options_.repeats);
-    const double one = timer.slowest([&] { work.repeat(ex, 4); }, options_.repeats) / 4;
-    const auto times =
-        static_cast<int64_t>(std::clamp(std::ceil(kLonger * sum / one), 1.0, 20000.0));  // the same on all ranks
-    const double alone = timer.slowest([&] { work.repeat(ex, times); }, options_.repeats);
+    const double step = timer.slowest([&] { model.step(); }, options_.repeats);
+    // The same numbers on all ranks. The more of the shorter ones, the less it matters where the longer one ends.
+    const auto steps = static_cast<int>(std::clamp(std::ceil(kLonger * sum / step), 1.0, 1000.0));
+    const auto sums = static_cast<int>(std::clamp(steps * step / (kLonger * sum), 1.0, 1000.0));
+    const auto compute = [&] {
+      for (int i = 0; i < steps; ++i) model.step();
+    };
+    const double alone = timer.slowest(compute, options_.repeats), all_sums = sums * sum;
     std::vector<double> computed, communicated, both;
     for (int i = 0; i < options_.repeats; ++i) {
       world_.control().barrier();
       const double begin = now_seconds();
-      comm::Ticket ticket = timer.start(group, CommOp::all_reduce, n);
-      work.repeat(ex, times);
-      ex.device.synchronize();
+      std::vector<comm::Ticket> tickets;
+      for (int each = 0; each < sums; ++each) tickets.push_back(timer.start(group, CommOp::all_reduce, n));
+      compute();
+      device_->synchronize();
       computed.push_back(now_seconds() - begin);
-      communicated.push_back(std::max(ticket.join(ex).end - begin, 0.0));
-      ex.device.synchronize();
+      double end = 0;
+      for (comm::Ticket& ticket : tickets) end = ticket.join(timer.exec()).end;
+      communicated.push_back(std::max(end - begin, 0.0));
+      device_->synchronize();
       both.push_back(now_seconds() - begin);
     }
     const double beside = timer.slowest_median(communicated);
     if (beside == 0) {  // the stream of a GPU does not say when an operation ended
-      link.slowdown = std::clamp((timer.slowest_median(both) - alone) / sum, 0.0, 1.0);
+      link.slowdown = std::clamp((timer.slowest_median(both) - alone) / all_sums, 0.0, 1.0);
       return;
     }
     // What was left when compute ended ran on alone.
     const double computing = timer.slowest_median(computed), both_ran = std::min(beside, computing);
     link.slowdown = std::clamp((computing - alone) / both_ran, 0.0, 1.0);
-    link.progress = std::clamp((sum - (beside - both_ran)) / both_ran, 0.01, 1.0);
+    link.progress = std::clamp((all_sums - (beside - both_ran)) / both_ran, 0.01, 1.0);
   }
 
   comm::World& world_;

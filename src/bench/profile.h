@@ -10,15 +10,16 @@ namespace trainer::bench {
 struct ProfileOptions {
   int repeats = 5;
   double product_seconds = 0.02;  // products that would take longer than this are left out
-  bool steps = true;              // measure_in_steps(), on CPUs
+  bool steps = true;              // of small models: measure_in_steps() on CPUs, and communication beside them
   /// Bytes of the collectives. All this takes about a minute with up to 16 ranks on two cores.
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
 /// Measures peak, memory, products of many shapes in three forms, attention of many heads, measure_in_steps(),
-/// measure_host(), and every collective in groups of neighbours and of ranks far apart, all groups of a kind at once.
-/// Steps, memory, hosts and collectives are measured by all ranks at the same moment, so that what they share is
-/// shared; products and attention on CPUs by the first rank alone. All ranks call and get the same profile.
+/// measure_host(), every collective in groups of neighbours and of ranks far apart, all groups of a kind at once, and
+/// what steps and collectives cost each other. Steps, memory, hosts and collectives are measured by all ranks at the
+/// same moment, so that what they share is shared; products and attention on CPUs by the first rank alone. All ranks
+/// call and get the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
                               const ProfileOptions& options);
 

@@ -4,8 +4,24 @@
 #include <memory>
 
 #include "base/philox.h"
+#include "config/load.h"
 
 namespace trainer::bench {
+namespace {
+
+constexpr const char* kSmallModel = R"(
+[model]
+n_layer = 2
+seq_len = 256
+[data]
+vocab_size = 2048
+[train]
+steps = 1
+micro_batch = 2
+global_batch = 4
+)";
+
+}  // namespace
 
 train::BatchSource random_batches(const config::Config& config) {
   const PhiloxKey key = philox_key(static_cast<uint64_t>(config.run.seed), "bench");
@@ -32,6 +48,14 @@ train::StepWork work_of(const config::Config& config, int64_t step) {
   work.micro_batches = config.train.global_batch / config.train.micro_batch;
   work.lr = 1e-4;
   return work;
+}
+
+SmallModel::SmallModel(device::Device& device, DType compute, const std::vector<std::string>& shape)
+    : config_(config::load_text(kSmallModel, "", shape, {.files = false})),
+      random_(random_batches(config_)),
+      trainer_(device, *alone_, config_, config_.data.vocab_size, compute, true) {
+  trainer_.plan();
+  trainer_.store().initialize(1);
 }
 
 }  // namespace trainer::bench

@@ -1,5 +1,10 @@
 #pragma once
 // Training steps on random tokens.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
 #include "config/config.h"
 #include "train/trainer.h"
 
@@ -11,5 +16,22 @@ train::BatchSource random_batches(const config::Config& config);
 
 /// Returns the work of step `step`, from 1 on.
 train::StepWork work_of(const config::Config& config, int64_t step);
+
+/// SmallModel trains on this rank alone, whatever the others do: two layers, 4 sequences of 256 tokens a step, in two
+/// micro-steps.
+class SmallModel {
+ public:
+  /// `shape`: keys of the configuration, "model.d_model=512" for one.
+  SmallModel(device::Device& device, DType compute, const std::vector<std::string>& shape);
+  void step() { trainer_.step(work_of(config_, ++steps_), random_); }
+  Meter& meter() { return trainer_.meter(); }
+
+ private:
+  const config::Config config_;
+  const std::unique_ptr<comm::World> alone_ = comm::solo_world();
+  const train::BatchSource random_;
+  train::Trainer trainer_;
+  int64_t steps_ = 0;
+};
 
 }  // namespace trainer::bench

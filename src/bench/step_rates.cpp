@@ -10,23 +10,10 @@
 #include "base/clock.h"
 #include "bench/over_ranks.h"
 #include "bench/random_steps.h"
-#include "config/load.h"
-#include "train/trainer.h"
 
 namespace trainer::bench {
 namespace {
 
-constexpr const char* kModel = R"(
-[model]
-n_layer = 2
-seq_len = 256
-[data]
-vocab_size = 2048
-[train]
-steps = 1
-micro_batch = 2
-global_batch = 4
-)";
 /// Two widths, and the operators of both families.
 const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
                                               {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
@@ -82,21 +69,15 @@ class Tally final : public Recorder {
 Tally tally_of(const std::vector<std::string>& family, const plan::Cluster& cluster, comm::World& world,
                device::Device& device, DType compute) {
   constexpr double kWindow = 0.5, kLeastSteps = 4;
-  const config::Config config = config::load_text(kModel, "", family, {.files = false});
-  const std::unique_ptr<comm::World> alone = comm::solo_world();
-  train::Trainer trainer(device, *alone, config, config.data.vocab_size, compute, true);
-  trainer.plan();
-  trainer.store().initialize(1);
-  const train::BatchSource random = random_batches(config);
-  const auto step = [&](int64_t number) { trainer.step(work_of(config, number), random); };
+  SmallModel model(device, compute, family);
   const double start = now_seconds();
-  step(1);
+  model.step();
   const double window = std::max(kWindow, kLeastSteps * largest_over_ranks(world, now_seconds() - start));
   Tally tally(cluster, compute);
-  trainer.meter().recorder = &tally;
+  model.meter().recorder = &tally;
   const double begin = now_seconds();
-  for (int64_t number = 2; now_seconds() - begin < window; ++number) step(number);
-  trainer.meter().recorder = nullptr;
+  while (now_seconds() - begin < window) model.step();
+  model.meter().recorder = nullptr;
   tally.sum_over_ranks(world);
   return tally;
 }

@@ -108,6 +108,7 @@ class Planning {
     offload();
     vary();
     if (searches_tags_) refine_tags();
+    keep_fastest_tags();
     std::ranges::stable_sort(plan_.too_large, {}, [](const PlannedRun& run) { return run.plan.total; });
     return std::move(plan_);
   }
@@ -232,6 +233,17 @@ class Planning {
           next.push_back(std::move(run));
         }
     }
+  }
+
+  /// Drops layouts that differ from a faster one in their tags alone: lists show axes, and would be full of them.
+  void keep_fastest_tags() {
+    std::set<std::string> shown;
+    std::erase_if(plan_.runs, [&](const PlannedRun& run) {
+      if (!config::has_tags(run.config)) return false;
+      const std::string text =
+          format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config));
+      return !shown.insert(text).second;
+    });
   }
 
   /// Says what is told apart: the layout and the micro-batch.

@@ -59,6 +59,11 @@ TEST(Profile, HasWhatStepsOfAllRanksReach) {
       EXPECT_GT(share, 0);
       EXPECT_TRUE(std::isfinite(share));
     }
+    // Threads of this machine communicate within a node, on the same cores.
+    EXPECT_TRUE(profile.intra.progress < 1 || profile.intra.slowdown > 0) << "as if it had not been measured";
+    EXPECT_GT(profile.intra.progress, 0);
+    EXPECT_GE(profile.intra.slowdown, 0);
+    EXPECT_LE(profile.intra.slowdown, 1);
     EXPECT_EQ(profile.attentions.size(), 2u * 2 * 3);  // passes, lengths, head sizes
     for (const plan::AttentionPoint& point : profile.attentions) EXPECT_GT(point.flops, 0) << point.length;
     // The operators of both families of models.
