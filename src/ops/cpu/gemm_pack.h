@@ -13,9 +13,11 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kRows = 14;
 constexpr int64_t kBlockK = 384, kBlockRows = 252, kBlockCols = 1024;  // for 48 KiB of L1 and 1 to 2 MiB of L2
+constexpr bool kByBlock = true;  // all blocks of a long sum's A would not fit into that
 #else
 constexpr int kRows = 6;
 constexpr int64_t kBlockK = 256, kBlockRows = 192, kBlockCols = 512;  // for 32 KiB of L1 and 512 KiB of L2
+constexpr bool kByBlock = false;                                      // no gain was seen
 #endif
 template <typename P>
 constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // the sizes above are for f32
