@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "base/error.h"
 #include "config/layout_rules.h"
 #include "config/layouts.h"
@@ -191,11 +193,15 @@ TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
   for (const int64_t devices : {4, 8, 16}) {
     const Plan plan = planned(small({"parallel.data=1", "train.micro_batch=32"}), devices, cluster);
     double named = 1e30, tags = 1e30;
+    std::set<std::string> shown;
     for (const PlannedRun& run : plan.runs) {
       double& best = run.strategy == "autoddl" ? tags : named;
       best = std::min(best, run.time.total());
+      const std::string line = run.layout + " " + config::recompute_text(run.config);
+      EXPECT_TRUE(run.strategy != "autoddl" || shown.insert(line).second) << "listed twice: " << line;
     }
     EXPECT_LE(tags, named * 1.02) << devices << " devices";
+    EXPECT_GT(shown.size(), 1u) << devices << " devices";
   }
 }
 
