@@ -74,8 +74,17 @@ bool gather_partners(Item& item, std::vector<Item*>& together) {
   return true;
 }
 
+/// What an aborted communicator had called does not happen: its parts leave their meetings, where partners still look.
+void withdraw(Item& item) {
+  for (const Part& part : item.parts) std::erase(part.meeting->parts, &part);
+}
+
 bool run(Item& item) {
-  if (item.done || item.comm->gone) return true;
+  if (item.done) return true;
+  if (item.comm->gone) {
+    withdraw(item);
+    return true;
+  }
   if (item.hangs) return false;
   std::vector<Item*> together;
   if (!gather_partners(item, together)) return false;
