@@ -198,6 +198,23 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
   return Enumeration(config, devices, broken).all();
 }
 
+std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
+  if (wants_tags(config)) config.origins.erase("parallel.strategy");  // named layouts are points of its space
+  const int64_t farthest = std::max<int64_t>(64, devices / 16);
+  const auto any = [&](int64_t count) {
+    std::string broken;
+    return !std::ranges::all_of(enumerate_layouts(config, count, broken), wants_tags);
+  };
+  std::vector<int64_t> counts;
+  for (const int64_t direction : {-1, 1})
+    for (int64_t step = 1; step <= farthest && devices + direction * step > 0; ++step)
+      if (any(devices + direction * step)) {
+        counts.push_back(devices + direction * step);
+        break;
+      }
+  return counts;
+}
+
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node) {
   std::vector<std::vector<int64_t>> all;
   std::vector<int64_t> axes;

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/join.h"
 #include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/tags.h"
@@ -144,9 +145,13 @@ class Planning {
     searches_tags_ = !to_search.empty();
     for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
       search_.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
-    if (runs.empty())
-      throw Error(Code::config, format("no layout of {} devices suits the model and the keys that are given: {}",
-                                       request_.devices, broken.empty() ? "no strategy takes so many" : broken));
+    if (runs.empty()) {
+      const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
+      throw Error(Code::config,
+                  format("no layout of {} devices suits the model and the keys that are given: {}{}", request_.devices,
+                         broken.empty() ? "no strategy takes so many" : broken,
+                         nearest.empty() ? "" : format("; {} devices would do", fmt::join(nearest, " or "))));
+    }
     return runs;
   }
 

@@ -131,7 +131,7 @@ class Plan(rig.Runs):
 
     def test_mistakes_end_with_what_would_fit(self):
         small = ("--set", "model.n_head=2", "--set", "train.global_batch=4")
-        self.assertIn("7", self.plan("--devices", "7", *small, status=2, stdout=False))
+        self.assertIn("; 4 or 8 devices would do", self.plan("--devices", "7", *small, status=2, stdout=False))
         message = self.plan("--devices", "4", "--set", "hardware.memory_limit=0.0001", status=3, stdout=False)
         self.assertIn("no layout fits into", message)
         self.assertIn("a device would do", message)

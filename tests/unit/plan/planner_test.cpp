@@ -187,6 +187,21 @@ TEST(Planner, SaysWhyNothingFits) {
   }
 }
 
+// 32 sequences, 16 heads, blocks of 512 rows of the vocabulary: what is no power of two has few layouts.
+TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
+  const auto nearest = [](const std::vector<std::string>& sets, int64_t devices) {
+    return config::nearest_device_counts(small(sets), devices);
+  };
+  using Counts = std::vector<int64_t>;
+  const std::string megatron = "parallel.strategy=megatron-1d";
+  EXPECT_EQ(nearest({megatron}, 7), (Counts{4, 8}));
+  EXPECT_EQ(nearest({megatron}, 500), (Counts{512}));  // 32 replicas of 16 ranks, the most there are
+  EXPECT_EQ(nearest({megatron}, 700), Counts{});
+  EXPECT_EQ(nearest({"parallel.strategy=optimus-2d", "parallel.data=1"}, 15), (Counts{8, 16}));
+  for (const int64_t devices : nearest({}, 7))
+    EXPECT_FALSE(planned(small(), devices, cluster_file("h100")).runs.empty());
+}
+
 // A layout by tags is found that is no slower than the named strategies for the same batches.
 TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
   const Cluster cluster = cluster_file("frontera-rtx");
