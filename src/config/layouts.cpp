@@ -200,7 +200,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
 
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
   if (wants_tags(config)) config.origins.erase("parallel.strategy");  // named layouts are points of its space
-  const int64_t farthest = std::max<int64_t>(64, devices / 16);
+  const int64_t farthest = std::clamp<int64_t>(devices / 16, 64, 4096);
   const auto any = [&](int64_t count) {
     std::string broken;
     return !std::ranges::all_of(enumerate_layouts(config, count, broken), wants_tags);

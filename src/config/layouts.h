@@ -18,7 +18,7 @@ bool is_given(const Config& config, const char* key);
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken);
 
 /// Returns the nearest smaller and the nearest larger number of devices that have a layout, of those within a sixteenth
-/// (64 at least). Layouts by tags do not count, unless tables are given.
+/// (64 at least, 4096 at most). Layouts by tags do not count, unless tables are given.
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
 
 /// Returns lists of extents with this product: one, two or three axes of more than one rank.
