@@ -159,19 +159,14 @@ if(TRAINER_SANITIZE)
   add_link_options(-fsanitize=${TRAINER_SANITIZE})
 endif()
 
-# Version and commit are compiled into one file only (cli/version.cpp reads the macros). The version is the newest tag
-# v1.2.3 of the history and how many commits came since, "1.2.3+45"; without a tag the project's.
-execute_process(COMMAND git -C "${PROJECT_SOURCE_DIR}" rev-parse --short=12 HEAD
-                OUTPUT_VARIABLE TRAINER_COMMIT OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-execute_process(COMMAND git -C "${PROJECT_SOURCE_DIR}" describe --tags --long --match "v[0-9]*"
-                OUTPUT_VARIABLE TRAINER_TAG OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-set(TRAINER_VERSION "${PROJECT_VERSION}")
-if(TRAINER_TAG MATCHES "^v([0-9][0-9.]*)-([0-9]+)-g[0-9a-f]+$")
-  set(TRAINER_VERSION "${CMAKE_MATCH_1}")
-  if(NOT CMAKE_MATCH_2 EQUAL 0)
-    string(APPEND TRAINER_VERSION "+${CMAKE_MATCH_2}")
-  endif()
-endif()
+# For packages. The program reads a header that is renewed at every build (trainer_version below).
+include(FindVersion)
+find_version("${PROJECT_SOURCE_DIR}" "${PROJECT_VERSION}" TRAINER_VERSION commit)
+set(TRAINER_GENERATED "${PROJECT_BINARY_DIR}/generated")
+add_custom_target(trainer_version
+  COMMAND "${CMAKE_COMMAND}" "-DSOURCE=${PROJECT_SOURCE_DIR}" -DPROJECT=${PROJECT_VERSION}
+          "-DHEADER=${TRAINER_GENERATED}/trainer_version.h" -P "${CMAKE_CURRENT_LIST_DIR}/FindVersion.cmake"
+  BYPRODUCTS "${TRAINER_GENERATED}/trainer_version.h" COMMENT "Finding the version" VERBATIM)
 
 # trainer_module(NAME [DEPS modules…] [LIBS targets…] [EXECUTABLE]): all sources of src/NAME as trainer_NAME.
 # EXECUTABLE: everything but main.cpp goes into the library, main.cpp becomes the program `trainer`.
@@ -197,8 +192,9 @@ function(trainer_module name)
     target_compile_options(trainer PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS})
     target_link_libraries(trainer PRIVATE trainer_${name})
     if(EXISTS "${PROJECT_SOURCE_DIR}/src/${name}/version.cpp")
-      set_source_files_properties("${PROJECT_SOURCE_DIR}/src/${name}/version.cpp" PROPERTIES COMPILE_DEFINITIONS
-        "TRAINER_VERSION=\"${TRAINER_VERSION}\";TRAINER_COMMIT=\"${TRAINER_COMMIT}\"")
+      set_source_files_properties("${PROJECT_SOURCE_DIR}/src/${name}/version.cpp" PROPERTIES
+        INCLUDE_DIRECTORIES "${TRAINER_GENERATED}" OBJECT_DEPENDS "${TRAINER_GENERATED}/trainer_version.h")
+      add_dependencies(trainer_${name} trainer_version)
     endif()
   endif()
 endfunction()

@@ -4,6 +4,7 @@
 #include "device/cuda/cuda_device.h"
 #include "measure/units.h"
 #include "ops/gemm.h"
+#include "trainer_version.h"
 
 namespace trainer::cli {
 

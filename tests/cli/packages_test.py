@@ -39,6 +39,73 @@ def options_of(text):
     return set(re.findall(r"^  (?:-\w,)?(--[\w-]+)", text, re.M))
 
 
+@needs("git")
+@needs("cmake")
+class Version(unittest.TestCase):
+    """The version and the commit that a build writes into the program."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.sources = pathlib.Path(folder.name) / "sources"
+        self.header = pathlib.Path(folder.name) / "version.h"
+        self.sources.mkdir()
+        (self.sources / "file").write_text("one")
+        self.environment = os.environ | {f"GIT_{who}_{what}": "nobody" for who in ("AUTHOR", "COMMITTER")
+                                         for what in ("NAME", "EMAIL")}
+
+    def git(self, *words):
+        return output("git", "-C", self.sources, *words, env=self.environment).strip()
+
+    def commit(self):
+        self.git("init", "--quiet")
+        self.git("add", "file")
+        self.git("commit", "--quiet", "--no-gpg-sign", "--message", "one")
+        return self.git("rev-parse", "--short=12", "HEAD")
+
+    def found(self, sources=None):
+        output("cmake", f"-DSOURCE={sources or self.sources}", "-DPROJECT=0.1.0", f"-DHEADER={self.header}", "-P",
+               ROOT / "scripts/cmake/FindVersion.cmake")
+        return re.findall(r'^#define TRAINER_\w+ "(.*)"$', self.header.read_text(), re.M)
+
+    def test_the_commit_is_that_of_the_sources_now(self):
+        commit = self.commit()
+        self.assertEqual(self.found(), ["0.1.0", commit])
+        written = self.header.stat().st_mtime_ns
+        (self.sources / "untracked").write_text("two")
+        self.assertEqual(self.found(), ["0.1.0", commit])
+        self.assertEqual(self.header.stat().st_mtime_ns, written, "the same commit compiles nothing again")
+        (self.sources / "file").write_text("two")
+        self.assertEqual(self.found(), ["0.1.0", commit + "-dirty"])
+        self.git("commit", "--quiet", "--no-gpg-sign", "--all", "--message", "two")
+        self.assertEqual(self.found(), ["0.1.0", self.git("rev-parse", "--short=12", "HEAD")])
+
+    def test_the_version_is_the_tag_and_the_commits_since(self):
+        commit = self.commit()
+        self.git("tag", "v1.2.3")
+        self.assertEqual(self.found(), ["1.2.3", commit])
+        self.git("commit", "--quiet", "--no-gpg-sign", "--allow-empty", "--message", "two")
+        self.assertEqual(self.found()[0], "1.2.3+1")
+
+    def test_sources_in_a_foreign_repository_have_no_commit(self):
+        self.commit()
+        inner = self.sources / "unpacked"
+        inner.mkdir()
+        self.assertEqual(self.found(inner), ["0.1.0", ""])
+
+    def test_sources_without_a_repository_have_no_commit(self):
+        self.environment["GIT_CEILING_DIRECTORIES"] = str(self.sources.parent)
+        self.assertEqual(self.found(), ["0.1.0", ""])
+
+    def test_the_program_tells_what_its_build_wrote(self):
+        header = BUILD / "generated/trainer_version.h"
+        if not header.exists():
+            self.skipTest("the program does not lie in its build folder")
+        version, commit = re.findall(r'^#define TRAINER_\w+ "(.*)"$', header.read_text(), re.M)
+        self.assertEqual(output(rig.TRAINER, "--version").splitlines()[0],
+                         f"trainer {version} (commit {commit or 'unknown'})")
+
+
 class Texts(unittest.TestCase):
     """What the program prints of itself."""
 
