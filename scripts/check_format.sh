@@ -9,7 +9,10 @@ if [ "$format" = none ]; then
   echo "clang-format 14 is not installed: nothing is checked"
   exit 77
 fi
-if [ "$1" = --fix ]; then
+case ${1:-} in
+  --help | -h) sed -n '2,3s/^# //p' "scripts/${0##*/}"; exit 0 ;;
+esac
+if [ "${1:-}" = --fix ]; then
   how="-i"
 else
   how="--dry-run -Werror"

@@ -5,6 +5,9 @@
 #   scripts/compare_commits.sh COMMIT [plain avx2 avx512 avx512bf16 amx]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case ${1:-} in
+  --help | -h) sed -n '2,5s/^# \{0,1\}//p' "scripts/${0##*/}"; exit 0 ;;
+esac
 [ $# -ge 1 ] || { sed -n 2,5p "$0" >&2; exit 2; }
 commit=$(git rev-parse --verify "$1^{commit}")
 shift

@@ -184,13 +184,14 @@ std::string to_text(const StepBench& b) {
                  b.median_ms, b.tokens_per_s, b.model_tflops, measure::format_percent(b.mfu), to_string(b.peak));
   text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s",
                  "GB/s", "of peak", "least ms", "of least");
-  double least_ms = 0;
+  double least_ms = 0, mean_ms = 0;  // operators are means over the steps
+  for (const OpShare& op : b.operators) mean_ms += op.ms;
   for (const OpShare& op : b.operators) {
     const double rate = op.gflops / op.ms * 1e3;
     const auto given = [](double work, const std::string& shown) { return work > 0 ? shown : "-"; };
     least_ms += op.least_ms;
     text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", op.name, op.calls, op.ms,
-                   measure::format_percent(op.ms / b.median_ms), given(op.gflops, format("{:.1f}", rate)),
+                   measure::format_percent(op.ms / mean_ms), given(op.gflops, format("{:.1f}", rate)),
                    given(op.gb, format("{:.1f}", op.gb / op.ms * 1e3)),
                    given(op.gflops, measure::format_percent(rate * 1e9 / b.peak.flops)),
                    given(op.least_ms, format("{:.2f}", op.least_ms)),

@@ -109,9 +109,12 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
     if (const auto folders = complete_checkpoints(*checkpoints, calls, aloud); !folders.empty()) return folders;
   }
   std::error_code error;
-  throw Error(Code::checkpoint,
-              format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder", path.string(),
-                     fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile));
+  const bool foreign = fs::exists(path / "config.json", error);
+  throw Error(
+      Code::checkpoint,
+      format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder{}", path.string(),
+             fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile,
+             foreign ? "; `trainer checkpoint import` makes one of Hugging Face's config.json and weights" : ""));
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }

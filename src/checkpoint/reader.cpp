@@ -139,6 +139,29 @@ void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const f
           allow);
 }
 
+void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::path& folder,
+                      const std::function<bool(const std::string& key)>& chosen) {
+  std::vector<std::string> problems;
+  std::string remedy;
+  for (const char* key : {"arch", "n_head", "n_kv_head", "norm_eps", "rope_theta"}) {
+    const auto before = stored.model_keys.find(key), now = run.model_keys.find(key);
+    if (before == stored.model_keys.end() || now == run.model_keys.end() || before->second == now->second) continue;
+    const std::string name = key,
+                      problem = format("{}: {} in the checkpoint, the run has {}", key, before->second, now->second);
+    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // which learns positions
+    if ((name == "norm_eps" || name == "rope_theta") && chosen(name)) {
+      log::warning("weights of {}: {}", folder.string(), problem);
+      continue;
+    }
+    problems.push_back(problem);
+    remedy +=
+        name == "arch" ? format(" model.arch='\"{}\"'", before->second) : format(" model.{}={}", key, before->second);
+  }
+  if (!problems.empty())
+    throw Error(Code::checkpoint, format("the weights of {} are of another model:{}\nGive the run its keys: --set{}",
+                                         folder.string(), listed(problems), remedy));
+}
+
 void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow_other_data) {
   std::vector<std::string> problems;
   for (const auto& [key, value] : run.model_keys) {

@@ -1,6 +1,7 @@
 #pragma once
 // Reader: opens a checkpoint, says what run it is of, and fills tensors of any layout from it.
 #include <filesystem>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -47,7 +48,12 @@ class Reader {
 /// compared. `folder` is that of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);
-/// The last part of it.
+/// Throws Code::checkpoint unless the weights of `stored` mean the same in this run, where no tensor's shape tells:
+/// heads, the norm's epsilon, the rotation of positions. `chosen`: keys whose other value somebody asked for. An
+/// epsilon or a rotation that was asked for gets a warning: contexts are extended so.
+void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
+                      const std::function<bool(const std::string& key)>& chosen);
+/// The last part of require_compatible().
 void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                             bool allow_other_data);
 

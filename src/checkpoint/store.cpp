@@ -148,14 +148,7 @@ void CheckpointStore::apply_retention() {
   if (retention_.keep <= 0) return;
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
-  int64_t best = -1;
-  if (retention_.keep_best) {
-    const int64_t best_step = entries.front().state.best_step;
-    for (const Entry& entry : entries) {
-      const int64_t step = entry.state.step;
-      if (entry.state.is_sound() && best_step >= 0 && step >= best_step && (best < 0 || step < best)) best = step;
-    }
-  }
+  const int64_t best = retention_.keep_best ? entries.front().state.best_step : -1;
   int64_t newer = 0;  // sound ones
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;

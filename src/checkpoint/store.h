@@ -23,7 +23,7 @@ namespace trainer::checkpoint {
 struct Retention {
   int64_t keep = 0;        // that many of the newest sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none
-  bool keep_best = false;  // and the first one at or after the step of the lowest validation loss
+  bool keep_best = false;  // and the one of TrainState::best_step, as the newest has it
 };
 
 class CheckpointStore {

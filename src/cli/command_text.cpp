@@ -45,7 +45,7 @@ OptionText describe(const CLI::Option& option) {
   for (const std::string& name : option.get_lnames()) text.names.push_back("--" + name);
   for (const std::string& name : option.get_snames()) text.names.push_back("-" + name);
   const std::string type = option.get_type_name();
-  if (option.get_type_size() != 0) {
+  if (option.get_type_size() != 0 && option.get_items_expected_max() > 0) {  // flags expect none
     text.value = type.substr(0, type.find_first_of(":{"));
     if (text.value.empty()) text.value = "WORD";
   }

@@ -28,7 +28,9 @@ int main(int argc, char** argv) {
       "5 checkpoint or disk, 6 loss not finite, 7 a rank was lost, 75 saved after a signal.");
   app.failure_message([](const CLI::App* a, const CLI::Error& error) {
     const std::vector<CLI::App*> verb = a->get_subcommands();
-    return format("trainer: {}\nrun `trainer {}--help` for what it takes\n", error.what(),
+    const std::string what = error.what();
+    return format("trainer: {}{}\nrun `trainer {}--help` for what it takes\n", what,
+                  what.ends_with(".toml") ? "; a configuration is given as --config FILE" : "",
                   verb.empty() ? "" : verb.front()->get_name() + " ");
   });
 

@@ -22,9 +22,14 @@ int train_command(const TrainOptions& o) {
   session.commit = commit();
   const auto run = [&](comm::World& world, const config::Config& config) {
     std::string plan;
-    const int status = run::run_session(world, config, session, plan);
-    if (world.first()) print(plan);
-    return status;
+    try {
+      const int status = run::run_session(world, config, session, plan);
+      if (world.first()) print(plan);
+      return status;
+    } catch (const Error&) {  // a plan that does not fit is worth reading too
+      if (world.first()) print(plan);
+      throw;
+    }
   };
   if (!o.dry_run || comm::launched_ranks().value_or(1) > 1)
     return run_on_ranks(options, run,

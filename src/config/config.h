@@ -200,4 +200,8 @@ struct Config {
 /// Optimizer steps of the whole run: train.steps, or as many as train.tokens fill, the last one rounded up.
 int64_t total_steps(const Config& config);
 
+/// The same for a run that has made `step` steps over `tokens_seen` tokens, perhaps of other batches than the present
+/// one.
+int64_t total_steps(const Config& config, int64_t step, int64_t tokens_seen);
+
 }  // namespace trainer::config

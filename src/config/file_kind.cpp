@@ -66,7 +66,11 @@ std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
 
 std::string unknown_kind(const std::string& path, const std::string& insist) {
   const std::string extension = lower_extension(path);
-  std::error_code ignored;  // Megatron's options leave out the extension
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path, ignored))
+    return format("\"{}\" is a folder: name its files, such as \"{}\"", path,
+                  (std::filesystem::path(path) / "*.txt").string());
+  // Megatron's options leave out the extension.
   const bool prefix = extension.empty() && std::filesystem::exists(path + ".bin", ignored);
   std::string remedy = prefix ? format("did you mean \"{}.bin\"? Name it so", path) : "rename it";
   for (const Other& other : kOthers) {
@@ -74,8 +78,9 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
   }
   return format(
       "\"{}\": {} are not read: there are .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
-      "text on each line) and .bin (tokens); {}, or insist with {} = \"text\", \"jsonl\" or \"tokens\"",
-      path, extension.empty() ? "files without an extension" : extension + " files", remedy, insist);
+      "text on each line) and .bin (tokens); {}, or insist with {}",
+      path, extension.empty() ? "files without an extension" : extension + " files", remedy,
+      insist.starts_with("--") ? insist + " text or jsonl" : insist + " = \"text\", \"jsonl\" or \"tokens\"");
 }
 
 }  // namespace trainer::config

@@ -95,7 +95,8 @@ void declare_train(std::vector<Key>& keys) {
                 "Length of the run; give either steps or tokens.");
   train.integer("tokens", &Train::tokens, 0,
                 {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
-                "Length of the run in training tokens, rounded up to whole steps.");
+                "Length of the run in training tokens, rounded up to whole steps; those of steps before a resume count "
+                "as they were.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
   train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
@@ -163,8 +164,9 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "Newest checkpoints that are kept; 0: all.");
   checkpoint.integer("keep_every", &Checkpoint::keep_every, 0, {.range = at_least(0), .unit = "steps"},
                      "Checkpoints at multiples of this stay for good; 0: none do.");
-  checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
-                     "The checkpoint with the lowest validation loss stays too.");
+  checkpoint.boolean(
+      "keep_best", &Checkpoint::keep_best, true,
+      "The checkpoint with the lowest validation loss stays too, of those saved at a step that was evaluated.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
       "auto: resume from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "

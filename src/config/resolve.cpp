@@ -42,10 +42,13 @@ void resolve_model(Model& model) {
 
 }  // namespace
 
-int64_t total_steps(const Config& config) {
+int64_t total_steps(const Config& config) { return total_steps(config, 0, 0); }
+
+int64_t total_steps(const Config& config, int64_t step, int64_t tokens_seen) {
   const Train& train = config.train;
   if (train.steps > 0) return train.steps;
-  return divide_up(train.tokens, std::max<int64_t>(1, train.global_batch * config.model.seq_len));
+  const int64_t left = std::max<int64_t>(0, train.tokens - tokens_seen);
+  return step + divide_up(left, std::max<int64_t>(1, train.global_batch * config.model.seq_len));
 }
 
 void resolve_homes(Config& config) {

@@ -1,6 +1,7 @@
 #include "data/file_list.h"
 
 #include <glob.h>
+#include <filesystem>
 
 #include "base/error.h"
 #include "config/file_kind.h"
@@ -34,7 +35,8 @@ std::vector<std::string> expand(const std::vector<std::string>& patterns, const 
     files.insert(files.end(), found.begin(), found.end());
   }
   for (const std::string& file : files)
-    if (!file_kind(file, stated)) throw Error(Code::data, config::unknown_kind(file, insist));
+    if (std::filesystem::is_directory(file) || !file_kind(file, stated))
+      throw Error(Code::data, config::unknown_kind(file, insist));
   return files;
 }
 

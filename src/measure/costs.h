@@ -17,7 +17,7 @@ using WaitMs = std::map<std::string, std::map<std::string, double>>;
 /// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
 std::string to_string(const CommBytes& bytes);
 
-/// Wall time of a step by phase; comm_exposed is waiting that nothing hid.
+/// Wall time of a step by phase, one after the other. comm_exposed is the part of all that waited for communication.
 struct PhaseMs {
   double data = 0, forward = 0, backward = 0, optimizer = 0, comm_exposed = 0;
 };

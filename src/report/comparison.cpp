@@ -23,6 +23,10 @@ void flatten(const toml::node& node, const std::string& name, std::map<std::stri
       flatten(value, (name.empty() ? "" : name + ".") + std::string(key.str()), values);
     return;
   }
+  if (const auto number = node.value_exact<double>()) {
+    values[name] = format("{}", *number);  // toml++ prints 0.003 as 0.0030000000000000001
+    return;
+  }
   std::ostringstream text;
   node.visit([&](const auto& value) { text << value; });
   values[name] = text.str();

@@ -93,8 +93,9 @@ struct Environment {
 
 /// Everything known before the first step.
 struct StartReport {
-  int64_t step = 0;        // completed steps: above 0 after a resume
-  std::string name, time;  // time: UTC, ISO 8601 (utc_now())
+  int64_t step = 0;           // completed steps: above 0 after a resume
+  int64_t data_position = 0;  // samples that they saw
+  std::string name, time;     // time: UTC, ISO 8601 (utc_now())
   // The model with the values in force.
   std::string arch, compute;
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0, d_model = 0, d_ff = 0, seq_len = 0, vocab_size = 0;
@@ -104,7 +105,7 @@ struct StartReport {
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
   int64_t windows = 0;                                                             // of training: those of one epoch
-  double unigram_entropy = kUnknown;  // nats per token of the validation text under the training text's frequencies
+  double unigram_entropy = kUnknown;                                               // data::unigram_entropy()
   measure::FlopsPerToken flops;
   measure::PeakReport peak;  // so far
   Estimate predicted;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 #include <span>
+#include <utility>
 
 #include "report/events_json.h"
 
@@ -20,11 +21,26 @@ void add_step(History& history, StepReport step) {
   history.steps.push_back(std::move(step));
 }
 
-/// Process is the steps of one process, from `first` on, and the peak that its start and end events report.
+/// Process is the steps of one process, from `first` on, the peak that its start and end events report, and its setup.
 struct Process {
   size_t first = 0;
   measure::PeakReport peak;
+  std::string setup;
 };
+
+/// What a start event tells of all that speed and memory depend on, for comparison with another.
+std::string setup_of(const Json& start) {
+  Json setup;
+  const auto take = [&setup](const Json& object, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) setup[key] = object.value(key, Json());
+  };
+  take(start, {"model", "compute", "global_batch", "micro_batch", "accumulation", "data_replicas"});
+  take(start.value("environment", Json::object()), {"device", "isa", "product_path", "ranks", "threads"});
+  const Json config = start.value("config", Json::object());
+  take(config, {"parallel", "offload"});
+  take(config.value("train", Json::object()), {"recompute"});
+  return setup.dump();
+}
 
 /// Rescales the utilisation of a process's steps to shares of its best peak.
 void settle(History& history, Process& process) {
@@ -53,7 +69,12 @@ void add_event(History& history, Process& process, const std::string& line) {
     history.start = start_from(json);
     history.starts.push_back(history.start->step);
     settle(history, process);
-    process = {history.steps.size(), history.start->peak};
+    const std::string before =
+        std::exchange(process, {history.steps.size(), history.start->peak, setup_of(json)}).setup;
+    if (process.setup != before) {
+      history.setup_from = process.first;
+      history.memory_bytes.clear();
+    }
   }
   if (event == "eval") history.evals.push_back(eval_from(json));
   if (event == "checkpoint") history.checkpoints.push_back(checkpoint_from(json));

@@ -1,7 +1,9 @@
 #pragma once
 // The run so far, read back from metrics.jsonl for the summary and the report.
+#include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "report/events.h"
@@ -17,8 +19,14 @@ struct History {
   std::vector<EndReport> ends;            // one per process that ended in order
   std::vector<int64_t> starts;            // completed steps where each process began
   measure::PeakReport peak;               // the best peak that the last process found
-  measure::BytesByCategory memory_bytes;  // largest value of each category
+  size_t setup_from = 0;                  // where last_setup() begins
+  measure::BytesByCategory memory_bytes;  // largest value of each category in that setup
   int64_t unreadable_lines = 0;
+
+  /// The steps that ran in the setup of the last process: same model, batch, layout and machine. Speed is theirs.
+  std::span<const StepReport> last_setup() const {
+    return std::span(steps).subspan(std::min(setup_from, steps.size()));
+  }
 };
 
 /// Reads the history of a run. A step was written with its share of the best peak known at that time. Here its share is

@@ -37,8 +37,9 @@ std::string tiles(const Summary& summary) {
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
     const double entropy = summary.start.unigram_entropy;
-    out += tile("Validation loss", loss_text(eval.loss),
-                std::isfinite(entropy) ? format("unigram entropy {}", loss_text(entropy)) : "nats per token");
+    out +=
+        tile("Validation loss", loss_text(eval.loss),
+             std::isfinite(entropy) ? format("{} by token frequencies alone", loss_text(entropy)) : "nats per token");
     out += tile("Perplexity", measure::format_number(eval.perplexity),
                 eval.bits_per_byte ? format("{:.3f} bits per byte", *eval.bits_per_byte) : "");
   }
@@ -90,7 +91,7 @@ std::string loss_chart(const Summary& summary, const History& history) {
   validation.points = svg::downsample(validation.points, kMaxPoints);
   if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   if (std::isfinite(summary.start.unigram_entropy)) {
-    chart.levels.push_back({summary.start.unigram_entropy, "unigram entropy of the text"});
+    chart.levels.push_back({summary.start.unigram_entropy, "loss of token frequencies alone"});
   }
   return svg::line_chart(chart);
 }
@@ -129,19 +130,22 @@ std::string norm_chart(const History& history) {
 
 std::string time_split(const Summary& summary) {
   const measure::PhaseMs& phase = summary.phase_ms;
-  const double named = phase.data + phase.forward + phase.backward + phase.optimizer + phase.comm_exposed;
+  const double named = phase.data + phase.forward + phase.backward + phase.optimizer;
   const std::vector<std::pair<const char*, double>> times = {{"forward", phase.forward},
                                                              {"backward", phase.backward},
                                                              {"optimizer", phase.optimizer},
                                                              {"data", phase.data},
-                                                             {"waiting for communication", phase.comm_exposed},
                                                              {"other", summary.mean_step_ms - named}};
   std::vector<svg::Part> parts;
   for (const auto& [name, ms] : times) {
     const int colour = std::string_view(name) == "other" ? 7 : static_cast<int>(parts.size());
     parts.push_back({name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour});
   }
-  return svg::stacked_bar("time", "Time of a step", parts);
+  const std::string waits = phase.comm_exposed > 0
+                                ? format(", {} of it waits for communication",
+                                         measure::format_percent(phase.comm_exposed / summary.mean_step_ms))
+                                : "";
+  return svg::stacked_bar("time", format("Time of a step{}", waits), parts);
 }
 
 std::string memory_bars(const Summary& summary) {
@@ -200,12 +204,13 @@ Rows result_rows(const Summary& summary, const History& history) {
                       format("{} at step {}", loss_text(summary.best_eval->loss), summary.best_eval->step));
   }
   if (std::isfinite(summary.start.unigram_entropy)) {
-    rows.emplace_back("unigram entropy",
-                      loss_text(summary.start.unigram_entropy) + " (the loss of guessing by frequency alone)");
+    rows.emplace_back("loss of token frequencies alone", loss_text(summary.start.unigram_entropy) +
+                                                             " (of the training text, with one added to each count)");
   }
   if (std::isfinite(summary.tokens_per_s))
-    rows.emplace_back("tokens per second", format("{:.0f} (median)", summary.tokens_per_s));
-  if (std::isfinite(summary.step_ms)) rows.emplace_back("step", format("{:.2f} ms (median)", summary.step_ms));
+    rows.emplace_back("tokens per second", format("{:.0f} ({})", summary.tokens_per_s, median_text(summary)));
+  if (std::isfinite(summary.step_ms))
+    rows.emplace_back("step", format("{:.2f} ms ({})", summary.step_ms, median_text(summary)));
   if (std::isfinite(summary.tflops_per_device))
     rows.emplace_back("speed", format("{:.4g} TFLOP/s per device", summary.tflops_per_device));
   if (std::isfinite(summary.mfu)) rows.emplace_back("utilisation", utilisation_text(summary));
@@ -308,6 +313,7 @@ std::string report_json(const Summary& summary, const History& history) {
                        {"validation", eval_json(summary.last_eval)},
                        {"best_validation", eval_json(summary.best_eval)},
                        {"unigram_entropy", summary.start.unigram_entropy},
+                       {"medians_from_step", summary.medians_from},
                        {"step_ms", summary.step_ms},
                        {"predicted_step_ms", summary.predicted_step_ms},
                        {"tokens_per_s", summary.tokens_per_s},

@@ -17,7 +17,7 @@ using AxisAndOperation = std::pair<std::string, std::string>;
 /// What is known of one operation along one axis.
 struct Moved {
   int64_t predicted = 0, sent = 0;  // bytes of the last process that ended in order
-  double wait_ms = 0;               // of the first rank, mean over all steps
+  double wait_ms = 0;               // of the first rank, mean over the steps in the last setup
 };
 
 std::map<AxisAndOperation, Moved> moved_in(const History& history) {
@@ -28,10 +28,11 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
     for (const auto& [axis, operations] : history.ends.back().measured.comm_bytes)
       for (const auto& [operation, bytes] : operations) all[{axis, operation}].sent = bytes;
   }
-  for (const StepReport& step : history.steps)
+  const std::span<const StepReport> steps = history.last_setup();
+  for (const StepReport& step : steps)
     for (const auto& [axis, operations] : step.comm_wait_ms)
       for (const auto& [operation, ms] : operations)
-        all[{axis, operation}].wait_ms += ms / static_cast<double>(history.steps.size());
+        all[{axis, operation}].wait_ms += ms / static_cast<double>(steps.size());
   return all;
 }
 
@@ -39,7 +40,7 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
 class OffloadMedians {
  public:
   explicit OffloadMedians(const History& history) {
-    for (const StepReport& step : history.steps)
+    for (const StepReport& step : history.last_setup())
       if (step.offload && !step.skipped) steps_.push_back(&*step.offload);
   }
   bool empty() const { return steps_.empty(); }

@@ -85,7 +85,10 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.last_loss = mean_of_last_losses(steps);
     summary.skipped_steps =
         std::count_if(steps.begin(), steps.end(), [](const StepReport& step) { return step.skipped; });
-    const auto warm = steps.subspan(steps.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0);
+    summary.setup_changed = history.setup_from > 0;
+    const auto alike = history.last_setup();
+    summary.medians_from = alike.empty() ? 0 : alike.front().step;
+    const auto warm = alike.subspan(alike.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0);
     summary.step_ms = median(warm, &StepReport::step_ms);
     summary.tokens_per_s = median(warm, &StepReport::tokens_per_s);
     summary.tflops_per_device = median(warm, &StepReport::tflops_per_device);
@@ -118,6 +121,11 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     }
   }
   return summary;
+}
+
+std::string median_text(const Summary& summary) {
+  if (!summary.setup_changed) return "median";
+  return format("median since step {}, as the steps before ran in another setup", summary.medians_from);
 }
 
 std::string utilisation_text(const Summary& summary) {
@@ -162,19 +170,23 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (summary.skipped_steps > 0) add("skipped", format("{} steps that were not finite", summary.skipped_steps));
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
-    std::string text = format("{:.4f}, perplexity {}", eval.loss, measure::format_number(eval.perplexity));
+    std::string text = format("{:.4f}", eval.loss);
+    if (std::isfinite(summary.start.unigram_entropy))
+      text += format(" (token frequencies alone: {:.4f})", summary.start.unigram_entropy);
+    text += format(", perplexity {}", measure::format_number(eval.perplexity));
     if (eval.bits_per_byte) text += format(", {:.3f} bits per byte", *eval.bits_per_byte);
-    if (std::isfinite(summary.start.unigram_entropy)) {
-      text += format(" (unigram entropy of the text: {:.4f})", summary.start.unigram_entropy);
-    }
     add("val loss", text);
     if (summary.best_eval && summary.best_eval->step != eval.step) {
-      add("best", format("{:.4f} at step {}", summary.best_eval->loss, summary.best_eval->step));
+      const int64_t step = summary.best_eval->step;
+      const bool saved = std::filesystem::exists(run_dir / "checkpoints" / format("step-{:08}", step));
+      add("best",
+          format("{:.4f} at step {}{}", summary.best_eval->loss, step, saved ? "" : ", which has no checkpoint"));
     }
   }
   if (std::isfinite(summary.tokens_per_s)) {
     std::string text =
         format("{} tokens/s, {:.1f} ms a step (medians)", measure::format_count(summary.tokens_per_s), summary.step_ms);
+    if (summary.setup_changed) text += format(" since step {}, where the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
     if (std::isfinite(summary.predicted_step_ms))
       text += format("; {:.1f} ms predicted ({:.2f} times)", summary.predicted_step_ms,

@@ -19,7 +19,9 @@ struct Summary {
   double first_loss = kUnknown;
   double last_loss = kUnknown;  // mean over the last tenth of the steps, at most ten
   std::optional<EvalReport> last_eval, best_eval;
-  // Medians over the steps without the first two, which warm up.
+  int64_t medians_from = 0;    // the first step in the setup of the last process; 0: it made none
+  bool setup_changed = false;  // steps before that ran in another
+  // Medians over the steps in that setup without the first two, which warm up.
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // without a profile not known
@@ -34,6 +36,9 @@ struct Summary {
 
 /// `samples` in the order they were drawn. An empty history gives an empty summary.
 Summary summarize(const History& history, std::vector<Sample> samples);
+
+/// "median", or "median since step 21, as the steps before ran in another setup".
+std::string median_text(const Summary& summary);
 
 /// "mfu 41.2 %, causal 40.1 %, hardware 40.1 % of 0.193 TFLOP/s (…)", with a word on more than 100 %.
 std::string utilisation_text(const Summary& summary);

@@ -59,7 +59,9 @@ Reporter::Reporter(const config::Config& config, const plan::RunPlan& plan, cons
 void Reporter::open(int64_t step) {
   if (!first_) return;
   started_ = now_seconds();
-  report::truncate_after_step(metrics_file(config_), step);
+  if (step == 0 && !report::read_history(metrics_file(config_)).steps.empty())
+    log::warning("{}: the steps of an earlier run go, as this one starts from step 0", metrics_file(config_).string());
+  report::truncate_after_step(metrics_file(config_), step > 0 ? step : -1);
   samples_ = report::read_samples(config_.run.dir, step);
   if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));
   if (config_.log.tensorboard) tensorboard_.emplace(config_.run.dir, step);
@@ -215,6 +217,14 @@ void Reporter::judge_prediction(const report::EndReport& end) {
               "bench all --write-profile` measures the machine anew",
               end.measured.step_ms, end.predicted.step_ms, by_waits ? "waiting for communication" : "compute",
               by_waits ? waits : compute, by_waits ? expected : expected_compute));
+}
+
+void Reporter::repeat_summary() const {
+  if (!first_) return;
+  const report::History history = report::read_history(metrics_file(config_));
+  if (!history.start) return;
+  for (const std::string& line : report::summary_lines(report::summarize(history, {}), config_.run.dir))
+    log::info("{}", line);
 }
 
 void Reporter::end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer) {

@@ -43,6 +43,8 @@ class Reporter {
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
   void warn(int64_t step, const std::string& message);
+  /// Logs the summary of a run that had finished before; writes nothing.
+  void repeat_summary() const;
   /// Ends the run: writes the end event, the report and the lines of the summary.
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
 

@@ -157,6 +157,8 @@ std::vector<std::string> changed_lines(const std::string& stored_toml, const std
       changes.push_back(format("{}: {} -> {}", key, it->second, value));
     }
   }
+  for (const auto& [key, value] : before)
+    if (!after.contains(key)) changes.push_back(format("{}: {} (gone)", key, value));
   return changes;
 }
 
@@ -182,7 +184,10 @@ std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const 
     return std::nullopt;
   }
   const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
-  checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
+  const checkpoint::Snapshot& stored = reader.header();
+  checkpoint::require_same_use(stored, expected, reader.folder(),
+                               [&](const std::string& key) { return config.origins.contains("model." + key); });
+  checkpoint::require_same_tokenizer(stored, expected, reader.folder(), config.checkpoint.allow_other_data);
   load_first_whole(trainer.mesh().world(), {reader.folder()}, "",
                    [&](const fs::path&) { return load_weights(trainer, reader); });
   log::info("weights of {}, fresh optimizer", reader.folder().string());

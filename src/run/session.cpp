@@ -57,7 +57,18 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     const PlanningWatch watch(world, config.model.n_layer);
     const plan::RunPlan plan = plan::plan_and_time(config, vocab, machine);
     plan_text = to_text(plan, config, machine) + plan::offload_table(plan, config, machine);
-    world.control().run_on_all_ranks([&] { plan::require_memory(plan, config, vocab, machine); });
+    world.control().run_on_all_ranks([&] {
+      try {
+        plan::require_memory(plan, config, vocab, machine);
+      } catch (const Error& error) {
+        if (config.hardware.memory_limit > 0) throw;
+        throw Error(
+            error.code(),
+            format("{}. For another machine give hardware.memory_limit (GB of a rank); `trainer plan --cluster` "
+                   "knows GPUs",
+                   error.what()));
+      }
+    });
     return 0;
   }
   plan::require_one_compute(world, machine);

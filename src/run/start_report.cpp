@@ -26,7 +26,6 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.seq_len = model.seq_len;
   start.vocab_size = datasets.vocab;
   start.parameters = plan.parameters;
-  start.total_steps = config::total_steps(config);
   start.global_batch = config.train.global_batch;
   start.micro_batch = config.train.micro_batch;
   start.accumulation = trainer.accumulation();
@@ -73,7 +72,8 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
             measure::format_bytes(static_cast<double>(start.predicted.memory_bytes)),
             measure::format_count(static_cast<double>(start.train_tokens)),
             measure::format_count(static_cast<double>(start.val_tokens)),
-            static_cast<double>(start.total_steps * start.global_batch) / static_cast<double>(start.windows));
+            static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch) /
+                static_cast<double>(start.windows));
 }
 
 }  // namespace trainer::run

@@ -50,6 +50,13 @@ Tracer::~Tracer() {
   if (trainer_.offload() != nullptr) trainer_.offload()->record(false);
 }
 
+void Tracer::expect_steps(int64_t first, int64_t last) const {
+  const std::vector<int64_t>& steps = config_.log.trace;
+  if (!steps.empty() && (steps.back() < first || steps.front() > last))
+    log::warning("log.trace = [{}, {}]: there will be no trace, as this run makes steps {} to {}", steps.front(),
+                 steps.back(), first, last);
+}
+
 void Tracer::before_step(int64_t step) {
   const std::vector<int64_t>& steps = config_.log.trace;
   if (trace_ || steps.empty() || step < steps.front() || step > steps.back()) return;

@@ -17,6 +17,8 @@ class Tracer {
   Tracer(const Tracer&) = delete;
   Tracer& operator=(const Tracer&) = delete;
 
+  /// Warns where none of the steps that a run makes, first to last, is one to trace.
+  void expect_steps(int64_t first, int64_t last) const;
   /// Begins to record before the first of the steps, or before a later one when a run resumes among them. The clocks of
   /// different hosts are then compared. Collective.
   void before_step(int64_t step);

@@ -57,16 +57,25 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       }) {}
 
 int TrainingLoop::run() {
+  prepare();
+  const bool lacks_evaluation = trainer_.scalars().is_true_on_any_rank(is_evaluation_missing());
+  if (state_.step >= total_steps_ && !lacks_evaluation) {
+    log::info("the run is finished: {} of {} steps are done, and its files stay as they are", state_.step,
+              total_steps_);
+    require_convergence();
+    reporter_.repeat_summary();
+    return 0;
+  }
   begin();
-  if (trainer_.scalars().is_true_on_any_rank(is_evaluation_missing())) evaluate_now();
+  if (lacks_evaluation) evaluate_now();
   if (evaluation_cut_) return finish(stop_requested_on_any() ? stop_text() : "stopped at --max-time");
   if (state_.step >= total_steps_) {
-    log::info("the run is finished: {} of {} steps are done", state_.step, total_steps_);
     require_convergence();
     return finish("finished");
   }
   reporter_.show_progress(state_.step);
   const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
+  tracer_.expect_steps(state_.step + 1, last);
   std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
   try {
     outcome = train_until(last, outcome);
@@ -97,7 +106,7 @@ std::string TrainingLoop::train_until(int64_t last, const std::string& outcome) 
   return outcome;
 }
 
-void TrainingLoop::begin() {
+void TrainingLoop::prepare() {
   measure_peak();
   {
     const PlanningWatch watch(world_, config_.model.n_layer);
@@ -107,7 +116,11 @@ void TrainingLoop::begin() {
   if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
     state_ = *resumed;
     saved_step_ = state_.step;
+    total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
   }
+}
+
+void TrainingLoop::begin() {
   measure_peak();
   if (plan::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
   reporter_.open(state_.step);
@@ -115,6 +128,8 @@ void TrainingLoop::begin() {
   measure_peak();
   report::StartReport start = start_report(config_, open_.datasets, open_.plan, open_.machine, world_, trainer_);
   start.step = state_.step;
+  start.total_steps = total_steps_;
+  start.data_position = state_.samples_seen;
   start.environment.version = options_.version;
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
@@ -177,8 +192,9 @@ bool TrainingLoop::is_evaluation_missing() {
   if (!world_.first() || state_.step == 0 || !is_evaluation_due()) return false;
   const std::vector<report::EvalReport> evals =
       report::read_history(std::filesystem::path(config_.run.dir) / "metrics.jsonl").evals;
-  if (evals.empty() || evals.back().step != state_.step) return true;
-  loss_of_last_ = std::isfinite(evals.back().loss) ? evals.back().loss : kNotFinite;
+  const auto eval = std::ranges::find(evals, state_.step, &report::EvalReport::step);
+  if (eval == evals.end()) return true;
+  loss_of_last_ = std::isfinite(eval->loss) ? eval->loss : kNotFinite;
   return false;
 }
 
@@ -200,12 +216,14 @@ void TrainingLoop::evaluate_now() {
   if (result.interrupted) return;
   result.report.step = state_.step;
   loss_of_last_ = std::isfinite(result.report.loss) ? result.report.loss : kNotFinite;
-  if (loss_of_last_ != kNotFinite && !(state_.best_val_loss <= result.report.loss) &&
-      train::weights_are_finite(trainer_)) {
-    state_.best_val_loss = result.report.loss;
-    state_.best_step = state_.step;
-  }
+  if (saved_step_ == state_.step) note_best();
   reporter_.evaluation(result.report);
+}
+
+void TrainingLoop::note_best() {
+  if (!std::isfinite(loss_of_last_) || state_.best_val_loss <= loss_of_last_ || !state_.is_sound()) return;
+  state_.best_val_loss = loss_of_last_;
+  state_.best_step = state_.step;
 }
 
 void TrainingLoop::sample_now() {
@@ -228,13 +246,20 @@ bool TrainingLoop::is_save_due() {
 void TrainingLoop::save() {
   const TraceScope traced(trainer_.meter().trace, "checkpoint");
   const double start = now_seconds();
+  const checkpoint::TrainState before = state_;
   state_.finite_weights = train::weights_are_finite(trainer_);
+  note_best();
   checkpoint::Snapshot snapshot = header_;
   snapshot.state = state_;
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
   report::CheckpointReport report;
   report.step = state_.step;
-  report.path = store_.save(snapshot).string();
+  try {
+    report.path = store_.save(snapshot).string();
+  } catch (...) {
+    state_ = before;  // the best of what is on the disk stays the best
+    throw;
+  }
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)
     report.bytes += slice.shape.count() * size_of(slice.local.dtype);
   report.seconds = now_seconds() - start;

@@ -34,7 +34,9 @@ class TrainingLoop {
   int run();
 
  private:
-  /// Everything before the first step: where the weights come from, the measured peak, the start event.
+  /// Fills the model: from its newest checkpoint, where there is one.
+  void prepare();
+  /// Opens what the run writes, and reports its start.
   void begin();
   void measure_peak();
   /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
@@ -56,6 +58,8 @@ class TrainingLoop {
   /// A signal cut the evaluation of the resumed step short; the step itself was saved.
   bool is_evaluation_missing();
   void evaluate_now();
+  /// Remembers the last evaluated step, which has a checkpoint, where no other of those has as low a loss.
+  void note_best();
   void sample_now();
 
   bool is_save_due();
@@ -79,7 +83,7 @@ class TrainingLoop {
   OpenRun open_;
   measure::MemoryProbe memory_;
   const checkpoint::Snapshot header_;  // what its checkpoints have in common
-  const int64_t total_steps_;
+  int64_t total_steps_;
   std::unique_ptr<device::Device> device_;
   comm::GpuTransport between_gpus_;
   std::unique_ptr<comm::World> gpu_world_;  // null: world_

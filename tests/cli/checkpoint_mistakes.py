@@ -70,6 +70,11 @@ def while_another_trains(place):
     raise AssertionError("the other run did not start")
 
 
+def foreign(place):
+    (place.folder / "hf").mkdir()
+    (place.folder / "hf/config.json").write_text("{}")
+
+
 def other_survives(place):
     alive = place.other.poll() is None
     place.other.terminate()
@@ -92,6 +97,9 @@ CASES = [
                "no/run: not found"),
     checkpoint("folder without a checkpoint", ["checkpoint", "inspect", "--checkpoint", "."], lambda place: None,
                "no checkpoint found"),
+    checkpoint("a folder of Hugging Face", ["eval", "--checkpoint", "hf"],
+               foreign,
+               "hf: no checkpoint found", "`trainer checkpoint import` makes one"),
     checkpoint("must resume, nothing there", ["--config", "tiny.toml", "--set", "run.dir=runs/new", "--resume", "must"],
                damaged(lambda step: None), "no complete checkpoint"),
     checkpoint("flipped byte, training", TRAIN, damaged(flip_a_byte), "checksum", after=whole),

@@ -66,6 +66,20 @@ class HuggingFace(rig.Runs):
         self.assertLess(abs(self.events("step", "next")[0]["loss"] - loss), 0.3)
         self.train("run.dir=other", "model.init_from=back", "model.d_model=64", status=CHECKPOINT)
 
+    def test_weights_are_refused_where_they_mean_something_else(self):
+        """Keys that no tensor's shape shows."""
+        self.train("run.dir=llama", "model.rope_theta=500000", *LLAMA, max_steps=1)
+        start = ["model.init_from=llama", "train.steps=1", "optim.warmup_steps=0", *LLAMA]
+        stderr = self.train("run.dir=a", *start, status=CHECKPOINT)
+        self.assertIn("rope_theta: 500000 in the checkpoint, the run has 10000", stderr)
+        self.assertIn("--set model.rope_theta=500000\n", stderr)
+        self.assertIn("weights of", self.train("run.dir=b", *start, "model.rope_theta=500000"))
+        stderr = self.train("run.dir=c", *start, "model.rope_theta=1e6")  # a longer context, on purpose
+        self.assertIn("rope_theta: 500000 in the checkpoint, the run has 1000000", stderr)
+        stderr = self.train("run.dir=d", *start, "model.rope_theta=500000", "model.n_head=2", "model.n_kv_head=1",
+                            status=CHECKPOINT)
+        self.assertIn("n_head: 4 in the checkpoint, the run has 2", stderr)
+
     def test_every_layout_exports_the_bytes_of_one_rank(self):
         layouts = {"tensor": ["parallel.tensor=2"], "zero": ["parallel.data=2", "parallel.zero_stage=1"],
                    "grid": ['parallel.strategy="axonn-4d"', "parallel.grid=[2,1,2]"],

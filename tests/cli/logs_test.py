@@ -267,7 +267,7 @@ class Logs(rig.Runs):
         self.assertEqual(sum(spans[-1][3]["bytes"] for spans in gradients.values()), moved)
 
     def test_a_run_that_ends_among_the_steps_writes_them(self):
-        self.train("log.trace=[3, 100]", max_steps=5)
+        self.assertNotIn("no trace", self.train("log.trace=[3, 100]", max_steps=5))
         self.check_steps(self.trace(), 0, 3, 5)
         self.train("log.trace=[3, 100]")  # resumed among them
         self.check_steps(self.trace(), 0, 6, 8)

@@ -121,6 +121,13 @@ class Texts(unittest.TestCase):
                 self.assertIn(option, part, f"trainer {verb}")
         self.assertIn("75 saved after a signal", " ".join(page.split()))
 
+    def test_flags_take_no_word(self):
+        page = output(rig.TRAINER, "manual").replace("\\-", "-")
+        self.assertNotIn("WORD", page)
+        self.assertRegex(page, r"--prompt\\fR \\fITEXT")
+        completion = output(rig.TRAINER, "completion", "bash")
+        self.assertRegex(completion, r"--json")
+
     @needs("mandoc")
     def test_the_manual_is_sound_to_mandoc(self):
         self.check_manual(["mandoc", "-T", "lint", "-W", "warning"], {2: "missing date, using \"\""})

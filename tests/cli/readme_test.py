@@ -189,11 +189,12 @@ class Readmes(unittest.TestCase):
         self.assertIn(verb, ("", "VERB", *VERBS))
         if verb == "VERB":
             return
-        sets = []
-        for i, word in enumerate(arguments):
+        sets, option = [], ""
+        for word in arguments:
             if word.startswith("-") and len(word) > 1:
+                option = word
                 self.require_option(word, self.help[verb], f"trainer {verb} --help")
-            if i > 0 and arguments[i - 1] in ("--set", "-s"):
+            elif option in ("--set", "-s"):
                 self.assertIn(word.split("=")[0], self.keys)
                 # A profile is made by the command before; any description of a machine will do here.
                 profile = f"hardware.profile={ROOT / 'configs/clusters/laptop-2core.toml'}"
@@ -322,6 +323,16 @@ class Readmes(unittest.TestCase):
         for path in files_of("configs", "*.toml"):
             with self.subTest(config=path.name):
                 self.output(rig.TRAINER, "config", "check", "--config", f"configs/{path.name}")
+
+    def test_commands_in_comments_of_configurations_name_what_there_is(self):
+        commands = 0
+        for path in files_of("configs", "*.toml"):
+            code = Code("configs/README.md", "")
+            for line in re.findall(r"^#   ((?:mpirun|build/trainer|scripts/).*)$", path.read_text(), re.M):
+                commands += 1
+                with self.subTest(config=path.name, command=line):
+                    self.command(code, shlex.split(line.replace("data/large", "data"), comments=True))  # which get_text.sh makes
+        self.assertGreater(commands, 20)
 
     def test_scripts_in_blocks_are_scripts(self):
         def check(_, text):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Runs that are interrupted and go on: bit-identical to runs that are not."""
+import hashlib
 import json
 
 import rig
@@ -90,10 +91,61 @@ class Resume(rig.Runs):
 
     def test_a_finished_run_says_so_and_changes_nothing(self):
         self.train()
-        before = self.tensors(8), self.losses()
-        stderr = self.train()
+        def files():
+            run = (path for path in (self.folder / "run").rglob("*") if path.is_file() and "lock" not in path.name)
+            return {path.relative_to(self.folder): hashlib.sha256(path.read_bytes()).hexdigest() for path in run}
+
+        before = files()
+        stderr = self.train("log.report=true")
         self.assertIn("the run is finished: 8 of 8 steps are done", stderr)
-        self.assertEqual((self.tensors(8), self.losses()), before)
+        self.assertIn("finished at step 8 of 8", stderr)
+        self.assertEqual(files(), before)
+        # Figures of steps that one rank made would stand beside a layout that made none.
+        self.train("parallel.transport=threads", "parallel.data=2", "parallel.zero_stage=1", "log.tensorboard=true",
+                   "log.report=true")
+        self.assertEqual(files(), before)
+
+    def test_speed_and_memory_are_those_of_the_last_setup(self):
+        self.train(max_steps=4)
+        stderr = self.train("parallel.transport=threads", "parallel.data=2", "log.report=true")
+        self.assertIn("since step 5, where the setup changed", stderr)
+        report = json.loads((self.folder / "run/report.json").read_text())
+        self.assertEqual(report["medians_from_step"], 5)
+        steps = sorted(event["step_ms"] for event in self.events("step") if event["step"] > 4)
+        self.assertAlmostEqual(report["step_ms"], (steps[1] + steps[2]) / 2, places=9)
+
+    def test_a_run_of_so_many_tokens_sees_them_at_any_batch(self):
+        config = self.folder / "config.toml"
+        config.write_text(config.read_text().replace("steps = 8\n", "tokens = 2048\n"))  # of 128 a step: 16 steps
+        self.train(max_steps=4)
+        self.assertIn("finished at step 10 of 10", self.train("train.global_batch=8"))
+        steps = self.events("step")
+        self.assertEqual([event["tokens"] for event in steps], [128, 256, 384, 512] + list(range(768, 2049, 256)))
+        whole = self.events("start")[-1]
+        self.assertEqual((whole["step"], whole["total_steps"]), (4, 10))
+        rates = [event["lr"] for event in steps[4:]]
+        self.assertEqual(rates, sorted(rates, reverse=True))
+        self.assertLess(rates[-1], 0.2 * max(rates))  # the schedule ends with the run
+        self.assertIn("the run is finished: 10 of 10", self.train("train.global_batch=8"))
+
+    def test_the_best_checkpoint_is_one_that_was_evaluated(self):
+        """Of evaluations at 2, 4, 6, 8 and checkpoints at 3, 6, 8: at 6 and 8."""
+        sets = ["train.eval_interval=2", "checkpoint.interval=3", "checkpoint.keep=0"]
+        self.train(*sets)
+        best = {step: json.loads((self.step_folder(step, "run") / "manifest.json").read_text())["state"]["best_step"]
+                for step in self.saved_steps()}
+        losses = {event["step"]: event["loss"] for event in self.events("eval")}
+        self.assertEqual(best, {3: -1, 6: 6, 8: min((6, 8), key=losses.get)})
+
+    def test_a_run_from_step_0_leaves_nothing_of_an_earlier_one(self):
+        self.train(max_steps=2)
+        stderr = self.train("model.d_model=48", resume="never", max_steps=1)
+        self.assertIn("the steps of an earlier run go", stderr)
+        self.assertEqual([event["model"]["d_model"] for event in self.events("start")], [48])
+
+    def test_a_trace_out_of_reach_is_a_warning(self):
+        stderr = self.train("log.trace=[10, 12]")
+        self.assertIn("log.trace = [10, 12]: there will be no trace, as this run makes steps 1 to 8", stderr)
 
     def test_the_log_is_cut_back_to_the_resumed_step(self):
         self.train("run.dir=whole")

@@ -24,7 +24,7 @@ TEST(FileKind, IsWhatTheUserInsistsOn) {
 TEST(FileKind, SaysWhatToDoWithOthers) {
   const std::string text = unknown_kind("d/a.CSV", "--format");
   for (const char* part : {"\"d/a.CSV\": .csv files are not read", ".txt, .text, .md", ".jsonl, .ndjson", ".bin",
-                           "as .jsonl", "insist with --format ="})
+                           "as .jsonl", "insist with --format text or jsonl"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
   EXPECT_NE(unknown_kind("enwik8").find("files without an extension"), std::string::npos);
 }

@@ -67,6 +67,48 @@ TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLeftAl
   EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
 }
 
+TEST_F(ReadHistory, KnowsWhereTheLastSetupBegins) {
+  StartReport start;
+  start.global_batch = 8;
+  start.environment.ranks = 2;
+  start.config_toml = "[parallel]\ntensor = 2\n[optim]\nlr = 0.1\n";
+  StepReport step = step_at(1, 0.5, 0.5, 1);
+  step.memory_bytes = {{"weights", 100}};
+  {
+    MetricsLog log(file_);
+    log.write(start);
+    log.write(step);
+    start.config_toml = "[parallel]\ntensor = 2\n[optim]\nlr = 0.2\n";  // resumed at another rate: the same setup
+    start.environment.commit = "other";
+    log.write(start);
+    log.write(step_at(2, 0.5, 0.5, 1));
+  }
+  EXPECT_EQ(read_history(file_).last_setup().size(), 2u);
+  EXPECT_EQ(read_history(file_).memory_bytes.at("weights"), 100);
+  const StartReport before = start;
+  for (const auto& change : std::vector<void (*)(StartReport&)>{
+           [](StartReport& s) { s.config_toml = "[parallel]\ndata = 2\n"; },
+           [](StartReport& s) { s.global_batch = 16; },
+           [](StartReport& s) { s.environment.threads = 7; },
+           [](StartReport& s) { s.environment.isa = "another CPU"; },
+           [](StartReport& s) { s.compute = "bf16"; },
+       }) {
+    start = before;
+    change(start);
+    const int64_t steps = static_cast<int64_t>(read_history(file_).steps.size());
+    step.step = steps + 1;
+    step.memory_bytes = {{"weights", 60}};
+    MetricsLog log(file_);
+    log.write(start);
+    EXPECT_TRUE(read_history(file_).last_setup().empty());
+    log.write(step);
+    const History history = read_history(file_);
+    ASSERT_EQ(history.last_setup().size(), 1u);
+    EXPECT_EQ(history.last_setup().front().step, step.step);
+    EXPECT_EQ(history.memory_bytes.at("weights"), 60) << "what an earlier setup took is none of this one's";
+  }
+}
+
 TEST_F(ReadHistory, KeepsTheLargestMemoryAndPassesOverNonsense) {
   {
     MetricsLog log(file_);

@@ -96,7 +96,7 @@ TEST_F(Report, PageIsWellFormedAndHoldsTheNumbers) {
                            "30.00 ms",
                            "60.00 ms",
                            "1062 (median)",
-                           "unigram entropy of the text",
+                           "loss of token frequencies alone",
                            "finished at step 120",
                            "name = &quot;a&lt;b&quot;",
                            "&lt;script&gt;alert(1)&lt;/script&gt; &amp; \xEF\xBF\xBD\xEF\xBF\xBD",
@@ -122,6 +122,19 @@ TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
         "step 120: validation loss 2.5000", "finished at step 120", "step 61 &lt;skipped&gt;"})
     EXPECT_NE(page.find(text), std::string::npos) << text;
   EXPECT_EQ(report_html(summarize(full_history(), {}), full_history(), "").find("Communication"), std::string::npos);
+}
+
+TEST_F(Report, SplitsAStepIntoPhasesThatAddUpToIt) {
+  History history = full_history();
+  for (StepReport& step : history.steps) {
+    step.step_ms = 100;
+    step.phase_ms = {.data = 1, .forward = 30, .backward = 50, .optimizer = 15, .comm_exposed = 40};
+  }
+  const std::string text = report_html(summarize(history, {}), history, "");
+  EXPECT_NE(text.find("Time of a step, 40.0 % of it waits for communication"), std::string::npos);
+  for (const char* part : {"forward: 30.00 ms (30.0 %)", "backward: 50.00 ms (50.0 %)", "optimizer: 15.00 ms (15.0 %)",
+                           "data: 1.00 ms (1.0 %)", "other: 4.00 ms (4.0 %)"})
+    EXPECT_NE(text.find(part), std::string::npos) << part;
 }
 
 TEST_F(Report, ShowsThePredictionBesideTheRun) {

@@ -49,6 +49,20 @@ TEST(Summary, HasMediansWithoutTheWarmUp) {
   EXPECT_DOUBLE_EQ(summary.last_loss, (4.0 + 4.1 + 4.2 + 4.3) / 4);
 }
 
+TEST(Summary, HasMediansOfTheLastSetupAlone) {
+  History history = finished_run();
+  history.setup_from = 30;  // of steps 31 to 40
+  const Summary summary = summarize(history, {});
+  EXPECT_EQ(summary.medians_from, 31);
+  EXPECT_DOUBLE_EQ(summary.step_ms, 136.5);  // of 133 … 140
+  EXPECT_DOUBLE_EQ(summary.mean_step_ms, 136.5);
+  EXPECT_DOUBLE_EQ(summary.first_loss, 7.9) << "losses are of the whole run";
+  EXPECT_NE(joined(summary_lines(summary, "none")).find("(medians) since step 31, where the setup changed"),
+            std::string::npos);
+  history.setup_from = 40;  // the last process made no step
+  EXPECT_TRUE(std::isnan(summarize(history, {}).step_ms));
+}
+
 TEST(Summary, KnowsTheLastAndTheBestEvaluationAndAllWallTime) {
   const Summary summary = summarize(finished_run(), {{40, "a", "b"}});
   EXPECT_EQ(summary.last_eval->step, 40);
@@ -95,8 +109,8 @@ TEST(Summary, LinesHaveTheNumbersAndTheFilesThatExist) {
   EXPECT_EQ(text,
             "run         finished at step 40 of 40, 246k tokens in 1m30s\n"
             "train loss  7.9000 -> 4.1500\n"
-            "val loss    5.1250, perplexity 168.2, 2.125 bits per byte (unigram entropy of the text: 6.3125)\n"
-            "best        5.0000 at step 30\n"
+            "val loss    5.1250 (token frequencies alone: 6.3125), perplexity 168.2, 2.125 bits per byte\n"
+            "best        5.0000 at step 30, which has no checkpoint\n"
             "speed       1.02k tokens/s, 121.5 ms a step (medians), 0.1 TFLOP/s\n"
             "utilisation mfu 50.0 %, causal 45.0 %, hardware 48.0 % of 0.19 TFLOP/s (measured: AVX2 fma, best of "
             "60 windows)\n"
