@@ -116,11 +116,16 @@ std::string read_text_file(const std::string& given, std::string_view expected) 
   if (fs::is_directory(path, ignored)) throw Error(Code::config, format("{}: a folder; expected {}", path, expected));
   errno = 0;
   std::ifstream file(path, std::ios::binary);
-  const int reason = errno;  // before another call changes it
-  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const int reason = errno;                   // before another call changes it
+  constexpr size_t kMost = size_t{64} << 20;  // /dev/zero has no end
+  std::string text, block(size_t{1} << 16, '\0');
+  while (text.size() <= kMost &&
+         (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0))
+    text.append(block, 0, static_cast<size_t>(file.gcount()));
   if (!file.is_open() || file.bad())
     throw Error(Code::config, format("{}: cannot be read: {}; expected {}", path,
                                      system_reason(reason != 0 ? reason : EIO), expected));
+  if (text.size() > kMost) throw Error(Code::config, format("{}: above 64 MiB; expected {}", path, expected));
   return text;
 }
 

@@ -65,7 +65,7 @@ File File::create(SystemCalls& calls, const fs::path& path) {
 }
 
 File File::open(SystemCalls& calls, const fs::path& path) {
-  const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_CLOEXEC, 0); });
+  const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
   if (fd < 0) fail(path, "open", errno);
   return File(calls, path, fd);
 }

@@ -184,7 +184,10 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
   }
   require_same_tokenizer(stored, run, folder, allow_other_data);
   compare(format("the training data is not that of the checkpoint {}", folder.string()), stored.data_hash,
-          run.data_hash, "restore the files of data.train, start a new run in another run.dir", allow_other_data);
+          run.data_hash,
+          "restore the files of data.train, with data.val_fraction and data.document as they were, or start a new run "
+          "in another run.dir",
+          allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

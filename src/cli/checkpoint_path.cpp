@@ -1,10 +1,31 @@
 #include "cli/checkpoint_path.h"
 
+#include <algorithm>
+
 #include "base/error.h"
+#include "base/join.h"
+#include "base/log.h"
 #include "config/load.h"
 #include "run/run_folder.h"
 
 namespace trainer::cli {
+
+std::vector<std::string> computing_sets(const std::string& verb, const ConfigOptions& config,
+                                        const std::vector<std::string>& uses) {
+  const std::vector<std::string> computing = {"run.threads", "run.device", "precision.compute"};
+  std::vector<std::string> taken, idle;
+  for (const std::string& set : config.sets) {
+    const std::string key = set.substr(0, set.find_first_of(" ="));
+    if (key.starts_with("hardware.") || std::ranges::count(computing, key) > 0)
+      taken.push_back(set);
+    else if (std::ranges::count(uses, key) == 0)
+      idle.push_back(key);
+  }
+  if (!idle.empty())
+    log::warning("--set {}: no effect on `{}`, which takes the model and its keys from the checkpoint",
+                 fmt::join(idle, " "), verb);
+  return taken;
+}
 
 std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
   if (checkpoint.empty() == config.file.empty())

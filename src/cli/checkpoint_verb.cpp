@@ -6,6 +6,7 @@
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
 #include "cli/process.h"
+#include "cli/ranks.h"
 #include "cli/unknown_word.h"
 #include "huggingface/export.h"
 #include "huggingface/import.h"
@@ -75,6 +76,7 @@ void check_options(const CheckpointOptions& o) {
   if (!o.format.empty() && !exports && !imports) refuse("--format", "`checkpoint export` and `import`");
   if (!o.input.empty() && !imports) refuse("--input", "`checkpoint import`");
   if (!o.dtype.empty() && !exports) refuse("--dtype", "`checkpoint export`");
+  if (!o.checkpoint.empty() && !o.config.sets.empty()) refuse("--set", "--config FILE");
   if (imports && !(o.checkpoint.empty() && o.config.file.empty()))
     refuse("--checkpoint or --config", "an action that reads a checkpoint");
   if (writes && o.output.empty())
@@ -91,9 +93,12 @@ int checkpoint_command(const CheckpointOptions& o) {
   const std::vector<std::string> actions{"inspect", "verify", "strip", "export", "import"};
   if (std::ranges::find(actions, o.what) == actions.end()) throw unknown_word("checkpoint", o.what, actions);
   check_options(o);
-  if (o.what == "strip") return strip(o);
-  if (o.what == "export") return export_model(o);
-  if (o.what == "import") return import_model(o);
+  if (o.what == "strip" || o.what == "export" || o.what == "import")
+    return run_on_first_rank(
+        [&] { return o.what == "strip"    ? strip(o)
+                     : o.what == "export" ? export_model(o)
+                                          : import_model(o); },
+        "works alone");
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);
   if (o.what == "inspect") {
     const std::string text = o.json ? checkpoint::inspect_json(path).dump() + "\n" : checkpoint::inspect_text(path);

@@ -6,6 +6,7 @@
 
 #include "base/join.h"
 #include "base/log.h"
+#include "cli/checkpoint_path.h"
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
@@ -106,7 +107,11 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
 int evaluate(comm::World& world, const EvalOptions& o, const config::Config& config) {
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
-  run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts);
+  const std::vector<std::string> sets =
+      computing_sets("eval", o.config,
+                     {"run.name", "run.dir", "data.train", "data.val", "checkpoint.dir", "checkpoint.allow_other_data",
+                      "parallel.transport", "parallel.timeout"});
+  run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts, 0, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
   if (o.stride > model.config.model.seq_len)

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "base/files.h"
+#include "base/join.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -110,7 +111,8 @@ int generate(comm::World& world, const GenerateOptions& o) {
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
-  run::LoadedModel model = run::load_model(world, path, parallel::generation_layouts);
+  const std::vector<std::string> sets = computing_sets("generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
+  run::LoadedModel model = run::load_model(world, path, parallel::generation_layouts, 0, sets);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
@@ -165,7 +167,20 @@ int generate(comm::World& world, const GenerateOptions& o) {
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return run_on_ranks([&](comm::World& world) { return generate(world, o); });
+  return run_on_ranks([&](comm::World& world) { return generate(world, o); },
+                      {{"--checkpoint", o.checkpoint},
+                       {"--config", o.config.file},
+                       {"--set", format("{}", fmt::join(o.config.sets, " "))},
+                       {"--prompt", o.prompt},
+                       {"--prompt-file", o.prompt_file},
+                       {"--prompts", o.prompts},
+                       {"--tokens", format("{}", o.tokens)},
+                       {"--samples", format("{}", o.samples)},
+                       {"--stop", o.stop},
+                       {"--temperature", format("{}", o.temperature)},
+                       {"--top-k", format("{}", o.top_k)},
+                       {"--top-p", format("{}", o.top_p)},
+                       {"--seed", format("{}", o.seed)}});
 }
 
 }  // namespace trainer::cli

@@ -89,6 +89,11 @@ int plan_command(const PlanOptions& o) {
     plan::Machine machine = plan::choose_machine(config::defaults(), *world);
     plan::require_own_profile(cluster, machine);
   }
+  if (cluster.products.empty() && cluster.efficiency == 1)
+    log::warning(
+        "{}: without device.efficiency products count at their full peak, which no machine reaches; published "
+        "benchmarks of large products give 0.65 to 0.85",
+        o.cluster);
   plan::PlanRequest request;
   request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});
   free_keys(request.config, o.free);

@@ -128,11 +128,27 @@ int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::Wor
   return status.front();
 }
 
-int run_on_ranks(const std::function<int(comm::World&)>& verb) {
+int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
-    comm::require_same(world, {{"the verb", "one without a configuration"}}, Code::usage, kOneCommand);
+    comm::Facts all = {{"the verb", "one without a configuration"}};
+    all.insert(all.end(), asked.begin(), asked.end());
+    comm::require_same(world, all, Code::usage, kOneCommand);
     return verb(world);
+  });
+}
+
+int run_on_first_rank(const std::function<int()>& verb, const std::string& what) {
+  return run_on_ranks([&](comm::World& world) {
+    constexpr double kAsLongAsItTakes = 1e9;  // seconds
+    world.configure({.timeout_s = kAsLongAsItTakes});
+    if (world.first() && world.size() > 1) log::info("rank 0 of {} {}", world.size(), what);
+    double status = 0;
+    world.control().run_on_all_ranks([&] {
+      if (world.first()) status = verb();
+    });
+    world.control().sum({&status, 1});
+    return static_cast<int>(status);
   });
 }
 

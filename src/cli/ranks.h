@@ -17,7 +17,10 @@ int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::Wor
                  const comm::Facts& asked = {});
 
 /// Runs a verb that needs no configuration, on as many ranks as were started.
-int run_on_ranks(const std::function<int(comm::World&)>& verb);
+int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked = {});
+
+/// Runs a verb that is work for one rank on the first of those that were started, while the others wait for it.
+int run_on_first_rank(const std::function<int()>& verb, const std::string& what);
 
 /// Prints an exception that reached main, by which rank it came from, and returns the exit status.
 int report(const std::exception_ptr& exception, int rank);

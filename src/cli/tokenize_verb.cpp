@@ -34,6 +34,10 @@ int tokenize(const TokenizeOptions& o) {
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
   checkpoint::make_folders(checkpoint::system_calls(), o.output);
+  for (const char* other : data::kTokenizerFiles)
+    if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
+      throw Error(Code::data, format("{}: holds {}, a tokenizer of another kind; name another --output, or remove it",
+                                     o.output, other));
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
@@ -64,17 +68,7 @@ int tokenize(const TokenizeOptions& o) {
 int tokenize_command(const TokenizeOptions& o) {
   if (o.tokenizer.empty() == (o.train_vocab == 0))
     throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
-  return run_on_ranks([&](comm::World& world) {
-    constexpr double kAsLongAsItTakes = 1e9;  // seconds
-    world.configure({.timeout_s = kAsLongAsItTakes});
-    if (world.first() && world.size() > 1) log::info("rank 0 of {} tokenizes alone, with threads", world.size());
-    double status = 0;
-    world.control().run_on_all_ranks([&] {
-      if (world.first()) status = tokenize(o);
-    });
-    world.control().sum({&status, 1});
-    return static_cast<int>(status);
-  });
+  return run_on_first_rank([&] { return tokenize(o); }, "tokenizes alone, with threads");
 }
 
 }  // namespace trainer::cli

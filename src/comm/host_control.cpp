@@ -1,6 +1,7 @@
 #include "comm/host_control.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <new>
 #include <numeric>
 
@@ -47,6 +48,8 @@ void Control::run_on_all_ranks(const std::function<void()>& action) {
     problem = error;
   } catch (const std::bad_alloc&) {
     problem = Error(Code::plan, "out of memory");
+  } catch (const std::filesystem::filesystem_error& error) {
+    problem = Error(Code::io, error.what());
   } catch (const std::exception& error) {
     problem = Error(Code::internal, error.what());
   }

@@ -67,11 +67,11 @@ std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
 std::string unknown_kind(const std::string& path, const std::string& insist) {
   const std::string extension = lower_extension(path);
   std::error_code ignored;
-  if (std::filesystem::is_directory(path, ignored))
-    return format("\"{}\" is a folder: name its files, such as \"{}\"", path,
-                  (std::filesystem::path(path) / "*.txt").string());
   // Megatron's options leave out the extension.
   const bool prefix = extension.empty() && std::filesystem::exists(path + ".bin", ignored);
+  if (!prefix && std::filesystem::is_directory(path, ignored))
+    return format("\"{}\" is a folder: name its files, such as \"{}\"", path,
+                  (std::filesystem::path(path) / "*.txt").string());
   std::string remedy = prefix ? format("did you mean \"{}.bin\"? Name it so", path) : "rename it";
   for (const Other& other : kOthers) {
     if (extension == other.extension) remedy = other.remedy;

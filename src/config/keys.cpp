@@ -47,7 +47,8 @@ void declare_model(std::vector<Key>& keys) {
                 "The output head shares the token embedding's weights.");
   model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Biases in linear layers and in layer norms.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
-  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = above(0)}, "Base of the rotary frequencies (llama).");
+  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
+               "Base of the rotary frequencies (llama).");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
                "Probability of dropping an element, after the embedding, in attention and at the end of each branch.");
   model.number(
@@ -198,7 +199,7 @@ void declare_hardware(std::vector<Key>& keys) {
   hardware.number(
       "peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
       "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, else measured during the run.");
-  hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = at_least(0), .unit = "GiB per rank"},
+  hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = between(0, 1e6), .unit = "GiB per rank"},
                   "Memory the run may plan with; 0: what the machine has.");
   hardware.string(
       "gemm_tuning", &Hardware::gemm_tuning, "", {},

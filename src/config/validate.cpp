@@ -210,12 +210,19 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
   checker.require(!resume.empty(), {"checkpoint.resume"},
                   "expected auto, must, never or a path, found an empty string");
   if (!files) return;
+  const auto exists = [](const std::string& path) {
+    std::error_code failed;  // such as a name that is too long, or a folder that may not be read
+    return std::filesystem::exists(path, failed);
+  };
   const bool word = resume.empty() || resume == "auto" || resume == "must" || resume == "never";
-  checker.require_as(Code::checkpoint, word || std::filesystem::exists(resume), {"checkpoint.resume"},
+  checker.require_as(Code::checkpoint, word || exists(resume), {"checkpoint.resume"},
                      "checkpoint \"{}\" not found; expected auto, must, never or a path{}", resume,
                      did_you_mean(resume, {"auto", "must", "never"}));
+  // A run that has checkpoints resumes from them.
+  const std::string own = config.checkpoint.dir.empty() ? config.run.dir + "/checkpoints" : config.checkpoint.dir;
   checker.require_as(Code::checkpoint,
-                     config.model.init_from.empty() || std::filesystem::exists(config.model.init_from),
+                     config.model.init_from.empty() || exists(config.model.init_from) ||
+                         (resume != "never" && exists(own + "/latest")),
                      {"model.init_from"}, "checkpoint \"{}\" not found", config.model.init_from);
 }
 

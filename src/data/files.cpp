@@ -33,7 +33,7 @@ std::string hex(XXH128_hash_t hash) { return fmt::format("{:016x}{:016x}", hash.
 File::File(fs::path path, int descriptor) : path_(std::move(path)), descriptor_(descriptor) {}
 
 File File::open_to_read(const fs::path& path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO does not wait
   if (descriptor < 0) fail(Code::data, path, "open");
   File file(path, descriptor);
   struct stat status {};
@@ -99,7 +99,7 @@ void File::sync() {
 bool File::try_lock() { return ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
 
 MappedFile::MappedFile(const fs::path& path) : path_(path) {
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a FIFO does not wait
   if (descriptor < 0) fail(Code::data, path, "open");
   struct stat status {};
   const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);

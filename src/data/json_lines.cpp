@@ -1,7 +1,10 @@
 #include "data/json_lines.h"
 
+#include <fmt/format.h>
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 namespace trainer::data {
 namespace {
@@ -21,7 +24,73 @@ ordered_json parse(std::string_view line) {
   return too_deep ? ordered_json(ordered_json::value_t::discarded) : value;
 }
 
+/// The value of the escape "\uXXXX" at `at`; none where there is none.
+std::optional<unsigned> escape_at(std::string_view line, size_t at) {
+  if (line.size() < at + 6 || line[at] != '\\' || line[at + 1] != 'u') return std::nullopt;
+  unsigned value = 0;
+  const auto [end, fault] = std::from_chars(line.data() + at + 2, line.data() + at + 6, value, 16);
+  if (fault != std::errc() || end != line.data() + at + 6) return std::nullopt;
+  return value;
+}
+
+bool is_high(unsigned unit) { return unit >= 0xd800 && unit < 0xdc00; }
+bool is_low(unsigned unit) { return unit >= 0xdc00 && unit < 0xe000; }
+
 }  // namespace
+
+JsonRepair mend_json(std::string& line) {
+  JsonRepair repair;
+  std::string out;
+  bool within = false;  // a string
+  for (size_t at = 0; at < line.size();) {
+    const std::string_view rest = std::string_view(line).substr(at);
+    const char c = line[at];
+    size_t taken = 1;
+    if (!within) {
+      static constexpr std::string_view kNoNumbers[] = {"NaN", "Infinity", "-Infinity"};
+      const auto* const word =
+          std::ranges::find_if(kNoNumbers, [&](std::string_view name) { return rest.starts_with(name); });
+      const bool found = word != std::end(kNoNumbers);
+      if (found) taken = word->size();
+      out += found ? "null" : std::string(1, c);
+      within = c == '"';
+    } else if (const std::optional<unsigned> unit = escape_at(line, at)) {
+      const std::optional<unsigned> next = escape_at(line, at + 6);
+      const bool pair = is_high(*unit) && next && is_low(*next);
+      taken = pair ? 12 : 6;
+      if (!pair && (is_high(*unit) || is_low(*unit))) {
+        if (repair.surrogates++ == 0) repair.first = at;
+        out += "\\ufffd";
+      } else {
+        out += rest.substr(0, taken);
+      }
+    } else if (c == '\\') {
+      taken = std::min<size_t>(2, rest.size());
+      out += rest.substr(0, taken);
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+    } else {
+      within = c != '"';
+      out += c;
+    }
+    at += taken;
+  }
+  line = std::move(out);
+  return repair;
+}
+
+std::string json_fault(std::string_view line) {
+  try {
+    if (ordered_json::parse(line).is_object()) return "";
+  } catch (const ordered_json::parse_error& error) {
+    const std::string_view what = error.what();  // "[json…] parse error at line 1, column 7: syntax error while …"
+    const size_t text = what.find(": ");
+    return fmt::format("at column {}: {}", error.byte, text == what.npos ? what : what.substr(text + 2));
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "it is no object";
+}
 
 void for_each_json_line(std::string_view text, const std::function<bool(int64_t number, ordered_json value)>& use) {
   int64_t number = 0;
@@ -31,7 +100,13 @@ void for_each_json_line(std::string_view text, const std::function<bool(int64_t 
     begin = end + 1;
     ++number;
     if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    if (!use(number, parse(line))) return;
+    ordered_json value = parse(line);
+    if (value.is_discarded()) {
+      std::string mended(line);
+      mend_json(mended);
+      value = parse(mended);
+    }
+    if (!use(number, std::move(value))) return;
   }
 }
 

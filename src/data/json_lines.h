@@ -8,6 +8,19 @@
 
 namespace trainer::data {
 
+/// What mend_json() put right in a line.
+struct JsonRepair {
+  int64_t surrogates = 0;  // halves of \u escapes without the other half, replaced by U+FFFD
+  size_t first = 0;        // where the first of them was
+};
+
+/// Mends in place what JSON forbids and Python's json module writes or reads: halves of surrogate pairs ("\ud83d"), NaN
+/// and Infinity as values (they become null), control characters within strings. Anything else stays as it is.
+JsonRepair mend_json(std::string& line);
+
+/// Says why a line is no JSON object: "at column 7: …". Empty for one that is.
+std::string json_fault(std::string_view line);
+
 /// Calls `use` with each line that is not blank and its number, from 1 on, until it returns false. What is no JSON, and
 /// what is nested too deeply to be copied and written, is given as discarded (`is_discarded()`). Keys keep their order.
 void for_each_json_line(std::string_view text,

@@ -47,9 +47,14 @@ fs::path cache_folder(const config::Config& config, const OpenOptions& options) 
 class TemporaryFolder {
  public:
   TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "trainer-XXXXXX").string();
+    std::error_code failed;
+    const fs::path around = fs::temp_directory_path(failed);
+    if (failed)
+      throw Error(Code::io, fmt::format("TMPDIR, or /tmp, is no folder for temporary files: {}", failed.message()));
+    std::string name = (around / "trainer-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
-      throw Error(Code::io, fmt::format("{}: cannot create a temporary folder", name));
+      throw Error(Code::io, fmt::format("{}: cannot create a temporary folder: {}; TMPDIR names another place", name,
+                                        system_reason(errno)));
     path_ = name;
   }
   ~TemporaryFolder() {

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "config/file_kind.h"
+#include "data/json_lines.h"
 #include "data/text_start.h"
 #include "data/utf8.h"
 
@@ -139,7 +140,17 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     const auto refuse = [&](const std::string& reason) {
       throw Error(Code::data, fmt::format("{}: {}: {}", file, place(file, offset), reason));
     };
-    const auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
+    auto object = nlohmann::json::parse(valid, nullptr, /*allow_exceptions=*/false);
+    if (object.is_discarded()) {
+      std::string mended = valid;
+      const JsonRepair mend = mend_json(mended);
+      object = nlohmann::json::parse(mended, nullptr, /*allow_exceptions=*/false);
+      if (object.is_discarded()) refuse("expected a JSON object on each line; " + json_fault(valid));
+      if (mend.surrogates > 0 && options.strict)
+        refuse("a string has half of a surrogate pair (data.strict = false replaces it)");
+      if (mend.surrogates > 0 && count.replaced == 0) count.first_offset = offset + static_cast<int64_t>(mend.first);
+      count.replaced += mend.surrogates;
+    }
     if (!object.is_object()) refuse("expected a JSON object on each line");
     const auto text = object.find(options.text_key);
     if (text == object.end()) {

@@ -151,15 +151,15 @@ void read_device(Reader& in, Cluster& c) {
   c.cpu = in.one_of<bool>("kind", {{"cpu", true}, {"gpu", false}});
   c.memory_bytes = in.number("memory_gib") * (1 << 30);
   c.memory_rate = in.number("memory_gb_per_s") * 1e9;
-  c.memory_share = in.number_or("memory_share", 1);
+  c.memory_share = in.positive_or("memory_share", 1);
   c.operator_seconds = in.number_or("operator_us", 0) * 1e-6;
   for (const auto& [name, compute] : computes())
     if (const double peak = in.number_or(("tflops_" + name).c_str(), 0) * 1e12; peak > 0) c.peaks[compute] = peak;
-  c.efficiency = in.number_or("efficiency", 1);
+  c.efficiency = in.positive_or("efficiency", 1);
   c.half_m = in.number_or("half_m", 0);
   c.half_k = in.number_or("half_k", 0);
   c.half_n = in.number_or("half_n", 0);
-  c.attention = in.number_or("attention", 1);
+  c.attention = in.positive_or("attention", 1);
   for (const auto& [key, share] : in_step_keys(c)) *share = in.positive_or(key, 1);
 }
 

@@ -41,7 +41,8 @@ void sliding_batch(const data::TokenDataset& dataset, int64_t stride, int64_t fi
 Evaluation evaluate(train::Trainer& trainer, const data::TokenDataset& dataset, const EvalWindows& chosen,
                     const data::Tokenizer* tokenizer, const std::function<bool(int64_t, int64_t)>& progress) {
   const int64_t all = windows_in(dataset, chosen.stride);
-  const int64_t windows = chosen.groups == 0 ? all : std::min(all, chosen.groups * trainer.config().train.global_batch);
+  const int64_t group = trainer.config().train.global_batch;
+  const int64_t windows = chosen.groups == 0 || chosen.groups > all / group ? all : chosen.groups * group;
   const int64_t micro_batch = trainer.micro_batch(), round = micro_batch * trainer.replicas();
   Evaluation result;
   data::TokenBatch batch;

@@ -1,5 +1,7 @@
 #include "run/loaded_model.h"
 
+#include <algorithm>
+
 #include "base/log.h"
 #include "checkpoint/folder.h"
 #include "comm/gpu_transport.h"
@@ -49,7 +51,7 @@ void take_tuning(comm::World& world, const LoadedModel& loaded) {
 
 /// Returns what is damaged in the checkpoint. Empty: the tensors are loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
-                        std::optional<LoadedModel>& out) {
+                        const std::vector<std::string>& sets, std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
   if (std::string damage = find_damage_on_any_rank(world, [&] { reader.emplace(folder); }); !damage.empty())
     return damage;
@@ -57,8 +59,9 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   LoadedModel loaded;
   loaded.folder = folder;
   loaded.step = header.state.step;
-  loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), {}, {.files = false});
-  loaded.config.precision.compute = compute_named(header.compute, folder);
+  loaded.config = config::load_text(header.config_toml, (folder / "config.toml").string(), sets, {.files = false});
+  if (std::ranges::none_of(sets, [](const std::string& set) { return set.starts_with("precision.compute"); }))
+    loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
   const config::Config trained = loaded.config;
   loaded.config.parallel = layouts(trained, world.size()).front();
@@ -87,14 +90,15 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
 
 }  // namespace
 
-LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads) {
+LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads,
+                       const std::vector<std::string>& sets) {
   const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
                             : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
   std::optional<LoadedModel> loaded;
   load_first_whole(world, candidates, none_whole,
-                   [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, loaded); });
+                   [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, sets, loaded); });
   return std::move(*loaded);
 }
 

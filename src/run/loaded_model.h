@@ -30,7 +30,9 @@ using Layouts = std::function<std::vector<config::Parallel>(const config::Config
 
 /// Loads `path`: a step folder, or the newest whole checkpoint of a `checkpoints` or run folder. Each checkpoint that
 /// is skipped gets a warning. `threads` 0: as many as the machine gives. The compute type is the one it was trained in.
+/// `sets` ("run.threads=1") override keys of the checkpoint's configuration.
 /// Throws Code::checkpoint when it cannot be read, Code::plan when it does not fit.
-LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0);
+LoadedModel load_model(comm::World& world, const std::filesystem::path& path, const Layouts& layouts, int threads = 0,
+                       const std::vector<std::string>& sets = {});
 
 }  // namespace trainer::run

@@ -41,7 +41,14 @@ void link_checkpoints(const config::Config& config) {
 
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer) {
   put(fs::path(config.run.dir) / "config.toml", config_toml);
-  if (!tokenizer.empty()) put(fs::path(config.run.dir) / data::tokenizer_file_name(tokenizer), tokenizer);
+  if (!tokenizer.empty()) {
+    const std::string name = data::tokenizer_file_name(tokenizer);
+    put(fs::path(config.run.dir) / name, tokenizer);
+    std::error_code none;
+    for (const char* other :
+         data::kTokenizerFiles)  // of an earlier run in the folder: it would be found first, or instead
+      if (other != name) fs::remove(fs::path(config.run.dir) / other, none);
+  }
   link_checkpoints(config);
 }
 

@@ -4,7 +4,7 @@ from mistakes import TINY, tiny_text
 
 def config(name, text, *expect, sets=(), status=2, verb=(), **more):
     args = [*verb, "--config", "x.toml"] + [part for each in sets for part in ("--set", each)]
-    return {"name": name, "args": args, "status": status, "expect": list(expect),
+    return {"name": name, "args": more.pop("args", args), "status": status, "expect": list(expect),
             "files": {"x.toml": text, "text.txt": tiny_text()}, "after": nothing_written, **more}
 
 
@@ -136,6 +136,12 @@ CASES = [
     config("set without a value", TINY, "--set train.steps: expected section.key=value", sets=["train.steps"]),
     config("resume from nowhere", TINY, 'checkpoint "nver" not found', 'did you mean "never"?',
            sets=["checkpoint.resume=nver"], status=5),
+    config("rotary base below one", TINY, "expected a number >= 1, found the number 0.5", sets=["model.rope_theta=0.5"]),
+    config("memory beyond all machines", TINY, "<= 1000000", sets=["hardware.memory_limit=1e10"]),
+    config("configuration without an end", TINY, "/dev/zero: above 64 MiB; expected a configuration file",
+           args=["config", "check", "--config", "/dev/zero"]),
+    config("path that is too long", TINY, "not found; expected auto, must, never or a path", sets=["checkpoint.resume=" + 300 * "d"],
+           status=5),
     config("weights from nowhere", TINY, 'checkpoint "no/run" not found', sets=["model.init_from=no/run"], status=5),
     config("memory that cannot be there", TINY, "the run needs", sets=["hardware.memory_limit=1e-6"], status=3,
            after=lambda place: None),

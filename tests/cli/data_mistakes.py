@@ -1,4 +1,5 @@
 """Data and tokenizers: exit status 4, naming file and offset."""
+import os
 import bz2
 import gzip
 import struct
@@ -81,6 +82,14 @@ CASES = [
           (b"PK\3\4....", "a ZIP archive", "unzip"), (b"PAR1....", "a Parquet table", ".jsonl"),
           (tiny_text().encode("utf-16"), "text in UTF-16", "iconv -f UTF-16 -t UTF-8"))],
     data("file of nothing but a byte-order mark", {"a.txt": b"\xef\xbb\xbf"}, "a.txt: offset 3: the file is empty", sets=["data.train=a.txt"]),
+    data("pipe as text", {}, "f.txt: not a regular file", sets=["data.train=f.txt"],
+         prepare=lambda place: os.mkfifo(place.folder / "f.txt")),
+    data("JSON lines: a comma too many", {"a.jsonl": '{"text": "a", }\n'}, "a.jsonl: offset 0 (line 1)",
+         "at column 15: syntax error while parsing object key", sets=["data.train=a.jsonl"]),
+    data("JSON lines: half a surrogate pair when strict", {"a.jsonl": '{"text": "a\\ud83d"}\n'}, "a.jsonl: offset 0 (line 1)",
+         "half of a surrogate pair", sets=["data.train=a.jsonl", "data.strict=true"]),
+    data("no folder for temporary files", {}, "TMPDIR", env={"TMPDIR": "/nonexistent"}, prepare=lambda place: {"step": place.tiny_run()},
+         args=["eval", "--checkpoint", "{step}", "--data", "text.txt"], status=5),
     data("folder as text", {"d/a.txt": "a b c"}, '"d" is a folder: name its files, such as "d/*.txt"', sets=["data.train=d"]),
     data("folder among what is tokenized", {"d/e/a.txt": "a b c"}, '"d/e" is a folder', "d/e/*.txt",
          args=["tokenize", "--input", "d/*", "--output", "out", "--train-vocab", "320"], after=nothing_tokenized),

@@ -20,6 +20,26 @@ class Evaluation(rig.Runs):
         finally:
             self.launcher = []
 
+    # --- keys
+
+    def test_keys_apply_or_are_named(self):
+        self.train("run.dir=half", "precision.compute=bf16", max_steps=4)
+        loss = lambda *sets: json.loads(self.trainer("eval", "--checkpoint", "half", "--json", "--set", "run.threads=1", *sets,
+                                                     stdout=True))["loss"]
+        self.assertNotEqual(loss("precision.compute=fp32"), loss())
+        self.assertAlmostEqual(loss("precision.compute=fp32"), loss(), delta=1e-3)
+        stderr = self.trainer("eval", "--checkpoint", "half", "--set", "model.n_layer=7", "optim.lr=1e-3", "run.threads=1")
+        self.assertIn("--set model.n_layer optim.lr: no effect on `eval`", stderr)
+        stderr = self.trainer("generate", "--checkpoint", "half", "--set", "foo.b=3", "--prompt", "a", "--tokens", "2")
+        self.assertIn("--set foo.b: no effect on `generate`", stderr)
+        self.trainer("eval", "--checkpoint", "half", "--set", "run.device=cuda", status=2)
+        self.assertIn("--set goes with --config FILE",
+                      self.trainer("checkpoint", "verify", "--checkpoint", "half", "--set", "optim.lr=1", status=2))
+
+    def test_any_number_of_groups_is_at_most_all(self):
+        self.assertEqual(self.json("eval", "--batches", str(2**63 - 1)), self.json("eval"))
+        self.train("run.dir=many", "train.eval_batches=1000000000000000000", max_steps=3)
+
     # --- windows
 
     def test_windows_slide(self):

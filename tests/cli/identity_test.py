@@ -2,6 +2,7 @@
 """Which data and which tokenizer a checkpoint belongs to: evaluation and refused starts leave everything as it was, and
 nothing goes on with other data unless that is asked for."""
 import json
+import pathlib
 import shutil
 
 import rig
@@ -162,6 +163,23 @@ class Identity(rig.Runs):
         self.assertIn("run/checkpoints/step-00000004/tokenizer.model", stderr)
         self.train("data.train=text.txt", "data.tokenizer=run/checkpoints/step-00000004/tokenizer.model", *sets)
         self.assertIn("warning: the tokenizer is not", self.train_text(*sets, OTHER_DATA, resume="never"))
+
+    def test_a_run_goes_on_without_the_weights_that_it_began_with(self):
+        self.train("run.dir=first", max_steps=2)
+        sets = ["model.init_from=first", "run.dir=second"]
+        self.train(*sets, max_steps=2)
+        shutil.rmtree(self.folder / "first")
+        self.assertIn("resumed step 2", self.train(*sets))
+        self.assertIn('checkpoint "first" not found', self.train(*sets, resume="never", status=5))
+
+    def test_a_folder_has_one_tokenizer(self):
+        gpt2 = pathlib.Path(__file__).resolve().parents[2] / "data/gpt2"
+        self.trainer("tokenize", "--input", "text.txt", "--output", "both", "--tokenizer", "tokens")
+        stderr = self.trainer("tokenize", "--input", "text.txt", "--output", "both", "--tokenizer", str(gpt2), status=4)
+        self.assertIn("both: holds tokenizer.model, a tokenizer of another kind", stderr)
+        for tokenizer, kept in ("tokens", "tokenizer.model"), (str(gpt2), "tokenizer.json"):
+            self.train("data.train=text.txt", f"data.tokenizer={tokenizer}", resume="never", max_steps=1)
+            self.assertEqual([path.name for path in (self.folder / "run").glob("tokenizer.*")], [kept])
 
     def test_another_model_is_refused_before_its_data_are_tokenized(self):
         self.train_text(max_steps=4)

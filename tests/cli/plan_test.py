@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 
 import rig
 
@@ -135,6 +136,10 @@ class Plan(rig.Runs):
         message = self.plan("--devices", "4", "--set", "hardware.memory_limit=0.0001", status=3, stdout=False)
         self.assertIn("no layout fits into", message)
         self.assertIn("a device would do", message)
+        bare = re.sub("efficiency = .*", "", (self.folder / "cluster.toml").read_text())
+        (self.folder / "bare.toml").write_text(bare)
+        message = self.trainer("plan", "--config", "config.toml", "--cluster", "bare.toml")
+        self.assertIn("bare.toml: without device.efficiency products count at their full peak", message)
         (self.folder / "bad.toml").write_text((self.folder / "cluster.toml").read_text().replace("gb_per_s = 4", ""))
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import shutil
 import signal
+import subprocess
 
 import rig
 
@@ -175,6 +176,25 @@ class Ranks(rig.Runs):
         self.assertEqual(stderr.count("not found"), 1, stderr)
         stderr = self.train("parallel.data=3", status=3)
         self.assertEqual(stderr.count("does not make 2 ranks"), 1, stderr)
+
+    def test_one_rank_works_where_the_work_is_for_one(self):
+        self.train(max_steps=1)
+        for ranks in ([], [*rig.MPIRUN, "-np", "2"]):
+            self.launcher = ranks
+            self.trainer("checkpoint", "export", "--format", "hf", "--checkpoint", "run", "--output", f"hf{len(ranks)}")
+            self.trainer("checkpoint", "strip", "--checkpoint", "run", "--output", f"weights{len(ranks)}")
+        self.launcher = []
+        alone, beside = ((self.folder / name / "model.safetensors").read_bytes() for name in ("hf0", f"hf{len(ranks)}"))
+        self.assertTrue(alone == beside)
+        self.assertEqual(list(self.folder.glob(".writing*")), [])
+
+    def test_ranks_that_were_asked_for_other_texts_are_no_job(self):
+        self.train(max_steps=1)
+        generate = ["generate", "--checkpoint", "run", "--prompt", "a", "--tokens"]
+        result = subprocess.run([*rig.MPIRUN, "-np", "1", rig.TRAINER, *generate, "5", ":", "-np", "1", rig.TRAINER, *generate, "7"],
+                                cwd=self.folder, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--tokens is 7, that of the first rank 5", result.stderr)
 
     def test_a_dry_run_needs_none_of_its_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "parallel.data=4",

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "data/json_lines.h"
 #include "data/utf8.h"
 #include "unit/data/fixtures.h"
 
@@ -235,6 +236,38 @@ TEST(Text, SamplesAreSpreadOverAllFiles) {
   EXPECT_GT(late, static_cast<int64_t>(lines.size()) / 4);
   EXPECT_EQ(lines, sample_lines(files, {}, int64_t{4} << 20, 100));
   for (const std::string& line : sample_lines({files[0]}, {}, int64_t{64} << 20, 3)) ASSERT_LE(line.size(), 3u);
+}
+
+TEST(JsonLines, AreMendedWhereJsonForbidsWhatPythonWrites) {
+  const auto mended = [](std::string line) {
+    const JsonRepair repair = mend_json(line);
+    return std::pair(line, repair.surrogates);
+  };
+  using Mended = std::pair<std::string, int64_t>;
+  EXPECT_EQ(mended(R"({"a": "x\ud83d y"})"), Mended(R"({"a": "x\ufffd y"})", 1));
+  EXPECT_EQ(mended(R"({"a": "\ude00\ud83d\ude00\uD83D"})"), Mended(R"({"a": "\ufffd\ud83d\ude00\ufffd"})", 2));
+  EXPECT_EQ(mended(R"({"a": "\ud83d\ud83d\ude00"})"), Mended(R"({"a": "\ufffd\ud83d\ude00"})", 1));
+  EXPECT_EQ(mended(R"({"a": NaN, "b": [-Infinity, Infinity], "c": "NaN \" Infinity"})"),
+            Mended(R"({"a": null, "b": [null, null], "c": "NaN \" Infinity"})", 0));
+  EXPECT_EQ(mended("{\"a\": \"x\ty\\\\\"}\t"), Mended("{\"a\": \"x\\u0009y\\\\\"}\t", 0));
+  for (const char* same :
+       {R"({"a": "\\ud83d", "b": "\u00e9"})", R"({"a": "\ud8)", R"({"a": "\)", "", "\"", R"({"a": N})"})
+    EXPECT_EQ(mended(same), Mended(same, 0));
+}
+
+TEST(JsonLines, SayWhereTheyAreNoJson) {
+  EXPECT_EQ(json_fault(R"({"a": 1, })").substr(0, 32), "at column 10: syntax error while");
+  EXPECT_NE(json_fault(R"({"a": 1e999})").find("1e999"), std::string::npos);
+}
+
+TEST(JsonLines, CountHalvesOfPairsAsReplaced) {
+  const TemporaryFolder folder;
+  const std::string lines = R"({"text": "one", "score": NaN})"
+                            "\n"
+                            R"({"text": "t\ud83dwo"})"
+                            "\n";
+  const std::string file = write(folder / "a.jsonl", lines);
+  EXPECT_EQ(documents({file}, {}, 1 << 20), (std::vector<std::string>{"one", "t\xEF\xBF\xBDwo"}));
 }
 
 }  // namespace

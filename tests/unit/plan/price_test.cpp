@@ -344,6 +344,11 @@ TEST(ClusterFile, SaysWhatIsWrongAndWhere) {
             "c.toml:13:1: operator: a second table of kind \"norm\"; keep one of them");
   EXPECT_NE(message(kText, "start_us", "progress = 0\nstart_us").find("intra.progress: expected a number above 0"),
             std::string::npos);
+  for (const char* share : {"memory_share", "efficiency", "attention"})
+    EXPECT_NE(message(kText, "memory_gib = 2\n", format("memory_gib = 2\n{} = 0\n", share))
+                  .find("expected a number above 0, found the integer 0"),
+              std::string::npos)
+        << share;
   EXPECT_NE(message(kText, "[intra]", "[intro]").find("did you mean \"intra\"?"), std::string::npos);
   EXPECT_NE(message(kText, "tflops_fp32 = 0.1", "").find("no peak"), std::string::npos);
   EXPECT_NE(message(kText, "name = \"d\"", "name = ").find("c.toml:5:"), std::string::npos);
