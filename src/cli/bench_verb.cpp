@@ -238,6 +238,11 @@ int bench_command(const BenchOptions& o) {
     throw Error(Code::usage,
                 format("--write-tuning measures the products of the configuration in all forms: leave out {}",
                        o.forms ? "--forms" : "--shape"));
+  if (const int ranks = comm::launched_ranks().value_or(1); ranks > 1)
+    throw Error(Code::usage,
+                format("`bench {}` measures one process, and {} ranks were started: leave out mpirun; `bench "
+                       "collectives` and `bench all --write-profile` take ranks",
+                       o.what, ranks));
   const Bench bench(o);
   if (o.what == "all") bench.require_config();
   json document;

@@ -13,6 +13,8 @@
 
 using namespace trainer;
 
+constexpr const char* kAnswers = "answers for all";
+
 int main(int argc, char** argv) {
   cli::prepare_process();
   CLI::App app{
@@ -90,7 +92,7 @@ int main(int argc, char** argv) {
     if (tokenize_verb.parsed()) return cli::tokenize_command(tokenize);
     if (bench_verb.parsed()) return cli::bench_command(bench);
     if (checkpoint_verb.parsed()) return cli::checkpoint_command(checkpoint);
-    if (config_verb.parsed()) return cli::config_command(config);
+    if (config_verb.parsed()) return cli::run_on_first_rank([&] { return cli::config_command(config); }, kAnswers);
     if (completion_verb.parsed()) {
       cli::print(cli::completion(cli::describe(app), shell));
       return 0;
@@ -99,8 +101,8 @@ int main(int argc, char** argv) {
       cli::print(cli::manual(cli::describe(app), cli::version()));
       return 0;
     }
-    if (report_verb.parsed()) return cli::report_command(report);
-    if (plan_verb.parsed()) return cli::plan_command(plan);
+    if (report_verb.parsed()) return cli::run_on_first_rank([&] { return cli::report_command(report); }, kAnswers);
+    if (plan_verb.parsed()) return cli::run_on_first_rank([&] { return cli::plan_command(plan); }, kAnswers);
     return cli::train_command(bare);
   } catch (...) {
     return cli::report(std::current_exception(), 0);

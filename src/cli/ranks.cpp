@@ -139,10 +139,11 @@ int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts
 }
 
 int run_on_first_rank(const std::function<int()>& verb, const std::string& what) {
+  if (launched() <= 1) return verb();
   return run_on_ranks([&](comm::World& world) {
     constexpr double kAsLongAsItTakes = 1e9;  // seconds
     world.configure({.timeout_s = kAsLongAsItTakes});
-    if (world.first() && world.size() > 1) log::info("rank 0 of {} {}", world.size(), what);
+    if (world.first()) log::info("rank 0 of {} {}", world.size(), what);
     double status = 0;
     world.control().run_on_all_ranks([&] {
       if (world.first()) status = verb();

@@ -16,6 +16,17 @@ std::filesystem::path metrics_file(const config::Config& config) {
   return std::filesystem::path(config.run.dir) / "metrics.jsonl";
 }
 
+/// Says so where the metrics that lie in the folder are not those of the run that begins after `step`.
+void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
+  const report::History history = report::read_history(file);
+  if (history.steps.empty()) return;
+  if (step == 0)
+    log::warning("{}: the steps of an earlier run go, as this one starts from step 0", file.string());
+  else if (std::ranges::count(history.checkpoints, step, &report::CheckpointReport::step) == 0)
+    log::warning("{}: there is no checkpoint of step {}, from which the run resumes; its steps may be of another run",
+                 file.string(), step);
+}
+
 report::OffloadReport offload_report(offload::Engine& engine) {
   static constexpr const char* orders[] = {"forward", "arrival", "zigzag"};
   static constexpr const char* memory[] = {"plain", "pinned", "staged", "pageable"};
@@ -59,8 +70,7 @@ Reporter::Reporter(const config::Config& config, const plan::RunPlan& plan, cons
 void Reporter::open(int64_t step) {
   if (!first_) return;
   started_ = now_seconds();
-  if (step == 0 && !report::read_history(metrics_file(config_)).steps.empty())
-    log::warning("{}: the steps of an earlier run go, as this one starts from step 0", metrics_file(config_).string());
+  warn_of_another_run(metrics_file(config_), step);
   report::truncate_after_step(metrics_file(config_), step > 0 ? step : -1);
   samples_ = report::read_samples(config_.run.dir, step);
   if (config_.log.jsonl) metrics_.emplace(metrics_file(config_));

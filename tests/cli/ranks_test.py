@@ -188,6 +188,11 @@ class Ranks(rig.Runs):
         self.assertTrue(alone == beside)
         self.assertEqual(list(self.folder.glob(".writing*")), [])
 
+    def test_one_rank_answers_for_all(self):
+        self.launcher = [*rig.MPIRUN, "-np", "2"]
+        self.assertEqual(self.trainer("config", "show", "--config", "config.toml", stdout=True).count("[model]"), 1)
+        self.assertIn("`bench peak` measures one process, and 2 ranks were started", self.trainer("bench", "peak", status=2))
+
     def test_ranks_that_were_asked_for_other_texts_are_no_job(self):
         self.train(max_steps=1)
         generate = ["generate", "--checkpoint", "run", "--prompt", "a", "--tokens"]
