@@ -65,6 +65,7 @@ File File::create(SystemCalls& calls, const fs::path& path) {
 }
 
 File File::open(SystemCalls& calls, const fs::path& path) {
+  // Without waiting for the writer of a FIFO.
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
   if (fd < 0) fail(path, "open", errno);
   return File(calls, path, fd);

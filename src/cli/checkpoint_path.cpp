@@ -10,7 +10,7 @@
 
 namespace trainer::cli {
 
-std::vector<std::string> computing_sets(const std::string& verb, const ConfigOptions& config,
+std::vector<std::string> computing_sets(const comm::World& world, const std::string& verb, const ConfigOptions& config,
                                         const std::vector<std::string>& uses) {
   const std::vector<std::string> computing = {"run.threads", "run.device", "precision.compute"};
   std::vector<std::string> taken, idle;
@@ -21,7 +21,7 @@ std::vector<std::string> computing_sets(const std::string& verb, const ConfigOpt
     else if (std::ranges::count(uses, key) == 0)
       idle.push_back(key);
   }
-  if (!idle.empty())
+  if (world.first() && !idle.empty())
     log::warning("--set {}: no effect on `{}`, which takes the model and its keys from the checkpoint",
                  fmt::join(idle, " "), verb);
   return taken;

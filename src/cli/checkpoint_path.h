@@ -3,13 +3,14 @@
 #include <vector>
 
 #include "cli/cli.h"
+#include "comm/world.h"
 
 namespace trainer::cli {
 
 /// Returns those of --set that say how the model of a checkpoint computes (run.threads, run.device, precision.compute,
-/// hardware.*). All other keys come from the checkpoint: a warning names those of --set that do nothing, which is all
-/// but these and the ones that the verb `uses` itself.
-std::vector<std::string> computing_sets(const std::string& verb, const ConfigOptions& config,
+/// hardware.*). All other keys come from the checkpoint: the first rank warns of those of --set that do nothing, which
+/// is all but these and the ones that the verb `uses` itself.
+std::vector<std::string> computing_sets(const comm::World& world, const std::string& verb, const ConfigOptions& config,
                                         const std::vector<std::string>& uses);
 
 /// Returns the checkpoint that a verb reads: `checkpoint`, or the checkpoint folder of the run that the configuration

@@ -108,7 +108,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   const fs::path path = o.checkpoint.empty() ? run::checkpoint_folder(config) : fs::path(o.checkpoint);
   const run::SignalGuard signals;
   const std::vector<std::string> sets =
-      computing_sets("eval", o.config,
+      computing_sets(world, "eval", o.config,
                      {"run.name", "run.dir", "data.train", "data.val", "checkpoint.dir", "checkpoint.allow_other_data",
                       "parallel.transport", "parallel.timeout"});
   run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts, 0, sets);

@@ -111,7 +111,8 @@ int generate(comm::World& world, const GenerateOptions& o) {
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
-  const std::vector<std::string> sets = computing_sets("generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
+  const std::vector<std::string> sets =
+      computing_sets(world, "generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
   run::LoadedModel model = run::load_model(world, path, parallel::generation_layouts, 0, sets);
   if (!model.tokenizer)
     throw Error(Code::data,

@@ -24,7 +24,7 @@ ordered_json parse(std::string_view line) {
   return too_deep ? ordered_json(ordered_json::value_t::discarded) : value;
 }
 
-/// The value of the escape "\uXXXX" at `at`; none where there is none.
+/// Returns the value of an escape such as "\u00e9" at `at`.
 std::optional<unsigned> escape_at(std::string_view line, size_t at) {
   if (line.size() < at + 6 || line[at] != '\\' || line[at + 1] != 'u') return std::nullopt;
   unsigned value = 0;

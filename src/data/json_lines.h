@@ -23,6 +23,7 @@ std::string json_fault(std::string_view line);
 
 /// Calls `use` with each line that is not blank and its number, from 1 on, until it returns false. What is no JSON, and
 /// what is nested too deeply to be copied and written, is given as discarded (`is_discarded()`). Keys keep their order.
+/// What mend_json() can mend is mended.
 void for_each_json_line(std::string_view text,
                         const std::function<bool(int64_t number, nlohmann::ordered_json value)>& use);
 

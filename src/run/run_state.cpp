@@ -184,12 +184,14 @@ std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const 
     return std::nullopt;
   }
   const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
-  const checkpoint::Snapshot& stored = reader.header();
-  checkpoint::require_same_use(stored, expected, reader.folder(),
-                               [&](const std::string& key) { return config.origins.contains("model." + key); });
-  checkpoint::require_same_tokenizer(stored, expected, reader.folder(), config.checkpoint.allow_other_data);
-  load_first_whole(trainer.mesh().world(), {reader.folder()}, "",
-                   [&](const fs::path&) { return load_weights(trainer, reader); });
+  comm::World& world = trainer.mesh().world();
+  world.control().run_on_all_ranks([&] {  // the first rank compares, so that warnings come once
+    if (!world.first()) return;
+    checkpoint::require_same_use(reader.header(), expected, reader.folder(),
+                                 [&](const std::string& key) { return config.origins.contains("model." + key); });
+    checkpoint::require_same_tokenizer(reader.header(), expected, reader.folder(), config.checkpoint.allow_other_data);
+  });
+  load_first_whole(world, {reader.folder()}, "", [&](const fs::path&) { return load_weights(trainer, reader); });
   log::info("weights of {}, fresh optimizer", reader.folder().string());
   return std::nullopt;
 }
