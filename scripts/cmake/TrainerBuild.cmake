@@ -13,7 +13,8 @@ set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}")
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER "${CCACHE_PROGRAM}")
+  # Precompiled headers are cached too, as ccache's manual says.
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${CCACHE_PROGRAM}")
 endif()
 
 find_package(Threads REQUIRED)
@@ -140,6 +141,25 @@ if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
   endif()
 endif()
 
+# Instruction sets of CPU kernels: all of them, or with `native` plain C++ and the best one of this machine.
+set(TRAINER_ISA_SETS "plain;avx2;avx512" CACHE STRING "Sets of CPU kernels: plain;avx2;avx512, or native")
+if(TRAINER_ISA_SETS STREQUAL "native")
+  file(STRINGS /proc/cpuinfo flags REGEX "^flags" LIMIT_COUNT 1)
+  if(flags MATCHES " avx512f .* avx512vl")
+    set(TRAINER_ISA_SETS plain avx512)
+  elseif(flags MATCHES " avx2 ")
+    set(TRAINER_ISA_SETS plain avx2)
+  else()
+    set(TRAINER_ISA_SETS plain)
+  endif()
+endif()
+foreach(isa avx2 avx512)
+  if(NOT isa IN_LIST TRAINER_ISA_SETS)
+    string(TOUPPER "${isa}" name)
+    add_compile_definitions(TRAINER_WITHOUT_${name}=1)
+  endif()
+endforeach()
+
 # No -ffast-math anywhere: its start-up object changes MXCSR for the whole process. No contraction: AdamW's arithmetic
 # is canonical, every fma is written out.
 set(TRAINER_FLAGS -ffp-contract=off -fno-math-errno)
@@ -150,6 +170,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
 endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   list(APPEND TRAINER_WARNINGS -Wno-unknown-pragmas)  # GCC ivdep
+endif()
+if(CMAKE_UNITY_BUILD)  # files in one unit shadow each other's names; builds without it look at each file alone
+  list(APPEND TRAINER_WARNINGS -Wno-shadow -Wno-subobject-linkage)
 endif()
 if(TRAINER_WERROR)
   list(APPEND TRAINER_WARNINGS -Werror)
@@ -168,10 +191,11 @@ add_custom_target(trainer_version
           "-DHEADER=${TRAINER_GENERATED}/trainer_version.h" -P "${CMAKE_CURRENT_LIST_DIR}/FindVersion.cmake"
   BYPRODUCTS "${TRAINER_GENERATED}/trainer_version.h" COMMENT "Finding the version" VERBATIM)
 
-# trainer_module(NAME [DEPS modules…] [LIBS targets…] [EXECUTABLE]): all sources of src/NAME as trainer_NAME.
+# trainer_module(NAME [DEPS modules…] [LIBS targets…] [EXECUTABLE] [COLD]): all sources of src/NAME as trainer_NAME.
+# COLD: no loop over elements or tokens is in it; TRAINER_COLD_FLAGS apply (preset quick: -O1).
 # EXECUTABLE: everything but main.cpp goes into the library, main.cpp becomes the program `trainer`.
 function(trainer_module name)
-  cmake_parse_arguments(arg "EXECUTABLE" "" "DEPS;LIBS" ${ARGN})
+  cmake_parse_arguments(arg "EXECUTABLE;COLD" "" "DEPS;LIBS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${name}/*.cpp")
   list(FILTER sources EXCLUDE REGEX "\\.isa\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/src/cli/main\\.cpp$")
@@ -180,6 +204,9 @@ function(trainer_module name)
   if(sources)
     add_library(trainer_${name} STATIC ${sources})
     target_compile_options(trainer_${name} PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS})
+    if(arg_COLD)
+      target_compile_options(trainer_${name} PRIVATE ${TRAINER_COLD_FLAGS})
+    endif()
     set(scope PUBLIC)
   else()
     add_library(trainer_${name} INTERFACE)
@@ -200,7 +227,8 @@ function(trainer_module name)
 endfunction()
 
 # trainer_isa_variants(MODULE): every src/MODULE/**/*.isa.cpp is compiled once per instruction set, with
-# TRAINER_ISA=plain|avx2|avx512 naming the namespace its kernels go into; run-time dispatch picks one (device/cpu/isa.h).
+# TRAINER_ISA=plain|avx2|avx512 naming the namespace its kernels go into; run-time dispatch picks one (device/isa.h).
+# Kernels of bf16 panels (*_pairs, *_tiles) run on avx512 only; tests run those of the other sets as well.
 function(trainer_isa_variants module)
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/${module}/*.isa.cpp")
   if(NOT sources)
@@ -213,11 +241,18 @@ function(trainer_isa_variants module)
   if(TRAINER_SANITIZE)  # its checks take the compiler minutes to optimise
     set(level -O1)
   endif()
-  foreach(isa plain avx2 avx512)
-    add_library(trainer_${module}_${isa} OBJECT ${sources})
+  foreach(isa IN LISTS TRAINER_ISA_SETS)
+    set(compiled ${sources})
+    set(panels TRAINER_BF16_PANELS=1)
+    if(NOT isa STREQUAL avx512 AND NOT TRAINER_TESTS)
+      list(FILTER compiled EXCLUDE REGEX "_(pairs|tiles)\\.isa\\.cpp$")
+      set(panels "")
+    endif()
+    add_library(trainer_${module}_${isa} OBJECT ${compiled})
+    set_target_properties(trainer_${module}_${isa} PROPERTIES UNITY_BUILD OFF)
     target_include_directories(trainer_${module}_${isa} PRIVATE "${PROJECT_SOURCE_DIR}/src")
     target_link_libraries(trainer_${module}_${isa} PRIVATE trainer_tensor)
-    target_compile_definitions(trainer_${module}_${isa} PRIVATE TRAINER_ISA=${isa})
+    target_compile_definitions(trainer_${module}_${isa} PRIVATE TRAINER_ISA=${isa} ${panels})
     target_compile_options(trainer_${module}_${isa} PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS} ${level} ${flags_${isa}})
     target_sources(trainer_${module} PRIVATE $<TARGET_OBJECTS:trainer_${module}_${isa}>)
   endforeach()

@@ -22,9 +22,6 @@ struct Arrays {
   Buffer p, m, v, g;
 };
 
-const ops::PeakTable& loops(const Exec& ex) {
-  return ops::table_for(ex, ops::plain::peak_table, ops::avx2::peak_table, ops::avx512::peak_table);
-}
 float* at(const Buffer& x, int64_t first) { return x.tensor().as<float>() + first; }
 
 /// Moves the 28 bytes per parameter that an update moves, and computes nothing.
@@ -35,7 +32,8 @@ void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
     return;
   }
   ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
-    loops(ex).traffic(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
+    ops::peak_loops(ex.device.isa())
+        .traffic(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
   });
 }
 
@@ -45,7 +43,8 @@ void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
   std::vector<float> sums(static_cast<size_t>(divide_up(parameters, ops::kTaskElements)));
   ops::for_row_blocks(ex, parameters, ops::kTaskElements, [&](int64_t first, int64_t n) {
     sums[static_cast<size_t>(first / ops::kTaskElements)] =
-        loops(ex).read(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
+        ops::peak_loops(ex.device.isa())
+            .read(at(arrays.p, first), at(arrays.m, first), at(arrays.v, first), at(arrays.g, first), n);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/dtype.h"
 #include "device/isa.h"
+#include "device/kernel_sets.h"
 
 namespace trainer::comm {
 
@@ -19,28 +20,8 @@ struct ReduceKernels {
   void (*accumulate[2][kReducedTypes])(const void* x, void* acc, int64_t n);
   void (*store[kReducedTypes])(const void* acc, void* out, int64_t n);
 };
-namespace plain {
-extern const ReduceKernels reduce_kernels;
-}
-namespace avx2 {
-extern const ReduceKernels reduce_kernels;
-}
-namespace avx512 {
-extern const ReduceKernels reduce_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const ReduceKernels reduce_kernels;)
 
-inline const ReduceKernels& reduce_kernels(device::Isa isa) {
-  switch (isa) {
-    case device::Isa::amx:
-    case device::Isa::avx512bf16:
-    case device::Isa::avx512:
-      return avx512::reduce_kernels;
-    case device::Isa::avx2:
-      return avx2::reduce_kernels;
-    case device::Isa::plain:
-      break;
-  }
-  return plain::reduce_kernels;
-}
+inline const ReduceKernels& reduce_kernels(device::Isa isa) { return TRAINER_KERNELS(isa, reduce_kernels); }
 
 }  // namespace trainer::comm

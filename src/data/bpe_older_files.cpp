@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kMostTokens = size_t{1} << 24;
+constexpr size_t kMostIds = size_t{1} << 24;
 
 std::vector<std::string> lines_of(std::string_view text) {
   std::vector<std::string> lines;
@@ -103,7 +103,7 @@ std::vector<NamedToken> read_vocab_json(std::string_view text, const std::string
     throw Error(Code::data, format("{}: not a JSON object of tokens and their ids", origin));
   std::vector<NamedToken> tokens;
   for (const auto& [name, id] : vocab.items()) {
-    if (!id.is_number_unsigned() || id.get<uint64_t>() >= kMostTokens)
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= kMostIds)
       throw Error(Code::data, format("{}: {}: the id is no whole number", origin, name));
     tokens.push_back({name, id.get<size_t>()});
   }

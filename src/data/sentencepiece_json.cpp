@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kSpaceMark = "\xE2\x96\x81";
+constexpr const char* kSpaceSymbol = "\xE2\x96\x81";
 
 /// Returns "left right" for all ways to make a piece of two others, the first to be tried in front.
 ordered_json merges_of(const std::vector<ModelPiece>& pieces) {
@@ -64,7 +64,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
     if (kind == PieceKind::unknown) unknown = text;
     has_bytes = has_bytes || kind == PieceKind::byte;
   }
-  decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpaceMark}}}, {"content", " "}});
+  decoders.push_back({{"type", "Replace"}, {"pattern", {{"String", kSpaceSymbol}}}, {"content", " "}});
   if (has_bytes) decoders.push_back({{"type", "ByteFallback"}});
   decoders.push_back({{"type", "Fuse"}});
   if (traits->dummy_prefix) decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
@@ -84,7 +84,7 @@ std::optional<std::string> sentencepiece_to_json(std::string_view serialized) {
                    {"normalizer", nullptr},
                    {"pre_tokenizer",
                     {{"type", "Metaspace"},
-                     {"replacement", kSpaceMark},
+                     {"replacement", kSpaceSymbol},
                      {"prepend_scheme", traits->dummy_prefix ? "first" : "never"},
                      {"split", false}}},
                    {"post_processor", nullptr},

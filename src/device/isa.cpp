@@ -11,6 +11,16 @@
 namespace trainer::device {
 namespace {
 
+constexpr bool is_built(Isa isa) {
+#ifdef TRAINER_WITHOUT_AVX2
+  if (isa == Isa::avx2) return false;
+#endif
+#ifdef TRAINER_WITHOUT_AVX512
+  if (isa >= Isa::avx512) return false;
+#endif
+  return isa >= Isa::plain;
+}
+
 bool permit_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
@@ -61,18 +71,19 @@ bool fast_bf16(const CpuFeatures& cpu, Isa isa) {
 Isa best_isa(const CpuFeatures& cpu) {
   Isa best = Isa::plain;
   for (const Isa isa : kIsas)
-    if (has(cpu, isa) && (isa != Isa::avx512bf16 || fast_bf16(cpu, isa))) best = isa;
+    if (is_built(isa) && has(cpu, isa) && (isa != Isa::avx512bf16 || fast_bf16(cpu, isa))) best = isa;
   return best;
 }
 
-bool available(Isa isa) { return has(cpu_features(), isa); }
+bool available(Isa isa) { return is_built(isa) && has(cpu_features(), isa); }
 
 Isa detect_isa() {
   const char* wanted = std::getenv("TRAINER_ISA");
   if (wanted == nullptr || *wanted == '\0') return best_isa(cpu_features());
   for (const Isa isa : kIsas) {
     if (name_of(isa) != wanted) continue;
-    if (!available(isa)) throw Error(Code::usage, format("TRAINER_ISA={}: this CPU offers {}", wanted, isa_summary()));
+    if (!available(isa))
+      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU and this build offer {}", wanted, isa_summary()));
     return isa;
   }
   throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", wanted));

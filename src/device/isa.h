@@ -29,12 +29,18 @@ Isa best_isa(const CpuFeatures& cpu);
 /// Says whether products of bf16 by this set are faster than those of fp32.
 bool fast_bf16(const CpuFeatures& cpu, Isa isa);
 
-/// True when this CPU, kernel and process can run the set.
+/// True when this CPU, kernel and process can run the set, and this build has kernels of it.
 bool available(Isa isa);
 /// The best set there is, or the one named by the environment variable TRAINER_ISA (plain, avx2, avx512, avx512bf16,
 /// amx). Throws Code::usage when the variable names an unknown set or one this CPU lacks.
 Isa detect_isa();
 std::string_view name_of(Isa isa);
+
+/// Returns the kernels for a set; kernels of avx512 run on the sets above it too. Called by TRAINER_KERNELS.
+template <typename Table>
+const Table& kernels_for(Isa isa, const Table& plain, const Table& avx2, const Table& avx512) {
+  return isa >= Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : plain;
+}
 
 /// Everything found, for `trainer --version`: "plain avx2 avx512 avx512bf16 amx".
 std::string isa_summary();

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kChunk = int64_t{1} << 18;  // elements converted at a time
+constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a time
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
 constexpr const char* kHead = "lm_head.weight";
 
@@ -75,8 +75,8 @@ class TensorReader {
     const WeightFiles::Place place = place_of(tensor);
     const FloatType type = *find_stored(place.entry->dtype);
     values_.resize(static_cast<size_t>(tensor.shape.count()));
-    for (size_t at = 0; at < values_.size(); at += kChunk) {
-      const std::span<float> chunk = std::span(values_).subspan(at, std::min<size_t>(kChunk, values_.size() - at));
+    for (size_t at = 0; at < values_.size(); at += kConverted) {
+      const std::span<float> chunk = std::span(values_).subspan(at, std::min<size_t>(kConverted, values_.size() - at));
       const auto size = static_cast<size_t>(size_of(type));
       buffer_.resize(chunk.size() * size);
       place.file->read(*place.entry, static_cast<int64_t>(at * size), buffer_);

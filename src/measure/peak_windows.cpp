@@ -16,12 +16,12 @@ namespace trainer::measure {
 
 PeakUnit peak_unit(device::Isa isa, DType compute) {
   if (compute == DType::bf16 && isa >= device::Isa::amx)
-    return {"AMX tiles", ops::avx512::peak_table.bf16_tiles, DType::bf16};
+    return {"AMX tiles", ops::peak_loops(isa).bf16_tiles, DType::bf16};
   if (compute == DType::bf16 && isa == device::Isa::avx512bf16)
-    return {"AVX512-BF16 dot products", ops::avx512::peak_table.bf16_pairs, DType::bf16};
+    return {"AVX512-BF16 dot products", ops::peak_loops(isa).bf16_pairs, DType::bf16};
   // Other types compute in fp32, or in fp64.
   const bool wide = isa >= device::Isa::avx512, plain = isa < device::Isa::avx2;
-  const ops::PeakTable& table = wide ? ops::avx512::peak_table : plain ? ops::plain::peak_table : ops::avx2::peak_table;
+  const ops::PeakTable& table = ops::peak_loops(isa);
   const std::string_view name = wide ? "AVX-512 fma" : plain ? "plain multiply and add" : "AVX2 fma";
   return compute == DType::f64 ? PeakUnit{name, table.f64, DType::f64} : PeakUnit{name, table.f32, DType::f32};
 }

@@ -102,8 +102,7 @@ double memory_rate(device::Device& host, const State& state) {
   Arena none(host, Arena::Mode::heap);
   Meter meter;
   Exec ex{host, none, meter};
-  const ops::TrafficLoop traffic =
-      ops::table_for(ex, ops::plain::peak_table, ops::avx2::peak_table, ops::avx512::peak_table).traffic;
+  const ops::TrafficLoop traffic = ops::peak_loops(ex.device.isa()).traffic;
   const int64_t floats = bytes / 16;  // in each of four arrays
   const auto array = [&](int64_t which) { return reinterpret_cast<float*>(data) + which * floats; };
   const double loop = 28.0 * static_cast<double>(floats) / seconds_of([&] {

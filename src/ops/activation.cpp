@@ -7,9 +7,9 @@
 namespace trainer::ops {
 namespace {
 
-const ActivationKernels& kernels(const Exec& ex) {
+const ActivationKernels& activation_kernels(const Exec& ex) {
   if (ex.device.isa() >= device::Isa::avx512bf16) return avx512::activation_kernels_near;
-  return table_for(ex, plain::activation_kernels, avx2::activation_kernels, avx512::activation_kernels);
+  return TRAINER_KERNELS(ex.device.isa(), activation_kernels);
 }
 TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }
 TileOut out(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }
@@ -27,7 +27,7 @@ void run(Exec& ex, const GeluForward& op) {
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, 2));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).gelu[type];
+  const auto kernel = activation_kernels(ex).gelu[type];
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(),
             [&](int64_t r, int64_t n, int64_t c, int64_t width) { kernel(in(op.x, r, c), out(op.y, r, c), n, width); });
 }
@@ -40,7 +40,7 @@ void run(Exec& ex, const SwigluForward& op) {
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 20, 3));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).swiglu[type];
+  const auto kernel = activation_kernels(ex).swiglu[type];
   const bool packed = op.gate.packed() && op.up.packed() && op.y.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     kernel(in(op.gate, r, c), in(op.up, r, c), out(op.y, r, c), n, width);
@@ -57,7 +57,7 @@ void run(Exec& ex, const SwigluBackward& op) {
   const OpTimer timer(ex.meter, OpKind::activation, cost(op.gate, 30, 5));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).swiglu_backward[type];
+  const auto kernel = activation_kernels(ex).swiglu_backward[type];
   const bool packed = op.dy.packed() && op.gate.packed() && op.up.packed() && op.dgate.packed() && op.dup.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     kernel(in(op.dy, r, c), in(op.gate, r, c), in(op.up, r, c), out(op.dgate, r, c), out(op.dup, r, c), n, width);

@@ -9,9 +9,7 @@
 namespace trainer::ops {
 namespace {
 
-const AdamWKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::adamw_kernels, avx2::adamw_kernels, avx512::adamw_kernels);
-}
+const AdamWKernels& adamw_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), adamw_kernels); }
 size_t state_index(DType dtype, const char* name) {
   TRAINER_CHECK(dtype == DType::f64 || dtype == DType::f32, "{} is {}, expected fp64 or fp32", name, name_of(dtype));
   return static_cast<size_t>(dtype);
@@ -52,7 +50,7 @@ void run(Exec& ex, const AdamW& op) {
   const AdamWScalars& s = op.scalars;
   const AdamWConstants constants{s.beta1, s.beta2,         1 - s.beta1,      1 - s.beta2,     s.inv_sqrt_correction,
                                  s.eps,   s.negative_step, s.negative_decay, s.gradient_scale};
-  const AdamWKernels& table = kernels(ex);
+  const AdamWKernels& table = adamw_kernels(ex);
   const auto kernel = narrow ? table.update_narrow : op.round_gradient ? table.update_rounded : table.update[type];
   for_row_blocks(ex, n, kTaskElements, [&](int64_t first, int64_t count) {
     require_usual_rounding();
@@ -70,7 +68,7 @@ void run(Exec& ex, const SquaredNorm& op) {
   const OpTimer timer(ex.meter, OpKind::grad_norm, {2.0 * static_cast<double>(n), static_cast<double>(op.x.bytes())});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).square_sum[type];
+  const auto kernel = adamw_kernels(ex).square_sum[type];
   double* blocks = op.blocks.as<double>();
   for_row_blocks(ex, n, kNormBlock, [&](int64_t first, int64_t count) {
     blocks[first / kNormBlock] = kernel(op.x.data + first * size_of(op.x.dtype), count);

@@ -13,14 +13,16 @@ constexpr int64_t kDecodeQueries = 4;
 
 /// Returns the kernels of vectors.
 const AttentionKernels& kernels_for(const Exec& ex, DType dtype) {
-  return table_for(ex, plain::attention_kernels, avx2::attention_kernels, avx512::attention_kernels)(dtype);
+  return TRAINER_KERNELS(ex.device.isa(), attention_kernels)(dtype);
 }
 /// Returns the fastest kernels for whole blocks of queries.
 const AttentionKernels& block_kernels_for(const Exec& ex, DType dtype) {
+#ifndef TRAINER_WITHOUT_AVX512
   if (dtype == DType::bf16 && ex.device.kind() == device::Kind::cpu) {
     if (ex.device.isa() == device::Isa::amx) return avx512::attention_tiles;
     if (ex.device.isa() == device::Isa::avx512bf16) return avx512::attention_pairs;
   }
+#endif
   return kernels_for(ex, dtype);
 }
 int64_t vector_bytes(device::Isa isa) { return isa >= device::Isa::avx512 ? 64 : isa == device::Isa::avx2 ? 32 : 16; }

@@ -11,8 +11,8 @@
 namespace trainer::ops {
 namespace {
 
-const CrossEntropyKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::cross_entropy_kernels, avx2::cross_entropy_kernels, avx512::cross_entropy_kernels);
+const CrossEntropyKernels& cross_entropy_kernels(const Exec& ex) {
+  return TRAINER_KERNELS(ex.device.isa(), cross_entropy_kernels);
 }
 
 /// Returns the weight of row r; 1 without weights.
@@ -70,7 +70,7 @@ void run(Exec& ex, const CrossEntropy& op) {
 
   check_targets(op.targets, op.weights, op.vocab);
   const int32_t* targets = op.targets.as<int32_t>();
-  const auto kernel = kernels(ex).row[type];
+  const auto kernel = cross_entropy_kernels(ex).row[type];
   double* loss = op.loss.as<double>();
   for_row_blocks(ex, rows, rows_per_task(padded), [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r)
@@ -89,7 +89,7 @@ void run(Exec& ex, const ShardSums& op) {
                       {20.0 * static_cast<double>(shard.logits.count()), bytes_of(shard.logits)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).sums[type];
+  const auto kernel = cross_entropy_kernels(ex).sums[type];
   double *largest = op.largest.as<double>(), *sums = op.sums.as<double>();
   for_row_blocks(ex, rows, rows_per_task(shard.logits.cols()), [&](int64_t first, int64_t n) {
     for (int64_t r = first; r < first + n; ++r) {
@@ -133,7 +133,7 @@ void run(Exec& ex, const ShardLoss& op) {
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
   check_targets(shard.targets, op.weights, op.vocabulary);
-  const auto kernel = kernels(ex).gradient[type];
+  const auto kernel = cross_entropy_kernels(ex).gradient[type];
   const double *largest = op.largest.as<double>(), *sums = op.sums.as<double>();
   double* loss = op.loss.as<double>();
   for_row_blocks(ex, rows, rows_per_task(padded), [&](int64_t first, int64_t n) {

@@ -11,8 +11,8 @@
 namespace trainer::ops {
 namespace {
 
-const ElementwiseKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::elementwise_kernels, avx2::elementwise_kernels, avx512::elementwise_kernels);
+const ElementwiseKernels& elementwise_kernels(const Exec& ex) {
+  return TRAINER_KERNELS(ex.device.isa(), elementwise_kernels);
 }
 
 template <typename T>
@@ -49,7 +49,7 @@ void run(Exec& ex, const DropoutAdd& op) {
                       {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x) * (op.residual ? 3 : 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).dropout[type];
+  const auto kernel = elementwise_kernels(ex).dropout[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
     const auto width = static_cast<uint64_t>(site.width);
     kernel({row_at(op.x, first), op.residual ? row_at(op.residual, first) : nullptr, op.bias ? op.bias.data : nullptr,
@@ -70,7 +70,7 @@ void run(Exec& ex, const ColumnSum& op) {
   const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block), chunks = divide_up(cols, kColumns);
   const Scratch partials = ex.take("column_sum.partials", {blocks, cols}, sums);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).column_sum[type];
+  const auto kernel = elementwise_kernels(ex).column_sum[type];
   device::pool_of(ex.device).parallel_for(blocks * chunks, [&](int64_t task) {
     const int64_t b = task / chunks, c = task % chunks * kColumns;
     kernel(element_at(op.x, b * block, c), op.x.ld(), std::min(block, rows - b * block), std::min(kColumns, cols - c),
@@ -86,7 +86,7 @@ void run(Exec& ex, const Cast& op) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {0, bytes_of(op.x) + bytes_of(op.y)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).cast[from][to];
+  const auto kernel = elementwise_kernels(ex).cast[from][to];
   for_row_blocks(ex, op.x.count(), kTaskElements, [&](int64_t first, int64_t n) {
     kernel(op.x.data + first * size_of(op.x.dtype), op.y.data + first * size_of(op.y.dtype), n);
   });

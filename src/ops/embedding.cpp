@@ -10,8 +10,8 @@ namespace {
 constexpr int64_t kColumns = 256;     // of one task of a backward pass
 constexpr int64_t kRowsPerTask = 16;  // of a table
 
-const EmbeddingKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::embedding_kernels, avx2::embedding_kernels, avx512::embedding_kernels);
+const EmbeddingKernels& embedding_kernels(const Exec& ex) {
+  return TRAINER_KERNELS(ex.device.isa(), embedding_kernels);
 }
 
 /// Returns the shard with its defaults filled in. Checks ids against its vocabulary.
@@ -68,7 +68,7 @@ void run(Exec& ex, const EmbeddingForward& op) {
   if (ex.device.dry()) return;
   const TableShard shard = shard_of(op.shard, op.table);
   check_ids(op.ids, shard.vocabulary);
-  const auto kernel = kernels(ex).look_up[type];
+  const auto kernel = embedding_kernels(ex).look_up[type];
   const int32_t* ids = op.ids.as<int32_t>();
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
     for (int64_t r = first; r < first + rows; ++r) {
@@ -89,7 +89,7 @@ void run(Exec& ex, const AddPositions& op) {
   const OpTimer timer(ex.meter, OpKind::embedding, {static_cast<double>(op.y.count()), 3 * bytes_of(op.y)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).look_up[type];
+  const auto kernel = embedding_kernels(ex).look_up[type];
   for_row_blocks(ex, n, rows_per_task(cols), [&](int64_t first, int64_t rows) {
     for (int64_t r = first; r < first + rows; ++r)
       kernel(row_at(op.y, r), row_at(op.positions, op.first_position + (op.first_row + r) % op.rows_per_sequence),
@@ -115,7 +115,7 @@ void run(Exec& ex, const EmbeddingBackward& op) {
   auto* starts = start.tensor().as<int32_t>();
   auto* sorted = order.tensor().as<int32_t>();
   sort_rows(op.ids, shard.first_id, rows, starts, sorted);
-  const auto kernel = kernels(ex).gather_sum[type];
+  const auto kernel = embedding_kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dtable, [&](int64_t v, int64_t c, int64_t width) {
     kernel(element_at(op.dy, 0, c), op.dy.ld(), sorted + starts[v], 0, 0, starts[v + 1] - starts[v],
            element_at(op.dtable, v, c), op.accumulate, width);
@@ -132,7 +132,7 @@ void run(Exec& ex, const PositionsBackward& op) {
                       {static_cast<double>(op.dy.count()), bytes_of(op.dy) + bytes_of(op.dpositions)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).gather_sum[type];
+  const auto kernel = embedding_kernels(ex).gather_sum[type];
   for_table_rows(ex, op.dpositions, [&](int64_t p, int64_t c, int64_t width) {
     const int64_t first = ((p - op.first_row) % length + length) % length;
     const int64_t rows = p < length && first < n ? divide_up(n - first, length) : 0;

@@ -7,9 +7,9 @@
 namespace trainer::ops {
 namespace {
 
-const FinishKernels& kernels(const Exec& ex) {
+const FinishKernels& finish_kernels(const Exec& ex) {
   if (ex.device.isa() >= device::Isa::avx512bf16) return avx512::finish_kernels_near;
-  return table_for(ex, plain::finish_kernels, avx2::finish_kernels, avx512::finish_kernels);
+  return TRAINER_KERNELS(ex.device.isa(), finish_kernels);
 }
 TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }
 TileOut out(const Tensor& t, int64_t r, int64_t c) { return {t ? element_at(t, r, c) : nullptr, t.ld()}; }
@@ -28,7 +28,7 @@ void run(Exec& ex, const BiasActivation& op) {
                       {20.0 * static_cast<double>(op.x.count()), bytes_of(op.x, op.pre ? 3 : 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).bias_activation[type];
+  const auto kernel = finish_kernels(ex).bias_activation[type];
   const bool packed = !op.bias && op.x.packed() && op.y.packed() && (!op.pre || op.pre.packed());
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     kernel(in(op.x, r, c), bias_at(op.bias, c), out(op.pre, r, c), out(op.y, r, c), op.act == Activation::gelu, n,
@@ -44,7 +44,7 @@ void run(Exec& ex, const GeluBackward& op) {
   const OpTimer timer(ex.meter, OpKind::activation, {30.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 3)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).gelu_backward[type];
+  const auto kernel = finish_kernels(ex).gelu_backward[type];
   for_tiles(ex, rows, cols, op.dy.packed() && op.x.packed() && op.dx.packed(),
             [&](int64_t r, int64_t n, int64_t c, int64_t width) {
               kernel(in(op.dy, r, c), in(op.x, r, c), out(op.dx, r, c), n, width);
@@ -60,7 +60,7 @@ void run(Exec& ex, const Add& op) {
   const OpTimer timer(ex.meter, OpKind::elementwise, {2.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 3)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).add[type];
+  const auto kernel = finish_kernels(ex).add[type];
   const bool packed = !op.bias && op.x.packed() && op.other.packed() && op.y.packed();
   for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     kernel(in(op.x, r, c), in(op.other, r, c), bias_at(op.bias, c), out(op.y, r, c), n, width);

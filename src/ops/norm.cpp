@@ -8,9 +8,7 @@
 namespace trainer::ops {
 namespace {
 
-const NormKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::norm_kernels, avx2::norm_kernels, avx512::norm_kernels);
-}
+const NormKernels& norm_kernels(const Exec& ex) { return TRAINER_KERNELS(ex.device.isa(), norm_kernels); }
 
 /// Checks the operands that forward and apply have in common.
 NormRows checked(const Tensor& x, const Tensor& gain, const Tensor& bias, const Tensor& y, const Tensor& mean,
@@ -36,7 +34,7 @@ void run(Exec& ex, const NormForward& op) {
   const OpTimer timer(ex.meter, OpKind::norm, {8.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).forward[type];
+  const auto kernel = norm_kernels(ex).forward[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
 }
 
@@ -47,7 +45,7 @@ void run(Exec& ex, const NormApply& op) {
   const OpTimer timer(ex.meter, OpKind::norm, {4.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).apply[type];
+  const auto kernel = norm_kernels(ex).apply[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(rows.cols), [&](int64_t first, int64_t n) { kernel(rows, first, n); });
 }
 
@@ -75,7 +73,7 @@ void run(Exec& ex, const NormBackward& op) {
   const NormGradient args{op.dy.data,       op.x.data,  op.gain.data, op.mean.data, op.rstd.data,
                           op.residual.data, op.dx.data, op.dy.ld(),   op.x.ld(),    op.residual.ld(),
                           op.dx.ld(),       cols,       op.center};
-  const auto kernel = kernels(ex).backward[type];
+  const auto kernel = norm_kernels(ex).backward[type];
   for_row_blocks(ex, rows, block, [&](int64_t first, int64_t n) {
     std::byte* bias_sum = op.dbias ? row_at(bias_sums, first / block) : nullptr;
     kernel(args, first, n, row_at(gain_sums, first / block), bias_sum);

@@ -8,8 +8,7 @@
 namespace trainer::ops {
 
 void fill_normals(const device::Device& device, PhiloxKey key, uint64_t first_block, int64_t blocks, double* out) {
-  const NormalsKernel& kernel =
-      table_for(device.isa(), plain::normals_kernel, avx2::normals_kernel, avx512::normals_kernel);
+  const NormalsKernel& kernel = TRAINER_KERNELS(device.isa(), normals_kernel);
   const int64_t whole = blocks / kernel.blocks * kernel.blocks;
   for (int64_t i = 0; i < whole; i += kernel.blocks)
     kernel.group(key.k0, key.k1, first_block + static_cast<uint64_t>(i), out + 4 * i);

@@ -28,25 +28,6 @@ inline size_t kernel_index(DType dtype, const char* name) {
 static_assert(static_cast<size_t>(DType::f64) == 0 && static_cast<size_t>(DType::f32) == 1 &&
               static_cast<size_t>(DType::bf16) == 2);
 
-template <typename Table>
-const Table& table_for(device::Isa isa, const Table& plain, const Table& avx2, const Table& avx512) {
-  switch (isa) {
-    case device::Isa::plain:
-      return plain;
-    case device::Isa::avx2:
-      return avx2;
-    case device::Isa::avx512:
-    case device::Isa::avx512bf16:
-    case device::Isa::amx:
-      return avx512;
-  }
-  return plain;
-}
-template <typename Table>
-const Table& table_for(const Exec& ex, const Table& plain, const Table& avx2, const Table& avx512) {
-  return table_for(ex.device.isa(), plain, avx2, avx512);
-}
-
 /// Calls fn(first row, rows) for blocks of at most `rows_per_task` rows, in parallel.
 template <typename F>
 void for_row_blocks(Exec& ex, int64_t rows, int64_t rows_per_task, F&& fn) {

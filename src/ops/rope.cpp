@@ -96,7 +96,7 @@ void run(Exec& ex, const Rope& op) {
   const OpTimer timer(ex.meter, OpKind::rope, {3 * count, 2 * static_cast<double>(op.x.bytes())});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto rotate = table_for(ex, plain::rope_kernels, avx2::rope_kernels, avx512::rope_kernels).rotate[type];
+  const auto rotate = TRAINER_KERNELS(ex.device.isa(), rope_kernels).rotate[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) {
     rotate({row_at(op.x, first), op.x.ld(), n, cols / op.head_dim, op.head_dim, op.table.data, op.table.ld(), first,
             op.rows_per_sequence, op.first_position, op.inverse});

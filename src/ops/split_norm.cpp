@@ -10,8 +10,8 @@
 namespace trainer::ops {
 namespace {
 
-const SplitNormKernels& kernels(const Exec& ex) {
-  return table_for(ex, plain::split_norm_kernels, avx2::split_norm_kernels, avx512::split_norm_kernels);
+const SplitNormKernels& split_norm_kernels(const Exec& ex) {
+  return TRAINER_KERNELS(ex.device.isa(), split_norm_kernels);
 }
 
 /// Returns plane `plane` of [planes, N]. RMS norms have only the last one.
@@ -76,7 +76,7 @@ void run(Exec& ex, const NormMoments& op) {
   if (ex.device.dry()) return;
   const MomentRows args{op.x.data, plane_of(op.moments, rows, op.center, 0), plane_of(op.moments, rows, op.center, 1),
                         op.x.ld(), cols};
-  const auto kernel = kernels(ex).moments[type];
+  const auto kernel = split_norm_kernels(ex).moments[type];
   for_row_blocks(ex, rows, rows_per_task(cols), [&](int64_t first, int64_t n) { kernel(args, first, n); });
 }
 
@@ -100,7 +100,7 @@ void run(Exec& ex, const SplitNormSums& op) {
   const OpTimer timer(ex.meter, OpKind::norm, {6.0 * static_cast<double>(op.x.count()), bytes_of(op.x, 2)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = kernels(ex).sums[type];
+  const auto kernel = split_norm_kernels(ex).sums[type];
   for_row_blocks(ex, op.x.rows(), rows_per_task(args.cols), [&](int64_t first, int64_t n) { kernel(args, first, n); });
 }
 
@@ -127,7 +127,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
   args.dx = op.dx.data;
   args.dx_ld = op.dx.ld();
   args.hidden = op.hidden;
-  const auto kernel = kernels(ex).backward[type];
+  const auto kernel = split_norm_kernels(ex).backward[type];
   for_row_blocks(ex, rows, block, [&](int64_t first, int64_t n) {
     std::byte* bias_sum = op.dbias ? row_at(bias_sums, first / block) : nullptr;
     kernel(args, first, n, row_at(gain_sums, first / block), bias_sum);

@@ -2,6 +2,8 @@
 // Kernels of ops/activation.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// One operand of a tile: its first element and the elements between rows.
@@ -19,14 +21,6 @@ struct ActivationKernels {
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
 };
 // activation_kernels_near: gelu in bf16 by math_bf16.h; beside products of bf16 panels.
-namespace plain {
-extern const ActivationKernels activation_kernels, activation_kernels_near;
-}
-namespace avx2 {
-extern const ActivationKernels activation_kernels, activation_kernels_near;
-}
-namespace avx512 {
-extern const ActivationKernels activation_kernels, activation_kernels_near;
-}
+TRAINER_FOR_EACH_ISA(extern const ActivationKernels activation_kernels, activation_kernels_near;)
 
 }  // namespace trainer::ops

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "device/kernel_sets.h"
 
 namespace trainer::ops {
 
@@ -19,14 +20,6 @@ struct AdamWKernels {
   /// Σ x² of at most kNormBlock elements.
   double (*square_sum[2])(const void* x, int64_t n);
 };
-namespace plain {
-extern const AdamWKernels adamw_kernels;
-}
-namespace avx2 {
-extern const AdamWKernels adamw_kernels;
-}
-namespace avx512 {
-extern const AdamWKernels adamw_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const AdamWKernels adamw_kernels;)
 
 }  // namespace trainer::ops

@@ -7,6 +7,7 @@
 
 #include "base/dtype.h"
 #include "base/philox.h"
+#include "device/kernel_sets.h"
 
 namespace trainer {
 struct Exec;
@@ -86,19 +87,9 @@ struct AttentionKernels {
 };
 
 // attention_pairs and attention_tiles compute bf16 by dot products of pairs and by matrix tiles, except for decoding.
-// Those of avx512 need AVX512-BF16 and AMX. Those of other sets are plain C++, for tests.
-namespace plain {
-const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_pairs, attention_tiles;
-}  // namespace plain
-namespace avx2 {
-const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_pairs, attention_tiles;
-}  // namespace avx2
-namespace avx512 {
-const AttentionKernels& attention_kernels(DType dtype);
-extern const AttentionKernels attention_pairs, attention_tiles;
-}  // namespace avx512
+// Those of avx512 need AVX512-BF16 and AMX. Those of other sets are plain C++, and only in builds with tests.
+TRAINER_FOR_EACH_ISA(const AttentionKernels& attention_kernels(DType dtype);
+                     extern const AttentionKernels attention_pairs, attention_tiles;)
 
 /// ops::run of attention by kernels that are not the device's own: for tests.
 void own_attention(Exec& ex, const AttentionForward& op, const AttentionKernels& kernels);

@@ -2,6 +2,8 @@
 // Kernels of ops/cross_entropy.h for one instruction set; tables are indexed by the dtype of dlogits (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// One row. logits are of dlogits' accumulator type; dlogits may be null.
@@ -22,14 +24,6 @@ struct CrossEntropyKernels {
   /// dlogits of a row whose sums are known; target < 0: not among these columns.
   void (*gradient[3])(const CrossEntropyRow& op, const CrossEntropySums& sums);
 };
-namespace plain {
-extern const CrossEntropyKernels cross_entropy_kernels;
-}
-namespace avx2 {
-extern const CrossEntropyKernels cross_entropy_kernels;
-}
-namespace avx512 {
-extern const CrossEntropyKernels cross_entropy_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const CrossEntropyKernels cross_entropy_kernels;)
 
 }  // namespace trainer::ops

@@ -2,6 +2,8 @@
 // Kernels of ops/elementwise.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// Row r, column c of the tile has global element index first_index + r·width + c; residual and bias may be null.
@@ -23,14 +25,6 @@ struct ElementwiseKernels {
   /// [from][to]
   void (*cast[3][3])(const void* x, void* y, int64_t n);
 };
-namespace plain {
-extern const ElementwiseKernels elementwise_kernels;
-}
-namespace avx2 {
-extern const ElementwiseKernels elementwise_kernels;
-}
-namespace avx512 {
-extern const ElementwiseKernels elementwise_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const ElementwiseKernels elementwise_kernels;)
 
 }  // namespace trainer::ops

@@ -2,6 +2,8 @@
 // Kernels of ops/embedding.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 struct EmbeddingKernels {
@@ -12,14 +14,6 @@ struct EmbeddingKernels {
   void (*gather_sum[3])(const void* dy, int64_t ld, const int32_t* rows, int64_t first, int64_t stride, int64_t count,
                         void* sum, bool accumulate, int64_t cols);
 };
-namespace plain {
-extern const EmbeddingKernels embedding_kernels;
-}
-namespace avx2 {
-extern const EmbeddingKernels embedding_kernels;
-}
-namespace avx512 {
-extern const EmbeddingKernels embedding_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const EmbeddingKernels embedding_kernels;)
 
 }  // namespace trainer::ops

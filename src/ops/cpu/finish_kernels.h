@@ -1,5 +1,6 @@
 #pragma once
 // Kernels of ops/finish.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
+#include "device/kernel_sets.h"
 #include "ops/cpu/activation_kernels.h"
 
 namespace trainer::ops {
@@ -11,14 +12,6 @@ struct FinishKernels {
   void (*add[3])(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols);
 };
 // finish_kernels_near: bf16 by math_bf16.h; beside products of bf16 panels.
-namespace plain {
-extern const FinishKernels finish_kernels, finish_kernels_near;
-}
-namespace avx2 {
-extern const FinishKernels finish_kernels, finish_kernels_near;
-}
-namespace avx512 {
-extern const FinishKernels finish_kernels, finish_kernels_near;
-}
+TRAINER_FOR_EACH_ISA(extern const FinishKernels finish_kernels, finish_kernels_near;)
 
 }  // namespace trainer::ops

@@ -106,8 +106,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
 }
 
 auto column_sum_of(const Exec& ex, DType dtype) {
-  const ElementwiseKernels& kernels =
-      table_for(ex, plain::elementwise_kernels, avx2::elementwise_kernels, avx512::elementwise_kernels);
+  const ElementwiseKernels& kernels = TRAINER_KERNELS(ex.device.isa(), elementwise_kernels);
   return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
@@ -130,7 +129,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
-  const Operand<T> a = operand<T>(op.a, !op.trans_a), b = operand<T>(op.b, op.trans_b);
+  const Operand<T> a = operand_of<T>(op.a, !op.trans_a), b = operand_of<T>(op.b, op.trans_b);
   GemmStore<T, C> store = store_of<T, C>(op);
   const Epilogue& e = op.epilogue;
   store.stream = kernels.may_stream && streams<C>(op.c) && (!e.pre || e.gradient || streams<C>(e.pre));
@@ -220,7 +219,7 @@ void skinny_product(Exec& ex, const Gemm& op, const GemmKernels<T, C>& kernels) 
   if (ex.device.dry()) return;
 
   P* const x = scratch.tensor().as<P>();
-  const Operand<T> a = operand<T>(op.a, !op.trans_a);
+  const Operand<T> a = operand_of<T>(op.a, !op.trans_a);
   for (int64_t term = 0; term < k; ++term)
     for (int64_t i = 0; i < padded; ++i)
       x[op.trans_b ? i * k + term : term * padded + i] = i < m ? static_cast<P>(*a.at(i, term)) : P{0};
@@ -240,7 +239,7 @@ template <typename T, typename C, typename P>
 void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
   const SumBlocks sum(k, kernels);
-  pack_columns(device::pool_of(ex.device), operand<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
+  pack_columns(device::pool_of(ex.device), operand_of<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
                reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept, [](int64_t, int64_t, int64_t) {});
 }
 
@@ -269,18 +268,11 @@ void with_kernels(DType compute, DType result, bool kept, const GemmTable& table
 }  // namespace
 
 const GemmTable& gemm_table(device::Isa isa) {
-  switch (isa) {
-    case device::Isa::amx:
-      return avx512::gemm_table_tiles;
-    case device::Isa::avx512bf16:
-      return avx512::gemm_table_pairs;
-    case device::Isa::avx512:
-      return avx512::gemm_table;
-    case device::Isa::avx2:
-      return avx2::gemm_table;
-    default:
-      return plain::gemm_table;
-  }
+#ifndef TRAINER_WITHOUT_AVX512
+  if (isa == device::Isa::amx) return avx512::gemm_table_tiles;
+  if (isa == device::Isa::avx512bf16) return avx512::gemm_table_pairs;
+#endif
+  return TRAINER_KERNELS(isa, gemm_table);
 }
 
 bool reads_b_unpacked(const Gemm& op) {

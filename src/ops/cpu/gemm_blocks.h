@@ -30,7 +30,7 @@ struct Operand {
   const T* at(int64_t row, int64_t term) const { return data + (along_k ? row * ld + term : term * ld + row); }
 };
 template <typename T>
-Operand<T> operand(const Tensor& tensor, bool along_k) {
+Operand<T> operand_of(const Tensor& tensor, bool along_k) {
   return {tensor.as<T>(), tensor.ld(), along_k};
 }
 

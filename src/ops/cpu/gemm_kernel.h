@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "device/kernel_sets.h"
 
 namespace trainer::ops {
 
@@ -99,17 +100,8 @@ struct GemmTable {
   const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
 };
 
-// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++, so that tests
-// run the loops around them on any machine.
-namespace plain {
-extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
-}
-namespace avx2 {
-extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
-extern const GemmTable gemm_table_tall;  // the 14-row block of avx512 at this set's width: tests the wide code anywhere
-}  // namespace avx2
-namespace avx512 {
-extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;
-}
+// gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++ and only in
+// builds with tests, which run the loops around them on any CPU.
+TRAINER_FOR_EACH_ISA(extern const GemmTable gemm_table, gemm_table_pairs, gemm_table_tiles;)
 
 }  // namespace trainer::ops

@@ -202,13 +202,12 @@ constexpr GemmTable table(const Bf16Table* panels = nullptr) {
 
 }  // namespace
 
+constinit const GemmTable gemm_table = table<kRows>();
+#ifdef TRAINER_BF16_PANELS
 extern const Bf16Table pair_table;  // gemm_pairs.isa.cpp
 extern const Bf16Table tile_table;  // gemm_tiles.isa.cpp
-constinit const GemmTable gemm_table = table<kRows>();
 constinit const GemmTable gemm_table_pairs = table<kRows, true>(&pair_table);
 constinit const GemmTable gemm_table_tiles = table<kRows, true>(&tile_table);
-#if defined(__AVX2__) && !defined(__AVX512F__)
-constinit const GemmTable gemm_table_tall = table<14>();
 #endif
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -45,7 +45,7 @@ void run_strips(Exec& ex, const Gemm& op, const GemmKernels<bf16, C, bf16>& kern
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
-  const Operand<bf16> a = operand<bf16>(op.a, true), b = operand<bf16>(op.b, op.trans_b);
+  const Operand<bf16> a = operand_of<bf16>(op.a, true), b = operand_of<bf16>(op.b, op.trans_b);
   const GemmStore<bf16, C> store = store_of<bf16, C>(op);
   const SumBlocks& sum = plan.sum;
   bf16* const a_panels = reinterpret_cast<bf16*>(scratch.tensor().data);

@@ -2,6 +2,8 @@
 // Kernels of ops/norm.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// Pointers are of the compute type T but for mean, rstd (accumulator type); ld: elements between rows. bias, mean,
@@ -25,14 +27,6 @@ struct NormKernels {
   void (*apply[3])(const NormRows& op, int64_t first_row, int64_t rows);
   void (*backward[3])(const NormGradient& op, int64_t first_row, int64_t rows, void* gain_sum, void* bias_sum);
 };
-namespace plain {
-extern const NormKernels norm_kernels;
-}
-namespace avx2 {
-extern const NormKernels norm_kernels;
-}
-namespace avx512 {
-extern const NormKernels norm_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const NormKernels norm_kernels;)
 
 }  // namespace trainer::ops

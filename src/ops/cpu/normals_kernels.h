@@ -2,6 +2,8 @@
 // Kernels of ops/normals.h for one instruction set.
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 inline constexpr int kMostNormalBlocks = 8;
@@ -9,14 +11,6 @@ struct NormalsKernel {
   int64_t blocks;  // of four draws, made at a time
   void (*group)(uint32_t key0, uint32_t key1, uint64_t first_block, double* out);
 };
-namespace plain {
-extern const NormalsKernel normals_kernel;
-}
-namespace avx2 {
-extern const NormalsKernel normals_kernel;
-}
-namespace avx512 {
-extern const NormalsKernel normals_kernel;
-}
+TRAINER_FOR_EACH_ISA(extern const NormalsKernel normals_kernel;)
 
 }  // namespace trainer::ops

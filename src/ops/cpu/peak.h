@@ -3,6 +3,9 @@
 // optimizer step. One per instruction set.
 #include <cstdint>
 
+#include "device/isa.h"
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// Operands of a peak loop: fits L1, one half for each factor. Filled by the caller: the clock depends on live data.
@@ -24,14 +27,9 @@ struct PeakTable {
   TrafficLoop traffic = nullptr;
   ReadLoop read = nullptr;
 };
-namespace plain {
-extern const PeakTable peak_table;
-}
-namespace avx2 {
-extern const PeakTable peak_table;
-}
-namespace avx512 {
-extern const PeakTable peak_table;
-}
+TRAINER_FOR_EACH_ISA(extern const PeakTable peak_table;)
+
+/// Returns the loops of a CPU's instruction set.
+const PeakTable& peak_loops(device::Isa isa);
 
 }  // namespace trainer::ops

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 struct RopeRows {
@@ -22,14 +24,6 @@ struct RopeKernels {
   void (*rotate[3])(const RopeRows& rows);
 };
 
-namespace plain {
-extern const RopeKernels rope_kernels;
-}
-namespace avx2 {
-extern const RopeKernels rope_kernels;
-}
-namespace avx512 {
-extern const RopeKernels rope_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const RopeKernels rope_kernels;)
 
 }  // namespace trainer::ops

@@ -2,6 +2,8 @@
 // Kernels of ops/split_norm.h for one instruction set; tables are indexed by compute dtype (f64, f32, bf16).
 #include <cstdint>
 
+#include "device/kernel_sets.h"
+
 namespace trainer::ops {
 
 /// x of the compute type; squares and, of centred norms, means [N] of the accumulator type.
@@ -23,14 +25,6 @@ struct SplitNormKernels {
   /// gain_sum, bias_sum [cols] accumulator type: this block's sums, overwritten; bias_sum may be null.
   void (*backward[3])(const SplitGradient& op, int64_t first_row, int64_t rows, void* gain_sum, void* bias_sum);
 };
-namespace plain {
-extern const SplitNormKernels split_norm_kernels;
-}
-namespace avx2 {
-extern const SplitNormKernels split_norm_kernels;
-}
-namespace avx512 {
-extern const SplitNormKernels split_norm_kernels;
-}
+TRAINER_FOR_EACH_ISA(extern const SplitNormKernels split_norm_kernels;)
 
 }  // namespace trainer::ops

@@ -151,18 +151,6 @@ TEST_F(Gemm, CutsLargeOperandsIntoChunks) {
     }
 }
 
-TEST_F(Gemm, TallRegisterBlockOfWideSetsAgreesAtNarrowVectors) {
-  SKIP_ON_CUDA("a kernel of CPUs");
-  if (device::detect_isa() < Isa::avx2) GTEST_SKIP() << "needs AVX2";
-  Machine machine(2, Isa::avx2);
-  for_each_case(kOddSizes, [&](Case c) {
-    Problem problem(c);
-    TestExec& ex = machine.ex;
-    own_product(ex, problem.op, avx2::gemm_table_tall);
-    problem.expect_result();
-  });
-}
-
 TEST_F(Gemm, LeavesNothingToDoWithoutRowsOrColumns) {
   Machine machine(2, device::detect_isa());
   TestExec& ex = machine.ex;
