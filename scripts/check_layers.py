@@ -15,7 +15,7 @@ STRATEGY_FILES = {"megatron-1d": "megatron1d", "optimus-2d": "optimus2d", "axonn
 def modules():
     direct = {}
     for name, rest in re.findall(r"^trainer_module\((\w+)([^)]*)\)", (ROOT / "CMakeLists.txt").read_text(), re.M):
-        found = re.search(r"DEPS ([\w ]+?)(?: LIBS| EXECUTABLE|$)", rest.strip())
+        found = re.search(r"DEPS ([\w ]+?)(?: LIBS| EXECUTABLE| COLD|$)", rest.strip())
         direct[name] = found.group(1).split() if found else []
     reach = {}
     for name in direct:  # listed bottom-up

@@ -255,6 +255,7 @@ function(trainer_isa_variants module)
     target_compile_definitions(trainer_${module}_${isa} PRIVATE TRAINER_ISA=${isa} ${panels})
     target_compile_options(trainer_${module}_${isa} PRIVATE ${TRAINER_FLAGS} ${TRAINER_WARNINGS} ${level} ${flags_${isa}})
     target_sources(trainer_${module} PRIVATE $<TARGET_OBJECTS:trainer_${module}_${isa}>)
+    set_property(GLOBAL APPEND PROPERTY TRAINER_ISA_OBJECTS $<TARGET_OBJECTS:trainer_${module}_${isa}>)
   endforeach()
 endfunction()
 

@@ -26,7 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kStopped = 75;
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
 
 /// Logs which signal stopped the evaluation, and returns the exit status. All ranks stop when one of them was told to.
@@ -35,7 +34,7 @@ int stopped(comm::World& world) {
     const int signal = run::stop_signal();
     log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : run::signal_name(signal));
   }
-  return kStopped;
+  return run::kStoppedBySignal;
 }
 
 /// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were

@@ -22,8 +22,6 @@
 namespace trainer::cli {
 namespace {
 
-constexpr int kStopped = 75;
-
 using Line = nlohmann::ordered_json;
 
 std::string prompt_text(const GenerateOptions& o) {
@@ -60,7 +58,7 @@ class Output {
 
 int stopped_before_its_end() {
   log::info("stopped by {} before its end", run::signal_name(run::stop_signal()));
-  return kStopped;
+  return run::kStoppedBySignal;
 }
 
 /// Writes each line of --prompts again, with its continuation.

@@ -16,7 +16,7 @@ struct Overloaded : F... {
 template <typename... F>
 Overloaded(F...) -> Overloaded<F...>;
 
-std::string quoted(std::string_view text) {
+std::string toml_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     switch (c) {
@@ -56,7 +56,7 @@ StringList members_of(const LayerTags& tags) {
   StringList members;
   if (tags.layers > 0) members.push_back(format("layers = {}", tags.layers));
   for (const TagMember& member : kTagMembers)
-    members.push_back(format("{} = {}", member.name, quoted(tags.*member.member)));
+    members.push_back(format("{} = {}", member.name, toml_string(tags.*member.member)));
   return members;
 }
 
@@ -120,10 +120,10 @@ std::string to_toml(const Value& value) {
                         [](bool flag) { return std::string(flag ? "true" : "false"); },
                         [](int64_t integer) { return format("{}", integer); },
                         [](double x) { return number(x); },
-                        [](const std::string& text) { return quoted(text); },
+                        [](const std::string& text) { return toml_string(text); },
                         [](const StringList& list) {
                           std::string out;
-                          for (const std::string& text : list) out += (out.empty() ? "" : ", ") + quoted(text);
+                          for (const std::string& text : list) out += (out.empty() ? "" : ", ") + toml_string(text);
                           return "[" + out + "]";
                         },
                         [](const IntegerList& list) { return format("[{}]", fmt::join(list, ", ")); },

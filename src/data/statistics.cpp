@@ -12,12 +12,12 @@
 namespace trainer::data {
 namespace {
 
-constexpr int64_t kMostCounted = int64_t{1} << 28, kBlock = int64_t{1} << 20;  // tokens
+constexpr int64_t kMostCounted = int64_t{1} << 28, kBlockTokens = int64_t{1} << 20;  // tokens
 
 /// Counts tokens [begin, end) of the stream: all of them, or blocks of 2^20 at equal distances.
 std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int64_t end, int64_t vocab_size,
                                   int threads) {
-  const int64_t total = end - begin, blocks = (std::min(total, kMostCounted) + kBlock - 1) / kBlock;
+  const int64_t total = end - begin, blocks = (std::min(total, kMostCounted) + kBlockTokens - 1) / kBlockTokens;
   const double distance = static_cast<double>(total) / static_cast<double>(blocks);
   const auto workers = static_cast<size_t>(std::max(threads, 1));
   std::vector<std::vector<int64_t>> counts(workers, std::vector<int64_t>(static_cast<size_t>(vocab_size)));
@@ -26,8 +26,8 @@ std::vector<int64_t> token_counts(const TokenStream& stream, int64_t begin, int6
     try {
       for (auto block = static_cast<int64_t>(worker); block < blocks; block += static_cast<int64_t>(workers)) {
         const int64_t from = begin + (total > kMostCounted ? static_cast<int64_t>(distance * static_cast<double>(block))
-                                                           : block * kBlock);
-        stream.count(from, std::min(from + kBlock, end), counts[worker]);
+                                                           : block * kBlockTokens);
+        stream.count(from, std::min(from + kBlockTokens, end), counts[worker]);
       }
     } catch (...) {
       errors[worker] = std::current_exception();
@@ -71,7 +71,7 @@ int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int
   std::vector<int32_t> ids;
   int64_t bytes = 0;
   for (int64_t at = val.begin() + 1; at < end; at += static_cast<int64_t>(ids.size())) {
-    ids.resize(static_cast<size_t>(std::min(kBlock, end - at)));
+    ids.resize(static_cast<size_t>(std::min(kBlockTokens, end - at)));
     val.stream().copy(at, ids);
     bytes += tokenizer.text_bytes(ids);
   }

@@ -9,8 +9,8 @@ namespace {
 using Extents = std::vector<int>;
 
 /// Cuts an axis in factors: those of its tiles, and those of the ranks of a tile. Factors of one rank are skipped.
-struct Axis {
-  Axis(const std::string& name, Extents tile_factors, Extents rank_factors) {
+struct RankAxis {
+  RankAxis(const std::string& name, Extents tile_factors, Extents rank_factors) {
     std::erase(tile_factors, 1);
     std::erase(rank_factors, 1);
     if (tile_factors.empty() && rank_factors.empty()) rank_factors = {1};
@@ -41,9 +41,9 @@ mesh::MeshShape Optimus2D::mesh_shape(int world, const config::Parallel& paralle
   const bool shared = kv > 0 && q > kv, within_tiles = shared && kv > tiles;
   TRAINER_CHECK(!shared || (q % kv == 0 && (tiles % kv == 0 || kv % tiles == 0)),
                 "{} key/value heads for {} tiles of {} columns", kv, tiles, tile_cols);
-  const Axis rows("row", {q / tile_rows}, {tile_rows});
-  const Axis cols("col", shared && !within_tiles ? Extents{kv, tiles / kv} : Extents{tiles},
-                  within_tiles ? Extents{kv / tiles, q / kv} : Extents{tile_cols});
+  const RankAxis rows("row", {q / tile_rows}, {tile_rows});
+  const RankAxis cols("col", shared && !within_tiles ? Extents{kv, tiles / kv} : Extents{tiles},
+                      within_tiles ? Extents{kv / tiles, q / kv} : Extents{tile_cols});
 
   std::vector<mesh::MeshAxis> axes = {{depth == 1 ? "data" : "replica", world / replica}};
   std::vector<std::pair<std::string, std::vector<std::string>>> aliases;

@@ -12,18 +12,18 @@ using config::Config;
 using config::LayerTags;
 using Word = std::string LayerTags::*;
 
-struct Variable {
+struct TagWord {
   Word word;
   std::string_view letters;
 };
 constexpr std::string_view kSpreads = config::kSpreadLetters, kGrids = config::kLinearLetters;
-constexpr Variable kStream{&LayerTags::stream, kSpreads}, kAttention{&LayerTags::attention, kSpreads},
-    kHidden{&LayerTags::hidden, kSpreads}, kQkv{&LayerTags::qkv, kGrids}, kOut{&LayerTags::out, kGrids},
-    kUp{&LayerTags::up, kGrids}, kDown{&LayerTags::down, kGrids};
-/// Variables that exchange a tensor.
-constexpr std::pair<Variable, Variable> kPairs[] = {{kStream, kQkv},  {kQkv, kAttention}, {kAttention, kOut},
-                                                    {kOut, kStream},  {kStream, kUp},     {kUp, kHidden},
-                                                    {kHidden, kDown}, {kDown, kStream}};
+constexpr TagWord kStreamTags{&LayerTags::stream, kSpreads}, kAttentionTags{&LayerTags::attention, kSpreads},
+    kHiddenTags{&LayerTags::hidden, kSpreads}, kQkvTags{&LayerTags::qkv, kGrids}, kOutTags{&LayerTags::out, kGrids},
+    kUpTags{&LayerTags::up, kGrids}, kDownTags{&LayerTags::down, kGrids};
+/// Words whose tensors are exchanged.
+constexpr std::pair<TagWord, TagWord> kPairs[] = {
+    {kStreamTags, kQkvTags}, {kQkvTags, kAttentionTags}, {kAttentionTags, kOutTags}, {kOutTags, kStreamTags},
+    {kStreamTags, kUpTags},  {kUpTags, kHiddenTags},     {kHiddenTags, kDownTags},   {kDownTags, kStreamTags}};
 
 }  // namespace
 

@@ -18,12 +18,12 @@ namespace {
 
 using svg::escape;
 
-constexpr size_t kMaxPoints = 1000;
-constexpr size_t kSmoothFrom = 50;  // steps: a shorter curve is not smoothed
+constexpr size_t kChartPoints = 1000;
+constexpr size_t kSmoothedFrom = 50;  // steps: a shorter curve is not smoothed
 
 std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); }
 std::string count_text(int64_t count) { return measure::format_count(static_cast<double>(count)); }
-std::string loss_text(double loss) { return std::isfinite(loss) ? format("{:.4f}", loss) : "-"; }
+std::string loss_number(double loss) { return std::isfinite(loss) ? format("{:.4f}", loss) : "-"; }
 
 // --- key figures ---------------------------------------------------------------------------------------------------
 
@@ -38,12 +38,12 @@ std::string tiles(const Summary& summary) {
     const EvalReport& eval = *summary.last_eval;
     const double entropy = summary.start.unigram_entropy;
     out +=
-        tile("Validation loss", loss_text(eval.loss),
-             std::isfinite(entropy) ? format("{} by token frequencies alone", loss_text(entropy)) : "nats per token");
+        tile("Validation loss", loss_number(eval.loss),
+             std::isfinite(entropy) ? format("{} by token frequencies alone", loss_number(entropy)) : "nats per token");
     out += tile("Perplexity", measure::format_number(eval.perplexity),
                 eval.bits_per_byte ? format("{:.3f} bits per byte", *eval.bits_per_byte) : "");
   }
-  out += tile("Training loss", loss_text(summary.last_loss), format("from {}", loss_text(summary.first_loss)));
+  out += tile("Training loss", loss_number(summary.last_loss), format("from {}", loss_number(summary.first_loss)));
   out += tile("Throughput", measure::format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
     const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
@@ -73,13 +73,14 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
 
 /// Adds the curve itself, and its average over it when the curve is long enough.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
-  if (points.size() < kSmoothFrom) {
-    chart.series.push_back({name, svg::downsample(points, kMaxPoints), 0, svg::Series::Style::line});
+  if (points.size() < kSmoothedFrom) {
+    chart.series.push_back({name, svg::downsample(points, kChartPoints), 0, svg::Series::Style::line});
     return;
   }
-  chart.series.push_back({name + ", each step", svg::downsample(points, kMaxPoints), 0, svg::Series::Style::faint});
+  chart.series.push_back({name + ", each step", svg::downsample(points, kChartPoints), 0, svg::Series::Style::faint});
   const size_t window = std::max<size_t>(5, points.size() / 25);
-  chart.series.push_back({name, svg::downsample(svg::smooth(points, window), kMaxPoints), 0, svg::Series::Style::line});
+  chart.series.push_back(
+      {name, svg::downsample(svg::smooth(points, window), kChartPoints), 0, svg::Series::Style::line});
 }
 
 std::string loss_chart(const Summary& summary, const History& history) {
@@ -88,7 +89,7 @@ std::string loss_chart(const Summary& summary, const History& history) {
   add_smoothed(chart, "training", curve(history, &StepReport::loss));
   svg::Series validation{"validation", {}, 1, svg::Series::Style::dotted};
   for (const EvalReport& eval : history.evals) validation.points.push_back({static_cast<double>(eval.step), eval.loss});
-  validation.points = svg::downsample(validation.points, kMaxPoints);
+  validation.points = svg::downsample(validation.points, kChartPoints);
   if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   if (std::isfinite(summary.start.unigram_entropy)) {
     chart.levels.push_back({summary.start.unigram_entropy, "loss of token frequencies alone"});
@@ -107,7 +108,7 @@ std::string rate_chart(const History& history) {
   svg::LineChart chart{
       .id = "lr", .title = "Learning rate", .x_name = "step", .width = 480, .height = 260, .from_zero = true};
   chart.series.push_back(
-      {"", svg::downsample(curve(history, &StepReport::lr), kMaxPoints), 2, svg::Series::Style::line});
+      {"", svg::downsample(curve(history, &StepReport::lr), kChartPoints), 2, svg::Series::Style::line});
   return svg::line_chart(chart);
 }
 
@@ -124,7 +125,7 @@ std::string norm_chart(const History& history) {
   chart.logarithmic =
       !values.empty() && values[values.size() / 2] > 0 && values.back() > 20 * values[values.size() / 2];
   chart.from_zero = !chart.logarithmic;
-  chart.series.push_back({"", svg::downsample(points, kMaxPoints), 3, svg::Series::Style::line});
+  chart.series.push_back({"", svg::downsample(points, kChartPoints), 3, svg::Series::Style::line});
   return svg::line_chart(chart);
 }
 
@@ -190,21 +191,21 @@ Rows result_rows(const Summary& summary, const History& history) {
                {"started", summary.start.time}};
   if (std::isfinite(summary.wall_s)) rows.emplace_back("wall time", measure::format_duration(summary.wall_s));
   rows.emplace_back("tokens seen", format("{}", summary.tokens));
-  rows.emplace_back("training loss", format("{} → {} (mean of the last steps)", loss_text(summary.first_loss),
-                                            loss_text(summary.last_loss)));
+  rows.emplace_back("training loss", format("{} → {} (mean of the last steps)", loss_number(summary.first_loss),
+                                            loss_number(summary.last_loss)));
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
     rows.emplace_back("validation loss",
-                      format("{} at step {}, over {} tokens", loss_text(eval.loss), eval.step, eval.tokens));
+                      format("{} at step {}, over {} tokens", loss_number(eval.loss), eval.step, eval.tokens));
     rows.emplace_back("perplexity", measure::format_number(eval.perplexity, 5));
     if (eval.bits_per_byte) rows.emplace_back("bits per byte", format("{:.4f}", *eval.bits_per_byte));
   }
   if (summary.best_eval) {
     rows.emplace_back("best validation loss",
-                      format("{} at step {}", loss_text(summary.best_eval->loss), summary.best_eval->step));
+                      format("{} at step {}", loss_number(summary.best_eval->loss), summary.best_eval->step));
   }
   if (std::isfinite(summary.start.unigram_entropy)) {
-    rows.emplace_back("loss of token frequencies alone", loss_text(summary.start.unigram_entropy) +
+    rows.emplace_back("loss of token frequencies alone", loss_number(summary.start.unigram_entropy) +
                                                              " (of the training text, with one added to each count)");
   }
   if (std::isfinite(summary.tokens_per_s))

@@ -8,7 +8,7 @@
 namespace trainer::report {
 namespace {
 
-constexpr double kSecondsBetweenDraws = 0.1, kSecondsBetweenLines = 10;
+constexpr double kSecondsBetweenUpdates = 0.1, kSecondsBetweenLines = 10;
 
 }  // namespace
 
@@ -35,7 +35,7 @@ void StatusLine::clear() {
 
 void StatusLine::show(const std::string& text, int64_t done, int64_t total) {
   const double now = terminal_.clock();
-  if (now - last_ < (terminal_.is_tty ? kSecondsBetweenDraws : kSecondsBetweenLines)) return;
+  if (now - last_ < (terminal_.is_tty ? kSecondsBetweenUpdates : kSecondsBetweenLines)) return;
   last_ = now;
   std::string line = text;
   if (done > 0) {

@@ -13,7 +13,7 @@ namespace {
 
 using Lane = Span::Lane;
 
-std::string quoted(const std::string& text) { return to_line(Json(text)); }
+std::string json_string(const std::string& text) { return to_line(Json(text)); }
 
 /// Whole nanoseconds as the microseconds of the format: "12.345".
 std::string microseconds(int64_t nanoseconds) { return format("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000); }
@@ -39,11 +39,12 @@ class Tracks {
   /// Returns the events that name process and tracks.
   std::vector<std::string> names() const {
     std::vector<std::string> events = {
-        format(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":{}}}}})", rank_.rank, quoted(rank_.name)),
+        format(R"({{"ph":"M","pid":{},"name":"process_name","args":{{"name":{}}}}})", rank_.rank,
+               json_string(rank_.name)),
         format(R"({{"ph":"M","pid":{0},"name":"process_sort_index","args":{{"sort_index":{0}}}}})", rank_.rank)};
     for (const auto& [key, number] : numbers_) {
       events.push_back(format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":{}}}}})", rank_.rank,
-                              number, quoted(key.second)));
+                              number, json_string(key.second)));
       events.push_back(format(R"({{"ph":"M","pid":{},"tid":{},"name":"thread_sort_index","args":{{"sort_index":{}}}}})",
                               rank_.rank, number, key.first * 1000 + number));
     }
@@ -93,7 +94,7 @@ std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<c
   const auto add = [&](const Span& span, int track) {
     const int64_t begin = at(span.time.begin), end = at(span.time.end);
     events.push_back(format(R"({{"ph":"X","pid":{},"tid":{},"ts":{},"dur":{},"name":{}{}}})", rank.rank, track,
-                            microseconds(begin), microseconds(end - begin), quoted(title(span, rank)),
+                            microseconds(begin), microseconds(end - begin), json_string(title(span, rank)),
                             arguments(span)));
   };
   for (const Span& span : spans) add(span, tracks.of(span));
