@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "plan/axonn_model.h"
-#include "plan/gpt_formulas.h"
+#include "reference/axonn_model.h"
+#include "reference/gpt_formulas.h"
 
 namespace trainer::plan {
 namespace {
