@@ -11,9 +11,8 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libpcre2-dev libxxhash-dev libopenmpi-dev openmpi-bin)
-# The build works without these: faster bf16 products on CPUs with AMX, host memory beside its GPU (0.3 MB, and Open MPI
-# brings it along), faster rebuilds.
-optional=(libdnnl-dev libnuma-dev ccache)
+# The build works without these: host memory beside its GPU (0.3 MB, and Open MPI brings it along), faster rebuilds.
+optional=(libnuma-dev ccache)
 
 for argument in "$@"; do
   case $argument in

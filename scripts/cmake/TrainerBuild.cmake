@@ -43,20 +43,7 @@ foreach(library sentencepiece sentencepiece_train)
   target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")
 endforeach()
 
-# Found by hand: Debian's package configuration of oneDNN insists on OpenCL's headers, which we do not use.
-if(NOT TRAINER_ONEDNN STREQUAL "OFF")
-  find_path(TRAINER_onednn_INCLUDE oneapi/dnnl/dnnl.hpp)
-  find_library(TRAINER_onednn_LIBRARY dnnl)
-  if(TRAINER_onednn_INCLUDE AND TRAINER_onednn_LIBRARY)
-    add_library(trainer_onednn INTERFACE)
-    target_include_directories(trainer_onednn SYSTEM INTERFACE "${TRAINER_onednn_INCLUDE}")
-    target_link_libraries(trainer_onednn INTERFACE "${TRAINER_onednn_LIBRARY}")
-  elseif(TRAINER_ONEDNN STREQUAL "ON")
-    message(FATAL_ERROR "TRAINER_ONEDNN=ON, but oneDNN was not found (Debian: libdnnl-dev)")
-  endif()
-endif()
-
-# By hand as well: it has no package description of CMake's.
+# Found by hand: it has no package description of CMake's.
 if(NOT TRAINER_NUMA STREQUAL "OFF")
   find_path(TRAINER_numa_INCLUDE numaif.h)
   find_library(TRAINER_numa_LIBRARY numa)

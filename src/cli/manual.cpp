@@ -61,7 +61,6 @@ std::string manual(const CommandText& command, const std::string& version) {
   for (const VerbText& verb : command.verbs)
     out += format(".SS {} {}\n{}.\n", command.name, verb.name, roff(verb.help)) + options(verb);
   out += ".SH ENVIRONMENT\n.TP\n.B TRAINER_ISA\nthe instruction set to use: plain, avx2, avx512, avx512bf16 or amx.\n";
-  out += ".TP\n.B TRAINER_PRODUCTS\nonednn: bf16 products by oneDNN, where it was compiled in; own: by our kernels.\n";
   out +=
       ".SH FILES\nA run writes into the folder that\n.B run.dir\nof its configuration names: report.html "
       "and\nreport.json, "

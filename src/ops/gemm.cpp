@@ -1,10 +1,6 @@
 #include "ops/gemm.h"
 
-#include <cstdlib>
-#include <string_view>
-
 #include "ops/cpu/gemm.h"
-#include "ops/cpu/onednn_gemm.h"
 #include "ops/cuda/ops.h"
 #include "ops/elementwise.h"
 #include "ops/operands.h"
@@ -57,23 +53,7 @@ void check(const device::Device& device, const Gemm& op) {
                 name_of(accumulator_of(op.a.dtype)), n, text());
 }
 
-/// Reads the environment variable TRAINER_PRODUCTS: own (default), or onednn for bf16 on CPUs with AMX.
-bool onednn_asked_for() {
-  const char* const name = std::getenv("TRAINER_PRODUCTS");
-  if (name == nullptr || *name == '\0' || std::string_view(name) == "own") return false;
-  if (std::string_view(name) != "onednn")
-    throw Error(Code::usage, format("TRAINER_PRODUCTS={}: expected own or onednn", name));
-  if (!device::available(device::Isa::amx) || !onednn::supports(DType::bf16))
-    throw Error(Code::usage,
-                "TRAINER_PRODUCTS=onednn: this trainer was built without oneDNN, or this CPU has no AMX; unset it");
-  return true;
-}
-bool by_onednn(const device::Device& device, DType compute) {
-  static const bool wanted = onednn_asked_for();
-  return wanted && compute == DType::bf16 && device.kind() == device::Kind::cpu && device.isa() == device::Isa::amx;
-}
-
-void run_product(Exec& ex, const Gemm& op, bool library) {
+void run_product(Exec& ex, const Gemm& op) {
   const auto [m, n, k] = sizes_of(op);
   const OpTimer timer(ex.meter, {.kind = OpKind::gemm,
                                  .cost = cost(op),
@@ -81,7 +61,7 @@ void run_product(Exec& ex, const Gemm& op, bool library) {
                                  .attention = {}});
   if (op.c.count() == 0) return;
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  library ? onednn::product(ex, op) : own_product(ex, op, gemm_table(ex.device.isa()));
+  own_product(ex, op, gemm_table(ex.device.isa()));
 }
 
 }  // namespace
@@ -96,22 +76,20 @@ Cost cost(const Gemm& op) {
 
 void run(Exec& ex, const Gemm& op) {
   check(ex.device, op);
-  const bool library = by_onednn(ex.device, op.a.dtype) && !reads_b_unpacked(op) && sizes_of(op).k > 0;
-  run_product(ex, op, library);
-  const bool own = ex.device.kind() == device::Kind::cpu && !library;
-  if (op.b_sums && !(own && sums_columns(op))) run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums, op.later});
+  run_product(ex, op);
+  if (op.b_sums && !(ex.device.kind() == device::Kind::cpu && sums_columns(op)))
+    run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums, op.later});
 }
 
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {
   constexpr int64_t kFewUses = 2;  // writing the copy to memory and reading it again costs as much as packing so often
   if (device.kind() != device::Kind::cpu || compute != DType::bf16 || device.isa() < device::Isa::avx512bf16)
     return false;
-  return by_onednn(device, compute) || uses > kFewUses || !packs_strips(m, k);
+  return uses > kFewUses || !packs_strips(m, k);
 }
 
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n) {
   if (device.kind() == device::Kind::cuda) return 0;
-  if (by_onednn(device, compute)) return onednn::packed_bytes(compute, k, n);
   return own_packed_bytes(compute, k, n, gemm_table(device.isa()));
 }
 
@@ -124,16 +102,11 @@ void run(Exec& ex, const PackB& op) {
   TRAINER_CHECK(op.packed.bytes() == expected, "packing {}{}: packed has {} bytes, expected {}", to_string(op.b),
                 op.trans_b ? " transposed" : "", op.packed.bytes(), expected);
   const OpTimer timer(ex.meter, OpKind::pack, {0, bytes_of(op.b) + bytes_of(op.packed)});
-  if (by_onednn(ex.device, op.b.dtype)) {
-    onednn::pack(ex, op);
-  } else {
-    own_pack(ex, op, gemm_table(ex.device.isa()));
-  }
+  own_pack(ex, op, gemm_table(ex.device.isa()));
 }
 
 std::string product_path(const device::Device& device, DType compute) {
   if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
-  if (by_onednn(device, compute)) return onednn::description();
   const bool other = compute != DType::bf16 && device.isa() > device::Isa::avx512;  // pairs and tiles are for bf16
   return format("own {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
 }

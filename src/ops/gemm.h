@@ -50,7 +50,7 @@ struct PackB {
 };
 void run(Exec& ex, const PackB& op);
 
-/// Name of what computes products of this dtype here, for logs: "oneDNN 2.6.3 amx-bf16", "own avx2 kernels".
+/// Name of what computes products of this dtype here, for logs: "own avx2 kernels", "cuBLASLt 13.1".
 std::string product_path(const device::Device& device, DType compute);
 
 }  // namespace trainer::ops

@@ -166,6 +166,5 @@ def main():
 
 
 if __name__ == "__main__":
-    for name in ("TRAINER_ISA", "TRAINER_PRODUCTS"):
-        os.environ.pop(name, None)
+    os.environ.pop("TRAINER_ISA", None)
     sys.exit(main())

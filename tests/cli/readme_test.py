@@ -269,7 +269,7 @@ class Readmes(unittest.TestCase):
 
         def check(_, span):
             name = span.removeprefix("-D").split("=")[0]
-            if name in ("TRAINER_ISA", "TRAINER_PRODUCTS"):  # of the environment, at run time
+            if name == "TRAINER_ISA":  # of the environment, at run time
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "src").rglob("*.cpp")))
             elif name in ("TRAINER_TORCH_PYTHON",):  # of the tests' environment
                 self.assertIn(f'"{name}"', "".join(path.read_text() for path in (ROOT / "tests").rglob("*.py") if path.name != "readme_test.py"))
@@ -402,7 +402,7 @@ def shape_of(text, start):
     words = set()
     for line in text.replace("quickstart:", "tiny:").splitlines():
         if re.match(rf"{start}\b", line):
-            line = re.sub(r"\S*/\S+\.\S+|\([^)]*\)|\d[\d.,e+:%kMGT-]*\S*|\b(bf16|fp32|own \w+|oneDNN \S+ \S+) ", " ", line)
+            line = re.sub(r"\S*/\S+\.\S+|\([^)]*\)|\d[\d.,e+:%kMGT-]*\S*|\b(bf16|fp32|own \w+) ", " ", line)
             words |= set(re.findall(r"[A-Za-z]{2,}", line))
     return words - {"ms", "MiB", "GiB", "KiB", "min", "TFLOP", "GFLOP", "tokens"}
 

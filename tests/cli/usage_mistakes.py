@@ -30,8 +30,6 @@ CASES = [
     usage("train without a config", ["train"], "no configuration"),
     usage("version for an unknown instruction set", ["--version"], "TRAINER_ISA=sse", "plain, avx2, avx512, avx512bf16 or amx",
           env={"TRAINER_ISA": "sse"}),
-    usage("version with unknown products", ["--version"], "TRAINER_PRODUCTS=mkl: expected own or onednn",
-          env={"TRAINER_PRODUCTS": "mkl"}),
     usage("max-steps of zero", ["train", "--config", "x.toml", "--max-steps", "0"],
           "--max-steps: 0 is not a whole number of at least 1"),
     usage("max-steps beyond counting", ["train", "--config", "x.toml", "--max-steps", "99999999999999999999"],

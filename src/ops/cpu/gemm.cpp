@@ -275,7 +275,8 @@ const GemmTable& gemm_table(device::Isa isa) {
   return TRAINER_KERNELS(isa, gemm_table);
 }
 
-bool reads_b_unpacked(const Gemm& op) {
+/// True when op has so few rows that reading B bounds it. Such products do not use packed_b.
+static bool reads_b_unpacked(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSkinnyRows && k > 0;
 }

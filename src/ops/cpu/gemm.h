@@ -13,8 +13,6 @@ const GemmTable& gemm_table(device::Isa isa);
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 /// True when own_product forms op.b_sums too: beside the packing of B.
 bool sums_columns(const Gemm& op);
-/// True when op has so few rows that reading B bounds it. Such products do not use packed_b.
-bool reads_b_unpacked(const Gemm& op);
 
 /// True when products of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
 /// product gains from a packed weight only when the weight is used several times.
