@@ -203,8 +203,7 @@ Scratch Block::dropout_backward(Exec& ex, const Batch& batch, const Tensor& dy, 
   return masked;
 }
 
-StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from_above, Saved& s,
-                               parallel::GradSink& grads) {
+Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, parallel::GradSink& grads) {
   if (recompute_ == config::Recompute::full) {
     ex.meter.recomputing = true;
     run(ex, batch, s, Pass::recompute, nullptr);
@@ -212,8 +211,7 @@ StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from
   }
   const bool rebuild = recompute_ == config::Recompute::selective;
   // The MLP: through down, the activation and up.
-  Scratch dy = std::move(from_above.dx), drop;
-  Scratch* const dy_sums = wanted(from_above.sums, batch);
+  Scratch drop;
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
   const Tensor pre = s.pre;
@@ -221,14 +219,13 @@ StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from
   Scratch dpre;
   if (gated_) {
     if (rebuild) ops::run(ex, ops::SwigluForward{gate(pre), up(pre), s.z});
-    const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {.dy_sums = dy_sums}, grads);
+    const Scratch dz = down_->backward(ex, batch.rows(), dmlp, s.z, {}, grads);
     s.z.reset();
     ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
     if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
-    dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre, .dy_sums = dy_sums},
-                           grads);
+    dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre}, grads);
     s.z.reset();
     s.pre.reset();
   }
@@ -237,17 +234,14 @@ StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from
   Scratch db = up_->backward(ex, batch.rows(), dpre, s.b, {}, grads);
   dpre.reset();
   s.b.reset();
-  StreamGradient dx1;
-  Scratch* const dx1_sums = wanted(dx1.sums, batch);
-  dx1.dx = norm2_->backward(ex, db, s.x1, s.stats2, dy, dx1_sums, grads);
+  Scratch dx1 = norm2_->backward(ex, db, s.x1, s.stats2, dy, grads);
   db.reset();
   dy.reset();
   s.x1.reset();
   s.stats2 = {};
   // The attention: through the output projection, the core and q‖k‖v.
-  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1.dx, attention_out_site_);
-  Scratch dcontext =
-      out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.dx.tensor(), s.context, {.dy_sums = dx1_sums}, grads);
+  if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
+  Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
   dcontext.reset();
@@ -255,8 +249,7 @@ StreamGradient Block::backward(Exec& ex, const Batch& batch, StreamGradient from
   Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
   dqkv.reset();
   s.a.reset();
-  StreamGradient dx;
-  dx.dx = norm1_->backward(ex, da, s.x, s.stats1, dx1.dx, wanted(dx.sums, batch), grads);
+  Scratch dx = norm1_->backward(ex, da, s.x, s.stats1, dx1, grads);
   s.stats1 = {};
   s.x.reset();
   return dx;

@@ -17,13 +17,6 @@ struct KvCache {
   int64_t used = 0;     // rows filled before this pass
 };
 
-/// StreamGradient is the gradient of the residual stream between two blocks.
-struct StreamGradient {
-  Scratch dx;
-  /// Sums of its columns (parallel::BackwardFusion::dy_sums), where the norm that made dx has left them.
-  Scratch sums;
-};
-
 struct BlockSpec {
   int layer = 0, group = 0;
   int64_t layers = 0;   // of the whole model: residual projections start at init_std/√(2·layers)
@@ -55,13 +48,7 @@ class Block {
   /// Runs the forward pass without a backward one. `cache` (generation, one sequence) receives the new keys and values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
   /// dy [n, H] → dx [n, H]. Empties `saved`.
-  StreamGradient backward(Exec& ex, const parallel::Batch& batch, StreamGradient dy, Saved& saved,
-                          parallel::GradSink& grads);
-  /// Returns `sums` where linears that write the stream have use for the sums of its gradient's columns, else null.
-  /// They have none where they have no bias, or where dropout lies between.
-  Scratch* wanted(Scratch& sums, const parallel::Batch& batch) const {
-    return bias_ && !has_dropout(batch) ? &sums : nullptr;
-  }
+  Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
   /// Returns the group of the store that has all parameters of the block.
   int group() const { return group_; }

@@ -89,22 +89,19 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   Scratch df;
   const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
   saved.features.reset();
-  StreamGradient dx;
-  dx.dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, blocks_.back().wanted(dx.sums, batch), grads);
+  Scratch dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
   df.reset();
   saved.x.reset();
   saved.stats = {};
   grads.end_group(ex, head_group_);
   for (size_t l = blocks_.size(); l-- > 0;) {
     const TraceScope traced(ex.meter.trace, kLayer, static_cast<int64_t>(l));
-    if (!same_stream(l + 1, l)) dx.sums.reset();  // they are of rows or columns that other ranks get
-    dx.dx = move(ex, batch, std::move(dx.dx), l + 1, l);
+    dx = move(ex, batch, std::move(dx), l + 1, l);
     dx = blocks_[l].backward(ex, batch, std::move(dx), saved.blocks[l], grads);
     grads.end_group(ex, blocks_[l].group());
   }
-  dx.sums.reset();
-  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx.dx, {}, dx.dx, embedding_dropout(batch)});
-  embedding_->backward(ex, batch, dx.dx, grads);
+  if (batch.dropout && model_.dropout > 0) ops::run(ex, ops::DropoutAdd{dx, {}, dx, embedding_dropout(batch)});
+  embedding_->backward(ex, batch, dx, grads);
   grads.end_group(ex, embedding_group_);
   grads.end_micro(ex);
   return loss;

@@ -60,14 +60,15 @@ void run(Exec& ex, const DropoutAdd& op) {
 }
 
 void run(Exec& ex, const ColumnSum& op) {
-  constexpr int64_t kColumns = 1024;  // of one task: their sums stay in L1
+  constexpr int64_t kColumns = 1024, kLeastRows = 128, kMostBlocks = 128;  // columns of a task: their sums stay in L1
   const size_t type = kernel_index(op.x.dtype, "column sum x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
   const DType sums = accumulator_of(op.x.dtype);
   expect_count(op.sums, cols, sums, "column sums");
   const OpTimer timer(ex.meter, OpKind::column_sum, {static_cast<double>(op.x.count()), bytes_of(op.x)});
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  const int64_t block = reduction_rows(rows), blocks = divide_up(rows, block), chunks = divide_up(cols, kColumns);
+  const int64_t block = std::max(kLeastRows, divide_up(rows, kMostBlocks)), blocks = divide_up(rows, block);
+  const int64_t chunks = divide_up(cols, kColumns);
   const Scratch partials = ex.take("column_sum.partials", {blocks, cols}, sums);
   if (ex.device.dry()) return;
   const auto kernel = elementwise_kernels(ex).column_sum[type];

@@ -5,8 +5,6 @@
 
 namespace trainer::ops {
 
-class PartialSums;
-
 /// Which elements of the step's whole batch a tensor of token rows holds. The mask of an element depends on (key, step,
 /// global element index) alone, so replicas, layouts and recomputation agree.
 /// element (row r, col c) has index ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
@@ -34,7 +32,6 @@ void run(Exec& ex, const DropoutAdd& op);
 struct ColumnSum {
   Tensor x, sums;
   bool accumulate = false;
-  PartialSums* later = nullptr;  // ops/reduce.h: a GPU leaves the sums of its blocks there; null: adds them up
 };
 void run(Exec& ex, const ColumnSum& op);
 

@@ -2,7 +2,6 @@
 
 #include "ops/cpu/gemm.h"
 #include "ops/cuda/ops.h"
-#include "ops/elementwise.h"
 #include "ops/operands.h"
 
 namespace trainer::ops {
@@ -47,21 +46,6 @@ void check(const device::Device& device, const Gemm& op) {
   TRAINER_CHECK(!op.packed_b || op.packed_b.bytes() == packed_bytes(device, op.a.dtype, k, n),
                 "product: packed_b has {} bytes, expected {} for {}", op.packed_b.bytes(),
                 packed_bytes(device, op.a.dtype, k, n), text());
-  TRAINER_CHECK(!op.b_sums || (!op.trans_b && op.b_sums.count() == n && op.b_sums.packed() &&
-                               op.b_sums.dtype == accumulator_of(op.a.dtype)),
-                "product: sums of the columns of b are {}, expected {} [{}] and b as it lies: {}", to_string(op.b_sums),
-                name_of(accumulator_of(op.a.dtype)), n, text());
-}
-
-void run_product(Exec& ex, const Gemm& op) {
-  const auto [m, n, k] = sizes_of(op);
-  const OpTimer timer(ex.meter, {.kind = OpKind::gemm,
-                                 .cost = cost(op),
-                                 .product = {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b},
-                                 .attention = {}});
-  if (op.c.count() == 0) return;
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  own_product(ex, op, gemm_table(ex.device.isa()));
 }
 
 }  // namespace
@@ -76,9 +60,14 @@ Cost cost(const Gemm& op) {
 
 void run(Exec& ex, const Gemm& op) {
   check(ex.device, op);
-  run_product(ex, op);
-  if (op.b_sums && !(ex.device.kind() == device::Kind::cpu && sums_columns(op)))
-    run(ex, ColumnSum{op.b, op.b_sums, op.add_to_b_sums, op.later});
+  const auto [m, n, k] = sizes_of(op);
+  const OpTimer timer(ex.meter, {.kind = OpKind::gemm,
+                                 .cost = cost(op),
+                                 .product = {.m = m, .k = k, .n = n, .trans_a = op.trans_a, .trans_b = op.trans_b},
+                                 .attention = {}});
+  if (op.c.count() == 0) return;
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  own_product(ex, op, gemm_table(ex.device.isa()));
 }
 
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses) {

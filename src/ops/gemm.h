@@ -4,8 +4,6 @@
 
 namespace trainer::ops {
 
-class PartialSums;
-
 enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
 /// What happens to an element of the product before it is stored. Rounded once, at the store, but for `pre`.
@@ -29,12 +27,6 @@ struct Gemm {
   bool accumulate = false;
   Epilogue epilogue;
   Tensor packed_b;  // op(b) packed for this product by PackB, or empty: b is read as it is
-  /// (+)= Σ_k b[k, ·], or empty; [n], accumulator type, b not transposed. With dW = Xᵀ·dY it is the gradient of the
-  /// bias, formed where our own product packs dY, else by a ColumnSum. Its order depends on shapes and on that path
-  /// only. cost() does not count it.
-  Tensor b_sums;
-  bool add_to_b_sums = false;
-  PartialSums* later = nullptr;  // of that ColumnSum
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);

@@ -6,8 +6,6 @@
 
 namespace trainer::ops {
 
-class PartialSums;
-
 /// x, y [N, H] compute dtype; gain [H]; bias [H] or empty. mean [N] (layer; empty for rms) and rstd [N] are in the
 /// accumulator dtype and kept for backward. Statistics in the accumulator dtype, two passes (never E[x²] − mean²). mean
 /// and rstd may both be empty (generation); `center` says which norm it is.
@@ -27,16 +25,10 @@ void run(Exec& ex, const NormApply& op);
 
 /// dx = residual (if given) + dNorm(dy); dgain, dbias [H] in the accumulator dtype, overwritten or added to.
 /// Row blocks of fixed size are summed in order: independent of threads. dx may be dy or residual.
-///
-/// A GPU, whose kernel walks over the rows anyway, can sum the columns of dx as well: that is the gradient of the bias
-/// of the linear whose output dx is the gradient of, which then reads dx once less. Terms of the sums are dx before it
-/// is rounded. A CPU leaves `dx_sums` empty: its products sum columns as they pack them.
 struct NormBackward {
   Tensor dy, x, gain, mean, rstd, residual, dx, dgain, dbias;  // dbias empty: no bias
   bool center = true;
   bool accumulate_gain = false, accumulate_bias = false;
-  PartialSums* later = nullptr;  // ops/reduce.h: a GPU leaves the sums of its blocks there; null: adds them up
-  Scratch* dx_sums = nullptr;    // receives Σ dx of blocks of rows [blocks, H] f32, for PartialSums; null: not wanted
 };
 void run(Exec& ex, const NormBackward& op);
 

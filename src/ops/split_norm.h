@@ -8,8 +8,6 @@
 
 namespace trainer::ops {
 
-class PartialSums;
-
 /// Values per row that are exchanged: mean and squares, or of RMS norms squares alone.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
@@ -40,14 +38,12 @@ struct SplitNormSums {
 void run(Exec& ex, const SplitNormSums& op);
 
 /// dx = residual (if given) + rstd·(g − Σg/H − n·Σ(g·n)/H), with the sums of all ranks and H = `hidden`; dgain, dbias
-/// [W], later and dx_sums as in NormBackward. dx may be dy or residual.
+/// [W]. dx may be dy or residual.
 struct SplitNormBackward {
   Tensor dy, x, gain, mean, rstd, sums, residual, dx, dgain, dbias;  // dbias empty: no bias
   int64_t hidden = 0;
   bool center = true;
   bool accumulate_gain = false, accumulate_bias = false;
-  PartialSums* later = nullptr;
-  Scratch* dx_sums = nullptr;
 };
 void run(Exec& ex, const SplitNormBackward& op);
 

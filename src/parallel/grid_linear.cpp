@@ -83,8 +83,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
   Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
-  if (arrives)
-    weights_.add_bias_gradient(ex, dy, fusion.dy_sums, grads);  // over the rows and columns that get the bias
+  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns that get the bias
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
@@ -100,7 +99,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   if (arrives) {  // either hides dx in flight
     weights_.add_weight_gradient(ex, own_x, own_dy, grads);
   } else {
-    weights_.add_gradients(ex, own_x, own_dy, fusion.dy_sums, grads);
+    weights_.add_gradients(ex, own_x, own_dy, grads);
   }
   dx = cast_to(ex, dx_leaving.finish(ex), dy.dtype);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});

@@ -31,7 +31,7 @@ class ColumnLinear final : public Linear {
       Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
       weights_.multiply_transposed(ex, dy, dx);
       Ticket sum = axis_.wait_unless_overlapping(ex, axis_.ranks.all_reduce(ex, dx));
-      weights_.add_gradients(ex, x, dy, fusion.dy_sums, grads);  // hides the sum
+      weights_.add_gradients(ex, x, dy, grads);  // hides the sum
       if (sum.is_open()) sum.join(ex);
       return dx;
     }
@@ -42,7 +42,7 @@ class ColumnLinear final : public Linear {
     if (gather.is_open()) gather.join(ex);
     Scratch dx = ex.take("linear.dx", x.shape, dy.dtype);
     Ticket scatter = axis_.wait_unless_overlapping(ex, axis_.ranks.reduce_scatter(ex, sums, dx));
-    weights_.add_gradients(ex, all, dy, fusion.dy_sums, grads);  // hides the scatter
+    weights_.add_gradients(ex, all, dy, grads);  // hides the scatter
     if (scatter.is_open()) scatter.join(ex);
     return dx;
   }
@@ -95,14 +95,13 @@ class RowLinear final : public Linear {
     if (axis_.splits(rows)) {
       all = ex.take("linear.dy", {rows.count, weights_.out()}, dy.dtype);
       gather = axis_.wait_unless_overlapping(ex, axis_.ranks.all_gather(ex, dy, all));
-      weights_.add_bias_gradient(ex, dy, fusion.dy_sums, grads);  // over this rank's rows
+      weights_.add_bias_gradient(ex, dy, grads);  // over this rank's rows
       if (gather.is_open()) gather.join(ex);
     }
     const Tensor& whole = all ? all.tensor() : dy;
     Scratch dx = ex.take("linear.dx", {whole.rows(), weights_.in()}, dy.dtype);
     weights_.multiply_transposed(ex, whole, dx, activation_backward(fusion));
-    all ? weights_.add_weight_gradient(ex, x, whole, grads)
-        : weights_.add_gradients(ex, x, whole, fusion.dy_sums, grads);
+    all ? weights_.add_weight_gradient(ex, x, whole, grads) : weights_.add_gradients(ex, x, whole, grads);
     return dx;
   }
 

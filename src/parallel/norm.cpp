@@ -56,11 +56,10 @@ Scratch Norm::apply(Exec& ex, const Tensor& x, const NormStats& stats) {
 }
 
 Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
-                       Scratch* dx_sums, params::GradSink& grads) {
+                       params::GradSink& grads) {
   Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
   const GradSlot dgain = grads.slot(ex, gain_);
   const GradSlot dbias = bias_ < 0 ? GradSlot{} : grads.slot(ex, bias_);
-  ops::PartialSums* const later = grads.partial_sums(gain_);
   if (is_split()) {
     const Scratch sums = ex.take("norm.sums", {ops::norm_planes(center_) * x.rows()}, accumulator_of(x.dtype));
     ops::run(ex, ops::SplitNormSums{dy, x, store_.weight(gain_), stats.mean, stats.rstd, sums, center_});
@@ -78,9 +77,7 @@ Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormSt
                                         .hidden = width_,
                                         .center = center_,
                                         .accumulate_gain = dgain.accumulate,
-                                        .accumulate_bias = dbias.accumulate,
-                                        .later = later,
-                                        .dx_sums = dx_sums});
+                                        .accumulate_bias = dbias.accumulate});
     return dx;
   }
   ops::run(ex, ops::NormBackward{.dy = dy,
@@ -94,9 +91,7 @@ Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormSt
                                  .dbias = dbias.tensor,
                                  .center = center_,
                                  .accumulate_gain = dgain.accumulate,
-                                 .accumulate_bias = dbias.accumulate,
-                                 .later = later,
-                                 .dx_sums = dx_sums});
+                                 .accumulate_bias = dbias.accumulate});
   return dx;
 }
 

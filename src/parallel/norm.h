@@ -30,10 +30,9 @@ class Norm {
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
   /// Computes y again from kept statistics, bit-identical.
   Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
-  /// dx = residual + dNorm(dy); residual may be empty. `dx_sums`, unless null, receives sums of dx's columns where the
-  /// device makes them on the way (ops/norm.h).
+  /// dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
-                   Scratch* dx_sums, params::GradSink& grads);
+                   params::GradSink& grads);
 
  private:
   /// Merges the statistics of rows whose columns other ranks share.

@@ -21,7 +21,7 @@ class SerialLinear final : public Linear {
                    GradSink& grads) override {
     Scratch dx = ex.take("linear.dx", {dy.rows(), weights_.in()}, dy.dtype);
     weights_.multiply_transposed(ex, dy, dx, activation_backward(fusion));
-    weights_.add_gradients(ex, x, dy, fusion.dy_sums, grads);
+    weights_.add_gradients(ex, x, dy, grads);
     return dx;
   }
 

@@ -52,9 +52,6 @@ struct ForwardFusion {
 struct BackwardFusion {
   ops::Activation act = ops::Activation::none;
   Tensor pre;  // dx is multiplied by act'(pre): the gradient goes through the activation that produced x
-  /// Sums of dy's columns over blocks of rows, where what made dy has left them (ops/norm.h); taken from here. Null or
-  /// empty: a linear with a bias reads dy for them.
-  Scratch* dy_sums = nullptr;
 };
 
 class Linear {

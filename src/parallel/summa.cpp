@@ -179,7 +179,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
   Panels moving = place_.input_stays ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
-  weights_.add_bias_gradient(ex, dy, fusion.dy_sums, grads);  // hides the first blocks in flight
+  weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks in flight
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;

@@ -43,28 +43,20 @@ class Weights {
     run_product(ex, dy, dx, epilogue, true);
   }
 
-  /// dW (+)= xᵀ·dy and, from the same dy, db (+)= Σ_rows dy. `dy_sums` is that of BackwardFusion.
-  void add_gradients(Exec& ex, const Tensor& x, const Tensor& dy, Scratch* dy_sums, params::GradSink& grads) const {
-    if (bias_ < 0 || (dy_sums != nullptr && *dy_sums)) {
-      add_bias_gradient(ex, dy, dy_sums, grads);
-      return add_weight_gradient(ex, x, dy, grads);
-    }
-    const params::GradSlot dw = grads.slot(ex, weight_), db = grads.slot(ex, bias_);
-    weight_product(ex, x, dy, dw, db, grads.partial_sums(bias_));
+  /// dW (+)= xᵀ·dy and db (+)= Σ_rows dy.
+  void add_gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
+    add_bias_gradient(ex, dy, grads);
+    add_weight_gradient(ex, x, dy, grads);
   }
-  /// Adds one of them alone, where dy of the bias is not that of the weight.
+  /// One of the two, where dy of the bias is not that of the weight.
   void add_weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
-    weight_product(ex, x, dy, grads.slot(ex, weight_), {}, nullptr);
+    const params::GradSlot dw = grads.slot(ex, weight_);
+    ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
   }
-  void add_bias_gradient(Exec& ex, const Tensor& dy, Scratch* dy_sums, params::GradSink& grads) const {
+  void add_bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
-    ops::PartialSums* const later = grads.partial_sums(bias_);
-    if (later != nullptr && dy_sums != nullptr && *dy_sums) {
-      later->add(std::move(*dy_sums), {{db.tensor, db.accumulate}});
-    } else {
-      ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate, later});
-    }
+    ops::run(ex, ops::ColumnSum{dy, db.tensor, db.accumulate});
   }
 
  private:
@@ -80,17 +72,6 @@ class Weights {
                            .trans_b = transposed,
                            .epilogue = epilogue,
                            .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
-  }
-  static void weight_product(Exec& ex, const Tensor& x, const Tensor& dy, const params::GradSlot& dw,
-                             const params::GradSlot& db, ops::PartialSums* later) {
-    ops::run(ex, ops::Gemm{.a = x,
-                           .b = dy,
-                           .c = dw.tensor,
-                           .trans_a = true,
-                           .accumulate = dw.accumulate,
-                           .b_sums = db.tensor,
-                           .add_to_b_sums = db.accumulate,
-                           .later = later});
   }
 
   params::ParamStore& store_;

@@ -141,7 +141,6 @@ void GradSink::join_oldest_flight(Exec& ex) {
 }
 
 void GradSink::end_group(Exec& ex, int group) {
-  partial_sums_.finish(ex);
   start_replica_sum(ex);
   finished_ = group;
   start_sums(ex, /*sharded=*/false);

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "ops/reduce.h"
 #include "params/param_store.h"
 #include "tensor/host_copy.h"
 
@@ -78,10 +77,6 @@ class GradSink {
   /// Returns where to put a slot's gradient; `ex` outlives it. For a sharded slot that is memory taken from ex.arena,
   /// the same for all writes of a micro-batch.
   GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
-  /// Where operators on a GPU leave their parts of a slot's gradient that is a sum over rows (of a bias, a gain). They
-  /// are added up when the group ends, those of all its slots at once. Null for a sharded slot, whose gradient travels
-  /// before that.
-  ops::PartialSums* partial_sums(SlotId id) { return store_.is_sharded(id) ? nullptr : &partial_sums_; }
   /// Returns where the gradient of the stored piece goes when the caller reduces it over the flat axes itself.
   GradSlot stored_slot(SlotId id);
   /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
@@ -145,7 +140,6 @@ class GradSink {
   std::vector<char> written_;               // by slot
   std::vector<Scratch> outgoing_;           // by slot: a sharded slot's gradient before its last write
   std::vector<Flight> flights_;             // oldest first
-  ops::PartialSums partial_sums_;           // of the group whose backward pass is under way
   std::vector<std::vector<Sum>> sums_;      // by group
   std::vector<comm::Ticket> replica_sums_;  // by group
   std::vector<char> reduced_;               // by group: its gradient of this step is complete

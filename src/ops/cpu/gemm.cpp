@@ -89,10 +89,10 @@ Plan::Plan(const Gemm& op, const GemmKernels<T, C, P>& kernels, int threads)
 }
 
 /// Packs columns [col, col + cols) of op(B) over blocks [first, first + blocks) of the sum. dst is
-/// [block][panel][k][cols]. Calls also(block, column, columns) after each part, while the caches hold it.
-template <typename T, typename D, typename Pack, typename Also>
+/// [block][panel][k][cols].
+template <typename T, typename D, typename Pack>
 void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks& sum, int64_t first, int64_t blocks,
-                  int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels, Also also) {
+                  int64_t col, int64_t cols, int64_t panel_cols, D* dst, Pack pack_panels) {
   const int64_t strip = kPackStrip / panel_cols * panel_cols;  // whole panels
   const int64_t padded = round_up(cols, panel_cols), strips = divide_up(cols, strip);
   pool.parallel_for(strips * blocks, [&](int64_t task) {
@@ -101,13 +101,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
     const int64_t part = std::min(strip, cols - offset);
     pack_panels(b.at(col + offset, sum.first(block)), b.ld, b.along_k, part, sum.size(block), panels,
                 length * panel_cols);
-    also(block, col + offset, part);
   });
-}
-
-auto column_sum_of(const Exec& ex, DType dtype) {
-  const ElementwiseKernels& kernels = TRAINER_KERNELS(ex.device.isa(), elementwise_kernels);
-  return kernels.column_sum[kernel_index(dtype, "column sums")];
 }
 
 /// Says whether writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
@@ -123,9 +117,6 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   using Sum = AccumulatorOf<T>;
   const Plan plan(op, kernels, ex.device.threads());
   const Scratch scratch = ex.take("gemm", {plan.bytes(ex.device.threads())}, DType::u8);
-  const bool sums_b = sums_columns(op);
-  Scratch column_sums;  // of B, over each block of the sum
-  if (sums_b) column_sums = ex.take("gemm.b_sums", {plan.sum.count, plan.n}, DTypeOf<Sum>::value);
   if (ex.device.dry()) return;
 
   device::ThreadPool& pool = device::pool_of(ex.device);
@@ -135,11 +126,6 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
   store.stream = kernels.may_stream && streams<C>(op.c) && (!e.pre || e.gradient || streams<C>(e.pre));
   const bool packed = static_cast<bool>(op.packed_b);
   const SumBlocks& sum = plan.sum;
-  const auto sum_columns = [&](int64_t block, int64_t col, int64_t cols) {
-    if (sums_b)
-      column_sum_of(ex, op.b.dtype)(b.at(col, sum.first(block)), b.ld, sum.size(block), cols,
-                                    column_sums.tensor().as<Sum>() + block * plan.n + col);
-  };
   std::byte* const b_memory = scratch.tensor().data;
   std::byte* const a_memory = b_memory + plan.b_bytes;
   std::byte* const sums_memory = a_memory + pool.threads() * plan.a_bytes;
@@ -151,7 +137,7 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       const int64_t blocks = std::min(plan.chunk_blocks, sum.count - block0), term0 = sum.first(block0);
       if (!packed && plan.k > 0)
         pack_columns(pool, b, sum, block0, blocks, col0, cols, kernels.cols, reinterpret_cast<P*>(b_memory),
-                     kernels.pack_b, sum_columns);
+                     kernels.pack_b);
       // Packed weights hold all columns and terms, the panels of a chunk only its own.
       const int64_t stored_cols = round_up(packed ? plan.n : cols, kernels.cols), panel_col0 = packed ? col0 : 0;
       const int64_t panel_term0 = packed ? 0 : term0, size = packed ? sizeof(T) : sizeof(P);
@@ -206,7 +192,6 @@ void blocked_product(Exec& ex, const Gemm& op, const GemmKernels<T, C, P>& kerne
       });
     }
   }
-  if (sums_b) sum_partials(ex, column_sums, op.b_sums, op.add_to_b_sums);
 }
 
 /// A product with m <= kSkinnyRows is bound by reading B. So B is read once and is not packed.
@@ -240,7 +225,7 @@ void pack_weight(Exec& ex, const PackB& op, const GemmKernels<T, C, P>& kernels)
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0], n = op.b.shape[op.trans_b ? 0 : 1];
   const SumBlocks sum(k, kernels);
   pack_columns(device::pool_of(ex.device), operand_of<T>(op.b, op.trans_b), sum, 0, sum.count, 0, n, kernels.cols,
-               reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept, [](int64_t, int64_t, int64_t) {});
+               reinterpret_cast<T*>(op.packed.data), kernels.pack_b_kept);
 }
 
 /// Calls fn with the kernels of vectors for the operands' dtype.
@@ -281,14 +266,10 @@ static bool reads_b_unpacked(const Gemm& op) {
   return op.c.shape[0] <= kSkinnyRows && k > 0;
 }
 
-bool sums_columns(const Gemm& op) {
-  return op.b_sums && !op.packed_b && op.b.shape[0] > 0 && op.c.count() > 0 && !reads_b_unpacked(op);
-}
-
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table) {
   if (reads_b_unpacked(op)) {
     with_vectors(op.a.dtype, op.c.dtype, table, [&](const auto& kernels) { skinny_product(ex, op, kernels); });
-  } else if (op.a.dtype == DType::bf16 && table.panels != nullptr && !op.packed_b && !op.trans_a && !op.b_sums &&
+  } else if (op.a.dtype == DType::bf16 && table.panels != nullptr && !op.packed_b && !op.trans_a &&
              packs_strips(op.c.shape[0], op.a.shape[1])) {
     strip_product(ex, op, *table.panels);
   } else {

@@ -11,8 +11,6 @@ const GemmTable& gemm_table(device::Isa isa);
 /// product of a linear gained by it (`bench gemm --forms`; tests/bench/RESULTS.md). Scratch "gemm": a function of
 /// shapes, dtypes, threads and table; taken on a dry device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
-/// True when own_product forms op.b_sums too: beside the packing of B.
-bool sums_columns(const Gemm& op);
 
 /// True when products of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
 /// product gains from a packed weight only when the weight is used several times.

@@ -48,7 +48,6 @@ void run(Exec&, const ShardRescale&) { refuse(); }
 void run(Exec&, const ShardLoss&) { refuse(); }
 void run(Exec&, const DropoutAdd&) { refuse(); }
 void run(Exec&, const ColumnSum&) { refuse(); }
-void add_up(Exec&, std::span<const PartialSums::Sum>) { refuse(); }
 void run(Exec&, const Cast&) { refuse(); }
 void run(Exec&, const Copy&) { refuse(); }
 void run(Exec&, const Transpose&) { refuse(); }

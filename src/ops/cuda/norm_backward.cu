@@ -13,7 +13,7 @@ struct BackwardRows {
   const T* gain;
   const float *mean, *rstd;
   Rows<T> dx;
-  float *gain_sums, *bias_sums, *dx_sums;  // [blocks, cols]; bias_sums, dx_sums may be null
+  float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null
   int64_t rows, cols, block_rows;
   bool center;
 };
@@ -36,48 +36,13 @@ struct RowTerms {
 template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
 
-/// Sums of a thread's own columns, in shared memory: pieces of 16 bytes, those of neighbours side by side.
-template <int V, int K, bool kUsed>
-class OwnSums {
- public:
-  __device__ explicit OwnSums(float* shared) : mine_(shared + threadIdx.x * kPiece) {
-    if constexpr (kUsed)
-#pragma unroll
-      for (int k = 0; k < K; ++k) each(k, [](float& sum, int) { sum = 0; });
-  }
-  __device__ void add(int k, const float (&x)[V]) const {
-    if constexpr (kUsed) each(k, [&](float& sum, int i) { sum += x[i]; });
-  }
-  __device__ void values(int k, float (&x)[V]) const {
-    each(k, [&](float& sum, int i) { x[i] = sum; });
-  }
-
- private:
-  static constexpr int kPiece = V % 4 == 0 ? 4 : 1;
-  template <typename F>
-  __device__ void each(int k, F&& body) const {
-#pragma unroll
-    for (int i = 0; i < V; i += kPiece) {
-      float* const at = mine_ + (k * V + i) * kBackwardThreads;
-      float piece[kPiece];
-      get(at, kPiece, piece);
-#pragma unroll
-      for (int j = 0; j < kPiece; ++j) body(piece[j], i + j);
-      put(at, kPiece, piece);
-    }
-  }
-  float* const mine_;
-};
-
 /// A block walks over its rows; each thread keeps the sums of its K·V columns, a multiple of V. The loads of the next
 /// row are in flight while a row is reduced and stored, where registers allow it. They wait as they were stored, bf16
-/// in half of the registers. With kSums the columns of dx are summed too, in shared memory: registers limit the blocks.
-template <typename T, int V, int K, bool kSums>
+/// in half of the registers.
+template <typename T, int V, int K>
 __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : kBackwardThreads)
     norm_backward_kernel(BackwardRows<T> op) {
   __shared__ float shared[2][2 * kMostWarps];
-  alignas(16) __shared__ float dx_memory[kSums ? K * V * kBackwardThreads : 1];
-  const OwnSums<V, K, kSums> dx_sum(dx_memory);
   const int threads = static_cast<int>(blockDim.x);
   const int first = static_cast<int>(blockIdx.x * op.block_rows);  // 32 bits: registers are short
   const int last = static_cast<int>(first + op.block_rows < op.rows ? first + op.block_rows : op.rows);
@@ -140,7 +105,6 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
       if (op.residual.data != nullptr) values(row.residual[k], out);
 #pragma unroll
       for (int i = 0; i < V; ++i) out[i] += terms.gradient(scaled[k][i], normal[k][i]);
-      dx_sum.add(k, out);
       put(op.dx.at(r, column(k)), V, out);
     }
   }
@@ -150,11 +114,6 @@ __global__ void __launch_bounds__(V > 1 && kAhead<V, K> ? kResidentThreads<T> : 
     const int64_t at = static_cast<int64_t>(blockIdx.x) * op.cols + column(k);
     put(op.gain_sums + at, V, gain_sum[k]);
     if (op.bias_sums != nullptr) put(op.bias_sums + at, V, bias_sum[k]);
-    if constexpr (kSums) {
-      float sum[V];
-      dx_sum.values(k, sum);
-      put(op.dx_sums + at, V, sum);
-    }
   }
 }
 
@@ -168,7 +127,6 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
   const float count = static_cast<float>(op.cols);
   float* gain_sums = op.gain_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
   float* bias_sums = op.bias_sums == nullptr ? nullptr : op.bias_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
-  float* dx_sums = op.dx_sums == nullptr ? nullptr : op.dx_sums + static_cast<int64_t>(blockIdx.x) * op.cols;
   for (int64_t r = first; r < last; ++r) {
     const float mean = op.center ? op.mean[r] : 0.0f, rstd = op.rstd[r];
     const auto load = [&](int64_t c, int n, float(&dy)[V], float(&x)[V], float(&gain)[V]) {
@@ -200,10 +158,7 @@ __global__ void __launch_bounds__(kBackwardThreads) norm_backward_wide_kernel(Ba
       load(c, n, dy, x, gain);
       if (op.residual.data != nullptr) get(op.residual.at(r, c), n, out);
 #pragma unroll
-      for (int i = 0; i < V; ++i) {
-        out[i] += terms.gradient(dy[i] * gain[i], x[i]);
-        if (dx_sums != nullptr && i < n) dx_sums[c + i] = (r == first ? 0.0f : dx_sums[c + i]) + out[i];
-      }
+      for (int i = 0; i < V; ++i) out[i] += terms.gradient(dy[i] * gain[i], x[i]);
       put(op.dx.at(r, c), n, out);
     }
   }
@@ -220,17 +175,17 @@ BackwardShape backward_shape(int64_t cols) {
   return {0, kBackwardThreads};
 }
 
-template <typename T, int V, bool kSums>
+template <typename T, int V>
 void launch_backward(Exec& ex, const BackwardRows<T>& op, const BackwardShape& shape, int64_t blocks) {
   const device::cuda::Grid grid{dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(shape.threads))};
   const cudaStream_t stream = device::cuda::stream_of(ex.device);
   if (shape.columns == 8) {
-    device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V, kSums>, op);
+    device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 8 / V>, op);
     return;
   }
   if constexpr (V > 1) {  // single elements would not fit
     if (shape.columns == 16) {
-      device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V, kSums>, op);
+      device::cuda::launch(stream, grid, norm_backward_kernel<T, V, 16 / V>, op);
       return;
     }
   }
@@ -249,8 +204,7 @@ void run(Exec& ex, const NormBackward& op) {
     const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
                          std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
-    Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
-    if (op.dx_sums != nullptr) *op.dx_sums = ex.take("norm.dx_sums", {blocks, cols}, DType::f32);
+    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
     float* const gain_sums = partials.tensor().as<float>();
     const BackwardRows<T> args{rows_in<T>(op.dy),
                                rows_in<T>(op.x),
@@ -261,23 +215,15 @@ void run(Exec& ex, const NormBackward& op) {
                                rows_of<T>(op.dx),
                                gain_sums,
                                op.dbias ? gain_sums + blocks * cols : nullptr,
-                               op.dx_sums != nullptr ? op.dx_sums->tensor().as<float>() : nullptr,
                                rows,
                                cols,
                                block_rows,
                                op.center};
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       const bool whole = whole_pieces({op.dy, op.x, op.residual, op.dx, op.gain}, rows, cols, kPiece);
-      if (args.dx_sums != nullptr) {
-        whole ? launch_backward<T, kPiece, true>(ex, args, shape, blocks)
-              : launch_backward<T, 1, true>(ex, args, shape, blocks);
-      } else {
-        whole ? launch_backward<T, kPiece, false>(ex, args, shape, blocks)
-              : launch_backward<T, 1, false>(ex, args, shape, blocks);
-      }
+      whole ? launch_backward<T, kPiece>(ex, args, shape, blocks) : launch_backward<T, 1>(ex, args, shape, blocks);
     }
-    add_up_or_leave(ex, std::move(partials), {{op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias}},
-                    op.later);
+    add_up(ex, partials, {op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias});
   });
 }
 

@@ -69,9 +69,6 @@ void run(Exec& ex, const Copy& op);
 void run(Exec& ex, const Transpose& op);
 void run(Exec& ex, const Fill& op);
 
-/// Adds up partial sums, as many in a launch as fit its arguments.
-void add_up(Exec& ex, std::span<const PartialSums::Sum> sums);
-
 void run(Exec& ex, const AdamW& op);
 void run(Exec& ex, const SquaredNorm& op);
 

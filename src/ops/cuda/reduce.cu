@@ -56,26 +56,22 @@ __global__ void __launch_bounds__(kWarp* kRowWarps)
       if (i < n) partials[static_cast<int64_t>(blockIdx.y) * cols + c + i] = sum[i];
 }
 
-constexpr int kMostSums = 8;  // of a launch: what a layer leaves
 constexpr int kSumWarps = 16;
 
-/// Sums of one launch.
-struct BlockSums {
-  struct Sum {
-    const float* partials;
-    float* sums;
-    int blocks, cols;
-    bool accumulate;
-  } all[kMostSums];
+/// A sum of a launch: sums [cols] (+)= Σ partials [blocks, cols].
+struct BlockSum {
+  const float* partials = nullptr;
+  float* sums = nullptr;
+  int blocks = 0, cols = 0;
+  bool accumulate = false;
 };
 
-/// A row of thread blocks makes one sum, each 32 columns of it.
-__global__ void __launch_bounds__(kWarp* kSumWarps) add_up_kernel(BlockSums op) {
+/// A row of thread blocks makes one sum, each 32 columns of it: the first row `mine`, the second the other one, of
+/// equal extents. An array of them, indexed by the row, would spill.
+__global__ void __launch_bounds__(kWarp* kSumWarps)
+    add_up_kernel(BlockSum mine, const float* partials, float* sums, bool accumulate) {
   __shared__ float shared[kSumWarps][kWarp][1];
-  BlockSums::Sum mine = op.all[0];
-#pragma unroll
-  for (int i = 1; i < kMostSums; ++i)  // parameters are not indexed
-    if (i == static_cast<int>(blockIdx.y)) mine = op.all[i];
+  if (blockIdx.y == 1) mine.partials = partials, mine.sums = sums, mine.accumulate = accumulate;
   const int c = static_cast<int>(blockIdx.x * kWarp + threadIdx.x);
   if (static_cast<int>(blockIdx.x) * kWarp >= mine.cols) return;
   float sum[1] = {};
@@ -98,30 +94,18 @@ void launch_column_sum(Exec& ex, const ColumnSum& op, int64_t block_rows, const 
 
 }  // namespace
 
-void add_up(Exec& ex, std::span<const PartialSums::Sum> sums) {
-  if (ex.device.dry()) return;
-  for (; !sums.empty(); sums = sums.subspan(std::min<size_t>(kMostSums, sums.size()))) {
-    const auto some = sums.first(std::min<size_t>(kMostSums, sums.size()));
-    BlockSums op{};
-    int64_t most = 0;
-    for (size_t i = 0; i < some.size(); ++i) {
-      const int64_t cols = some[i].into.sums.count(), blocks = cols == 0 ? 0 : some[i].partials.count() / cols;
-      TRAINER_CHECK(cols < INT32_MAX / 2 && blocks < INT32_MAX, "sums of {} blocks of {} columns", blocks, cols);
-      op.all[i] = {some[i].partials.as<float>(), some[i].into.sums.as<float>(), static_cast<int>(blocks),
-                   static_cast<int>(cols), some[i].into.accumulate};
-      most = std::max(most, cols);
-    }
-    if (most == 0) continue;
-    const dim3 blocks(static_cast<unsigned>(divide_up(most, int64_t{kWarp})), static_cast<unsigned>(some.size()));
-    device::cuda::launch(device::cuda::stream_of(ex.device), {blocks, dim3(kWarp, kSumWarps)}, add_up_kernel, op);
-  }
-}
-
-void add_up_or_leave(Exec& ex, Scratch partials, std::initializer_list<ColumnSums> sums, PartialSums* later) {
-  if (later != nullptr) return later->add(std::move(partials), sums);
-  PartialSums alone;
-  alone.add(std::move(partials), sums);
-  add_up(ex, alone.waiting());
+void add_up(Exec& ex, const Tensor& partials, const ColumnSums& first, const ColumnSums& second) {
+  const int64_t cols = partials.cols(), sums = second.sums ? 2 : 1, blocks = partials.rows() / sums;
+  TRAINER_CHECK(first.sums.count() == cols && (!second.sums || second.sums.count() == cols) && cols < INT32_MAX / 2 &&
+                    blocks < INT32_MAX,
+                "{} sums of {} elements over {} blocks of {} columns", sums, first.sums.count(), blocks, cols);
+  if (ex.device.dry() || cols == 0) return;
+  const float* const from = partials.as<float>();
+  const dim3 grid(static_cast<unsigned>(divide_up(cols, int64_t{kWarp})), static_cast<unsigned>(sums));
+  device::cuda::launch(
+      device::cuda::stream_of(ex.device), {grid, dim3(kWarp, kSumWarps)}, add_up_kernel,
+      BlockSum{from, first.sums.as<float>(), static_cast<int>(blocks), static_cast<int>(cols), first.accumulate},
+      from + blocks * cols, second.sums ? second.sums.as<float>() : nullptr, second.accumulate);
 }
 
 void run(Exec& ex, const ColumnSum& op) {
@@ -129,12 +113,12 @@ void run(Exec& ex, const ColumnSum& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const int64_t groups = divide_up(std::max<int64_t>(cols, 1), int64_t{kWarp} * wide_of<T>());
     const int64_t block_rows = std::max(kLeastRows, divide_up(rows * groups, kBlocks));
-    Scratch partials = ex.take("column_sum.partials", {divide_up(rows, block_rows), cols}, DType::f32);
+    const Scratch partials = ex.take("column_sum.partials", {divide_up(rows, block_rows), cols}, DType::f32);
     if (!ex.device.dry() && rows > 0 && cols > 0) {
       aligned_rows({op.x}, rows, wide_of<T>()) ? launch_column_sum<T, wide_of<T>()>(ex, op, block_rows, partials)
                                                : launch_column_sum<T, 1>(ex, op, block_rows, partials);
     }
-    add_up_or_leave(ex, std::move(partials), {{op.sums, op.accumulate}}, op.later);
+    add_up(ex, partials, {op.sums, op.accumulate}, {});
   });
 }
 

@@ -23,7 +23,13 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
   for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
 }
 
-/// Adds up the blocks of these sums, one after the other in `partials`; or leaves that to `later`.
-void add_up_or_leave(Exec& ex, Scratch partials, std::initializer_list<ColumnSums> sums, PartialSums* later);
+/// Where sums over rows go: [F] f32; empty: nowhere.
+struct ColumnSums {
+  Tensor sums;
+  bool accumulate = false;
+};
+/// sums[c] (+)= Σ_b partials[b, c] for `first` and, unless empty, `second`, in one launch; `partials` [·, F] f32 has
+/// their blocks one after the other.
+void add_up(Exec& ex, const Tensor& partials, const ColumnSums& first, const ColumnSums& second);
 
 }  // namespace trainer::ops::cuda

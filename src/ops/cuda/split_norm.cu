@@ -85,7 +85,7 @@ struct Gradient {
   const float *mean, *rstd;  // mean, sums: null of RMS norms
   float *sums, *products;
   Rows<T> dx;
-  float *gain_sums, *bias_sums, *dx_sums;  // [blocks, cols]; bias_sums, dx_sums may be null
+  float *gain_sums, *bias_sums;  // [blocks, cols]; bias_sums may be null
   int64_t rows, cols, block_rows;
   float hidden;
 };
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient
   const int n = static_cast<int>(op.cols - c < V ? op.cols - c : V);
   const int64_t first = static_cast<int64_t>(blockIdx.y) * op.block_rows;
   const int64_t last = first + op.block_rows < op.rows ? first + op.block_rows : op.rows;
-  float gain[V], gain_sum[V] = {}, bias_sum[V] = {}, dx_sum[V] = {};
+  float gain[V], gain_sum[V] = {}, bias_sum[V] = {};
   get(op.gain + c, n, gain);
   for (int64_t r = first; r < last; ++r) {
     const float mean = op.mean == nullptr ? 0.0f : op.mean[r], rstd = op.rstd[r];
@@ -138,7 +138,6 @@ __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient
       gain_sum[i] = fmaf(dy[i], normal, gain_sum[i]);
       bias_sum[i] += dy[i];
       out[i] += fmaf(dy[i] * gain[i], rstd, fmaf(normal, slope, constant));
-      dx_sum[i] += out[i];
     }
     put(op.dx.at(r, c), n, out);
   }
@@ -148,7 +147,6 @@ __global__ void __launch_bounds__(kColumnThreads) split_backward_kernel(Gradient
     if (i >= n) continue;
     op.gain_sums[at + i] = gain_sum[i];
     if (op.bias_sums != nullptr) op.bias_sums[at + i] = bias_sum[i];
-    if (op.dx_sums != nullptr) op.dx_sums[at + i] = dx_sum[i];
   }
 }
 
@@ -227,14 +225,12 @@ void run(Exec& ex, const SplitNormBackward& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, int64_t{128}));
     const int64_t blocks = divide_up(rows, block_rows);
-    Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
-    if (op.dx_sums != nullptr) *op.dx_sums = ex.take("norm.dx_sums", {blocks, cols}, DType::f32);
+    const Scratch partials = ex.take("norm.partials", {op.dbias ? 2 * blocks : blocks, cols}, DType::f32);
     Gradient<T> args = gradient_of<T>(op);
     args.residual = rows_in<T>(op.residual);
     args.dx = rows_of<T>(op.dx);
     args.gain_sums = partials.tensor().as<float>();
     args.bias_sums = op.dbias ? args.gain_sums + blocks * cols : nullptr;
-    args.dx_sums = op.dx_sums != nullptr ? op.dx_sums->tensor().as<float>() : nullptr;
     args.block_rows = block_rows;
     args.hidden = static_cast<float>(op.hidden);
     if (!ex.device.dry() && rows > 0 && cols > 0) {
@@ -250,8 +246,7 @@ void run(Exec& ex, const SplitNormBackward& op) {
         device::cuda::launch(stream, grid(1), split_backward_kernel<T, 1>, args);
       }
     }
-    add_up_or_leave(ex, std::move(partials), {{op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias}},
-                    op.later);
+    add_up(ex, partials, {op.dgain, op.accumulate_gain}, {op.dbias, op.accumulate_bias});
   });
 }
 

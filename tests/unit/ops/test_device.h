@@ -73,7 +73,7 @@ inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa
 /// The tensors of an operator, those that are not given among them.
 using Operands = std::vector<Tensor*>;
 inline Operands operands(Gemm& o) {
-  return {&o.a, &o.b, &o.c, &o.epilogue.bias, &o.epilogue.pre, &o.epilogue.residual, &o.packed_b, &o.b_sums};
+  return {&o.a, &o.b, &o.c, &o.epilogue.bias, &o.epilogue.pre, &o.epilogue.residual, &o.packed_b};
 }
 inline Operands operands(PackB& o) { return {&o.b, &o.packed}; }
 inline Operands operands(AttentionForward& o) { return {&o.q, &o.k, &o.v, &o.out, &o.lse}; }

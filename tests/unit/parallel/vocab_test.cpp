@@ -224,7 +224,7 @@ Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
     parallel::NormStats stats;
     const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->apply(rig.ex, x, stats),
                   unkept = norm->forward(rig.ex, x, nullptr);
-    const Scratch dx = norm->backward(rig.ex, dy, x, stats, residual, nullptr, *rig.sink);
+    const Scratch dx = norm->backward(rig.ex, dy, x, stats, residual, *rig.sink);
     rig.done();
     const std::lock_guard lock(mutex);
     collect(all, "y", y, piece, kRows);
