@@ -1,9 +1,5 @@
 #include "bench/gemm.h"
 
-#include <algorithm>
-
-#include "base/philox.h"
-#include "ops/elementwise.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::bench {
@@ -45,43 +41,6 @@ struct Layer {
   ops::Gemm forward, dx, dw;
 };
 
-/// AfterCopy is a product after the copy that transposes one of its operands.
-struct AfterCopy {
-  ops::Transpose copy;
-  ops::Gemm product;
-};
-void run(Exec& ex, const AfterCopy& op) {
-  ops::run(ex, op.copy);
-  ops::run(ex, op.product);
-}
-
-constexpr double kNever = 1e300;
-
-GemmForms forms_of(Exec& ex, const GemmShape& shape, const char* name, const ops::Gemm& as_is, int repeats) {
-  Buffer a(ex.device, "bench", {as_is.a.cols(), as_is.a.rows()}, as_is.a.dtype),
-      b(ex.device, "bench", {as_is.b.cols(), as_is.b.rows()}, as_is.b.dtype);
-  AfterCopy a_first{{as_is.a, a}, as_is}, b_first{{as_is.b, b}, as_is};
-  a_first.product.a = a;
-  a_first.product.trans_a = !as_is.trans_a;
-  b_first.product.b = b;
-  b_first.product.trans_b = !as_is.trans_b;
-  const bool b_matters = !as_is.packed_b;
-  double plain = kNever, a_copied = kNever, a_alone = kNever, b_copied = kNever, b_alone = kNever;
-  const auto time = [&](double& least, const auto& op) { least = std::min(least, measure::median_seconds(ex, op, 1)); };
-  for (int i = 0; i < repeats; ++i) {
-    time(plain, as_is);
-    time(a_copied, a_first);
-    time(a_alone, a_first.product);
-    if (!b_matters) continue;
-    time(b_copied, b_first);
-    time(b_alone, b_first.product);
-  }
-  GemmForms forms{.shape = shape, .product = name, .seconds = plain};
-  forms.a = {plain / a_copied, plain / a_alone};
-  if (b_matters) forms.b = {plain / b_copied, plain / b_alone};
-  return forms;
-}
-
 }  // namespace
 
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
@@ -99,13 +58,6 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
     rates.push_back(result);
   }
   return rates;
-}
-
-std::vector<GemmForms> bench_gemm_forms(Exec& ex, DType dtype, const GemmShape& shape, int repeats) {
-  TRAINER_CHECK(repeats >= 1, "{} repeats", repeats);
-  const Layer layer(ex, dtype, shape);
-  return {forms_of(ex, shape, "dW", layer.dw, repeats), forms_of(ex, shape, "forward", layer.forward, repeats),
-          forms_of(ex, shape, "dX", layer.dx, repeats)};
 }
 
 }  // namespace trainer::bench

@@ -24,20 +24,4 @@ struct GemmRate {
 std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
                                  const measure::Timing& timing);
 
-/// One of those products in its three forms: as it is, or with an operand transposed first. Gains are the time of the
-/// plain product over that of the form: with the transposing copy, and without it. The latter is the bound that no copy
-/// can beat.
-struct GemmForms {
-  GemmShape shape;
-  const char* product = "";  // "forward", "dX", "dW"
-  double seconds = 0;        // as it is
-  struct Gain {
-    double with_copy = 0,
-           alone = 0;  // 0: the operand is packed for the product beforehand, so that its form is no matter
-  };
-  Gain a, b;
-};
-/// The three products of each shape, operands as in bench_gemm; forms take turns; the least time of `repeats`.
-std::vector<GemmForms> bench_gemm_forms(Exec& ex, DType dtype, const GemmShape& shape, int repeats);
-
 }  // namespace trainer::bench

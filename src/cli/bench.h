@@ -71,7 +71,7 @@ struct Bench {
 
 inline json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
 
-/// Measures products (bench_gemm_verb.cpp): their rates, what their forms gain, or the algorithms of a GPU's library.
+/// Measures products (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
 json bench_gemm(const Bench& b);
 
 }  // namespace trainer::cli

@@ -57,46 +57,10 @@ json tune_gemm(const Bench& b) {
   return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
 
-/// Measures whether transposing an operand of a product first would pay.
-json bench_forms(const Bench& b) {
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  Arena arena(*device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{*device, arena, meter};
-  b.say(format("{}, {} threads; {}\n{:>22}{:>9}{:>12}{:>22}{:>22}\n", name_of(b.machine.compute), b.machine.threads,
-               ops::product_path(*device, b.machine.compute), "m, k, n", "product", "as is us", "left first (no copy)",
-               "right first (no copy)"));
-  json list = json::array();
-  const auto text = [](const bench::GemmForms::Gain& gain) {
-    return gain.alone > 0 ? format("{:.2f} ({:.2f})", gain.with_copy, gain.alone) : "packed";
-  };
-  for (const bench::GemmShape& shape : gemm_shapes(b))
-    for (const bench::GemmForms& f : bench::bench_gemm_forms(ex, b.machine.compute, shape, b.options.repeats)) {
-      const auto [m, k, n] = f.shape;
-      b.say(format("{:>22}{:>9}{:>12.1f}{:>22}{:>22}\n", format("{}, {}, {}", m, k, n), f.product, f.seconds * 1e6,
-                   text(f.a), text(f.b)));
-      const auto gain = [](const bench::GemmForms::Gain& g) {
-        return json{{"with_copy", g.with_copy}, {"alone", g.alone}};
-      };
-      list.push_back({{"m", m},
-                      {"k", k},
-                      {"n", n},
-                      {"product", f.product},
-                      {"microseconds", f.seconds * 1e6},
-                      {"left_first", gain(f.a)},
-                      {"right_first", gain(f.b)}});
-    }
-  return {{"compute", name_of(b.machine.compute)},
-          {"threads", b.machine.threads},
-          {"path", ops::product_path(*device, b.machine.compute)},
-          {"forms", list}};
-}
-
 }  // namespace
 
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
-  if (b.options.forms) return bench_forms(b);
   const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
   Arena arena(*device, Arena::Mode::heap);
   Meter meter;

@@ -229,15 +229,14 @@ int bench_command(const BenchOptions& o) {
         "bench", o.what,
         {"peak", "gemm", "attention", "elementwise", "optimizer", "offload", "step", "memory", "collectives", "all"});
   for (const auto& [given, option] :
-       {std::pair{o.forms, "--forms"}, {!o.shapes.empty(), "--shape"}, {!o.write_tuning.empty(), "--write-tuning"}})
+       {std::pair{!o.shapes.empty(), "--shape"}, {!o.write_tuning.empty(), "--write-tuning"}})
     if (given && o.what != "gemm")
       throw Error(Code::usage, format("{} goes with `bench gemm`, not `bench {}`", option, o.what));
   if (o.dry_run && o.what != "step")
     throw Error(Code::usage, format("--dry-run goes with `bench step`, not `bench {}`", o.what));
-  if (!o.write_tuning.empty() && (o.forms || !o.shapes.empty()))
+  if (!o.write_tuning.empty() && !o.shapes.empty())
     throw Error(Code::usage,
-                format("--write-tuning measures the products of the configuration in all forms: leave out {}",
-                       o.forms ? "--forms" : "--shape"));
+                "--write-tuning measures the products of the configuration in all forms: leave out --shape");
   if (const int ranks = comm::launched_ranks().value_or(1); ranks > 1)
     throw Error(Code::usage,
                 format("`bench {}` measures one process, and {} ranks were started: leave out mpirun; `bench "

@@ -225,8 +225,6 @@ CLI::App& declare_bench(CLI::App& app, BenchOptions& bench) {
                   "to FILE; under mpirun for the ranks of the job")
       ->type_name("FILE")
       ->transform(home_path());
-  bench_verb.add_flag("--forms", bench.forms,
-                      "gemm: instead, what each product gains when an operand is transposed first");
   bench_verb
       .add_option("--shape", bench.shapes,
                   "gemm: token rows m and a weight [k, n], instead of the configuration's layers")

@@ -79,7 +79,6 @@ CASES = [
     usage("bench of nothing", ["bench"], "benchmark is required"),
     usage("bench repeated less than never", ["bench", "gemm", "--warmup", "-1"], "-1 is not a whole number of at least 0"),
     usage("bench repeated a bit", ["bench", "gemm", "--repeats", "1.5"], "1.5 is not a whole number of at least 1"),
-    usage("forms of attention", ["bench", "attention", "--forms"], "--forms goes with `bench gemm`, not `bench attention`"),
     usage("shape of a peak", ["bench", "peak", "--shape", "1,2,3"], "--shape goes with `bench gemm`, not `bench peak`"),
     usage("shape of two sides", ["bench", "gemm", "--shape", "96,64"], "--shape", "M,K,N"),
     usage("shape without width", ["bench", "gemm", "--shape", "96,64,0"], "--shape: 0 is not a whole number of at least 1"),

@@ -22,20 +22,6 @@ class Words(rig.Runs):
         bench = self.trainer("bench", "--set", "run.threads=1", "optim.lr=1", "peak", "--json", stdout=True)
         self.assertEqual(json.loads(bench)["threads"], 1)
 
-    def test_forms_of_a_products_operands_are_timed(self):
-        args = ["bench", "gemm", "--forms", "--shape", "33,16,24", "--threads", "1", "--repeats", "2", "--warmup", "0"]
-        found = json.loads(self.trainer(*args, "--compute", "fp32", "--json", stdout=True))
-        self.assertEqual((found["compute"], found["threads"]), ("fp32", 1))
-        products = {each["product"]: each for each in found["forms"]}
-        self.assertEqual(list(products), ["dW", "forward", "dX"])
-        for each in products.values():
-            self.assertEqual((each["m"], each["k"], each["n"]), (33, 16, 24))
-            self.assertGreater(each["microseconds"], 0)
-            self.assertGreater(each["left_first"]["with_copy"], 0)
-            self.assertGreater(each["left_first"]["alone"], 0)
-        table = self.trainer(*args, stdout=True)
-        self.assertEqual(len(re.findall("33, 16, 24", table)), 3, table)
-
     def test_a_length_on_the_command_line_replaces_the_other_of_the_file(self):
         self.assertIn("step 2/2 ", self.train("train.tokens=256", "optim.warmup_steps=0", "log.progress=off"))
         (self.folder / "tokens.toml").write_text((self.folder / "config.toml").read_text().replace("steps = 8", "tokens = 5120"))
