@@ -9,17 +9,9 @@ namespace trainer::plan {
 struct Product {
   double m = 0, k = 0, n = 0;
 };
-/// Ranks that cut m, n and k.
-struct Grid {
-  int64_t rows = 1, cols = 1, depth = 1;
-};
 
 /// Returns words that some rank must send or receive. With a >= b >= c the sorted extents: D - (ab + ac + bc)/P, where
 /// D is (ab + ac)/P + bc up to P = a/b, then 2 √(abc²/P) + ab/P up to P = ab/c², then 3 (abc/P)^(2/3).
 double least_words(const Product& product, int64_t ranks);
-/// Returns words that a rank moves on a grid: what it needs of each operand less what it holds.
-double grid_words(const Product& product, const Grid& grid);
-/// Returns the grid of so many ranks that moves the fewest words.
-Grid best_grid(const Product& product, int64_t ranks);
 
 }  // namespace trainer::plan
