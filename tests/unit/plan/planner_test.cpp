@@ -256,7 +256,7 @@ TEST(LayerCosts, SearchFindsTheOptimumOfTheAdditiveModel) {
     LayerCosts costs(cluster, config, 1000, DType::f32, config::tag_axes(config.parallel), routes);
     std::vector<std::vector<std::string>> choices;
     const SearchProblem problem = costs.problem(choices);
-    const Assignment dp = forest_dp(problem, 0);
+    const Assignment dp = chain_dp(problem, 0);
     // The two cycles of a layer share the stream alone, so each is enumerated by itself.
     double least = 1e30;
     for (int s = 0; s < problem.choices(0); ++s) {
