@@ -50,7 +50,7 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
   time("RMS norm",
        ops::NormForward{.x = x, .gain = gain, .bias = {}, .y = u, .mean = {}, .rstd = rstd, .center = false},
        2 * operand + statistic);
-  time("GELU", ops::GeluForward{x, u}, 2 * operand);
+  time("GELU", ops::BiasActivation{.x = x, .bias = {}, .pre = {}, .y = u, .act = ops::Activation::gelu}, 2 * operand);
   time("SwiGLU", ops::SwigluForward{x, y, u}, 3 * operand);
   time("SwiGLU backward", ops::SwigluBackward{z, x, y, u, v}, 5 * operand);
   time("dropout and residual",

@@ -224,7 +224,8 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     ops::run(ex, ops::SwigluBackward{dz, gate(pre), up(pre), gate(pre), up(pre)});  // in place: pre is not needed again
     dpre = std::move(s.pre);
   } else {
-    if (rebuild) ops::run(ex, ops::GeluForward{pre, s.z});
+    if (rebuild)
+      ops::run(ex, ops::BiasActivation{.x = pre, .bias = {}, .pre = {}, .y = s.z, .act = ops::Activation::gelu});
     dpre = down_->backward(ex, batch.rows(), dmlp, s.z, {.act = ops::Activation::gelu, .pre = pre}, grads);
     s.z.reset();
     s.pre.reset();

@@ -12,7 +12,9 @@ const ActivationKernels& activation_kernels(const Exec& ex) {
   return TRAINER_KERNELS(ex.device.isa(), activation_kernels);
 }
 TileIn in(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }
-TileOut out(const Tensor& t, int64_t r, int64_t c) { return {element_at(t, r, c), t.ld()}; }
+TileOut out(const Tensor& t, int64_t r, int64_t c) { return {t ? element_at(t, r, c) : nullptr, t.ld()}; }
+
+const void* bias_at(const Tensor& bias, int64_t c) { return bias ? bias.data + c * size_of(bias.dtype) : nullptr; }
 
 Cost cost(const Tensor& x, double flops_per_element, double passes) {
   return {flops_per_element * static_cast<double>(x.count()), passes * static_cast<double>(x.bytes())};
@@ -20,16 +22,52 @@ Cost cost(const Tensor& x, double flops_per_element, double passes) {
 
 }  // namespace
 
-void run(Exec& ex, const GeluForward& op) {
-  const size_t type = kernel_index(op.x.dtype, "gelu x");
+void run(Exec& ex, const BiasActivation& op) {
+  const size_t type = kernel_index(op.x.dtype, "activation x");
   const int64_t rows = op.x.rows(), cols = op.x.cols();
-  expect_rows(op.y, rows, cols, op.x.dtype, "gelu y");
-  const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, 2));
+  expect_rows(op.y, rows, cols, op.x.dtype, "activation y");
+  if (op.pre) expect_rows(op.pre, rows, cols, op.x.dtype, "activation pre");
+  if (op.bias) expect_count(op.bias, cols, op.x.dtype, "activation bias");
+  const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 20, op.pre ? 3 : 2));
   if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
   if (ex.device.dry()) return;
-  const auto kernel = activation_kernels(ex).gelu[type];
-  for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(),
-            [&](int64_t r, int64_t n, int64_t c, int64_t width) { kernel(in(op.x, r, c), out(op.y, r, c), n, width); });
+  const auto kernel = activation_kernels(ex).bias_activation[type];
+  const bool packed = !op.bias && op.x.packed() && op.y.packed() && (!op.pre || op.pre.packed());
+  for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+    kernel(in(op.x, r, c), bias_at(op.bias, c), out(op.pre, r, c), out(op.y, r, c), op.act == Activation::gelu, n,
+           width);
+  });
+}
+
+void run(Exec& ex, const GeluBackward& op) {
+  const size_t type = kernel_index(op.x.dtype, "gelu x");
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  expect_rows(op.dy, rows, cols, op.x.dtype, "gelu dy");
+  expect_rows(op.dx, rows, cols, op.x.dtype, "gelu dx");
+  const OpTimer timer(ex.meter, OpKind::activation, cost(op.x, 30, 3));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.dry()) return;
+  const auto kernel = activation_kernels(ex).gelu_backward[type];
+  for_tiles(ex, rows, cols, op.dy.packed() && op.x.packed() && op.dx.packed(),
+            [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+              kernel(in(op.dy, r, c), in(op.x, r, c), out(op.dx, r, c), n, width);
+            });
+}
+
+void run(Exec& ex, const Add& op) {
+  const size_t type = kernel_index(op.x.dtype, "add x");
+  const int64_t rows = op.x.rows(), cols = op.x.cols();
+  expect_rows(op.other, rows, cols, op.x.dtype, "add other");
+  expect_rows(op.y, rows, cols, op.x.dtype, "add y");
+  if (op.bias) expect_count(op.bias, cols, op.x.dtype, "add bias");
+  const OpTimer timer(ex.meter, OpKind::elementwise, cost(op.x, 2, 3));
+  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
+  if (ex.device.dry()) return;
+  const auto kernel = activation_kernels(ex).add[type];
+  const bool packed = !op.bias && op.x.packed() && op.other.packed() && op.y.packed();
+  for_tiles(ex, rows, cols, packed, [&](int64_t r, int64_t n, int64_t c, int64_t width) {
+    kernel(in(op.x, r, c), in(op.other, r, c), bias_at(op.bias, c), out(op.y, r, c), n, width);
+  });
 }
 
 void run(Exec& ex, const SwigluForward& op) {

@@ -1,14 +1,32 @@
 #pragma once
-// Activation functions outside the products' epilogues.
+// Activation functions outside the products' epilogues, and what completes a product whose partial sums were first
+// added over ranks: its own epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue
+// of a product that has the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {
 
-/// y = gelu(x), x, y [N, F] compute dtype: rebuilds an epilogue's output from its `pre` (selective recomputation).
-struct GeluForward {
-  Tensor x, y;
+/// pre = x + bias; y = act(pre), of pre as it is stored. x, pre, y [N, F] of one compute dtype; bias [F] or empty; pre
+/// may be empty; y or pre may be x. Without bias and pre it rebuilds an epilogue's output from its `pre` (selective
+/// recomputation).
+struct BiasActivation {
+  Tensor x, bias, pre, y;
+  Activation act = Activation::none;
 };
-void run(Exec& ex, const GeluForward& op);
+void run(Exec& ex, const BiasActivation& op);
+
+/// dx = dy · gelu'(x): x is gelu's input. [N, F] each; dx may be dy or x.
+struct GeluBackward {
+  Tensor dy, x, dx;
+};
+void run(Exec& ex, const GeluBackward& op);
+
+/// y = other + (x + bias), added in that order and rounded once. x, other, y [N, F], any pitch; bias [F] or empty; y
+/// may be x or other.
+struct Add {
+  Tensor x, other, y, bias = {};
+};
+void run(Exec& ex, const Add& op);
 
 /// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one product),
 /// y [N, F].

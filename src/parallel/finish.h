@@ -1,7 +1,7 @@
 #pragma once
 // What a linear does beside its product. It is done in the product where the product has the whole sum, and after the
 // reduction where ranks hold partial sums.
-#include "ops/finish.h"
+#include "ops/activation.h"
 #include "parallel/strategy.h"
 #include "parallel/weights.h"
 

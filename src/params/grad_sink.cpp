@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/activation.h"
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
-#include "ops/finish.h"
 
 namespace trainer::params {
 namespace {

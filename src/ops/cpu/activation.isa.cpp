@@ -1,7 +1,7 @@
 #include "ops/cpu/activation_kernels.h"
 
+#include "ops/cpu/gemm_finish.h"
 #include "ops/cpu/lanes.h"
-#include "ops/cpu/math_bf16.h"
 
 namespace trainer::ops::TRAINER_ISA {
 namespace {
@@ -15,28 +15,73 @@ T* row(TileOut t, int64_t r) {
   return static_cast<T*>(t.data) + r * t.ld;
 }
 
-template <typename T>
-void gelu(TileIn x, TileOut y, int64_t rows, int64_t cols) {
+/// Near: bf16 by math_bf16.h, as in the epilogue of products of bf16 panels (panel_finish.h), bit for bit.
+template <typename T, bool Near = false>
+void bias_activation(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols) {
+  using A = AccumulatorOf<T>;
+  const T* b = static_cast<const T*>(bias);
   for (int64_t r = 0; r < rows; ++r) {
     const T* in = row<T>(x, r);
-    T* out = row<T>(y, r);
-    each_vector<AccumulatorOf<T>>(cols, [&](int64_t i, auto tag) { put(out + i, vgelu(get(in + i, tag)), tag); });
+    T *kept = pre.data == nullptr ? nullptr : row<T>(pre, r), *out = row<T>(y, r);
+    int64_t done = 0;
+    if constexpr (Near) {
+      constexpr int64_t L = kLanes<float>;
+      for (; done + 2 * L <= cols; done += 2 * L) {
+        Halves sum = load_halves(in + done);
+        if (b != nullptr || kept != nullptr || !gelu) {  // gelu of a subnormal is rounded to 0 in any case
+          Vec<float> low = load(in + done), high = load(in + done + L);
+          if (b != nullptr) low += load(b + done), high += load(b + done + L);
+          sum = round_halves(low, high);
+        }
+        if (kept != nullptr) store_halves(kept + done, sum);
+        store_halves(out + done,
+                     gelu ? round_even_odd(vgelu_near(even_elements(sum)), vgelu_near(odd_elements(sum))) : sum);
+      }
+    }
+    each_vector<A>(cols - done, [&](int64_t rest, auto tag) {
+      const int64_t i = done + rest;
+      Vec<A> v = get(in + i, tag);
+      if (b != nullptr) v += get(b + i, tag);
+      if constexpr (Near) {
+        const Vec<A> sum = without_subnormals(v);
+        if (kept != nullptr) put(kept + i, sum, tag);
+        put(out + i, without_subnormals(gelu ? vgelu_near(as_stored<T, A>(sum)) : v), tag);
+      } else {
+        if (kept != nullptr) put(kept + i, v, tag);
+        put(out + i, gelu ? vgelu(as_stored<T, A>(v)) : v, tag);
+      }
+    });
   }
 }
 
-/// Equals the epilogue of a product of bf16 panels (gemm_finish.h), bit for bit.
-void gelu_near(TileIn x, TileOut y, int64_t rows, int64_t cols) {
-  constexpr int64_t kWide = 2 * kLanes<float>;
+template <typename T, bool Near = false>
+void gelu_backward(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols) {
   for (int64_t r = 0; r < rows; ++r) {
-    const bf16* const in = row<bf16>(x, r);
-    bf16* const out = row<bf16>(y, r);
-    const int64_t whole = cols / kWide * kWide;
-    for (int64_t i = 0; i < whole; i += kWide) {
-      const Halves halves = load_halves(in + i);
-      store_halves(out + i, round_even_odd(vgelu_near(even_elements(halves)), vgelu_near(odd_elements(halves))));
-    }
-    each_vector<float>(cols - whole, [&](int64_t i, auto tag) {
-      put(out + whole + i, without_subnormals(vgelu_near(get(in + whole + i, tag))), tag);
+    const T *d = row<T>(dy, r), *in = row<T>(x, r);
+    T* out = row<T>(dx, r);
+    each_vector<AccumulatorOf<T>>(cols, [&](int64_t i, auto tag) {
+      if constexpr (Near) {
+        put(out + i, without_subnormals(get(d + i, tag) * vgelu_grad_near(get(in + i, tag))), tag);
+      } else {
+        put(out + i, get(d + i, tag) * vgelu_grad(get(in + i, tag)), tag);
+      }
+    });
+  }
+}
+
+template <typename T, bool Near = false>
+void add(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols) {
+  using A = AccumulatorOf<T>;
+  const T* b = static_cast<const T*>(bias);
+  for (int64_t r = 0; r < rows; ++r) {
+    const T *in = row<T>(x, r), *more = row<T>(other, r);
+    T* out = row<T>(y, r);
+    each_vector<A>(cols, [&](int64_t i, auto tag) {
+      Vec<A> v = get(in + i, tag);
+      if (b != nullptr) v += get(b + i, tag);
+      v += get(more + i, tag);
+      if constexpr (Near) v = without_subnormals(v);
+      put(out + i, v, tag);
     });
   }
 }
@@ -66,15 +111,17 @@ void swiglu_backward(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut d
   }
 }
 
+template <bool Near>
+constexpr ActivationKernels kernels() {
+  return {{bias_activation<double>, bias_activation<float>, bias_activation<bf16, Near>},
+          {gelu_backward<double>, gelu_backward<float>, gelu_backward<bf16, Near>},
+          {add<double>, add<float>, add<bf16, Near>},
+          {swiglu<double>, swiglu<float>, swiglu<bf16>},
+          {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
+}
+
 }  // namespace
 
-extern const ActivationKernels activation_kernels = {
-    {gelu<double>, gelu<float>, gelu<bf16>},
-    {swiglu<double>, swiglu<float>, swiglu<bf16>},
-    {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
-extern const ActivationKernels activation_kernels_near = {
-    {gelu<double>, gelu<float>, gelu_near},
-    {swiglu<double>, swiglu<float>, swiglu<bf16>},
-    {swiglu_backward<double>, swiglu_backward<float>, swiglu_backward<bf16>}};
+extern const ActivationKernels activation_kernels = kernels<false>(), activation_kernels_near = kernels<true>();
 
 }  // namespace trainer::ops::TRAINER_ISA

@@ -16,11 +16,14 @@ struct TileOut {
   int64_t ld;
 };
 struct ActivationKernels {
-  void (*gelu[3])(TileIn x, TileOut y, int64_t rows, int64_t cols);
+  /// bias and pre.data may be null.
+  void (*bias_activation[3])(TileIn x, const void* bias, TileOut pre, TileOut y, bool gelu, int64_t rows, int64_t cols);
+  void (*gelu_backward[3])(TileIn dy, TileIn x, TileOut dx, int64_t rows, int64_t cols);
+  void (*add[3])(TileIn x, TileIn other, const void* bias, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu[3])(TileIn gate, TileIn up, TileOut y, int64_t rows, int64_t cols);
   void (*swiglu_backward[3])(TileIn dy, TileIn gate, TileIn up, TileOut dgate, TileOut dup, int64_t rows, int64_t cols);
 };
-// activation_kernels_near: gelu in bf16 by math_bf16.h; beside products of bf16 panels.
+// activation_kernels_near: bf16 by math_bf16.h; beside products of bf16 panels.
 TRAINER_FOR_EACH_ISA(extern const ActivationKernels activation_kernels, activation_kernels_near;)
 
 }  // namespace trainer::ops

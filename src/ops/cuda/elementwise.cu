@@ -67,10 +67,20 @@ struct DropoutBody {
 };
 
 template <typename From, typename To>
-struct CastBody : FromOne<From, To> {
+struct CastBody {
+  Rows<const From> x;
+  Rows<To> y;
   template <int V>
-  __device__ void store(typename FromOne<From, To>::template Values<V>& v, const Piece& at) const {
-    put(this->y.at(at.r, at.c), at.n, v.x);
+  struct Values {
+    float x[V];
+  };
+  template <int V>
+  __device__ void load(Values<V>& v, const Piece& at) const {
+    get(x.at(at.r, at.c), at.n, v.x);
+  }
+  template <int V>
+  __device__ void store(Values<V>& v, const Piece& at) const {
+    put(y.at(at.r, at.c), at.n, v.x);
   }
 };
 
@@ -211,7 +221,7 @@ void run(Exec& ex, const Cast& op) {
       if constexpr (sizeof(From) == sizeof(double) || sizeof(To) == sizeof(double)) {
         map_pieces<1>(ex, WideCastBody<From, To>{x.as<From>(), y.as<To>()}, 1, x.count());
       } else {
-        map<wide_of<bf16>()>(ex, CastBody<From, To>{{rows_in<From>(x), rows_of<To>(y)}}, 1, x.count(), {x, y}, false);
+        map<wide_of<bf16>()>(ex, CastBody<From, To>{rows_in<From>(x), rows_of<To>(y)}, 1, x.count(), {x, y}, false);
       }
     });
   });

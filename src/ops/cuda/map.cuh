@@ -52,21 +52,6 @@ void map_pieces(Exec& ex, const Body& body, int64_t rows, int64_t cols) {
                        items, per_row, cols);
 }
 
-/// The inputs of a body that makes y of x alone.
-template <typename From, typename To>
-struct FromOne {
-  Rows<const From> x;
-  Rows<To> y;
-  template <int V>
-  struct Values {
-    float x[V];
-  };
-  template <int V>
-  __device__ void load(Values<V>& v, const Piece& at) const {
-    get(x.at(at.r, at.c), at.n, v.x);
-  }
-};
-
 /// Runs body over rows × cols, in pieces of V elements where all operands (except empty ones) are aligned for that.
 /// Else it runs element by element. `joins`: packed operands may be taken as one long row; the body then uses places
 /// only.

@@ -34,7 +34,6 @@ void run(Exec&, const SplitNormBackward&) { refuse(); }
 void run(Exec&, const BiasActivation&) { refuse(); }
 void run(Exec&, const GeluBackward&) { refuse(); }
 void run(Exec&, const Add&) { refuse(); }
-void run(Exec&, const GeluForward&) { refuse(); }
 void run(Exec&, const SwigluForward&) { refuse(); }
 void run(Exec&, const SwigluBackward&) { refuse(); }
 void run(Exec&, const Rope&) { refuse(); }

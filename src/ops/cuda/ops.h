@@ -11,7 +11,6 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/finish.h"
 #include "ops/gemm_tuning.h"
 #include "ops/norm.h"
 #include "ops/reduce.h"
@@ -46,7 +45,6 @@ void run(Exec& ex, const BiasActivation& op);
 void run(Exec& ex, const GeluBackward& op);
 void run(Exec& ex, const Add& op);
 
-void run(Exec& ex, const GeluForward& op);
 void run(Exec& ex, const SwigluForward& op);
 void run(Exec& ex, const SwigluBackward& op);
 

@@ -12,11 +12,17 @@ V gelu(V x) {
   using std::tanh;
   return 0.5 * x * (1.0 + tanh(0.79788456080286535588 * (x + 0.044715 * x * x * x)));
 }
+
 template <typename V>
 V silu(V x) {
   using std::exp;
   return x / (1.0 + exp(-x));
 }
+
+struct Case {
+  int64_t rows, cols, gap;
+};
+std::vector<Case> cases() { return {{1, 1, 0}, {3, 37, 0}, {5, 16, 3}, {6, 40, 8}, {7, 2001, 0}, {4, 1099, 5}}; }
 
 template <typename T>
 struct Activations : DeviceTest {
@@ -24,31 +30,120 @@ struct Activations : DeviceTest {
 };
 TYPED_TEST_SUITE(Activations, ComputeTypes);
 
-struct Case {
-  int64_t rows, cols, gap;
-};
-std::vector<Case> cases() { return {{1, 1, 0}, {3, 37, 0}, {5, 16, 3}, {6, 40, 8}, {7, 3001, 0}, {9, 4099, 5}}; }
+/// What a value reads back as.
+template <typename T>
+double stored(double x) {
+  return static_cast<double>(T(static_cast<AccumulatorOf<T>>(x)));
+}
 
-TYPED_TEST(Activations, GeluMatchesTheFormula) {
+TYPED_TEST(Activations, BiasAndActivationMatchTheFormula) {
   using T = TypeParam;
+  for (const Case& c : cases())
+    for (const bool biased : {false, true})
+      for (const Activation act : {Activation::none, Activation::gelu}) {
+        SCOPED_TRACE(format("[{}, {}] gap {}, bias {}", c.rows, c.cols, c.gap, biased));
+        Normal draw(41, 0, 2);
+        const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+        const Grid bias = Grid({c.cols}, this->kType).fill(draw);
+        on_every_device(
+            [&](TestExec& ex) {
+              Grid in = x, b = biased ? bias : Grid(), pre({c.rows, c.cols}, this->kType), in_place = x,
+                   y({c.rows, c.cols}, this->kType, c.gap);
+              run(ex, BiasActivation{in, b, pre, y, act});
+              run(ex, BiasActivation{in_place, b, {}, in_place, act});
+              EXPECT_TRUE(in_place.memory() == y.memory());
+              return std::vector<Grid>{pre, y};
+            },
+            [&](const std::vector<Grid>& out) {
+              for (int64_t i = 0; i < x.count(); ++i) {
+                const double sum = x.at(i) + (biased ? bias.at(i % c.cols) : 0);
+                expect_close<T>(out[0].at(i), sum, 1, std::abs(sum), "pre");
+                // Of what was stored, so that it can be rebuilt.
+                const double kept = out[0].at(i), want = act == Activation::gelu ? gelu(kept) : kept;
+                expect_close<T>(out[1].at(i), want, 4, std::max(1.0, std::abs(kept)), format("act({})", kept));
+              }
+            });
+      }
+}
+
+TYPED_TEST(Activations, GeluBackwardMatchesTheComplexStep) {
+  using T = TypeParam;
+  const double h = 1e-40;
   for (const Case& c : cases()) {
-    Normal draw(21, 0, 3);
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
+    Normal draw(42, 0, 3);
+    const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+               dy = Grid({c.rows, c.cols}, this->kType).fill(draw);
     on_every_device(
         [&](TestExec& ex) {
-          Grid y({c.rows, c.cols}, this->kType, c.gap);
-          run(ex, GeluForward{x, y});
-          Grid in_place = x;
-          run(ex, GeluForward{in_place, in_place});
-          EXPECT_TRUE(in_place.memory() == y.memory());
-          return std::vector<Grid>{y};
+          Grid d = dy, in = x, dx({c.rows, c.cols}, this->kType, c.gap), in_place = dy;
+          run(ex, GeluBackward{d, in, dx});
+          run(ex, GeluBackward{in_place, in, in_place});
+          for (int64_t i = 0; i < x.count(); ++i) EXPECT_EQ(in_place.at(i), dx.at(i));
+          return std::vector<Grid>{dx};
         },
         [&](const std::vector<Grid>& out) {
-          for (int64_t i = 0; i < x.count(); ++i)
-            expect_close<T>(out[0].at(i), gelu(x.at(i)), 4, std::max(1.0, std::abs(x.at(i))),
-                            format("gelu({})", x.at(i)));
+          for (int64_t i = 0; i < x.count(); ++i) {
+            const double slope = gelu(std::complex<double>(x.at(i), h)).imag() / h;
+            expect_close<T>(out[0].at(i), dy.at(i) * slope, 16, std::max(1.0, std::abs(dy.at(i) * x.at(i))),
+                            format("gelu'({})", x.at(i)));
+          }
         });
   }
+}
+
+TYPED_TEST(Activations, AddsInOrderAndRoundsOnce) {
+  using T = TypeParam;
+  for (const Case& c : cases())
+    for (const bool biased : {false, true}) {
+      Normal draw(43, 0, 2);
+      const Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw),
+                 other = Grid({c.rows, c.cols}, this->kType).fill(draw), bias = Grid({c.cols}, this->kType).fill(draw);
+      on_every_device(
+          [&](TestExec& ex) {
+            Grid in = x, more = other, b = biased ? bias : Grid(), y({c.rows, c.cols}, this->kType), onto = other;
+            run(ex, Add{.x = in, .other = more, .y = y, .bias = b});
+            run(ex, Add{.x = in, .other = onto, .y = onto, .bias = b});
+            EXPECT_TRUE(onto.memory() == y.memory());
+            return std::vector<Grid>{y};
+          },
+          [&](const std::vector<Grid>& out) {
+            using A = AccumulatorOf<T>;
+            for (int64_t i = 0; i < x.count(); ++i) {
+              A sum = static_cast<A>(x.at(i));
+              if (biased) sum += static_cast<A>(bias.at(i % c.cols));
+              EXPECT_EQ(out[0].at(i), stored<T>(static_cast<double>(sum + static_cast<A>(other.at(i)))));
+            }
+          });
+    }
+}
+
+// A product with the identity has x as its sums, whatever adds them up.
+TYPED_TEST(Activations, AgreesWithTheEpilogueOfAProductInEveryBit) {
+  if (on_cuda()) GTEST_SKIP() << "products of a GPU are the library's";
+  const int64_t rows = 9, cols = 43;
+  Normal draw(44, 0, 2);
+  const Grid x = Grid({rows, cols}, this->kType).fill(draw), pre = Grid({rows, cols}, this->kType).fill(draw);
+  const Grid bias = Grid({cols}, this->kType).fill(draw);
+  Grid one({cols, cols}, this->kType);
+  for (int64_t i = 0; i < cols * cols; ++i) one.set(i, i / cols == i % cols ? 1 : 0);
+  on_every_device(
+      [&](TestExec& ex) {
+        Grid in = x, b = bias, unit = one, kept({rows, cols}, this->kType), y = kept, kept2 = kept, y2 = kept,
+             dx = kept, dx2 = kept, input = pre;
+        Gemm product{.a = in, .b = unit, .c = y};
+        product.epilogue = {.bias = b, .act = Activation::gelu, .pre = kept};
+        run(ex, product);
+        run(ex, BiasActivation{in, b, kept2, y2, Activation::gelu});
+        EXPECT_TRUE(kept.memory() == kept2.memory());
+        EXPECT_TRUE(y.memory() == y2.memory());
+        Gemm gradient{.a = in, .b = unit, .c = dx};
+        gradient.epilogue = {.act = Activation::gelu, .pre = input, .gradient = true};
+        run(ex, gradient);
+        run(ex, GeluBackward{in, input, dx2});
+        EXPECT_TRUE(dx.memory() == dx2.memory());
+        return std::vector<Grid>{y, dx};
+      },
+      [](const std::vector<Grid>&) {});
 }
 
 TYPED_TEST(Activations, SwigluForwardAndBackwardMatchTheComplexStep) {

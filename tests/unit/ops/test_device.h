@@ -94,7 +94,6 @@ inline Operands operands(SplitNormBackward& o) {
 inline Operands operands(BiasActivation& o) { return {&o.x, &o.bias, &o.pre, &o.y}; }
 inline Operands operands(GeluBackward& o) { return {&o.dy, &o.x, &o.dx}; }
 inline Operands operands(Add& o) { return {&o.x, &o.other, &o.y, &o.bias}; }
-inline Operands operands(GeluForward& o) { return {&o.x, &o.y}; }
 inline Operands operands(SwigluForward& o) { return {&o.gate, &o.up, &o.y}; }
 inline Operands operands(SwigluBackward& o) { return {&o.dy, &o.gate, &o.up, &o.dgate, &o.dup}; }
 inline Operands operands(Rope& o) { return {&o.x, &o.table}; }

@@ -10,7 +10,6 @@
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
-#include "ops/finish.h"
 #include "ops/norm.h"
 #include "ops/split_norm.h"
 #include "unit/plan/sharded.h"
@@ -247,7 +246,9 @@ inline std::vector<Operator> operators() {
   };
   std::vector<Operator> all;
   all.push_back({"gelu", {matrix, matrix, matrix, matrix}, 2, rows_or_columns, alone([](Exec& ex, const Part& part) {
-                   ops::run(ex, ops::GeluForward{part.t[0], part.t[2]});
+                   ops::run(ex,
+                            ops::BiasActivation{
+                                .x = part.t[0], .bias = {}, .pre = {}, .y = part.t[2], .act = ops::Activation::gelu});
                    ops::run(ex, ops::GeluBackward{part.t[1], part.t[0], part.t[3]});
                  })});
   all.push_back({"dropout", {matrix, matrix}, 1, {"00", "11", "BB"}, alone([](Exec& ex, const Part& part) {
