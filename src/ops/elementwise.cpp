@@ -21,13 +21,6 @@ void fill(Exec& ex, const Tensor& x, T value) {
   for_row_blocks(ex, x.count(), kTaskElements, [&](int64_t first, int64_t n) { std::fill_n(data + first, n, value); });
 }
 
-/// y[c, r] = x[r, c] for a tile of rows × cols. The lines of x that it reads stay in L1 meanwhile.
-template <typename T>
-void transpose_tile(const T* x, int64_t x_ld, T* y, int64_t y_ld, int64_t rows, int64_t cols) {
-  for (int64_t c = 0; c < cols; ++c)
-    for (int64_t r = 0; r < rows; ++r) y[c * y_ld + r] = x[r * x_ld + c];
-}
-
 }  // namespace
 
 uint32_t dropout_threshold(double p) {
@@ -102,23 +95,6 @@ void run(Exec& ex, const Copy& op) {
   for_tiles(ex, rows, cols, op.x.packed() && op.y.packed(), [&](int64_t r, int64_t n, int64_t c, int64_t width) {
     for (int64_t i = r; i < r + n; ++i)
       std::memcpy(element_at(op.y, i, c), element_at(op.x, i, c), static_cast<size_t>(width * size_of(op.x.dtype)));
-  });
-}
-
-void run(Exec& ex, const Transpose& op) {
-  constexpr int64_t kTile = 64;
-  const int64_t rows = op.x.rows(), cols = op.x.cols();
-  expect_rows(op.y, cols, rows, op.x.dtype, "transpose y");
-  const OpTimer timer(ex.meter, OpKind::elementwise, {0, 2 * bytes_of(op.x)});
-  if (ex.device.kind() == device::Kind::cuda) return cuda::run(ex, op);
-  if (ex.device.dry()) return;
-  const int64_t across = divide_up(cols, kTile);
-  with_type(op.x.dtype, [&]<typename T>(T) {
-    device::pool_of(ex.device).parallel_for(divide_up(rows, kTile) * across, [&](int64_t task) {
-      const int64_t r = task / across * kTile, c = task % across * kTile;
-      transpose_tile(op.x.as<T>() + r * op.x.ld() + c, op.x.ld(), op.y.as<T>() + c * op.y.ld() + r, op.y.ld(),
-                     std::min(kTile, rows - r), std::min(kTile, cols - c));
-    });
   });
 }
 

@@ -47,12 +47,6 @@ struct Copy {
 };
 void run(Exec& ex, const Copy& op);
 
-/// y[c, r] = x[r, c]: rows become columns. Equal dtype, any pitch; x and y do not overlap.
-struct Transpose {
-  Tensor x, y;
-};
-void run(Exec& ex, const Transpose& op);
-
 /// x = value; packed.
 struct Fill {
   Tensor x;

@@ -116,9 +116,4 @@ void measure_gemms(const device::Device& device, int most, int repeats, bool for
 }
 MeasuredGemms measured_gemms(const device::Device& device) { return cuda::measured_gemms(device); }
 
-GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most) {
-  if (ex.device.kind() != device::Kind::cuda) return {};
-  return cuda::gemm_candidates(ex, op, most);
-}
-
 }  // namespace trainer::ops

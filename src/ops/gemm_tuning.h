@@ -65,12 +65,4 @@ struct MeasuredGemms {
 /// Returns what was measured; later products are chosen as without a table.
 MeasuredGemms measured_gemms(const device::Device& device);
 
-/// Returns the algorithms that the library proposes for the product of op, its own choice first, and the product's name
-/// in a table. None when our own kernels run it. Operands need memory, which is not touched.
-struct GemmCandidates {
-  std::string product;
-  std::vector<TunedProduct> algorithms;
-};
-GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most);
-
 }  // namespace trainer::ops

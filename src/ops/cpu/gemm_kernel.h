@@ -42,8 +42,6 @@ struct GemmBlock {
 /// kSkinnyRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
-  using Operand = T;
-  using Panel = P;
   using Sum = AccumulatorOf<T>;
 
   int64_t rows = 0, cols = 0;  // of the micro-kernel
@@ -76,9 +74,6 @@ struct GemmKernels {
   /// The same for b [·, k] (trans_b); x [m_pad][k].
   void (*skinny_trans)(const Sum* x, int64_t m, const T* b, int64_t ldb, int64_t k, int64_t col, int64_t cols,
                        const GemmStore<T, C>& store) = nullptr;
-  /// Runs the epilogue alone, on sums [rows, cols] formed elsewhere. Element (0, 0) is (row, col) of C.
-  void (*finish)(const Sum* sums, int64_t ld, int64_t row, int64_t col, int64_t rows, int64_t cols,
-                 const GemmStore<T, C>& store) = nullptr;
 };
 
 inline constexpr int64_t kSkinnyRows = 8;

@@ -187,8 +187,7 @@ constexpr GemmKernels<T, C> kernels() {
           .block = block<R, Near, P, T, C>,
           .block_kept = block<R, Near, T, T, C>,
           .skinny = skinny<Near, T, C>,
-          .skinny_trans = skinny_trans<Near, T, C>,
-          .finish = finish<Near, T, C>};
+          .skinny_trans = skinny_trans<Near, T, C>};
 }
 
 template <int R, bool Near = false>

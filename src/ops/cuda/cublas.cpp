@@ -89,16 +89,6 @@ class Library {
     return false;
   }
 
-  GemmCandidates candidates(const LtProduct& op, int64_t workspace, int most) {
-    const std::lock_guard lock(mutex_);
-    LtPlan plan = described(op);
-    GemmCandidates found{name_of_product(op), {}};
-    for (const auto& result : proposals(handle(), plan, op, workspace, most))
-      found.algorithms.push_back(
-          {std::bit_cast<GemmAlgorithm>(result.algo), static_cast<int64_t>(result.workspaceSize), 0});
-    return found;
-  }
-
   void use(const GemmTuning& tuning) {
     const std::lock_guard lock(mutex_);
     tuning_ = tuning;
@@ -246,10 +236,6 @@ int64_t copy_bytes(const device::Device& device, const LtProduct& op) { return l
 
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
   return library_of(ex.device).run(ex, op, workspace, copy);
-}
-
-GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& workspace, int most) {
-  return library_of(ex.device).candidates(op, workspace.bytes(), most);
 }
 
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning) { library_of(device).use(tuning); }

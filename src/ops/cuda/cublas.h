@@ -26,7 +26,4 @@ int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 /// same in every run. `copy`: copy_bytes(op), or empty for the product as it is.
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy = {});
 
-/// Its name in a tuning table, and what the library's heuristic proposes.
-GemmCandidates candidates_of(Exec& ex, const LtProduct& op, const Tensor& workspace, int most);
-
 }  // namespace trainer::ops::cuda

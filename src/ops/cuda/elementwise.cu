@@ -252,17 +252,7 @@ void run(Exec& ex, const Copy& op) {
 }
 
 void run(Exec& ex, const Transpose& op) {
-  if (ex.device.dry()) return;
-  switch (size_of(op.x.dtype)) {
-    case 1:
-      return transpose_units<uint8_t>(ex, op);
-    case 2:
-      return transpose_units<uint16_t>(ex, op);
-    case 4:
-      return transpose_units<uint32_t>(ex, op);
-    default:
-      return transpose_units<uint64_t>(ex, op);
-  }
+  op.x.dtype == DType::bf16 ? transpose_units<uint16_t>(ex, op) : transpose_units<uint32_t>(ex, op);
 }
 
 void run(Exec& ex, const Fill& op) {

@@ -104,11 +104,4 @@ void run(Exec& ex, const Gemm& op) {
   if (way->sums) finish_product(ex, way->sums, way->rest, op.c);
 }
 
-GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most) {
-  const std::optional<Direct> way = direct(op);
-  if (op.a.count() == 0 || !way || !fits(way->product)) return {};
-  const Scratch workspace = ex.take("gemm.workspace", {workspace_bytes(op)}, DType::u8);
-  return candidates_of(ex, way->product, workspace, most);
-}
-
 }  // namespace trainer::ops::cuda

@@ -15,7 +15,6 @@ std::string product_path(const device::Device&, DType) { refuse(); }
 void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
 void measure_gemms(const device::Device&, int, int, bool) { refuse(); }
 MeasuredGemms measured_gemms(const device::Device&) { refuse(); }
-GemmCandidates gemm_candidates(Exec&, const Gemm&, int) { refuse(); }
 
 void run(Exec&, const Gemm&) { refuse(); }
 void use_cudnn_attention(const device::cuda::Facts&, bool wanted) {
@@ -49,7 +48,6 @@ void run(Exec&, const DropoutAdd&) { refuse(); }
 void run(Exec&, const ColumnSum&) { refuse(); }
 void run(Exec&, const Cast&) { refuse(); }
 void run(Exec&, const Copy&) { refuse(); }
-void run(Exec&, const Transpose&) { refuse(); }
 void run(Exec&, const Fill&) { refuse(); }
 void run(Exec&, const AdamW&) { refuse(); }
 void run(Exec&, const SquaredNorm&) { refuse(); }

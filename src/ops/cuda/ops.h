@@ -22,10 +22,14 @@ namespace trainer::ops::cuda {
 void run(Exec& ex, const Gemm& op);
 /// What computes products of this dtype, with its version: "cuBLASLt 13.1.0".
 std::string product_path(const device::Device& device, DType compute);
+/// y[c, r] = x[r, c]: rows become columns. f32 or bf16, any pitch; x and y do not overlap.
+struct Transpose {
+  Tensor x, y;
+};
+void run(Exec& ex, const Transpose& op);
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 MeasuredGemms measured_gemms(const device::Device& device);
-GemmCandidates gemm_candidates(Exec& ex, const Gemm& op, int most);
 
 void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
 std::string attention_path(const device::Device& device);
@@ -64,7 +68,6 @@ void run(Exec& ex, const DropoutAdd& op);
 void run(Exec& ex, const ColumnSum& op);
 void run(Exec& ex, const Cast& op);
 void run(Exec& ex, const Copy& op);
-void run(Exec& ex, const Transpose& op);
 void run(Exec& ex, const Fill& op);
 
 void run(Exec& ex, const AdamW& op);

@@ -144,28 +144,6 @@ TYPED_TEST(Elementwise, CastRoundsToNearestEven) {
       });
 }
 
-TYPED_TEST(Elementwise, TransposeMakesRowsOfColumns) {
-  Normal draw(46);
-  for (const Case& c : {Case{1, 1, 0}, Case{3, 70, 0}, Case{64, 64, 8}, Case{33, 31, 1}, Case{130, 257, 3}}) {
-    SCOPED_TRACE(format("[{}, {}] gap {}", c.rows, c.cols, c.gap));
-    Grid x = Grid({c.rows, c.cols}, this->kType, c.gap).fill(draw);
-    on_every_device(
-        [&](TestExec& ex) {
-          Grid y({c.cols, c.rows}, this->kType, c.gap), back({c.rows, c.cols}, this->kType);
-          run(ex, Transpose{x, y});
-          run(ex, Transpose{y, back});
-          return std::vector<Grid>{y, back};
-        },
-        [&](const std::vector<Grid>& out) {
-          for (int64_t r = 0; r < c.rows; ++r)
-            for (int64_t i = 0; i < c.cols; ++i) {
-              EXPECT_EQ(out[0].at(i, r), x.at(r, i));
-              EXPECT_EQ(out[1].at(r, i), x.at(r, i));
-            }
-        });
-  }
-}
-
 TYPED_TEST(Elementwise, CopyKeepsGapsAndFillSetsEveryElement) {
   Normal draw(44);
   Grid x = Grid({19, 1031}, this->kType, 4).fill(draw);

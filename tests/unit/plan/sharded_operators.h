@@ -272,10 +272,6 @@ inline std::vector<Operator> operators() {
                  -1,
                  true});
   all.push_back(
-      {"transpose", {matrix, {kCols, kRows}}, 1, {"01", "10", "BB", "PP"}, alone([](Exec& ex, const Part& part) {
-         ops::run(ex, ops::Transpose{part.t[0], part.t[1]});
-       })});
-  all.push_back(
       {"add", {matrix, matrix, matrix}, 2, {"000", "111", "BBB", "PPP"}, alone([](Exec& ex, const Part& part) {
          ops::run(ex, ops::Add{part.t[0], part.t[1], part.t[2]});
        })});
