@@ -13,6 +13,11 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 enum Variable : size_t { kStream, kQkv, kAttention, kOut, kUp, kHidden, kDown, kVariables };
 constexpr size_t kSites[] = {kQkv, kOut, kUp, kDown};
+constexpr bool is_site(size_t variable) { return std::ranges::count(kSites, variable) > 0; }
+/// Variables that exchange a tensor, the one that makes it first.
+constexpr std::pair<size_t, size_t> kEdges[] = {{kStream, kQkv},  {kQkv, kAttention}, {kAttention, kOut},
+                                                {kOut, kStream},  {kStream, kUp},     {kUp, kHidden},
+                                                {kHidden, kDown}, {kDown, kStream}};
 std::string config::LayerTags::*const kTagsOf[] = {
     &config::LayerTags::stream, &config::LayerTags::qkv,    &config::LayerTags::attention, &config::LayerTags::out,
     &config::LayerTags::up,     &config::LayerTags::hidden, &config::LayerTags::down};
@@ -29,11 +34,13 @@ std::vector<std::string> words(std::string_view letters, size_t length) {
   return all;
 }
 
-/// What a linear's tags make of its input and output: by axis r, c, p (partial sums) or -.
-std::string input_of(std::string grid) {
-  for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? 'c' : tag == 'c' ? '-' : tag;
+/// What a linear's tags make of its input, of the gradient of that before it is summed, and of its output: by axis r,
+/// c, p (partial sums) or -.
+std::string input_of(std::string grid, char of_c = '-') {
+  for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? 'c' : tag == 'c' ? of_c : tag;
   return grid;
 }
+std::string input_gradient_of(const std::string& grid) { return input_of(grid, 'p'); }
 std::string output_of(std::string grid, bool sums) {
   for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? (sums ? 'p' : '-') : tag;
   return grid;
@@ -44,11 +51,6 @@ mesh::AxisSet moved(const std::string& from, const std::string& to) {
   for (size_t a = 0; a < from.size(); ++a)
     if (from[a] != to[a]) axes |= mesh::AxisSet{2} << a;
   return axes;
-}
-/// The gradient of the input before it is summed.
-std::string input_gradient_of(std::string grid) {
-  for (char& tag : grid) tag = tag == 'f' ? 'r' : tag == 'k' ? 'c' : tag == 'c' ? 'p' : tag;
-  return grid;
 }
 
 }  // namespace
@@ -254,9 +256,8 @@ double LayerCosts::matrix_bytes(const std::string& grid, double in, double out) 
 
 double LayerCosts::least_bytes(const TagLayout& layout) const {
   const config::LayerTags& t = layout.layer;
-  const std::string* const grids[] = {&t.qkv, &t.out, &t.up, &t.down};
   double state = 0;
-  for (size_t i = 0; i < 4; ++i) state += matrix_bytes(*grids[i], matrix_of(kSites[i]).in, matrix_of(kSites[i]).out);
+  for (const size_t site : kSites) state += matrix_bytes(t.*kTagsOf[site], matrix_of(site).in, matrix_of(site).out);
   std::string table = layout.table;  // as a linear that cuts one of its extents
   for (char& tag : table) tag = tag == 'v' ? 'c' : tag == 'h' ? 'k' : tag;
   const auto share = [&](const std::string& spread) { return static_cast<double>(ranks(with(spread, "rc"))); };
@@ -269,16 +270,22 @@ double LayerCosts::least_bytes(const TagLayout& layout) const {
   return layers * state + matrix_bytes(table, width_, vocab_) + (layers * kept + qkv + 2 * widest) * element_;
 }
 
+double LayerCosts::node(size_t variable, const std::string& tags) {
+  return variable == kStream      ? stream(tags)
+         : variable == kAttention ? attention(tags)
+         : variable == kHidden    ? hidden(tags)
+                                  : linear(variable, tags);
+}
+
+double LayerCosts::edge(size_t a, size_t b, const std::string& tags_of_a, const std::string& tags_of_b) {
+  return is_site(b) ? read(b, tags_of_a, tags_of_b) : write(a, tags_of_a, tags_of_b);
+}
+
 double LayerCosts::step_seconds(const TagLayout& layout) {
-  const config::LayerTags& t = layout.layer;
-  double layer = stream(t.stream) + attention(t.attention) + hidden(t.hidden);
-  const std::string* const grids[] = {&t.qkv, &t.out, &t.up, &t.down};
-  const std::string* const inside[] = {&t.attention, &t.attention, &t.hidden, &t.hidden};
-  for (size_t i = 0; i < 4; ++i) {
-    const bool reads = kSites[i] == kQkv || kSites[i] == kUp;
-    layer += linear(kSites[i], *grids[i]) + read(kSites[i], reads ? t.stream : *inside[i], *grids[i]) +
-             write(kSites[i], *grids[i], reads ? *inside[i] : t.stream);
-  }
+  const auto tags = [&](size_t variable) -> const std::string& { return layout.layer.*kTagsOf[variable]; };
+  double layer = 0;
+  for (size_t v = 0; v < kVariables; ++v) layer += node(v, tags(v));
+  for (const auto& [a, b] : kEdges) layer += edge(a, b, tags(a), tags(b));
   return accumulation_ * (static_cast<double>(config_.model.n_layer) * layer + vocabulary(layout.last, layout.table));
 }
 
@@ -313,31 +320,14 @@ SearchProblem LayerCosts::problem(std::vector<std::vector<std::string>>& choices
   problem.memory.resize(kVariables);
   for (size_t v = 0; v < kVariables; ++v)
     for (const std::string& tags : choices[v]) {
-      const bool site = v == kQkv || v == kOut || v == kUp || v == kDown;
-      problem.nodes[v].push_back(v == kStream      ? stream(tags)
-                                 : v == kAttention ? attention(tags)
-                                 : v == kHidden    ? hidden(tags)
-                                                   : linear(v, tags));
-      problem.memory[v].push_back(site ? matrix_bytes(tags, matrix_of(v).in, matrix_of(v).out) : 0);
+      problem.nodes[v].push_back(node(v, tags));
+      problem.memory[v].push_back(is_site(v) ? matrix_bytes(tags, matrix_of(v).in, matrix_of(v).out) : 0);
     }
-  const auto connect = [&](size_t a, size_t b, const auto& cost) {
-    SearchProblem::Edge edge{static_cast<int>(a), static_cast<int>(b), {}};
-    edge.costs.reserve(choices[a].size() * choices[b].size());
+  for (const auto& [a, b] : kEdges) {
+    SearchProblem::Edge& costs = problem.edges.emplace_back(static_cast<int>(a), static_cast<int>(b));
+    costs.costs.reserve(choices[a].size() * choices[b].size());
     for (const std::string& first : choices[a])
-      for (const std::string& second : choices[b]) edge.costs.push_back(cost(first, second));
-    problem.edges.push_back(std::move(edge));
-  };
-  for (const size_t site : {kQkv, kUp}) {
-    connect(kStream, site,
-            [&](const std::string& spread, const std::string& grid) { return read(site, spread, grid); });
-    connect(site, site == kQkv ? kAttention : kHidden,
-            [&](const std::string& grid, const std::string& spread) { return write(site, grid, spread); });
-  }
-  for (const size_t site : {kOut, kDown}) {
-    connect(site == kOut ? kAttention : kHidden, site,
-            [&](const std::string& spread, const std::string& grid) { return read(site, spread, grid); });
-    connect(site, kStream,
-            [&](const std::string& grid, const std::string& spread) { return write(site, grid, spread); });
+      for (const std::string& second : choices[b]) costs.costs.push_back(edge(a, b, first, second));
   }
   return problem;
 }

@@ -74,6 +74,8 @@ class LayerCosts {
   double stream(const std::string& spread);
   double attention(const std::string& spread);
   double hidden(const std::string& spread);
+  double node(size_t variable, const std::string& tags);
+  double edge(size_t a, size_t b, const std::string& tags_of_a, const std::string& tags_of_b);
   double vocabulary(const std::string& stream, const std::string& table);
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});

@@ -60,31 +60,19 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
 }  // namespace
 
 std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
-  std::vector<std::pair<std::string, double>> all = {{"products", time.products},
-                                                     {"attention", time.attention},
-                                                     {"other operators", time.operators},
-                                                     {"recomputation", time.recompute},
-                                                     {"optimizer", time.optimizer},
-                                                     {"update on the host", time.offload},
-                                                     {"compute slowed by communication", time.slowed}};
+  std::vector<std::pair<std::string, double>> all;
+  for (const auto& [name, part] : kStepParts) all.emplace_back(name, time.*part);
   for (const auto& [axis, comm] : time.comm) all.emplace_back("waits along " + axis, comm.exposed);
   return all;
 }
 
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
   // Axes have other names in other strategies: what nothing hides counts as one part.
-  const std::vector<std::pair<std::string, double>> differences = {
-      {"products", run.time.products - than.time.products},
-      {"attention", run.time.attention - than.time.attention},
-      {"other operators", run.time.operators - than.time.operators},
-      {"recomputation", run.time.recompute - than.time.recompute},
-      {"optimizer", run.time.optimizer - than.time.optimizer},
-      {"update on the host", run.time.offload - than.time.offload},
-      {"compute slowed by communication", run.time.slowed - than.time.slowed},
-      {"waits", run.time.exposed() - than.time.exposed()}};
-  const auto largest = std::ranges::max_element(differences, {}, [](const auto& part) { return part.second; });
-  if (largest->second <= 0) return "";
-  return format("{} +{:.3g} ms", largest->first, ms(largest->second));
+  std::pair<const char*, double> largest{"waits", run.time.exposed() - than.time.exposed()};
+  for (const auto& [name, part] : kStepParts)
+    if (const double more = run.time.*part - than.time.*part; more > largest.second) largest = {name, more};
+  if (largest.second <= 0) return "";
+  return format("{} +{:.3g} ms", largest.first, ms(largest.second));
 }
 
 std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {

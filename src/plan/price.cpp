@@ -9,6 +9,19 @@
 namespace trainer::plan {
 namespace {
 
+/// of_a · a + of_b · b, part by part.
+StepTime combined(const StepTime& a, double of_a, const StepTime& b, double of_b) {
+  StepTime c;
+  for (const auto& [name, part] : kStepParts) c.*part = of_a * a.*part + of_b * b.*part;
+  c.unmeasured = of_a * a.unmeasured + of_b * b.unmeasured;
+  for (const auto& [time, share] : {std::pair{&a, of_a}, {&b, of_b}})
+    for (const auto& [axis, comm] : time->comm) {
+      c.comm[axis].busy += share * comm.busy;
+      c.comm[axis].exposed += share * comm.exposed;
+    }
+  return c;
+}
+
 /// Timeline plays one program.
 class Timeline {
  public:
@@ -33,7 +46,7 @@ class Timeline {
       }
     }
     TRAINER_CHECK(channels_.empty(), "a program ends while a collective is in flight");
-    all = extrapolate(all, sum(all, once), times);  // all + times · once
+    all = combined(all, 1, once, times);
   }
 
   StepTime all;
@@ -45,23 +58,6 @@ class Timeline {
     bool spans_nodes = false;
     std::string axis;
   };
-
-  static StepTime sum(const StepTime& a, const StepTime& b) {
-    StepTime c = a;
-    c.products += b.products;
-    c.attention += b.attention;
-    c.operators += b.operators;
-    c.recompute += b.recompute;
-    c.optimizer += b.optimizer;
-    c.offload += b.offload;
-    c.slowed += b.slowed;
-    c.unmeasured += b.unmeasured;
-    for (const auto& [axis, comm] : b.comm) {
-      c.comm[axis].busy += comm.busy;
-      c.comm[axis].exposed += comm.exposed;
-    }
-    return c;
-  }
 
   void compute(const Event& event) {
     // One rank stands for all: what they wait for the slowest is counted where it computes.
@@ -158,26 +154,7 @@ double StepTime::exposed() const {
   return sum;
 }
 
-StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) {
-  const auto line = [factor](double x, double y) { return x + factor * (y - x); };
-  StepTime c;
-  c.products = line(a.products, b.products);
-  c.attention = line(a.attention, b.attention);
-  c.operators = line(a.operators, b.operators);
-  c.recompute = line(a.recompute, b.recompute);
-  c.optimizer = line(a.optimizer, b.optimizer);
-  c.offload = line(a.offload, b.offload);
-  c.slowed = line(a.slowed, b.slowed);
-  c.unmeasured = line(a.unmeasured, b.unmeasured);
-  c.comm = a.comm;
-  for (const auto& [axis, comm] : b.comm) c.comm.try_emplace(axis);
-  for (auto& [axis, comm] : c.comm) {
-    const auto found = b.comm.find(axis);
-    const StepTime::Comm other = found == b.comm.end() ? StepTime::Comm() : found->second;
-    comm = {line(comm.busy, other.busy), line(comm.exposed, other.exposed)};
-  }
-  return c;
-}
+StepTime extrapolate(const StepTime& a, const StepTime& b, double factor) { return combined(a, 1 - factor, b, factor); }
 
 double added_beside(const Link& link, double communication, double compute) {
   const double beside = communication / link.progress, speed = 1 - std::min(link.slowdown, 1.0);

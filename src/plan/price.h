@@ -31,6 +31,18 @@ struct StepTime {
   double compute() const { return products + attention + operators + recompute; }
   double total() const { return compute() + optimizer + offload + slowed + exposed(); }
 };
+/// What compute and updates take: with exposed communication it adds up to the total.
+struct StepPart {
+  const char* name;
+  double StepTime::*seconds;
+};
+inline constexpr StepPart kStepParts[] = {{"products", &StepTime::products},
+                                          {"attention", &StepTime::attention},
+                                          {"other operators", &StepTime::operators},
+                                          {"recomputation", &StepTime::recompute},
+                                          {"optimizer", &StepTime::optimizer},
+                                          {"update on the host", &StepTime::offload},
+                                          {"compute slowed by communication", &StepTime::slowed}};
 /// a + factor · (b − a), part by part.
 StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 
