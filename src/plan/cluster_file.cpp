@@ -122,18 +122,59 @@ std::string name_of_compute(DType compute) {
   return std::ranges::find_if(computes(), [&](const auto& each) { return each.second == compute; })->first;
 }
 
-template <typename Any>  // a Cluster, const or not
-auto in_step_keys(Any& c) {
-  return std::array{std::pair{"in_step_forward", &c.in_step[0]}, std::pair{"in_step_dx", &c.in_step[1]},
-                    std::pair{"in_step_dw", &c.in_step[2]}, std::pair{"in_step_attention", &c.attention_in_step}};
+/// Field is a number of a table, in other units than in the program.
+struct Field {
+  enum class Kind { needed, from_zero, positive, share } kind;
+  const char* name;
+  double* value;
+  double unit = 1;  // of the file, in the program's
+  double otherwise = 0;
+};
+using enum Field::Kind;
+constexpr double kGiga = 1e9, kTera = 1e12, kGib = 1 << 30, kMicro = 1e-6;
+
+std::vector<Field> fields(Link& link) {
+  return {{needed, "gb_per_s", &link.gb_per_s},
+          {from_zero, "start_us", &link.start_us},
+          {from_zero, "hop_us", &link.hop_us},
+          {from_zero, "slowdown", &link.slowdown},
+          {share, "progress", &link.progress, 1, 1}};
+}
+std::vector<Field> fields(Host& host) {
+  return {{needed, "memory_gib", &host.memory_bytes, kGib},
+          {needed, "memory_gb_per_s", &host.memory_rate, kGiga},
+          {needed, "to_device_gb_per_s", &host.to_device, kGiga},
+          {needed, "to_host_gb_per_s", &host.to_host, kGiga},
+          {needed, "gparams_per_s", &host.updates, kGiga}};
+}
+std::vector<Field> fields_of_device(Cluster& c) {
+  return {{needed, "memory_gib", &c.memory_bytes, kGib},
+          {needed, "memory_gb_per_s", &c.memory_rate, kGiga},
+          {positive, "memory_share", &c.memory_share, 1, 1},
+          {from_zero, "operator_us", &c.operator_seconds, kMicro},
+          {positive, "efficiency", &c.efficiency, 1, 1},
+          {from_zero, "half_m", &c.half_m},
+          {from_zero, "half_k", &c.half_k},
+          {from_zero, "half_n", &c.half_n},
+          {positive, "attention", &c.attention, 1, 1},
+          {positive, "in_step_forward", &c.in_step[0], 1, 1},
+          {positive, "in_step_dx", &c.in_step[1], 1, 1},
+          {positive, "in_step_dw", &c.in_step[2], 1, 1},
+          {positive, "in_step_attention", &c.attention_in_step, 1, 1}};
+}
+std::vector<Field> fields(ProductPoint& p) {
+  return {{needed, "m", &p.m}, {needed, "k", &p.k}, {needed, "n", &p.n}, {needed, "tflops", &p.flops, kTera}};
+}
+std::vector<Field> fields(AttentionPoint& p) {
+  return {{needed, "length", &p.length}, {needed, "head_dim", &p.head_dim}, {needed, "tflops", &p.flops, kTera}};
 }
 
-void read(Reader& in, Link& link) {
-  link.gb_per_s = in.number("gb_per_s");
-  link.start_us = in.number_or("start_us", 0);
-  link.hop_us = in.number_or("hop_us", 0);
-  link.slowdown = in.number_or("slowdown", 0);
-  link.progress = in.share_or("progress", 1);
+void read(Reader& in, const std::vector<Field>& fields) {
+  for (const auto& [kind, name, value, unit, otherwise] : fields)
+    *value = unit * (kind == needed      ? in.number(name)
+                     : kind == from_zero ? in.number_or(name, otherwise)
+                     : kind == share     ? in.share_or(name, otherwise)
+                                         : in.positive_or(name, otherwise));
 }
 
 void read_cluster_table(Reader& in, Cluster& c) {
@@ -149,26 +190,9 @@ void read_cluster_table(Reader& in, Cluster& c) {
 void read_device(Reader& in, Cluster& c) {
   c.device = in.text("name");
   c.cpu = in.one_of<bool>("kind", {{"cpu", true}, {"gpu", false}});
-  c.memory_bytes = in.number("memory_gib") * (1 << 30);
-  c.memory_rate = in.number("memory_gb_per_s") * 1e9;
-  c.memory_share = in.positive_or("memory_share", 1);
-  c.operator_seconds = in.number_or("operator_us", 0) * 1e-6;
+  read(in, fields_of_device(c));
   for (const auto& [name, compute] : computes())
-    if (const double peak = in.number_or(("tflops_" + name).c_str(), 0) * 1e12; peak > 0) c.peaks[compute] = peak;
-  c.efficiency = in.positive_or("efficiency", 1);
-  c.half_m = in.number_or("half_m", 0);
-  c.half_k = in.number_or("half_k", 0);
-  c.half_n = in.number_or("half_n", 0);
-  c.attention = in.positive_or("attention", 1);
-  for (const auto& [key, share] : in_step_keys(c)) *share = in.positive_or(key, 1);
-}
-
-void read(Reader& in, Host& host) {
-  host.memory_bytes = in.number("memory_gib") * (1 << 30);
-  host.memory_rate = in.number("memory_gb_per_s") * 1e9;
-  host.to_device = in.number("to_device_gb_per_s") * 1e9;
-  host.to_host = in.number("to_host_gb_per_s") * 1e9;
-  host.updates = in.number("gparams_per_s") * 1e9;
+    if (const double peak = in.number_or(("tflops_" + name).c_str(), 0) * kTera; peak > 0) c.peaks[compute] = peak;
 }
 
 }  // namespace
@@ -202,22 +226,19 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
     } else if (table.name == "device") {
       read_device(in, c);
     } else if (table.name == "intra" || table.name == "inter") {
-      read(in, table.name == "intra" ? c.intra : c.inter);
+      read(in, fields(table.name == "intra" ? c.intra : c.inter));
     } else if (table.name == "host") {
-      read(in, c.host);
+      read(in, fields(c.host));
     } else if (table.name == "product") {
-      c.products.push_back({.compute = in.one_of<DType>("compute", computes()),
-                            .form = in.one_of<ProductForm>("form", forms),
-                            .m = in.number("m"),
-                            .k = in.number("k"),
-                            .n = in.number("n"),
-                            .flops = in.number("tflops") * 1e12});
+      ProductPoint& point = c.products.emplace_back();
+      point.compute = in.one_of<DType>("compute", computes());
+      point.form = in.one_of<ProductForm>("form", forms);
+      read(in, fields(point));
     } else if (table.name == "attention") {
-      c.attentions.push_back({.compute = in.one_of<DType>("compute", computes()),
-                              .backward = in.one_of<bool>("pass", {{"forward", false}, {"backward", true}}),
-                              .length = in.number("length"),
-                              .head_dim = in.number("head_dim"),
-                              .flops = in.number("tflops") * 1e12});
+      AttentionPoint& point = c.attentions.emplace_back();
+      point.compute = in.one_of<DType>("compute", computes());
+      point.backward = in.one_of<bool>("pass", {{"forward", false}, {"backward", true}});
+      read(in, fields(point));
     } else if (table.name == "operator") {
       const auto kind = in.one_of<OpKind>("kind", kinds);
       if (!c.operators.emplace(kind, in.number("gb_per_s") * 1e9).second)
@@ -257,10 +278,15 @@ std::string cluster_text(const std::string& path) {
 Cluster read_cluster(const std::string& path) { return parse_cluster(cluster_text(path), path); }
 
 // Twelve digits are more than any measurement has, and few enough that a file is read back to the same text.
-std::string to_toml(const Cluster& c) {
+std::string to_toml(const Cluster& cluster) {
+  Cluster c = cluster;  // fields point into it
   std::string out;
   const auto number = [&](const std::string& key, double value) { out += format("{} = {:.12g}\n", key, value); };
   const auto text = [&](const char* key, std::string_view value) { out += format("{} = \"{}\"\n", key, value); };
+  const auto numbers = [&](const std::vector<Field>& fields) {
+    for (const Field& field : fields)
+      if (field.kind == needed || *field.value != field.otherwise) number(field.name, *field.value / field.unit);
+  };
   out += "[cluster]\n";
   text("name", c.name);
   text("source", c.source);
@@ -271,56 +297,33 @@ std::string to_toml(const Cluster& c) {
   out += "\n[device]\n";
   text("name", c.device);
   text("kind", c.cpu ? "cpu" : "gpu");
-  number("memory_gib", c.memory_bytes / (1 << 30));
-  number("memory_gb_per_s", c.memory_rate * 1e-9);
-  number("memory_share", c.memory_share);
-  number("operator_us", c.operator_seconds * 1e6);
-  for (const auto& [compute, peak] : c.peaks) number("tflops_" + name_of_compute(compute), peak * 1e-12);
-  number("efficiency", c.efficiency);
-  number("half_m", c.half_m);
-  number("half_k", c.half_k);
-  number("half_n", c.half_n);
-  number("attention", c.attention);
-  for (const auto& [key, share] : in_step_keys(c))
-    if (*share != 1) number(key, *share);
+  numbers(fields_of_device(c));
+  for (const auto& [compute, peak] : c.peaks) number("tflops_" + name_of_compute(compute), peak / kTera);
   for (const auto& [name, link] : {std::pair{"intra", &c.intra}, {"inter", &c.inter}}) {
     if (link->gb_per_s == 0) continue;
     out += format("\n[{}]\n", name);
-    number("gb_per_s", link->gb_per_s);
-    number("start_us", link->start_us);
-    number("hop_us", link->hop_us);
-    number("slowdown", link->slowdown);
-    if (link->progress != 1) number("progress", link->progress);
+    numbers(fields(*link));
   }
   if (c.host.known()) {
     out += "\n[host]\n";
-    number("memory_gib", c.host.memory_bytes / (1 << 30));
-    number("memory_gb_per_s", c.host.memory_rate * 1e-9);
-    number("to_device_gb_per_s", c.host.to_device * 1e-9);
-    number("to_host_gb_per_s", c.host.to_host * 1e-9);
-    number("gparams_per_s", c.host.updates * 1e-9);
+    numbers(fields(c.host));
   }
-  for (const ProductPoint& p : c.products) {
+  for (ProductPoint& p : c.products) {
     out += "\n[[product]]\n";
     text("compute", name_of_compute(p.compute));
     text("form", name_of(p.form));
-    number("m", p.m);
-    number("k", p.k);
-    number("n", p.n);
-    number("tflops", p.flops * 1e-12);
+    numbers(fields(p));
   }
-  for (const AttentionPoint& p : c.attentions) {
+  for (AttentionPoint& p : c.attentions) {
     out += "\n[[attention]]\n";
     text("compute", name_of_compute(p.compute));
     text("pass", p.backward ? "backward" : "forward");
-    number("length", p.length);
-    number("head_dim", p.head_dim);
-    number("tflops", p.flops * 1e-12);
+    numbers(fields(p));
   }
   for (const auto& [kind, rate] : c.operators) {
     out += "\n[[operator]]\n";
     text("kind", name_of(kind));
-    number("gb_per_s", rate * 1e-9);
+    number("gb_per_s", rate / kGiga);
   }
   for (const CollectivePoint& p : c.collectives) {
     out += "\n[[collective]]\n";
@@ -328,7 +331,7 @@ std::string to_toml(const Cluster& c) {
     number("ranks", p.ranks);
     number("per_node", p.per_node);
     number("bytes", p.bytes);
-    number("us", p.seconds * 1e6);
+    number("us", p.seconds / kMicro);
   }
   return out;
 }
