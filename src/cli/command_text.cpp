@@ -35,8 +35,7 @@ std::vector<std::string> alternatives(const std::string& help) {
 /// Every key of the configuration, as --set takes it.
 std::vector<std::string> settings() {
   std::vector<std::string> names;
-  for (const config::Key& key : config::keys())
-    if (key.built()) names.push_back(key.path() + "=");
+  for (const config::Key& key : config::keys()) names.push_back(key.path() + "=");
   return names;
 }
 

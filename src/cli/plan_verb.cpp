@@ -28,7 +28,7 @@ json to_json(const plan::PlannedRun& run) {
     comm[axis] = {{"seconds", part.busy}, {"exposed_seconds", part.exposed}};
   json keys = json::object();  // of the layout, as TOML values
   for (const config::Key& key : config::keys())
-    if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)) && key.built())
+    if (key.section == "parallel" && (key.name == "strategy" || key.belongs(run.strategy)))
       keys[key.name] = config::to_toml(key.get(run.config));
   return {{"strategy", run.strategy},
           {"keys", keys},

@@ -72,6 +72,7 @@ struct Optim {
 
 struct Precision {
   Compute compute = Compute::automatic;
+  bool deterministic = true;
 };
 
 /// What the axes of strategy "autoddl" cut in some layers that follow each other: one letter for each of Parallel::axes

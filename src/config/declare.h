@@ -23,12 +23,11 @@ struct Extra {
   std::string belongs_to = {};
 };
 
-/// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config. Without `part`
-/// the section has keys to come only.
+/// Declares the keys of one section, whose values are members of `Struct`, itself a member of Config.
 template <typename Struct>
 class Declare {
  public:
-  Declare(std::vector<Key>& keys, std::string section, Struct Config::*part = nullptr)
+  Declare(std::vector<Key>& keys, std::string section, Struct Config::*part)
       : keys_(keys), section_(std::move(section)), part_(part) {}
 
   void boolean(const char* name, bool Struct::*member, bool initial, const char* help, Extra extra = {}) {
@@ -73,21 +72,18 @@ class Declare {
     bind<LayerList>(add(name, Type::layers, LayerList{}, help, std::move(extra)), member);
   }
   /// A string that must be one of `names`.
-  void choice(const char* name, std::string Struct::*member, StringList names, StringList later, const char* help,
-              Extra extra = {}) {
+  void choice(const char* name, std::string Struct::*member, StringList names, const char* help, Extra extra = {}) {
     Key& key = add(name, Type::choice, names.front(), help, std::move(extra));
     bind<std::string>(key, member);
     key.names = std::move(names);
-    key.later_names = std::move(later);
   }
   /// An enum whose enumerators, counted from 0, are called `names`.
   template <typename Enum>
-  void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, StringList later,
-              const char* help, Extra extra = {}) {
+  void choice(const char* name, Enum Struct::*member, Enum initial, StringList names, const char* help,
+              Extra extra = {}) {
     static_assert(std::is_enum_v<Enum>);
     Key& key = add(name, Type::choice, names[static_cast<size_t>(initial)], help, std::move(extra));
     key.names = names;
-    key.later_names = std::move(later);
     key.get = [part = part_, member, names](const Config& c) {
       return Value(names.at(static_cast<size_t>(c.*part.*member)));
     };
@@ -96,10 +92,6 @@ class Declare {
         if (names[i] == std::get<std::string>(value)) c.*part.*member = static_cast<Enum>(i);
       }
     };
-  }
-  /// Declares a key of a system that is not built yet; only `accepted` is taken (monostate: anything of that type).
-  void later(const char* name, Type type, Value accepted, const char* help, const char* belongs_to = "") {
-    add(name, type, std::move(accepted), help).belongs_to = belongs_to;
   }
 
  private:

@@ -1,7 +1,6 @@
 #include "config/keys.h"
 
 #include <algorithm>
-#include <iterator>
 
 #include "base/format.h"
 #include "config/declare.h"
@@ -19,7 +18,7 @@ void declare_run(std::vector<Key>& keys) {
              "the program starts.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
-  run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"}, {},
+  run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"},
              "Where to compute; auto takes the best there is.");
   run.integer("threads", &Run::threads, 0, {.range = between(0, 4096), .unit = "threads per rank"},
               "CPU threads; 0 takes all cores this process may use. Results do not depend on it.");
@@ -27,7 +26,7 @@ void declare_run(std::vector<Key>& keys) {
 
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
-  model.choice("arch", &Model::arch, Arch::gpt2, {"gpt2", "llama"}, {},
+  model.choice("arch", &Model::arch, Arch::gpt2, {"gpt2", "llama"},
                "gpt2: learned positions, layer norm, GELU. llama: rotary positions, RMS norm, SwiGLU.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
@@ -69,7 +68,7 @@ void declare_data(std::vector<Key>& keys) {
             "Training files, paths or globs, relative to where the program starts: text (.txt, .text, .md), JSON lines "
             "(.jsonl, .ndjson), or token files (.bin). Required.");
   data.list("val", &Data::val, {}, "Validation files, of the same kinds; empty: val_fraction of the training tokens.");
-  data.choice("format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"}, {},
+  data.choice("format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"},
               "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
   data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
@@ -84,7 +83,7 @@ void declare_data(std::vector<Key>& keys) {
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
   data.string("text_key", &Data::text_key, "text", {}, "Member of each line's JSON object that holds the text.");
-  data.choice("document", &Data::document, Document::file, {"file", "line", "block"}, {},
+  data.choice("document", &Data::document, Document::file, {"file", "line", "block"},
               "What a document of a text file is: the file, each line, or each block between blank lines.");
   data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; otherwise it is replaced and counted.");
 }
@@ -103,7 +102,7 @@ void declare_train(std::vector<Key>& keys) {
   train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
                 "Sequences per data replica and micro-step; memory grows with it.");
   train.choice(
-      "recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"}, {},
+      "recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
       "What backward computes again to save memory: nothing, norms and activation functions, or whole blocks.");
   train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
                 "Steps between evaluations; 0: only after the last step.");
@@ -133,7 +132,7 @@ void declare_optim(std::vector<Key>& keys) {
   optim.integer("warmup_steps", &Optim::warmup_steps, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "5 % of the run, at most 2000"},
                 "Steps over which the learning rate rises linearly.");
-  optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"}, {},
+  optim.choice("schedule", &Optim::schedule, Schedule::cosine, {"cosine", "linear", "wsd", "constant"},
                "Shape of the decay to min_lr; wsd stays at lr and decays linearly at the end.");
   optim.number("decay_fraction", &Optim::decay_fraction, 0.2, {.range = {.min = 0, .max = 1, .open_min = true}},
                "Share of the run in which wsd decays.");
@@ -149,11 +148,10 @@ void declare_optim(std::vector<Key>& keys) {
 void declare_precision(std::vector<Key>& keys) {
   Declare<Precision> precision(keys, "precision", &Config::precision);
   precision.choice(
-      "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"}, {},
+      "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"},
       "Type of weights and activations in products; fp64 is the reference. auto: bf16 where it is fast, else fp32.");
-  precision.later("deterministic", Type::boolean, true,
-                  "Two runs give the same bits; false lets kernels be chosen by timing.");
-  precision.later("grad_reduce", Type::choice, std::string("fp32"), "Type in which gradients are summed over ranks.");
+  precision.boolean("deterministic", &Precision::deterministic, true,
+                    "Two runs give the same bits. The only value: no run chooses kernels by timing them.");
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
@@ -174,7 +172,6 @@ void declare_checkpoint(std::vector<Key>& keys) {
       "are any; must: from the newest, or fail; never: start anew; or a checkpoint's path.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
                      "Resume although the tokenizer or the data changed since the checkpoint was written.");
-  checkpoint.later("async", Type::boolean, false, "Write checkpoints while training continues.");
 }
 
 void declare_log(std::vector<Key>& keys) {
@@ -185,7 +182,7 @@ void declare_log(std::vector<Key>& keys) {
               "Write metrics.jsonl, which the report and the summary at the end are made from.");
   log.boolean("report", &Log::report, true,
               "Write report.html and report.json at the end; without jsonl there are none.");
-  log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"}, {},
+  log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"},
              "Progress bar; auto: when standard error is a terminal.");
   log.boolean("tensorboard", &Log::tensorboard, false,
               "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
@@ -210,7 +207,7 @@ void declare_hardware(std::vector<Key>& keys) {
       "profile", &Hardware::profile, "", {},
       "Profile of this machine (`trainer bench --write-profile`) or description of a cluster (configs/clusters): a run "
       "then predicts the time of its steps, and strategy \"auto\" chooses by it; empty: no prediction of time.");
-  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"}, {},
+  hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
                   "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
                   "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
                   "cuDNN and 9.25 or newer is found, else ours.");
@@ -230,7 +227,6 @@ void declare_debug(std::vector<Key>& keys) {
                "virtual clock: \"h100\", \"a100\", or "
                "\"to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3\" (GB/s, and 1e9 parameters/s of "
                "an update). Never a measurement.");
-  debug.later("shadow", Type::boolean, false, "Repeat each operator on the CPU and compare.");
 }
 
 }  // namespace
@@ -292,18 +288,9 @@ const Key* find_key(std::string_view section, std::string_view name) {
   return found == keys().end() ? nullptr : &*found;
 }
 
-StringList Key::taken_names() const {
-  StringList taken;
-  std::ranges::copy_if(names, std::back_inserter(taken),
-                       [&](const std::string& each) { return std::ranges::count(later_names, each) == 0; });
-  return taken;
-}
-
 Config defaults() {
   Config config;
-  for (const Key& key : keys()) {
-    if (key.built()) key.set(config, key.initial);
-  }
+  for (const Key& key : keys()) key.set(config, key.initial);
   return config;
 }
 

@@ -39,18 +39,15 @@ struct Key {
   std::string derived;  // how the value follows from others when absent (`initial` then only marks absence)
   Value example;        // shown by the reference in place of a default that could not run
   Range range;
-  StringList names;        // of a choice
-  StringList later_names;  // known names of things not built yet
+  StringList names;  // of a choice
   std::string unit, help;
   std::string belongs_to;  // a strategy's name, or two, or offload: otherwise the key is ignored with one warning
-  std::function<Value(const Config&)> get;         // both empty: nothing built reads this key yet, and only
-  std::function<void(Config&, const Value&)> set;  // `initial` is taken (monostate: any value)
+  std::function<Value(const Config&)> get;
+  std::function<void(Config&, const Value&)> set;
 
-  bool built() const { return static_cast<bool>(set); }
   bool belongs(const std::string& strategy) const {
     return (", " + belongs_to + ", ").find(", " + strategy + ", ") != std::string::npos;
   }
-  StringList taken_names() const;
   std::string path() const { return section + "." + name; }
 };
 

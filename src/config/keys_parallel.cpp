@@ -9,7 +9,7 @@ void declare_parallel(std::vector<Key>& keys) {
   constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
                        *kAutoddl = "autoddl";
   parallel.choice(
-      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"}, {},
+      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
       "How a model is split over ranks: megatron-1d by columns or rows of its matrices, optimus-2d by both "
       "on a square mesh whose rows share out the sequences, axonn-4d in turns by both, and by sequences, "
       "autoddl as tables of tags say for each layer; auto: the fastest of all by hardware.profile, given keys kept.");
@@ -29,12 +29,12 @@ void declare_parallel(std::vector<Key>& keys) {
       "feed-forward layer and the features between; weights are split by both. d: such squares, with the same weights, "
       "that share out the sequences of a micro-batch (2.5D).");
   parallel.choice(
-      "stationary", &Parallel::stationary, {"auto", "paper"}, {},
+      "stationary", &Parallel::stationary, {"auto", "paper"},
       "optimus-2d: which matrix of a product stays where it is. auto: the largest one; paper: the result of "
       "every linear, which sends the wide input of the last one.",
       {.belongs_to = kOptimus});
   parallel.choice(
-      "panels", &Parallel::panels, {"ring", "gather"}, {},
+      "panels", &Parallel::panels, {"ring", "gather"},
       "optimus-2d: how blocks of a product's operands reach the ranks. ring: one after the other, each under "
       "the product of the one before, in the least memory; gather: all at once, for one large product: the "
       "faster way over slow links, with whole lines of blocks in memory.",
@@ -46,7 +46,7 @@ void declare_parallel(std::vector<Key>& keys) {
       "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
       "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the "
       "vocabulary, y the residual stream's features, z sequences and, in pieces gathered for use, weights.");
-  parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}, {},
+  parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"},
                   "axonn-4d: order of the axes over ranks, innermost (neighbouring ranks) first; d: replicas.",
                   {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
@@ -64,7 +64,7 @@ void declare_parallel(std::vector<Key>& keys) {
       {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
       "axonn-4d, autoddl: of the first layers, gathered weights are kept for a whole step instead of being gathered "
       "for each use.");
-  parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"}, {},
+  parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
                   "axonn-4d: type in which weight gradients of bf16 runs are summed over z. bf16: half the bytes, and "
                   "rounded in each sum.",
                   {.belongs_to = kAxonn});
@@ -87,7 +87,7 @@ void declare_parallel(std::vector<Key>& keys) {
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
                    "1: split the optimizer state over the replicas.");
   parallel.choice(
-      "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"}, {},
+      "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"},
       "What carries tensors between ranks. auto: under mpirun NCCL between GPUs when every rank has one of its own, "
       "else mpi (from GPU to GPU through the host), else a single rank. nccl: under mpirun, or an error. mpi: always, "
       "so that ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and "
@@ -104,7 +104,7 @@ void declare_offload(std::vector<Key>& keys) {
   Declare<Offload> offload(keys, "offload", &Config::offload);
   constexpr const char* kOffload = "offload";
   offload.choice(
-      "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"}, {},
+      "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
       "Where master weights and moments are. none: in the memory of the device; else in the host's, and they "
       "are updated there (cpu), or partly on the device, which takes turns with them (interleaved). Changes "
       "no bit of a result.");
@@ -120,13 +120,13 @@ void declare_offload(std::vector<Key>& keys) {
                   {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
                   "interleaved: of the first subgroups, so many stay on the device.");
   offload.choice(
-      "order", &Offload::order, OffloadOrder::forward, {"forward", "arrival", "zigzag"}, {},
+      "order", &Offload::order, OffloadOrder::forward, {"forward", "arrival", "zigzag"},
       "Order of the updates. forward: as the next step needs the weights, which it waits for layer by layer; "
       "arrival: as gradients come; zigzag: there and back, so that what is on the device stays for the next "
       "step.",
       {.belongs_to = kOffload});
   offload.choice(
-      "grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"}, {},
+      "grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
       "Type in which gradients go to the host. bf16 halves their bytes and rounds every gradient after the norm was "
       "taken, wherever it is used, with optimizer = \"none\" as well: results differ from those of fp32, and are the "
       "same for every plan.");

@@ -36,7 +36,6 @@ class Loader {
  private:
   const Key* find(const TomlNode& node, const Origin& at);
   void apply(const Key& key, const TomlNode& node, const Origin& at);
-  void apply_later(const Key& key, const TomlNode& node, const Origin& at);
   void replace_length();
   void warn_of_idle_keys() const;
   void warn_of_switched_off_keys() const;
@@ -99,7 +98,7 @@ std::string expected(const Key& key) {
     case Type::integers:
       return "a list of integers" + range;
     case Type::choice:
-      return "one of " + format("{}", fmt::join(key.taken_names(), ", "));
+      return "one of " + format("{}", fmt::join(key.names, ", "));
     case Type::layers:
       return "tables [[" + key.path() + "]] of tags";
     case Type::any:
@@ -114,16 +113,6 @@ bool in_range(const Key& key, const Value& value) {
   if (const auto* list = std::get_if<IntegerList>(&value))
     return std::ranges::all_of(*list, [&](int64_t each) { return key.range.contains(static_cast<double>(each)); });
   return true;
-}
-
-/// Says why a choice's value is refused; empty when it is not.
-std::string refusal(const Key& key, const std::string& value) {
-  const StringList taken = key.taken_names();
-  if (std::ranges::count(taken, value) > 0) return "";
-  if (std::ranges::count(key.later_names, value) > 0) {
-    return format("\"{}\" is not built yet in this version; there is: {}", value, fmt::join(taken, ", "));
-  }
-  return format("expected {}, found \"{}\"{}", expected(key), value, did_you_mean(value, taken));
 }
 
 /// Says whether a word is meant as a TOML string or list, and so must be one. A pattern such as [ab]*.txt is neither.
@@ -166,34 +155,21 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
 }
 
 void Loader::apply(const Key& key, const TomlNode& node, const Origin& at) {
-  if (!key.built()) return apply_later(key, node, at);
   const Value value = fitted(key, node.value);
   if (value == Value() || !in_range(key, value)) {
     mistakes_.add(at, key.path(),
                   format("expected {}, found {}{}", expected(key), node.shown, too_large(key, node.value)));
     return;
   }
-  if (key.type == Type::choice) {
-    if (const std::string why = refusal(key, std::get<std::string>(value)); !why.empty()) {
-      mistakes_.add(at, key.path(), why);
-      return;
-    }
+  if (const auto* name = std::get_if<std::string>(&value);
+      key.type == Type::choice && std::ranges::count(key.names, *name) == 0) {
+    mistakes_.add(at, key.path(),
+                  format("expected {}, found \"{}\"{}", expected(key), *name, did_you_mean(*name, key.names)));
+    return;
   }
   key.set(config_, value);
   config_.origins[key.path()] = at;
   if (!key.belongs_to.empty()) idle_.push_back(key.path());
-}
-
-void Loader::apply_later(const Key& key, const TomlNode& node, const Origin& at) {
-  const Value value = fitted(key, node.value);
-  if (key.type != Type::any && value == Value()) {
-    mistakes_.add(at, key.path(), format("expected {}, found {}", to_toml(key.initial), node.shown));
-  } else if (key.initial != Value() && value != key.initial) {
-    mistakes_.add(at, key.path(),
-                  format("{} is not built yet in this version; there is: {}", to_toml(value), to_toml(key.initial)));
-  } else if (!key.belongs_to.empty()) {
-    idle_.push_back(key.path());
-  }
 }
 
 void Loader::read(std::string_view text) try {
@@ -295,7 +271,7 @@ void Loader::warn_of_idle_keys() const {
   for (const std::string& path : idle_) {
     const Key* key = find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1));
     if (key->belongs_to == "offload" && config_.offload.optimizer != OffloadOptimizer::none) continue;
-    const bool changed = !key->built() || key->get(config_) != key->initial;
+    const bool changed = key->get(config_) != key->initial;
     const bool kept = key->section == "parallel" && config_.parallel.strategy == "auto";  // the planner keeps to it
     if (changed && !kept && !key->belongs(config_.parallel.strategy) && std::ranges::count(named, path) == 0)
       named.push_back(format("{} ({})", path, key->belongs_to));

@@ -21,15 +21,21 @@ void put_name(const std::string& name, std::string& path) {
     path.replace(at, kPlace.size(), name);
 }
 
+/// Calls fn for every path of a configuration.
+template <typename F>
+void each_path(Config& config, F fn) {
+  for (std::string* path : {&config.run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
+                            &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
+    fn(*path);
+  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
+    for (std::string& path : *paths) fn(path);
+}
+
 void resolve_run(Config& config) {
   Run& run = config.run;
   if (run.name.empty()) run.name = std::filesystem::path(config.path).stem().string();
   if (run.name.empty()) run.name = "run";
-  for (std::string* path : {&run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
-                            &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
-    put_name(run.name, *path);
-  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
-    for (std::string& path : *paths) put_name(run.name, path);
+  each_path(config, [&](std::string& path) { put_name(run.name, path); });
 }
 
 void resolve_model(Model& model) {
@@ -52,11 +58,7 @@ int64_t total_steps(const Config& config, int64_t step, int64_t tokens_seen) {
 }
 
 void resolve_homes(Config& config) {
-  for (std::string* path : {&config.run.dir, &config.model.init_from, &config.data.tokenizer, &config.checkpoint.dir,
-                            &config.checkpoint.resume, &config.hardware.gemm_tuning, &config.hardware.profile})
-    *path = expand_home(*path);
-  for (std::vector<std::string>* paths : {&config.data.train, &config.data.val})
-    for (std::string& path : *paths) path = expand_home(path);
+  each_path(config, [](std::string& path) { path = expand_home(path); });
 }
 
 void resolve(Config& config) {

@@ -64,7 +64,7 @@ StringList members_of(const LayerTags& tags) {
 void each_value(const Config& config, const std::string& section,
                 const std::function<void(const Key&, const std::string&)>& line) {
   for (const Key& key : keys()) {
-    if (key.section != section || !key.built()) continue;
+    if (key.section != section) continue;
     const Value value = key.get(config);
     const bool absent = !key.derived.empty() && value == key.initial;
     if (!absent) line(key, to_toml(value));
@@ -95,7 +95,7 @@ std::string comment(std::string_view text) {
 
 std::string facts(const Key& key) {
   StringList facts;
-  if (!key.names.empty()) facts.push_back(format("{}", fmt::join(key.taken_names(), " | ")));
+  if (!key.names.empty()) facts.push_back(format("{}", fmt::join(key.names, " | ")));
   if (!key.range.text().empty()) facts.push_back(key.range.text());
   if (!key.unit.empty()) facts.push_back("in " + key.unit);
   if (!key.derived.empty()) facts.push_back("default: " + key.derived);
@@ -173,16 +173,8 @@ std::string reference() {
       "# Keys whose default follows from others are commented out.\n";
   for (const Section& section : sections()) {
     out += format("\n# {}\n[{}]\n", section.help, section.name);
-    StringList later;
-    for (const Key& key : keys()) {
-      if (key.section != section.name) continue;
-      if (key.built()) {
-        out += reference_of(key);
-      } else {
-        later.push_back(key.name);
-      }
-    }
-    if (!later.empty()) out += comment(format("Not built yet in this version: {}.", fmt::join(later, ", ")));
+    for (const Key& key : keys())
+      if (key.section == section.name) out += reference_of(key);
   }
   return out;
 }

@@ -226,6 +226,11 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
                      {"model.init_from"}, "checkpoint \"{}\" not found", config.model.init_from);
 }
 
+void check_precision(const Precision& precision, Checker& checker) {
+  checker.require(precision.deterministic, {"precision.deterministic"},
+                  "false is not available: kernels are never chosen by timing within a run; leave it at true");
+}
+
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   std::error_code ignored;
   checker.require(
@@ -352,6 +357,7 @@ void validate(const Config& config, const LoadOptions& options, Mistakes& mistak
   check_schedule(config, checker);
   check_world(config, options, checker);
   check_checkpoints(config, files, checker);
+  check_precision(config.precision, checker);
   check_hardware(config.hardware, files, checker);
   check_log(config.log, checker);
   check_offload(config, checker);

@@ -8,7 +8,7 @@ namespace trainer::ops {
 const GemmTable& gemm_table(device::Isa isa);
 
 /// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway. No
-/// product of a linear gained by it (`bench gemm --forms`; tests/bench/RESULTS.md). Scratch "gemm": a function of
+/// product of a linear gained by it (tests/bench/RESULTS.md). Scratch "gemm": a function of
 /// shapes, dtypes, threads and table; taken on a dry device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 

@@ -138,16 +138,6 @@ TEST(Load, RatesOfAnEmulatedDevice) {
     EXPECT_FALSE(emulated_rates(text)) << text;
 }
 
-TEST(Load, AcceptsNeutralValuesOfThingsNotBuiltYetWithoutAWord) {
-  Warnings warnings;
-  load_text(
-      "[train]\ncuda_graph = false\n[precision]\ngrad_reduce = \"fp32\"\n[parallel]\nzero_stage = 0\nlanes = 1\n"
-      "transport = \"auto\"\n[offload]\noptimizer = \"none\"\n[checkpoint]\nasync = false\n[log]\ntrace = []\n"
-      "tensorboard = false\n[debug]\nshadow = false\ninject = []\ncheck_replicas_every = 0\n",
-      "x.toml", {}, kNoFiles);
-  EXPECT_TRUE(warnings.lines.empty());
-}
-
 TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
   const std::string data =
       "[data]\ntrain = \"" TRAINER_SOURCE_DIR "/README.md\"\ntokenizer = \"train\"\nvocab_size = 300\n";
@@ -230,7 +220,7 @@ TEST(ToToml, ReadsBackToTheSameBits) {
   for (int round = 0; round < 200; ++round) {
     Config config = load_text("", "name.toml", {}, kNoFiles);
     for (const Key& key : keys()) {
-      if (!key.built() || key.type != Type::number) continue;
+      if (key.type != Type::number) continue;
       double value;
       do {
         const uint64_t bits = random();
@@ -244,7 +234,6 @@ TEST(ToToml, ReadsBackToTheSameBits) {
     const std::string text = to_toml(config);
     const Config again = load_text(text, "name.toml", {}, kNoFiles);
     for (const Key& key : keys()) {
-      if (!key.built()) continue;
       EXPECT_EQ(key.get(again), key.get(config)) << key.path() << ", seed " << seed << ", round " << round;
       if (key.type == Type::number) {
         EXPECT_EQ(std::bit_cast<uint64_t>(std::get<double>(key.get(again))),
@@ -293,7 +282,6 @@ TEST(Reference, HoldsTheDefaultsAndNamesEveryKey) {
   const Config config = load_text(text, "reference.toml", {}, kNoFiles);
   for (const Key& key : keys()) {
     EXPECT_NE(text.find(key.name), std::string::npos) << key.path();
-    if (!key.built()) continue;
     EXPECT_EQ(key.get(config), key.example == Value() ? key.get(expected) : key.example) << key.path();
   }
 }
