@@ -16,8 +16,6 @@ inline constexpr int kRegisterRows = 6;
 template <typename T>
 inline constexpr int64_t kPanel = 2 * kLanes<T>;
 
-[[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline int64_t round_up_to(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -142,37 +140,6 @@ inline constexpr int64_t kRowsAhead = 8;
 template <typename Storage>
 [[gnu::always_inline]] inline void prefetch_row(const Storage* x, int64_t columns) {
   for (int64_t c = 0; c < columns; c += 64 / static_cast<int64_t>(sizeof(Storage))) __builtin_prefetch(x + c);
-}
-
-template <typename T>
-[[gnu::always_inline]] inline void interleave(Vec<T> a, Vec<T> b, Vec<T>& low, Vec<T>& high) {
-  if constexpr (kLanes<T> == 2) {
-    low = __builtin_shufflevector(a, b, 0, 2);
-    high = __builtin_shufflevector(a, b, 1, 3);
-  } else if constexpr (kLanes<T> == 4) {
-    low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  } else if constexpr (kLanes<T> == 8) {
-    low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-    high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-  } else {
-    low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-    high = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-  }
-}
-
-/// A square of vectors, transposed by log2(lanes) perfect shuffles.
-template <typename T>
-[[gnu::always_inline]] inline void transpose(Vec<T> (&square)[kLanes<T>]) {
-#pragma GCC unroll 4
-  for (int round = 1; round < kLanes<T>; round *= 2) {
-    Vec<T> next[kLanes<T>];
-#pragma GCC unroll 8
-    for (int i = 0; i < kLanes<T> / 2; ++i)
-      interleave<T>(square[i], square[i + kLanes<T> / 2], next[2 * i], next[2 * i + 1]);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes<T>; ++i) square[i] = next[i];
-  }
 }
 
 /// panels[n / panel][columns][panel] <- x[n, columns] transposed; rows beyond n are zero in the last panel.

@@ -16,8 +16,6 @@ constexpr int64_t kKeyPanels = kKeyBlock / kSide;
 constexpr int64_t kVector = kLanes<float>;
 static_assert(kQueryBlock % kSide == 0 && kKeyBlock % kSide == 0);
 
-[[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 [[gnu::always_inline]] inline int64_t panels_in(int64_t n) { return (n + kSide - 1) / kSide; }
 template <typename T>
 [[gnu::always_inline]] inline T* as(std::byte* data) {

@@ -24,24 +24,6 @@ constexpr int64_t kShare = static_cast<int64_t>(sizeof(P) / sizeof(float));  // 
 template <typename P>
 constexpr int kCols = 2 * kLanes<P>;
 
-/// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
-template <typename P, int Step = 1>
-[[gnu::always_inline]] inline void transpose(Vec<P>* v) {
-  constexpr int L = kLanes<P>;
-  if constexpr (Step < L) {
-    constexpr auto low = [](int i) { return (i & Step) != 0 ? L + i - Step : i; };
-    constexpr auto high = [](int i) { return (i & Step) != 0 ? L + i : i + Step; };
-#pragma GCC unroll 16
-    for (int i = 0; i < L; ++i) {
-      if ((i & Step) != 0) continue;
-      const Vec<P> a = v[i], b = v[i + Step];
-      v[i] = shuffled<low>(a, b);
-      v[i + Step] = shuffled<high>(a, b);
-    }
-    transpose<P, 2 * Step>(v);
-  }
-}
-
 constexpr int64_t at_most(int64_t value, int64_t bound) { return value < bound ? value : bound; }
 constexpr int64_t clamp_lanes(int64_t n, int64_t lanes) { return n < 0 ? 0 : n < lanes ? n : lanes; }
 

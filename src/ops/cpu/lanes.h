@@ -6,6 +6,9 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
+[[gnu::always_inline]] inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+[[gnu::always_inline]] inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
 struct Whole {};
 struct Part {
   int64_t n;  // lanes in use; the others hold 0

@@ -1,7 +1,7 @@
 #pragma once
 // Elementary functions on vectors, for kernel files (*.isa.cpp; see simd.h for the unnamed namespace). exp is reduced
 // by multiples of ln 2, held in two parts (Cody & Waite 1980), to a polynomial on |r| <= ln2/2. Errors in f32 and f64,
-// in units of the last place, are 1.5 of exp and 3 of sigmoid and tanh. Sets without FMA lose about one more. NaN stays
+// in units of the last place, are 1.5 of exp and 3 of sigmoid. Sets without FMA lose about one more. NaN stays
 // NaN; exp(−inf) = 0, exp(+inf) = inf, results below 2^−125 (f64: 2^−1021) are 0.
 #include "ops/cpu/simd.h"
 
@@ -40,18 +40,14 @@ struct ExpTerms<double> {
                                     0.5};
 };
 
-/// exp(x) = 2^n·(1 + fraction); power = 2^(n + bias_shift).
+/// exp(x) = 2^n·(1 + fraction)
 template <typename T>
-struct ExpParts {
-  Vec<T> power, fraction;
-};
-/// x within [kLower, kUpper] or NaN.
-template <typename T, int BiasShift>
-[[gnu::always_inline]] inline ExpParts<T> exp_parts(Vec<T> x) {
+[[gnu::always_inline]] inline Vec<T> exp_impl(Vec<T> x) {
   using C = ExpTerms<T>;
   using Bits = typename C::Bits;
-  // The sum's low bits hold n + bias; shifted into place they are the exponent field of a power of two.
-  const Vec<T> rounder = splat<T>(C::kRounder + static_cast<T>(C::kBias + BiasShift));
+  x = vmax(splat<T>(C::kLower), vmin(splat<T>(C::kUpper), x));  // the second operand wins when one is NaN
+  // The sum's low bits hold n − 1 + bias; shifted into place they are the exponent field of a power of two.
+  const Vec<T> rounder = splat<T>(C::kRounder + static_cast<T>(C::kBias - 1));
   const Vec<T> biased = fmadd(x, splat<T>(static_cast<T>(0x1.71547652b82fep+0)), rounder);
   const Vec<T> n = biased - rounder;
   const Vec<T> r = fmadd(n, splat<T>(-C::kLn2Low), fmadd(n, splat<T>(-C::kLn2High), x));
@@ -59,39 +55,13 @@ template <typename T, int BiasShift>
   constexpr int kTerms = sizeof(C::kFit) / sizeof(T);
 #pragma GCC unroll 16
   for (int i = 1; i < kTerms; ++i) fit = fmadd(fit, r, splat<T>(C::kFit[i]));
-  return {(Vec<T>)((Vec<Bits>)biased << C::kMantissa), fmadd(fit, r * r, r)};
-}
-
-template <typename T>
-[[gnu::always_inline]] inline Vec<T> exp_impl(Vec<T> x) {
-  using C = ExpTerms<T>;
-  x = vmax(splat<T>(C::kLower), vmin(splat<T>(C::kUpper), x));  // the second operand wins when one is NaN
-  const ExpParts<T> e = exp_parts<T, -1>(x);  // 2^(n−1)·2: n = 128 has no power of its own, n = −126 gives 0
-  return fmadd(e.power, e.fraction, e.power) * T(2);
+  const Vec<T> fraction = fmadd(fit, r * r, r), power = (Vec<T>)((Vec<Bits>)biased << C::kMantissa);
+  return fmadd(power, fraction, power) * T(2);  // n = 128 has no power of its own, n = −126 gives 0
 }
 template <typename T>
 [[gnu::always_inline]] inline Vec<T> abs_impl(Vec<T> x) {
   using Bits = Vec<typename ExpTerms<T>::Bits>;
   return (Vec<T>)((Bits)x & ~(Bits)splat<T>(T(-0.0)));
-}
-/// |x| with the sign of `sign`.
-template <typename T>
-[[gnu::always_inline]] inline Vec<T> sign_impl(Vec<T> x, Vec<T> sign) {
-  using Bits = Vec<typename ExpTerms<T>::Bits>;
-  const Bits mask = (Bits)splat<T>(T(-0.0));
-  return (Vec<T>)(((Bits)x & ~mask) | ((Bits)sign & mask));
-}
-template <typename T>
-[[gnu::always_inline]] inline Vec<T> tanh_impl(Vec<T> x) {
-  // tanh|x| = −t/(2 + t), t = exp(−2|x|) − 1 without cancellation: 2^n·fraction + (2^n − 1). Below −40, t is −1.
-  const Vec<T> y = vmax(splat<T>(T(-40)), abs_impl<T>(x) * T(-2));
-  const ExpParts<T> e = exp_parts<T, 0>(y);
-  const Vec<T> t = fmadd(e.power, e.fraction, e.power - T(1));
-  return sign_impl<T>(t / (t + T(2)), x);
-}
-template <typename T>
-[[gnu::always_inline]] inline Vec<T> sigmoid_impl(Vec<T> x) {
-  return T(1) / (T(1) + exp_impl<T>(-x));
 }
 
 // gelu(x) = x/2·(1 + tanh u) = x·sigmoid(2u), u = √(2/π)·(x + 0.044715·x³).
@@ -127,10 +97,6 @@ template <typename T>
 // Function templates cannot deduce T from Vec<T>: the names kernels use are overloads.
 [[gnu::always_inline]] inline Vec<float> vexp(Vec<float> x) { return exp_impl<float>(x); }
 [[gnu::always_inline]] inline Vec<double> vexp(Vec<double> x) { return exp_impl<double>(x); }
-[[gnu::always_inline]] inline Vec<float> vtanh(Vec<float> x) { return tanh_impl<float>(x); }
-[[gnu::always_inline]] inline Vec<double> vtanh(Vec<double> x) { return tanh_impl<double>(x); }
-[[gnu::always_inline]] inline Vec<float> vsigmoid(Vec<float> x) { return sigmoid_impl<float>(x); }
-[[gnu::always_inline]] inline Vec<double> vsigmoid(Vec<double> x) { return sigmoid_impl<double>(x); }
 [[gnu::always_inline]] inline Vec<float> vsilu(Vec<float> x) { return x / (1.0f + vexp(-x)); }
 [[gnu::always_inline]] inline Vec<double> vsilu(Vec<double> x) { return x / (1.0 + vexp(-x)); }
 /// The tanh form of gelu, and its derivative.

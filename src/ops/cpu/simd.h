@@ -126,6 +126,24 @@ template <auto Lane, typename V>
   (std::make_integer_sequence<int, sizeof(V) / sizeof(a[0])>());
 }
 
+/// v[i][j] <-> v[j][i] for a square of lanes: exchanges off-diagonal squares of 1, 2, 4, … lanes (Eklundh 1972).
+template <typename P, int Step = 1>
+[[gnu::always_inline]] inline void transpose(Vec<P>* v) {
+  constexpr int L = kLanes<P>;
+  if constexpr (Step < L) {
+    constexpr auto low = [](int i) { return (i & Step) != 0 ? L + i - Step : i; };
+    constexpr auto high = [](int i) { return (i & Step) != 0 ? L + i : i + Step; };
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i) {
+      if ((i & Step) != 0) continue;
+      const Vec<P> a = v[i], b = v[i + Step];
+      v[i] = shuffled<low>(a, b);
+      v[i + Step] = shuffled<high>(a, b);
+    }
+    transpose<P, 2 * Step>(v);
+  }
+}
+
 /// Lanes added in a fixed tree: halves folded onto each other.
 template <typename T>
 [[gnu::always_inline]] inline T lane_sum(Vec<T> v) {
