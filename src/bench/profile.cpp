@@ -70,7 +70,7 @@ class Profile {
     cluster_.measured = true;
     cluster_.ranks = world_.size();
     cluster_.devices_per_node = world_.local_size();
-    cluster_.device = plan::profiled_device(machine_);
+    cluster_.device = plan::device_text(machine_);
     cluster_.cpu = !machine_.gpu.has_value();
     cluster_.memory_bytes = static_cast<double>(machine_.memory_limit);
     cluster_.lanes = world_.transport() == "nccl" ? 1 : 3;

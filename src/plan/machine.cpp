@@ -64,6 +64,20 @@ std::string bf16_reason(device::Isa isa) {
 
 }  // namespace
 
+std::optional<DType> given_compute(const config::Config& config) {
+  switch (config.precision.compute) {
+    case config::Compute::bf16:
+      return DType::bf16;
+    case config::Compute::fp32:
+      return DType::f32;
+    case config::Compute::fp64:
+      return DType::f64;
+    case config::Compute::automatic:
+      break;
+  }
+  return std::nullopt;
+}
+
 Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
@@ -89,21 +103,8 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = device::detect_isa();
-  switch (config.precision.compute) {
-    case config::Compute::bf16:
-      machine.compute = DType::bf16;
-      break;
-    case config::Compute::fp32:
-      machine.compute = DType::f32;
-      break;
-    case config::Compute::fp64:
-      machine.compute = DType::f64;
-      break;
-    case config::Compute::automatic:
-      machine.compute =
-          machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa) ? DType::bf16 : DType::f32;
-      break;
-  }
+  const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
+  machine.compute = given_compute(config).value_or(bf16 ? DType::bf16 : DType::f32);
   machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);

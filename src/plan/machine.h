@@ -23,6 +23,8 @@ struct Machine {
   std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
   bool nccl = false;                            // carries tensors between the ranks' GPUs
 };
+/// Returns precision.compute; none where it is left to the machine.
+std::optional<DType> given_compute(const config::Config& config);
 /// Chooses what this rank computes on: the GPU of its place on the host, where one is wanted and found, else the CPU.
 /// Throws Code::config for a device that is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
@@ -31,7 +33,7 @@ void require_one_compute(comm::World& world, const Machine& machine);
 /// Makes the device, or a dry one that stands for it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
-/// Returns "avx2" or "H200, sm_90", for people.
+/// Returns "avx2" or "H200, sm_90", for people and in profiles.
 std::string device_text(const Machine& machine);
 
 }  // namespace trainer::plan

@@ -6,10 +6,8 @@
 
 namespace trainer::plan {
 
-std::string profiled_device(const Machine& machine) { return device_text(machine); }
-
 void require_own_profile(const Cluster& cluster, const Machine& machine) {
-  const std::string own = profiled_device(machine);
+  const std::string own = device_text(machine);
   if (!cluster.measured || cluster.device == own) return;
   throw Error(Code::config,
               format("{}: device.name = \"{}\": measured on other devices than those here, \"{}\"; measure here with "

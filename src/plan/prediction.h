@@ -8,8 +8,6 @@
 
 namespace trainer::plan {
 
-/// Returns the device's name as profiles of this machine have it: "avx2", "H200, sm_90".
-std::string profiled_device(const Machine& machine);
 /// Throws Code::config when a measured profile is of other devices than this machine's.
 void require_own_profile(const Cluster& cluster, const Machine& machine);
 

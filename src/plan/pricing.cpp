@@ -67,17 +67,8 @@ PlannedRun planned(Config config) {
 }
 
 DType choose_compute(const Config& config, const Cluster& cluster) {
-  switch (config.precision.compute) {
-    case config::Compute::bf16:
-      return DType::bf16;
-    case config::Compute::fp32:
-      return DType::f32;
-    case config::Compute::fp64:
-      return DType::f64;
-    case config::Compute::automatic:
-      break;
-  }
-  return cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32) ? DType::bf16 : DType::f32;
+  const bool fast = cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32);
+  return given_compute(config).value_or(fast ? DType::bf16 : DType::f32);
 }
 
 Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)
