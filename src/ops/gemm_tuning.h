@@ -45,8 +45,7 @@ std::string to_json(const GemmTuning& tuning);
 /// Makes products of this process on the device's GPU use the table from now on. For those that it does not name, or
 /// whose algorithm the library refuses, the library chooses as before. An empty table undoes it. The copies that a
 /// table asks for are scratch of the product. So arena programs are recorded after this call, on a device or on a dry
-/// one that stands for it. Throws Code::config for a table of another device or library, and Code::usage where no
-/// library computes products (a CPU).
+/// one that stands for it. Throws Code::config for a table of another device or library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 
 /// Says why the table does not fit the device's GPU and library; none when it fits.

@@ -9,11 +9,6 @@
 #include "ops/gemm_tuning.h"
 
 namespace trainer::plan {
-namespace {
-
-constexpr std::string_view kOnCpu = "the products of a CPU are our own";
-
-}  // namespace
 
 std::string use_gemm_tuning(const config::Config& config, comm::World& world, const device::Device& device) {
   const std::string& path = config.hardware.gemm_tuning;
@@ -36,7 +31,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
                   format("hardware.gemm_tuning = \"{}\": {}; `trainer bench gemm --write-tuning` makes one", path,
                          error.what()));
     }
-    misfit = device.kind() != device::Kind::cuda ? kOnCpu : ops::gemm_tuning_misfit(device, *tuning).value_or("");
+    misfit = ops::gemm_tuning_misfit(device, *tuning).value_or("");
   });
   // All ranks use the table, or none does: one run computes by one table.
   const std::vector<std::string> misfits = world.control().gather(misfit);
@@ -45,13 +40,9 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
     ops::use_gemm_tuning(device, *tuning);
     return to_string(checkpoint::checksum_of(text));
   }
-  const bool nowhere = std::all_of(misfits.begin(), misfits.end(), [](const auto& why) { return why == kOnCpu; });
-  if (world.first() && nowhere) {
-    log::info("hardware.gemm_tuning is ignored: {}", kOnCpu);
-  } else if (world.first()) {
+  if (world.first())
     log::warning("{} is ignored: {}{}", path,
                  first == misfits.begin() ? "" : format("rank {}: ", first - misfits.begin()), *first);
-  }
   return {};
 }
 
