@@ -19,7 +19,20 @@
 
 namespace trainer::ops::cuda {
 
-void run(Exec& ex, const Gemm& op);
+// clang-format off
+#define TRAINER_CUDA_OPERATORS(X) \
+  X(Gemm) X(AttentionForward) X(AttentionBackward) \
+  X(NormForward) X(NormApply) X(NormBackward) \
+  X(NormMoments) X(NormMerge) X(SplitNormSums) X(SplitNormBackward) \
+  X(BiasActivation) X(GeluBackward) X(Add) X(SwigluForward) X(SwigluBackward) \
+  X(Rope) X(EmbeddingForward) X(AddPositions) X(EmbeddingBackward) X(PositionsBackward) \
+  X(CrossEntropy) X(ShardSums) X(ShardRescale) X(ShardLoss) \
+  X(DropoutAdd) X(ColumnSum) X(Cast) X(Copy) X(Fill) X(AdamW) X(SquaredNorm)
+// clang-format on
+#define TRAINER_DECLARE_RUN(Operator) void run(Exec& ex, const Operator& op);
+TRAINER_CUDA_OPERATORS(TRAINER_DECLARE_RUN)
+#undef TRAINER_DECLARE_RUN
+
 /// What computes products of this dtype, with its version: "cuBLASLt 13.1.0".
 std::string product_path(const device::Device& device, DType compute);
 /// y[c, r] = x[r, c]: rows become columns. f32 or bf16, any pitch; x and y do not overlap.
@@ -33,44 +46,5 @@ MeasuredGemms measured_gemms(const device::Device& device);
 
 void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
 std::string attention_path(const device::Device& device);
-void run(Exec& ex, const AttentionForward& op);
-void run(Exec& ex, const AttentionBackward& op);
-
-void run(Exec& ex, const NormForward& op);
-void run(Exec& ex, const NormApply& op);
-void run(Exec& ex, const NormBackward& op);
-
-void run(Exec& ex, const NormMoments& op);
-void run(Exec& ex, const NormMerge& op);
-void run(Exec& ex, const SplitNormSums& op);
-void run(Exec& ex, const SplitNormBackward& op);
-
-void run(Exec& ex, const BiasActivation& op);
-void run(Exec& ex, const GeluBackward& op);
-void run(Exec& ex, const Add& op);
-
-void run(Exec& ex, const SwigluForward& op);
-void run(Exec& ex, const SwigluBackward& op);
-
-void run(Exec& ex, const Rope& op);
-
-void run(Exec& ex, const EmbeddingForward& op);
-void run(Exec& ex, const AddPositions& op);
-void run(Exec& ex, const EmbeddingBackward& op);
-void run(Exec& ex, const PositionsBackward& op);
-
-void run(Exec& ex, const CrossEntropy& op);
-void run(Exec& ex, const ShardSums& op);
-void run(Exec& ex, const ShardRescale& op);
-void run(Exec& ex, const ShardLoss& op);
-
-void run(Exec& ex, const DropoutAdd& op);
-void run(Exec& ex, const ColumnSum& op);
-void run(Exec& ex, const Cast& op);
-void run(Exec& ex, const Copy& op);
-void run(Exec& ex, const Fill& op);
-
-void run(Exec& ex, const AdamW& op);
-void run(Exec& ex, const SquaredNorm& op);
 
 }  // namespace trainer::ops::cuda
