@@ -127,7 +127,6 @@ struct Offload {
   GradTransport grad_transport = GradTransport::fp32;
   bool share_activations = false;  // slots are in the memory of activations
   bool early_update = false;
-  bool replan = true;
   bool pinned = true;
 };
 

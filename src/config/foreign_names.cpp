@@ -42,4 +42,11 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
   return names;
 }
 
+const std::map<std::string, std::string, std::less<>>& removed_keys() {
+  static const std::map<std::string, std::string, std::less<>> keys = {
+      {"offload.replan", "the share is chosen once, when the run starts"},
+  };
+  return keys;
+}
+
 }  // namespace trainer::config

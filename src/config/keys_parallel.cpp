@@ -139,9 +139,6 @@ void declare_offload(std::vector<Key>& keys) {
                   "no update can depend on the norm: with optim.grad_clip = 0 and train.max_skipped_steps = 0; else "
                   "it is off, and the log says so.",
                   {.belongs_to = kOffload});
-  offload.boolean("replan", &Offload::replan, true,
-                  "gpu_fraction = \"auto\": the share is chosen anew when measured updates suggest another one.",
-                  {.belongs_to = kOffload});
   offload.boolean("pinned", &Offload::pinned, true,
                   "Host memory beside a GPU is pinned, so that copies run at the speed of the link beside kernels. "
                   "Memory that the system refuses to pin stays pageable, and the log says so.",

@@ -138,6 +138,11 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
     if (key.name == node.name && elsewhere.empty()) elsewhere = key.path();
   }
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
+  if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
+    if (options_.files || !at.set.empty())  // not of a checkpoint's own copy, which nobody can change
+      log::warning("{}: removed, has no effect: {}; delete it", place(at, config_.path, path), removed->second);
+    return nullptr;
+  }
   if (elsewhere.empty()) {
     const auto foreign = foreign_names().find(node.name);
     if (foreign != foreign_names().end()) elsewhere = foreign->second;

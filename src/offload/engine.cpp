@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/clock.h"
-#include "base/log.h"
 
 namespace trainer::offload {
 
@@ -140,29 +139,11 @@ void Engine::begin_step(const optim::Update& update) {
   if (dry()) return;
   TRAINER_CHECK(!open_, "a step begins before the last one was updated or discarded");
   TRAINER_CHECK(!torn_, "a step begins after an early update that the norm forbids");
-  replan();
   const List& list = list_now();
   begun_ = start(list.schedule, {update, updates_ + 1, &list});
   held_ = list.schedule.held;
   backwards_ = plan_.order == config::OffloadOrder::zigzag && !backwards_;
   open_ = true;
-}
-
-void Engine::replan() {
-  if (!replanner_) return;
-  const Measured measured = lanes_->measured();
-  const Turn& turn = turn_of(measured.list);
-  if (measured.list <= observed_ || turn.list == nullptr) return;
-  observed_ = measured.list;
-  const std::optional<config::Fraction> share = replanner_->observe(plan_, turn.list->schedule, measured);
-  rates_ = replanner_->rates();
-  if (!share) return;
-  Plan plan = plan_;
-  plan.device_share = *share;
-  log::info(
-      "optimizer offload: {}/{} of the subgroups are streamed from now on, {}/{} before, as updates were measured",
-      share->num, share->den, plan_.device_share.num, plan_.device_share.den);
-  set_plan(plan);
 }
 
 void Engine::gradient_complete(Exec& ex, int group) {
@@ -293,7 +274,6 @@ void Engine::set_plan(const Plan& plan) {
   places_ = places(plan_, static_cast<int>(subgroups_.size()));
   backwards_ = false;
   newest_ = nullptr;
-  for (Turn& turn : turns_) turn.list = nullptr;
   lists_.clear();
 }
 
@@ -302,7 +282,6 @@ void Engine::use_rates(const Rates& rates) {
   Plan plan = plan_;
   plan.device_share = best_share(plan_, subgroups_, rates, sizes_, bounces());
   set_plan(plan);
-  if (options_.replan) replanner_.emplace(subgroups_, sizes_, bounces(), rates);
 }
 
 void Engine::record(bool on) {

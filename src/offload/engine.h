@@ -25,9 +25,9 @@
 #include <optional>
 
 #include "device/lane.h"
+#include "offload/clock.h"
 #include "offload/lanes.h"
 #include "offload/lazy_gathers.h"
-#include "offload/replan.h"
 #include "optim/adamw.h"
 
 namespace trainer::offload {
@@ -55,7 +55,6 @@ class Engine final : public optim::Optimizer, public params::Keeper {
     bool streams = false;                // some may be streamed: slots are taken
     Arena* activations = nullptr;        // slots are in its memory; null: in their own
     bool round_gradients = false;        // to bf16, in which they go to the host
-    bool replan = false;                 // the share follows measured updates
     std::optional<Rates> emulated = {};  // of the device that is emulated
     /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
     std::function<void(const Operation&)> before = {};
@@ -142,8 +141,6 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   int64_t start(const Schedule& schedule, const Turn& turn);
   /// Runs a list to its end, with gradients, room and scalars at hand.
   void complete(const Schedule& schedule);
-  /// Chooses another share when the newest update suggests it.
-  void replan();
   template <typename F>
   void exposed(F&& waiting);
 
@@ -180,11 +177,9 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   const List* newest_ = nullptr;                                      // of the last update
   std::vector<char> fresh_;  // by group: its compute weights are those of the last update
   std::optional<LazyGathers> gathers_;
-  std::optional<Rates> rates_;  // that updates are predicted at
-  std::optional<Replanner> replanner_;
+  std::optional<Rates> rates_;         // that updates are predicted at
   int64_t started_ = 0;                // lists
   int64_t begun_ = -1, stepped_ = -1;  // the lists of this step and of the last update
-  int64_t observed_ = -1;              // the newest list that the replanner knows
   bool open_ = false;                  // a list was started that no update has come for
   bool taken_ = false;                 // the memory of activations
   bool torn_ = false;                  // an early update was begun that the norm forbids

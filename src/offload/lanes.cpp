@@ -176,7 +176,7 @@ void Lanes::work_all(Lane lane) {
     }
     work_on(list, lane, lock);
     if (--current.lanes_left > 0) continue;
-    if (!current.cancelled) measured_ = {list, current.busy, std::max(0.0, current.weights_at - current.scalars_at)};
+    if (!current.cancelled) measured_ = {current.busy, std::max(0.0, current.weights_at - current.scalars_at)};
     ++finished_;
     changed_.notify_all();
   }

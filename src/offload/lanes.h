@@ -15,7 +15,6 @@ namespace trainer::offload {
 
 /// What a list took.
 struct Measured {
-  int64_t list = -1;    // -1: none is done
   Seconds busy{};       // at work
   double update_s = 0;  // from the known norm until the last compute weights were new
 };

@@ -44,7 +44,6 @@ std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activation
                                                .streams = chosen || plan.device_share.num > 0,
                                                .activations = offload.share_activations ? &activations : nullptr,
                                                .round_gradients = offload.grad_transport == config::GradTransport::bf16,
-                                               .replan = offload.replan && !emulated && !plan.blocking && !plan.early,
                                                .emulated = emulated});
   if (!chosen) return engine;
   if (emulated) {

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/text.h"
 
@@ -155,6 +156,24 @@ TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
   load_text(text, "x.toml", {"model.arch=llama", "optim.schedule=wsd"});
   load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
   EXPECT_EQ(warnings.lines, std::vector<std::string>{});
+}
+
+TEST(Load, KeysThatWereRemovedLoadWithAWarning) {
+  const std::string text = "[data]\ntrain = \"" TRAINER_SOURCE_DIR
+                           "/README.md\"\ntokenizer = \"train\"\nvocab_size = 300\n[offload]\nreplan = true\n"
+                           "optimizer = \"cpu\"\n";
+  Warnings warnings;
+  EXPECT_EQ(load_text(text, "x.toml", {"offload.replan=false"}).offload.optimizer, OffloadOptimizer::cpu);
+  const std::string rest = "removed, has no effect: the share is chosen once, when the run starts; delete it";
+  EXPECT_EQ(warnings.lines,
+            (std::vector<std::string>{"x.toml:6:1: offload.replan: " + rest, "--set offload.replan=false: " + rest}));
+  warnings.lines.clear();
+  load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
+  EXPECT_EQ(warnings.lines, std::vector<std::string>{});
+  for (const auto& [path, reason] : removed_keys()) {
+    EXPECT_EQ(find_key(path.substr(0, path.find('.')), path.substr(path.find('.') + 1)), nullptr) << path;
+    EXPECT_NE(reason, "") << path;
+  }
 }
 
 TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {

@@ -116,7 +116,6 @@ config::Offload on_the_host() {
   config::Offload offload;
   offload.optimizer = OffloadOptimizer::cpu;
   offload.subgroup = 4096;
-  offload.replan = false;
   return offload;
 }
 config::Offload half_streamed() {
