@@ -15,7 +15,7 @@ constexpr Fraction kStatic{1, 5};  // resident, in B3 and B5
 
 class Ladder {
  public:
-  explicit Ladder(const OffloadCase& work) : work_(work), bounce_(work.sizes.compute != work.sizes.state) {
+  explicit Ladder(const OffloadCase& work) : work_(work) {
     TRAINER_CHECK(work.parameters >= 1 && work.subgroup >= 64, "{} parameters in subgroups of {}", work.parameters,
                   work.subgroup);
     params::Group group;
@@ -25,17 +25,16 @@ class Ladder {
 
   OffloadRung rung(std::string rung, std::string name, const offload::Plan& plan, const offload::Rates& rates) const {
     const std::vector<offload::Place> where = places(plan, count());
-    offload::Held held(static_cast<size_t>(plan.slots), -1);  // residents are there since the step before
-    for (int i = 0; i < plan.resident; ++i) held.push_back(i);
-    const offload::Schedule list = offload::schedule(
-        {.places = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = bounce_, .held = std::move(held)});
-    const offload::Timeline line = play(list, subgroups_, rates, work_.sizes, bounce_, /*hidden=*/!plan.blocking);
-    const double predicted =
-        plan.blocking ? 0
-                      : update_seconds(share_of(where, subgroups_), count(), plan.slots, rates, work_.sizes, bounce_);
+    const offload::Schedule list = offload::schedule({.places = where,
+                                                      .slots = plan.slots,
+                                                      .blocking = plan.blocking,
+                                                      .bounce = work_.sizes.bounces(),
+                                                      .loaded = true});
+    const double played = play(list, subgroups_, rates, work_.sizes, /*hidden=*/!plan.blocking);
+    const double predicted = plan.blocking ? 0 : update_seconds(plan, subgroups_, rates, work_.sizes);
     const int64_t common = std::gcd<int64_t, int64_t>(plan.resident, count());
     return {std::move(rung), std::move(name), plan.device_share, {plan.resident / common, count() / common},
-            line.weights,    predicted};
+            played,          predicted};
   }
   OffloadRung rung(std::string name, std::string text, const offload::Plan& plan) const {
     return rung(std::move(name), std::move(text), plan, work_.rates);
@@ -47,7 +46,7 @@ class Ladder {
   }
   offload::Plan best(const Fraction& resident = {}) const {
     offload::Plan plan = this->plan({}, resident);
-    plan.device_share = best_share(plan, subgroups_, work_.rates, work_.sizes, bounce_);
+    plan.device_share = best_share(plan, subgroups_, work_.rates, work_.sizes);
     return plan;
   }
   offload::Plan blocking() const {
@@ -60,7 +59,6 @@ class Ladder {
   int count() const { return static_cast<int>(subgroups_.size()); }
 
   const OffloadCase& work_;
-  const bool bounce_;
   std::vector<offload::Subgroup> subgroups_;
 };
 

@@ -20,7 +20,6 @@ enum class Compute { automatic, bf16, fp32, fp64 };
 enum class AttentionKernels { automatic, own, cudnn };
 enum class ProgressMode { automatic, on, off };
 enum class OffloadOptimizer { none, cpu, interleaved };
-enum class OffloadOrder { forward, arrival, zigzag };
 enum class GradTransport { fp32, bf16 };
 
 struct Run {
@@ -123,10 +122,7 @@ struct Offload {
   int64_t subgroup = 100'000'000;     // elements at most
   int64_t slots = 3;
   int64_t resident = 0;  // subgroups
-  OffloadOrder order = OffloadOrder::forward;
   GradTransport grad_transport = GradTransport::fp32;
-  bool share_activations = false;  // slots are in the memory of activations
-  bool early_update = false;
   bool pinned = true;
 };
 

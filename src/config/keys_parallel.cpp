@@ -120,25 +120,10 @@ void declare_offload(std::vector<Key>& keys) {
                   {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
                   "interleaved: of the first subgroups, so many stay on the device.");
   offload.choice(
-      "order", &Offload::order, OffloadOrder::forward, {"forward", "arrival", "zigzag"},
-      "Order of the updates. forward: as the next step needs the weights, which it waits for layer by layer; "
-      "arrival: as gradients come; zigzag: there and back, so that what is on the device stays for the next "
-      "step.",
-      {.belongs_to = kOffload});
-  offload.choice(
       "grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
       "Type in which gradients go to the host. bf16 halves their bytes and rounds every gradient after the norm was "
       "taken, wherever it is used, with optimizer = \"none\" as well: results differ from those of fp32, and are the "
       "same for every plan.");
-  offload.boolean("share_activations", &Offload::share_activations, false,
-                  "interleaved: slots are in the memory of activations between backward pass and next forward pass. "
-                  "They take no memory of their own then, and the next step waits until they are empty.",
-                  {.belongs_to = kOffload});
-  offload.boolean("early_update", &Offload::early_update, false,
-                  "Each subgroup is updated as soon as its gradient is complete, under the backward pass. Only where "
-                  "no update can depend on the norm: with optim.grad_clip = 0 and train.max_skipped_steps = 0; else "
-                  "it is off, and the log says so.",
-                  {.belongs_to = kOffload});
   offload.boolean("pinned", &Offload::pinned, true,
                   "Host memory beside a GPU is pinned, so that copies run at the speed of the link beside kernels. "
                   "Memory that the system refuses to pin stays pageable, and the log says so.",

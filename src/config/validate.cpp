@@ -312,10 +312,6 @@ void check_offload(const Config& config, Checker& checker) {
                   {"offload.resident", "offload.optimizer"},
                   "resident = {} with optimizer = \"cpu\", which keeps nothing on the device; use \"interleaved\"",
                   offload.resident);
-  checker.require(!offload.share_activations || offload.order != OffloadOrder::zigzag,
-                  {"offload.share_activations", "offload.order"},
-                  "order = \"zigzag\" keeps slots filled between steps, where activations need their memory; use "
-                  "\"forward\" or share_activations = false");
   checker.require(offload.grad_transport == GradTransport::fp32 || config.precision.compute != Compute::fp64,
                   {"offload.grad_transport", "precision.compute"},
                   "grad_transport = \"bf16\" with compute = \"fp64\", whose gradients are fp64; use \"fp32\", which "

@@ -23,7 +23,7 @@ struct Active {
   double left;  // s that its lane has to do yet, alone
 };
 
-Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes, bool bounce) {
+Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
   const auto bytes = static_cast<double>(bytes_of(op.kind, 1, sizes)) * n;
   Amounts a{};
   switch (op.kind) {
@@ -40,7 +40,7 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
       break;
     case Kind::update_host:
       a[host_threads] = n;
-      a[host_memory] = n * (host_traffic(rates, sizes, bounce) - static_cast<double>(sizes.compute));
+      a[host_memory] = n * (host_traffic(rates, sizes) - static_cast<double>(sizes.compute));
       break;
   }
   return a;
@@ -78,28 +78,26 @@ void share_out(const std::vector<Active>& active, const Amounts& capacity, std::
 
 }  // namespace
 
-Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
-              bool bounce, bool hidden) {
-  const auto& ops = schedule.operations;
+double play(const Schedule& ops, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
+            bool hidden) {
   const Amounts capacity{rates.to_device, rates.to_host, rates.host, rates.device, rates.memory};
-  Timeline line;
-  line.start.assign(ops.size(), 0);
-  line.end.assign(ops.size(), -1);
+  double weights = 0;  // when the last ones are new
+  std::vector<char> done(ops.size());
   std::vector<char> later(ops.size());  // waits for the norm
   std::vector<Work> work(ops.size());
   std::array<std::vector<size_t>, kLanes> lanes;
   std::array<char, kLanes> lane_later{};
   for (size_t i = 0; i < ops.size(); ++i) {
     const auto lane = static_cast<size_t>(ops[i].lane());
-    later[i] = ops[i].scalars || ops[i].room || lane_later[lane] ||
+    later[i] = is_update(ops[i].kind) || lane_later[lane] ||
                std::ranges::any_of(ops[i].after, [&](int a) { return later[static_cast<size_t>(a)] != 0; });
     lane_later[lane] = later[i];
     if (hidden && !later[i]) {
-      line.end[i] = 0;
+      done[i] = 1;
       continue;
     }
     const auto n = static_cast<double>(subgroups[static_cast<size_t>(ops[i].subgroup)].part.count);
-    work[i].amounts = amounts_of(ops[i], n, rates, sizes, bounce);
+    work[i].amounts = amounts_of(ops[i], n, rates, sizes);
     for (size_t r = 0; r < kResources; ++r)
       work[i].seconds = std::max(work[i].seconds, work[i].amounts[r] / capacity[r]);
     work[i].starts = rates.start;
@@ -121,9 +119,8 @@ Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, con
       if (next[lane] == lanes[lane].size()) continue;
       const size_t i = lanes[lane][next[lane]];
       if (!running[lane]) {
-        if (std::ranges::any_of(ops[i].after, [&](int a) { return line.end[static_cast<size_t>(a)] < 0; })) continue;
+        if (std::ranges::any_of(ops[i].after, [&](int a) { return done[static_cast<size_t>(a)] == 0; })) continue;
         running[lane] = 1;
-        line.start[i] = now;
       }
       any = true;
       if (work[i].starts > 0) {
@@ -146,16 +143,14 @@ Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, con
         continue;
       }
       if (work[i].progress < 1 - 1e-9) continue;
-      line.end[i] = now;
+      done[i] = 1;
       left[lane] -= work[i].seconds;
-      line.busy[static_cast<size_t>(ops[i].kind)] += now - line.start[i];
       running[lane] = 0;
       ++next[lane];
-      line.all = now;
-      if (makes_weights(ops[i].kind)) line.weights = now;
+      if (makes_weights(ops[i].kind)) weights = now;
     }
   }
-  return line;
+  return weights;
 }
 
 }  // namespace trainer::offload

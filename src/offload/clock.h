@@ -6,16 +6,9 @@
 
 namespace trainer::offload {
 
-struct Timeline {
-  std::vector<double> start, end;  // s, by operation
-  Seconds busy = {};               // by kind
-  double weights = 0;              // when the last compute weights are new
-  double all = 0;                  // when everything is done
-};
-
-/// Plays a list. The norm is known and the backward pass has ended at 0. What waits for neither (gradients, first
-/// loads) is done then at no cost when `hidden`, else it begins at 0.
-Timeline play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
-              bool bounce, bool hidden = true);
+/// Plays a list and returns the seconds from the known norm until all compute weights are new. What does not wait for
+/// the norm (gradients, first loads) is done by then at no cost when `hidden`, else it begins with the norm.
+double play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
+            bool hidden = true);
 
 }  // namespace trainer::offload

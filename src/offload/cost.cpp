@@ -5,31 +5,31 @@
 
 namespace trainer::offload {
 
-double host_traffic(const Rates& rates, const Sizes& sizes, bool bounce) {
+double host_traffic(const Rates& rates, const Sizes& sizes) {
   if (rates.host_bytes > 0) return rates.host_bytes;
-  const int64_t written = bounce ? sizes.compute : 0;  // else the refresh reads the master weights themselves
+  const int64_t written = sizes.bounces() ? sizes.compute : 0;  // else the refresh reads the master weights themselves
   return static_cast<double>(sizes.gradient + 6 * sizes.state + written + sizes.compute);
 }
 
-double update_seconds(const Share& share, int64_t subgroups, int slots, const Rates& rates, const Sizes& sizes,
-                      bool bounce, bool share_activations) {
+double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes) {
+  const Share share = share_of(places(plan, static_cast<int>(subgroups.size())), subgroups);
   const auto host = static_cast<double>(share.host), streamed = static_cast<double>(share.streamed);
   const auto resident = static_cast<double>(share.resident), largest = static_cast<double>(share.largest_streamed);
   const double state = 3.0 * static_cast<double>(sizes.state), compute = static_cast<double>(sizes.compute);
-  const double moved = share_activations ? streamed : std::max(0.0, streamed - slots * largest);
+  const double moved = std::max(0.0, streamed - plan.slots * largest);
   const double round_trip = state / rates.to_device + 1 / rates.device + state / rates.to_host;
   const double longest = std::max({host / rates.host, (streamed + resident) / rates.device,
                                    (state * moved + compute * host) / rates.to_device, state * moved / rates.to_host,
-                                   (host_traffic(rates, sizes, bounce) * host + 2 * state * moved) / rates.memory,
-                                   slots > 0 ? moved * round_trip / slots : 0.0});
-  const auto average = static_cast<double>(share.total()) / static_cast<double>(std::max<int64_t>(1, subgroups));
+                                   (host_traffic(rates, sizes) * host + 2 * state * moved) / rates.memory,
+                                   plan.slots > 0 ? moved * round_trip / plan.slots : 0.0});
+  const auto count = static_cast<double>(subgroups.size());
+  const double average = static_cast<double>(share.total()) / std::max(1.0, count);
   const double last_refresh = host > 0 ? compute * average / rates.to_device : 0;
-  const double fill_and_drain = share_activations ? largest * round_trip : 0;
-  return longest + last_refresh + fill_and_drain + rates.start * static_cast<double>(subgroups);
+  return longest + last_refresh + rates.start * count;
 }
 
 config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
-                            const Sizes& sizes, bool bounce) {
+                            const Sizes& sizes) {
   config::Fraction best{0, 1};
   double least = -1;
   for (int64_t b = 1; b <= 8; ++b)
@@ -37,9 +37,7 @@ config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroup
       if (std::gcd(a, b) != 1 || (a > 0 && plan.slots == 0)) continue;
       Plan tried = plan;
       tried.device_share = {a, b};
-      const std::vector<Place> where = places(tried, static_cast<int>(subgroups.size()));
-      const double seconds = update_seconds(share_of(where, subgroups), static_cast<int64_t>(subgroups.size()),
-                                            plan.slots, rates, sizes, bounce, plan.share_activations);
+      const double seconds = update_seconds(tried, subgroups, rates, sizes);
       const bool smaller = a * best.den < best.num * b;
       if (least >= 0 && (seconds > least || (seconds == least && !smaller))) continue;
       least = seconds;

@@ -17,7 +17,7 @@ struct Rates {
 };
 
 /// Bytes of host memory per parameter: of an update on the host, the refresh's read included; of a load or a drain.
-double host_traffic(const Rates& rates, const Sizes& sizes, bool bounce);
+double host_traffic(const Rates& rates, const Sizes& sizes);
 
 /// Returns the seconds from the known norm until all weights are new, when gradients have arrived and slots are filled
 /// before, and drains may end later. With n_c, n_g, n_r elements updated on the host, streamed and resident, n = n_g
@@ -26,15 +26,12 @@ double host_traffic(const Rates& rates, const Sizes& sizes, bool bounce);
 ///     host     n_c/U_c                                device   (n_g + n_r)/U_g
 ///     link     (w·n + c·n_c)/B_in and w·n/B_out       memory   (b·n_c + 2w·n)/B_m
 ///     slots    n·(w/B_in + 1/U_g + w/B_out)/d
-/// plus the last refresh c·S/B_in, and what operations take to start. `share_activations`: nothing is loaded before and
-/// all is drained at the end, so n = n_g, and the first load and update and the last drain add S·(w/B_in + 1/U_g +
-/// w/B_out).
-double update_seconds(const Share& share, int64_t subgroups, int slots, const Rates& rates, const Sizes& sizes,
-                      bool bounce, bool share_activations = false);
+/// plus the last refresh c·S/B_in, and what operations take to start.
+double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes);
 
 /// Returns the share streamed of what is not resident that takes least time: of 0, 1 and a/b with b up to 8, the
 /// smallest among equals. `plan` otherwise as it is; without slots 0.
 config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
-                            const Sizes& sizes, bool bounce);
+                            const Sizes& sizes);
 
 }  // namespace trainer::offload

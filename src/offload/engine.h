@@ -3,21 +3,20 @@
 //
 // Where things are. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on):
 // there is one copy, whoever updates it. Compute weights and gradients of all groups stay in device memory. The device
-// lends slots, each for the state of one subgroup at a time; they may be in the memory of activations. The host has
-// room for gradients on their way, and three bounce buffers where compute weights are of another type. Nothing else is
-// allocated, and nothing after construction.
+// lends slots, each for the state of one subgroup at a time. The host has room for gradients on their way, and three
+// bounce buffers where compute weights are of another type. Nothing else is allocated, and nothing after construction.
 //
-// What is done, and when. A step's update is a list of operations, a pure function of the plan and of what slots hold
-// (schedule.h). It is started at the beginning of the step. Slots are filled under the forward pass, gradients go to
-// the host under the backward pass as groups become complete, and updates begin with the norm. The next forward pass
-// waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end later still. Waits
-// between operations alone decide whether a byte is where somebody expects it. There are five lanes: to the host, to
-// the device, compute weights to the device, updates of the device, updates of the host. Each is a thread with an order
-// of its own on the device (device::make_lane), so that CPU and GPU differ in nothing here.
+// What is done, and when. A step's update is a list of operations, a pure function of the plan and of whether residents
+// are in their slots (schedule.h). It is started at the beginning of the step. Slots are filled under the forward pass,
+// gradients go to the host under the backward pass as groups become complete, and updates begin with the norm. The next
+// forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end later
+// still. Waits between operations alone decide whether a byte is where somebody expects it. There are five lanes: to
+// the host, to the device, compute weights to the device, updates of the device, updates of the host. Each is a thread
+// with an order of its own on the device (device::make_lane), so that CPU and GPU differ in nothing here.
 //
 // Versions. Each subgroup's host copy and each slot know of which update they are. An update finds the state of the
-// update before it, or the program stops. When an operation fails between subgroups, resume_step() updates exactly
-// those that have not been. A checkpoint is written from the groups' buffers after settle(), so that it knows no plan.
+// update before it, or the program stops. A checkpoint is written from the groups' buffers after settle(), so that it
+// knows no plan.
 //
 // Time on an emulated device (debug.emulate_device) is that of a virtual clock which plays the same list at stated
 // rates (clock.h). The operations are really done, but how long they took here says nothing about a device.
@@ -45,30 +44,24 @@ struct Report {
   double memory_share = 0;               // updates on the host: of the memory's measured rate; 0: not known
 };
 
-/// The program of the arena in which slots use the memory of activations.
-inline const std::string kSlotsProgram = "optimizer";
-
 class Engine final : public optim::Optimizer, public params::Keeper {
  public:
   struct Options {
-    int64_t subgroup = 100'000'000;      // elements, at most
-    bool streams = false;                // some may be streamed: slots are taken
-    Arena* activations = nullptr;        // slots are in its memory; null: in their own
-    bool round_gradients = false;        // to bf16, in which they go to the host
-    std::optional<Rates> emulated = {};  // of the device that is emulated
+    int64_t subgroup = 100'000'000;   // elements, at most
+    bool round_gradients = false;     // to bf16, in which they go to the host
+    std::optional<Rates> rates = {};  // that updates are predicted at
+    bool emulated = false;            // they are of the device that is emulated
     /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
     std::function<void(const Operation&)> before = {};
     bool poison = false;  // tests: what nobody should read any more is overwritten
   };
-  /// store, optim and the arena outlive it; the store is allocated, and its state is in the memory of store.home(). On
-  /// a dry device memory is counted and nothing is done.
+  /// store and optim outlive it; the store is allocated, and its state is in the memory of store.home(). On a dry device
+  /// memory is counted and nothing is done.
   Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
   ~Engine() override;
 
-  void begin_step(const optim::Update& update) override;
+  void begin_step() override;
   void gradient_complete(Exec& ex, int group) override;
-  void enter_activations() override;
-  void leave_activations() override;
   void step(Exec& ex, const optim::Update& update) override;
   void discard() override;
 
@@ -76,23 +69,12 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   void settle() override;
   void forget() override;
 
-  /// Recovers after an operation of a step threw: does for every subgroup what that step has not done yet, and returns
-  /// when all weights and all state are new.
-  void resume_step();
-  /// Changes the plan between steps. Slots and residents stay as many as they are.
-  void set_plan(const Plan& plan);
-  /// Takes the share that suits these rates, and predicts updates at them.
-  void use_rates(const Rates& rates);
-
   const Options& options() const { return options_; }
   const Plan& plan() const { return plan_; }
   const std::vector<Subgroup>& subgroups() const { return subgroups_; }
   const std::vector<Place>& where() const { return places_; }
   const Sizes& sizes() const { return sizes_; }
-  bool bounces() const { return !bounces_.empty(); }
   device::HostMemory host_memory() const { return host_memory_; }
-  /// What updates are predicted at; none: no rates are known.
-  const std::optional<Rates>& rates() const { return rates_; }
   Report report();
   /// Keeps when operations begin and end, from now on or no longer.
   void record(bool on);
@@ -101,8 +83,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
 
  private:
   struct Slot {
-    Buffer own;      // p, m, v side by side; empty: in the memory of activations
-    Scratch shared;  // there, from enter_activations() to leave_activations()
+    Buffer memory;  // p, m, v side by side
     int64_t elements = 0;
     int subgroup = -1;
     int64_t version = 0;
@@ -111,36 +92,22 @@ class Engine final : public optim::Optimizer, public params::Keeper {
     return store_.groups()[static_cast<size_t>(subgroup.group)];
   }
   bool dry() const { return store_.device().dry(); }
-  bool shares_activations() const { return options_.activations != nullptr && plan_.slots > 0; }
-  /// Takes the memory of slots that share it, as a program of the arena: nobody else can use it until it is given back.
-  void take_slots();
-  void give_slots_back();
-  Scratch take(const Slot& slot) const;
   void make_slots();
+  void make_lists();
   /// p, m or v (0, 1, 2) of what a slot holds, or all three.
   Tensor part_of(const Slot& slot, int which, int64_t count) const;
-  Tensor memory_of(const Slot& slot) const { return slot.own ? slot.own.tensor() : slot.shared.tensor(); }
-  Situation situation() const;
-  /// A step's list and what it was made for.
+  /// A step's list.
   struct List {
-    Held held;
-    bool backwards = false;
     Schedule schedule;
     double emulated_s = 0;
   };
-  const List& list_now();
-  /// What slots hold, when nothing is under way.
-  Held held_now() const;
   /// The update that a list does.
   struct Turn {
     optim::Update update;
     int64_t number = 0;  // since the start
-    const List* list = nullptr;
   };
   Turn& turn_of(int64_t list) { return turns_[static_cast<size_t>(list) % turns_.size()]; }
   int64_t start(const Schedule& schedule, const Turn& turn);
-  /// Runs a list to its end, with gradients, room and scalars at hand.
-  void complete(const Schedule& schedule);
   template <typename F>
   void exposed(F&& waiting);
 
@@ -167,24 +134,18 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Buffer rounded_;                           // on the device: a subgroup's gradient as it is sent
   std::vector<int64_t> versions_;            // by subgroup, of the host's copy: number of the update since the start
   int64_t updates_ = 0;                      // begun
-  optim::Update newest_update_;              // of them
   std::array<Turn, 3> turns_;                // of the lists that may be under way, and of the next
   device::HostMemory host_memory_ = device::HostMemory::plain;
   std::vector<std::unique_ptr<device::Mark>> marks_;                  // by group: its gradient is complete
-  std::unique_ptr<device::Mark> room_;                                // the backward pass has ended
   std::array<std::unique_ptr<device::Device>, kLanes> lane_devices_;  // null: the host
-  std::vector<std::unique_ptr<List>> lists_;                          // of this plan
+  std::array<List, 2> lists_;                                         // of a step, by loaded_
   const List* newest_ = nullptr;                                      // of the last update
+  const List* open_ = nullptr;                                        // was started, and no update has come for it
   std::vector<char> fresh_;  // by group: its compute weights are those of the last update
   std::optional<LazyGathers> gathers_;
-  std::optional<Rates> rates_;         // that updates are predicted at
   int64_t started_ = 0;                // lists
   int64_t begun_ = -1, stepped_ = -1;  // the lists of this step and of the last update
-  bool open_ = false;                  // a list was started that no update has come for
-  bool taken_ = false;                 // the memory of activations
-  bool torn_ = false;                  // an early update was begun that the norm forbids
-  bool backwards_ = false;             // of the next list
-  Held held_;                          // after the lists started so far
+  bool loaded_ = false;                // the state of residents is in their slots, after the updates begun so far
   double exposed_s_ = 0;
   std::unique_ptr<Lanes> lanes_;  // last: its threads use all of the above
 };

@@ -14,8 +14,7 @@ std::vector<Extent> extents_of(std::span<const params::Group> groups) {
   return extents;
 }
 
-Footprint footprint(std::span<const Extent> groups, DType compute, const config::Offload& offload, int64_t alignment,
-                    bool emulated) {
+Footprint footprint(std::span<const Extent> groups, DType compute, const config::Offload& offload, bool emulated) {
   const DType state = accumulator_of(compute);
   const int64_t state_bytes = size_of(state), compute_bytes = size_of(compute);
   Footprint bytes;
@@ -47,13 +46,8 @@ Footprint footprint(std::span<const Extent> groups, DType compute, const config:
     bytes.device += kStatesOnDevice * measured;
     bytes.host += kStatesOnHost * measured;
   }
-  if (!chosen && config::fraction_of(offload.gpu_fraction)->num == 0) return bytes;
-  const int64_t slots = std::min(offload.slots, count), slot = 3 * largest * state_bytes;
-  if (offload.share_activations) {
-    bytes.slots_among_activations = slots * round_up(slot, alignment);
-  } else {
-    bytes.device += slots * slot;
-  }
+  if (chosen || config::fraction_of(offload.gpu_fraction)->num > 0)
+    bytes.device += 3 * std::min(offload.slots, count) * largest * state_bytes;
   return bytes;
 }
 

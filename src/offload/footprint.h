@@ -14,11 +14,9 @@ struct Extent {
 std::vector<Extent> extents_of(std::span<const params::Group> groups);
 
 struct Footprint {
-  int64_t device = 0, host = 0;         // bytes of weights, gradients and the optimizer
-  int64_t slots_among_activations = 0;  // the memory of activations is at least as large
+  int64_t device = 0, host = 0;  // bytes of weights, gradients and the optimizer
 };
-/// `alignment` is that of the device (Device::alignment()). `emulated`: rates are given, and not measured.
-Footprint footprint(std::span<const Extent> groups, DType compute, const config::Offload& offload, int64_t alignment,
-                    bool emulated);
+/// `emulated`: rates are given, and not measured.
+Footprint footprint(std::span<const Extent> groups, DType compute, const config::Offload& offload, bool emulated);
 
 }  // namespace trainer::offload

@@ -24,7 +24,6 @@ void Lanes::count(Run& run, const Operation& op, int change) const {
   const auto group = static_cast<size_t>(group_of(op));
   if (makes_weights(op.kind)) run.weights_left[group] += change;
   if (op.kind == Kind::flush) run.flushes_left[group] += change;
-  if (op.slot >= 0) run.slots_left += change;
 }
 
 int64_t Lanes::start(const Schedule& schedule) {
@@ -32,15 +31,14 @@ int64_t Lanes::start(const Schedule& schedule) {
   changed_.wait(lock, [&] { return finished_ >= started_ - 1; });
   Run& next = run(started_);
   next.schedule = &schedule;
-  next.done.assign(schedule.operations.size(), 0);
+  next.done.assign(schedule.size(), 0);
   next.gradients.assign(groups_, 0);
   next.weights_left.assign(groups_, 0);
   next.flushes_left.assign(groups_, 0);
-  next.slots_left = 0;
-  for (const Operation& op : schedule.operations) count(next, op, +1);
-  next.room = next.scalars = next.cancelled = false;
+  for (const Operation& op : schedule) count(next, op, +1);
+  next.norm_known = next.cancelled = false;
   next.lanes_left = kLanes;
-  next.scalars_at = next.weights_at = 0;
+  next.norm_at = next.weights_at = 0;
   next.busy = {};
   next.error = nullptr;
   changed_.notify_all();
@@ -53,17 +51,11 @@ void Lanes::gradient_complete(int group) {
   changed_.notify_all();
 }
 
-void Lanes::room_free() {
-  const std::lock_guard lock(mutex_);
-  run(started_ - 1).room = true;
-  changed_.notify_all();
-}
-
-void Lanes::scalars_known() {
+void Lanes::norm_known() {
   const std::lock_guard lock(mutex_);
   Run& current = run(started_ - 1);
-  current.scalars = current.room = true;
-  current.scalars_at = now_seconds();
+  current.norm_known = true;
+  current.norm_at = now_seconds();
   changed_.notify_all();
 }
 
@@ -98,10 +90,6 @@ void Lanes::wait_for_gradient(int64_t list, int group) {
   wait(list, [&](const Run& at) { return at.flushes_left[static_cast<size_t>(group)] == 0; });
 }
 
-void Lanes::wait_for_slots(int64_t list) {
-  wait(list, [](const Run& at) { return at.slots_left == 0; });
-}
-
 // After an error too nobody works on the list any more: it may go away.
 void Lanes::wait_for_all(int64_t list) {
   std::unique_lock lock(mutex_);
@@ -126,15 +114,15 @@ std::vector<Done> Lanes::recorded() {
 }
 
 bool Lanes::is_ready(const Run& run, const Operation& op) const {
-  return (!op.scalars || run.scalars) && (!op.room || run.room) &&
-         (!op.gradient || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
+  return (!is_update(op.kind) || run.norm_known) &&
+         (op.kind != Kind::flush || run.gradients[static_cast<size_t>(group_of(op))] != 0) &&
          std::ranges::all_of(op.after, [&](int before) { return run.done[static_cast<size_t>(before)] != 0; });
 }
 
 void Lanes::work_on(int64_t list, Lane lane, std::unique_lock<std::mutex>& lock) {
   Run& current = run(list);
-  for (size_t i = 0; i < current.schedule->operations.size(); ++i) {
-    const Operation& op = current.schedule->operations[i];
+  for (size_t i = 0; i < current.schedule->size(); ++i) {
+    const Operation& op = (*current.schedule)[i];
     if (op.lane() != lane) continue;
     changed_.wait(lock, [&] { return ending_ || current.cancelled || is_ready(current, op); });
     if (ending_ || current.cancelled) return;
@@ -176,7 +164,7 @@ void Lanes::work_all(Lane lane) {
     }
     work_on(list, lane, lock);
     if (--current.lanes_left > 0) continue;
-    if (!current.cancelled) measured_ = {current.busy, std::max(0.0, current.weights_at - current.scalars_at)};
+    if (!current.cancelled) measured_ = {current.busy, std::max(0.0, current.weights_at - current.norm_at)};
     ++finished_;
     changed_.notify_all();
   }

@@ -44,11 +44,9 @@ class Lanes {
   /// Begins with the list, which outlives it, once the one before is done. Waits for the one before that. Returns the
   /// number of the list.
   int64_t start(const Schedule& schedule);
-  /// Says that a moment of the list started last has come: the group's gradient is complete; slots may use the memory
-  /// of activations; the norm is known.
+  /// Says that a moment of the list started last has come: the group's gradient is complete; the norm is known.
   void gradient_complete(int group);
-  void room_free();
-  void scalars_known();
+  void norm_known();
   /// Drops what has not begun of the list started last, and waits for the rest.
   void cancel();
   /// Calls cancel() and forgets what operations threw.
@@ -59,7 +57,6 @@ class Lanes {
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
-  void wait_for_slots(int64_t list);                // until none is loaded, used or drained any more
   void wait_for_all(int64_t list);
 
   /// Returns what the newest list took that is done and was not cancelled.
@@ -75,10 +72,9 @@ class Lanes {
     std::vector<char> done;                       // by operation
     std::vector<char> gradients;                  // by group: complete
     std::vector<int> weights_left, flushes_left;  // by group
-    int slots_left = 0;                           // operations on slots
-    bool room = false, scalars = false, cancelled = false;
+    bool norm_known = false, cancelled = false;
     int lanes_left = 0;
-    double scalars_at = 0, weights_at = 0;  // times
+    double norm_at = 0, weights_at = 0;  // times
     Seconds busy{};
     std::exception_ptr error;
   };

@@ -21,38 +21,26 @@ bool is_chosen(const config::Offload& offload) {
   return offload.optimizer == config::OffloadOptimizer::interleaved && !config::fraction_of(offload.gpu_fraction);
 }
 
-bool may_update_early(const config::Config& config) {
-  return config.optim.grad_clip == 0 && config.train.max_skipped_steps == 0;
-}
-
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activations, const config::Config& config) {
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config) {
   const config::Offload& offload = config.offload;
   if (offload.optimizer == config::OffloadOptimizer::none) return nullptr;
-  const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved;
-  const std::optional<config::Fraction> share = config::fraction_of(offload.gpu_fraction);
-  Plan plan{.device_share = interleaved ? share.value_or(config::Fraction()) : config::Fraction(),
-            .slots = static_cast<int>(offload.slots),
-            .resident = interleaved ? static_cast<int>(offload.resident) : 0,
-            .order = offload.order,
-            .blocking = !config.debug.overlap,
-            .early = offload.early_update && may_update_early(config)};
-  const bool chosen = is_chosen(offload);
-  const std::optional<Rates> emulated = rates_of(config.debug);
-  auto engine =
-      std::make_unique<Engine>(store, config.optim, plan,
-                               Engine::Options{.subgroup = offload.subgroup,
-                                               .streams = chosen || plan.device_share.num > 0,
-                                               .activations = offload.share_activations ? &activations : nullptr,
-                                               .round_gradients = offload.grad_transport == config::GradTransport::bf16,
-                                               .emulated = emulated});
-  if (!chosen) return engine;
-  if (emulated) {
-    engine->use_rates(*emulated);
-    return engine;
+  const bool interleaved = offload.optimizer == config::OffloadOptimizer::interleaved, chosen = is_chosen(offload);
+  Plan plan{.resident = interleaved ? static_cast<int>(offload.resident) : 0, .blocking = !config.debug.overlap};
+  if (interleaved && !chosen) plan.device_share = *config::fraction_of(offload.gpu_fraction);
+  const std::vector<Subgroup> subgroups = cut(store.groups(), offload.subgroup);
+  const bool streams = chosen || plan.device_share.num > 0;  // some, perhaps
+  plan.slots = streams ? static_cast<int>(std::min<int64_t>(offload.slots, std::ssize(subgroups))) : 0;
+  Engine::Options options{.subgroup = offload.subgroup,
+                          .round_gradients = offload.grad_transport == config::GradTransport::bf16,
+                          .rates = rates_of(config.debug)};
+  options.emulated = options.rates.has_value();
+  if (chosen && !options.emulated) {
+    const Rates rates = measure_rates(store.device(), store.home(), largest_of(subgroups), store.state_dtype());
+    if (!store.device().dry()) options.rates = rates;
   }
-  const Rates rates = measure_rates(store.device(), store.home(), largest_of(engine->subgroups()), store.state_dtype());
-  if (!store.device().dry()) engine->use_rates(rates);
-  return engine;
+  if (chosen && options.rates)
+    plan.device_share = best_share(plan, subgroups, *options.rates, sizes_of(store, options.round_gradients));
+  return std::make_unique<Engine>(store, config.optim, plan, options);
 }
 
 std::string to_string(const Engine& engine) {
@@ -62,14 +50,14 @@ std::string to_string(const Engine& engine) {
   static constexpr std::string_view memory[] = {"", "; host memory is pinned",
                                                 "; host memory is pageable, copied through pinned buffers",
                                                 "; host memory is pageable, so nothing is streamed"};
-  std::string text = format(
-      "{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}{}, {} resident{}{}{}",
-      engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()), counts[0],
-      counts[1], plan.slots, plan.slots == 1 ? "" : "s", plan.share_activations ? " in the memory of activations" : "",
-      counts[2], engine.options().round_gradients ? "; gradients are rounded to bf16" : "",
-      plan.early ? "; updates begin with their gradients" : "", memory[static_cast<size_t>(engine.host_memory())]);
-  if (!engine.rates() || engine.options().emulated) return text;
-  const Rates& rates = *engine.rates();
+  std::string text =
+      format("{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}, {} resident{}{}",
+             engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()),
+             counts[0], counts[1], plan.slots, plan.slots == 1 ? "" : "s", counts[2],
+             engine.options().round_gradients ? "; gradients are rounded to bf16" : "",
+             memory[static_cast<size_t>(engine.host_memory())]);
+  if (!engine.options().rates || engine.options().emulated) return text;
+  const Rates& rates = *engine.options().rates;
   return text +
          format(
              "; measured: {:.1f} GB/s to the device, {:.1f} to the host, {:.1f} of host memory, updates of {:.2f} "

@@ -7,15 +7,12 @@
 namespace trainer::offload {
 
 /// Makes the engine; null: offload.optimizer = "none". `store` is allocated, its state in the memory of its home.
-/// `activations`: what offload.share_activations means. Measures the rates of this machine where the share follows from
+/// Measures the rates of this machine where the share follows from
 /// them. All ranks of a host call at the same time.
-std::unique_ptr<Engine> make_engine(params::ParamStore& store, Arena& activations, const config::Config& config);
+std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config);
 
 /// Says whether the share that is streamed is to suit the rates of the machine (gpu_fraction = "auto").
 bool is_chosen(const config::Offload& offload);
-
-/// Says whether no update can depend on the norm: gradients are not clipped, and a step is never skipped.
-bool may_update_early(const config::Config& config);
 
 /// Returns the rates of debug.emulate_device; nothing without it.
 std::optional<Rates> rates_of(const config::Debug& debug);

@@ -20,7 +20,7 @@ struct LaneExec {
 }  // namespace
 
 Tensor Engine::part_of(const Slot& slot, int which, int64_t count) const {
-  return memory_of(slot).range(which * slot.elements, count);
+  return slot.memory.tensor().range(which * slot.elements, count);
 }
 
 void Engine::ruin(device::Device& device, const Tensor& tensor) const {
@@ -64,7 +64,6 @@ void Engine::update(device::Device& device, const Turn& turn, const Subgroup& su
 void Engine::prepare(const Operation& op) {
   const auto group = static_cast<size_t>(subgroups_[static_cast<size_t>(op.subgroup)].group);
   if (op.kind == Kind::flush || op.kind == Kind::update_device) marks_[group]->wait();
-  if (op.room) room_->wait();
 }
 
 void Engine::perform(const Operation& op, int64_t list) {
@@ -98,8 +97,8 @@ void Engine::perform(const Operation& op, int64_t list) {
                     op.subgroup);
       expect_version(op, slot->version, turn);
       const Tensor parts[] = {part_of(*slot, 0, count), part_of(*slot, 1, count), part_of(*slot, 2, count)};
-      update(lane, turn, subgroup, parts, gradient, bounces() ? compute : Tensor{});
-      if (!bounces()) lane.copy_rows(compute.data, 0, parts[0].data, 0, 1, compute.bytes());
+      update(lane, turn, subgroup, parts, gradient, sizes_.bounces() ? compute : Tensor{});
+      if (!sizes_.bounces()) lane.copy_rows(compute.data, 0, parts[0].data, 0, 1, compute.bytes());
       lane.synchronize();
       slot->version = turn.number;
       break;
@@ -109,7 +108,7 @@ void Engine::perform(const Operation& op, int64_t list) {
         lane.copy_to_host(state[which].data, part_of(*slot, which, count).data, state[which].bytes());
       versions_[index] = slot->version;
       slot->subgroup = -1;
-      ruin(lane, memory_of(*slot));
+      ruin(lane, slot->memory.tensor());
       break;
     case Kind::update_host:
       expect_version(op, versions_[index], turn);

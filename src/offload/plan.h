@@ -29,10 +29,7 @@ struct Plan {
   config::Fraction device_share;  // streamed, of the subgroups that are not resident
   int slots = 3;                  // for what is streamed: of device memory, each for the state of one subgroup
   int resident = 0;               // subgroups, from the first: their gradients come last and their weights go first
-  config::OffloadOrder order = config::OffloadOrder::forward;
-  bool blocking = false;           // everything waits for the one before it
-  bool share_activations = false;  // slots for streaming are in the memory of activations
-  bool early = false;              // updates begin with their gradient: nothing depends on the norm
+  bool blocking = false;          // everything waits for the one before it
 };
 
 /// By subgroup: resident ones first; of the rest number x (from 0) is streamed where ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋. A share

@@ -18,16 +18,11 @@ struct Update {
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Begins a step, before its first micro-step. `update`: that of its end, if the gradients are not scaled.
-  virtual void begin_step(const Update& /*update*/) {}
+  /// Begins a step, before its first micro-step.
+  virtual void begin_step() {}
   /// Says that a group's gradient is complete once the device has done what it was given. Called in the order of the
   /// backward pass, for each group once a step, and by every step that is not interrupted.
   virtual void gradient_complete(Exec&, int /*group*/) {}
-  /// Says that the last backward pass of the step has ended once the device has done what it was given: until the next
-  /// leave_activations() nobody else uses the memory of activations.
-  virtual void enter_activations() {}
-  /// Waits until the optimizer uses the memory of activations no more.
-  virtual void leave_activations() {}
   /// Updates; the norm is known and finite. Weights are new on return, or when ParamStore hands them out.
   virtual void step(Exec& ex, const Update& update) = 0;
   /// Ends the step without an update: the gradients are of no use. Weights, moments and versions stay as they are.

@@ -19,17 +19,11 @@ int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? p
 DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config,
                           const std::vector<offload::Extent>& extents, const config::Offload& offload,
                           const Machine& machine) {
-  const int64_t alignment = make_dry_device(machine)->alignment();
   const bool emulated = offload::rates_of(config.debug).has_value();
-  const offload::Footprint own = offload::footprint(plan.extents, machine.compute, config.offload, alignment, emulated);
-  const offload::Footprint other = offload::footprint(extents, machine.compute, offload, alignment, emulated);
-  const auto activations = [&](const offload::Footprint& one) {
-    return std::max(plan.working, one.slots_among_activations);
-  };
-  DeviceAndHost memory = memory_of(plan);
-  memory.device += other.device + activations(other) - own.device - activations(own);
-  memory.host += other.host - own.host;
-  return memory;
+  const offload::Footprint own = offload::footprint(plan.extents, machine.compute, config.offload, emulated);
+  const offload::Footprint other = offload::footprint(extents, machine.compute, offload, emulated);
+  const DeviceAndHost memory = memory_of(plan);
+  return {memory.device + other.device - own.device, memory.host + other.host - own.host};
 }
 
 bool fits(const DeviceAndHost& memory, const RunPlan& plan, const Machine& machine) {
@@ -87,9 +81,6 @@ std::string offload_change_that_fits(const RunPlan& plan, const config::Config& 
   if (now_fits()) return "offload.optimizer = \"none\" fits";
   tried = config.offload;
   if (tried.optimizer == OffloadOptimizer::interleaved) {
-    tried.share_activations = tried.order != config::OffloadOrder::zigzag;
-    if (now_fits()) return "offload.share_activations = true fits";
-    tried.share_activations = config.offload.share_activations;
     while (--tried.slots >= 1)
       if (now_fits()) return format("offload.slots = {} fits", tried.slots);
     tried.slots = config.offload.slots;
@@ -114,19 +105,13 @@ std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, con
   } else if (!machine.gpu) {
     text += "; the device is the CPU, whose memory is the host's";
   }
-  if (config.offload.early_update && !offload::may_update_early(config))
-    text +=
-        "; offload.early_update is off: updates depend on the norm unless optim.grad_clip = 0 and "
-        "train.max_skipped_steps = 0";
   return text + "; " + fits_without_offload(plan, config, machine);
 }
 
 std::string offload_table(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
-    const bool same = offload.optimizer == config.offload.optimizer &&
-                      (offload.optimizer != OffloadOptimizer::interleaved ||
-                       offload.share_activations == config.offload.share_activations);
+    const bool same = offload.optimizer == config.offload.optimizer;
     const DeviceAndHost memory = memory_with(plan, config, offload, machine);
     text += format("  {:<25}{:>12}{:>12}{}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
                    fits(memory, plan, machine) ? "" : "  does not fit", same ? "  as configured" : "");
@@ -137,11 +122,7 @@ std::string offload_table(const RunPlan& plan, const config::Config& config, con
   tried.optimizer = OffloadOptimizer::cpu;
   row("cpu", tried);
   tried.optimizer = OffloadOptimizer::interleaved;
-  for (const bool shared : {false, true}) {
-    if (shared && tried.order == config::OffloadOrder::zigzag) continue;  // it keeps slots filled
-    tried.share_activations = shared;
-    row(format("interleaved, {} slot{}{}", tried.slots, tried.slots == 1 ? "" : "s", shared ? " shared" : ""), tried);
-  }
+  row(format("interleaved, {} slot{}", tried.slots, tried.slots == 1 ? "" : "s"), tried);
   return text + "  " + fits_without_offload(plan, config, machine) + "\n";
 }
 

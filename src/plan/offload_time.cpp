@@ -16,12 +16,6 @@ double update_traffic(const offload::Sizes& sizes) {
   return static_cast<double>(sizes.gradient + 6 * sizes.state + (sizes.compute == sizes.state ? 0 : sizes.compute));
 }
 
-offload::Share share_on(const OffloadWork& work, const config::Fraction& share) {
-  offload::Plan plan = work.plan;
-  plan.device_share = share;
-  return offload::share_of(offload::places(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
-}
-
 }  // namespace
 
 offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes) {
@@ -49,14 +43,16 @@ offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes
 
 config::Fraction device_share(const OffloadWork& work, const offload::Rates& rates) {
   if (!work.chosen) return work.plan.device_share;
-  return offload::best_share(work.plan, work.subgroups, rates, work.sizes, work.bounce);
+  return offload::best_share(work.plan, work.subgroups, rates, work.sizes);
 }
 
 double offload_seconds(const OffloadWork& work, const Cluster& cluster, double backward) {
   const offload::Rates rates = offload_rates(cluster, work.sizes);
-  const offload::Share share = share_on(work, device_share(work, rates));
-  const double update = offload::update_seconds(share, static_cast<int64_t>(work.subgroups.size()), work.plan.slots,
-                                                rates, work.sizes, work.bounce, work.plan.share_activations);
+  offload::Plan plan = work.plan;
+  plan.device_share = device_share(work, rates);
+  const double update = offload::update_seconds(plan, work.subgroups, rates, work.sizes);
+  const offload::Share share =
+      offload::share_of(offload::places(plan, static_cast<int>(work.subgroups.size())), work.subgroups);
   const double flushed = static_cast<double>(share.host * work.sizes.gradient) / rates.to_host;
   return update + std::max(0.0, flushed - backward);
 }
@@ -73,20 +69,6 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
   for (int64_t i = 0; i < layers; ++i)
     work.subgroups.insert(work.subgroups.begin() + (layer - more->subgroups.begin()), repeated.begin(), repeated.end());
   return work;
-}
-
-offload::Bytes host_link_bytes(const OffloadWork& work, const config::Fraction& share) {
-  offload::Plan plan = work.plan;
-  plan.device_share = share;
-  const std::vector<offload::Place> where = offload::places(plan, static_cast<int>(work.subgroups.size()));
-  return offload::bytes_of(offload::schedule({.places = where,
-                                              .slots = plan.slots,
-                                              .order = plan.order,
-                                              .blocking = plan.blocking,
-                                              .early = plan.early,
-                                              .share = plan.share_activations,
-                                              .bounce = work.bounce}),
-                           work.subgroups, work.sizes);
 }
 
 std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster) {

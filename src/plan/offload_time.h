@@ -16,7 +16,6 @@ struct OffloadWork {
   bool chosen = false;  // the share is left to the rates of the machine
   std::vector<offload::Subgroup> subgroups;
   offload::Sizes sizes;
-  bool bounce = false;
 };
 
 /// Returns the rates of a rank. A CPU without [host] updates in its own memory. Throws Code::config where a GPU's host
@@ -37,10 +36,6 @@ double offload_seconds(const OffloadWork& work, const Cluster& cluster, double b
 /// Returns the work of a deeper model: `layers` more of what `more` has beyond `less`.
 std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, const std::optional<OffloadWork>& more,
                                     int64_t layers);
-
-/// Returns the bytes that go between host and device in a step, by kind of operation; all in slots before and after is
-/// at home.
-offload::Bytes host_link_bytes(const OffloadWork& work, const config::Fraction& share);
 
 /// Returns ways to keep the state on the host that the configuration leaves open: none where offload is given, where a
 /// CPU computes, or where the cluster does not describe its hosts.

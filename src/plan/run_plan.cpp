@@ -8,6 +8,7 @@
 #include "comm/gpu_transport.h"
 #include "config/layout_rules.h"
 #include "measure/units.h"
+#include "offload/make.h"
 #include "plan/offload_memory.h"
 #include "train/generate.h"
 
@@ -89,7 +90,6 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.replicas = trainer.store().replicas().count();
   int64_t largest = -1;
   for (const auto& [key, program] : trainer.arena().programs()) {
-    if (key != offload::kSlotsProgram) plan.working = std::max(plan.working, program.peak);
     if (program.peak <= largest) continue;
     largest = program.peak;
     plan.arena_bound = program.live_bound;
@@ -106,11 +106,9 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.comm_bytes = trainer.comm_bytes_per_step();
   if (const offload::Engine* engine = trainer.offload(); engine != nullptr)
     plan.offload = OffloadWork{.plan = engine->plan(),
-                               .chosen = config.offload.optimizer == config::OffloadOptimizer::interleaved &&
-                                         !config::fraction_of(config.offload.gpu_fraction),
+                               .chosen = offload::is_chosen(config.offload),
                                .subgroups = engine->subgroups(),
-                               .sizes = engine->sizes(),
-                               .bounce = engine->bounces()};
+                               .sizes = engine->sizes()};
   return plan;
 }
 

@@ -21,7 +21,6 @@ struct RunPlan {
   measure::BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
   measure::BytesByCategory activations;
   int64_t total = 0;                     // of the device: on a GPU without "host"
-  int64_t working = 0;                   // of activations, without the optimizer's slots that may be among them
   std::vector<offload::Extent> extents;  // of the parameters, by group
   int replicas = 1;
   int64_t parameters = 0;

@@ -29,9 +29,9 @@ struct OffloadReport {
   double parameters_per_s = measure::kUnknown;  // of this rank
   double overlapped = measure::kUnknown;        // share of the lanes' work that no step waited for
   double memory_share = measure::kUnknown;      // of updates on the host: of the rate measured for its memory
-  // The plan: pieces and their largest, how many stay on the device, places for others, order, where host memory lies.
+  // The plan: pieces and their largest, how many stay on the device, places for others, where host memory lies.
   int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
-  std::string order, host_memory;
+  std::string host_memory;
 };
 
 struct StepReport {

@@ -17,7 +17,6 @@ Json to_json(const OffloadReport& offload) {
                  {"largest", offload.largest_subgroup},
                  {"resident", offload.resident_subgroups},
                  {"slots", offload.slots},
-                 {"order", offload.order},
                  {"host_memory", offload.host_memory}}}};
   if (std::isfinite(offload.emulated_ms)) {
     json["emulated"] = {{"update_ms", offload.emulated_ms}, {"predicted_ms", offload.predicted_ms}};
@@ -52,7 +51,6 @@ OffloadReport offload_from(const Json& object) {
   read(plan, "largest", offload.largest_subgroup);
   read(plan, "resident", offload.resident_subgroups);
   read(plan, "slots", offload.slots);
-  read(plan, "order", offload.order);
   read(plan, "host_memory", offload.host_memory);
   return offload;
 }

@@ -28,7 +28,6 @@ void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
 }
 
 report::OffloadReport offload_report(offload::Engine& engine) {
-  static constexpr const char* orders[] = {"forward", "arrival", "zigzag"};
   static constexpr const char* memory[] = {"plain", "pinned", "staged", "pageable"};
   const offload::Report from = engine.report();
   report::OffloadReport report{.device_share = format("{}/{}", from.device_share.num, from.device_share.den),
@@ -47,7 +46,7 @@ report::OffloadReport offload_report(offload::Engine& engine) {
   if (from.update_ms > 0) report.update_ms = from.update_ms;
   if (from.emulated_ms > 0) report.emulated_ms = from.emulated_ms;
   if (from.predicted_ms > 0) report.predicted_ms = from.predicted_ms;
-  const bool emulated = engine.options().emulated.has_value();
+  const bool emulated = engine.options().emulated;
   if (!emulated && from.update_ms > 0)
     report.parameters_per_s = 1e3 * static_cast<double>(from.share.total()) / from.update_ms;
   if (!emulated && busy_ms > 0) report.overlapped = std::max(0.0, 1 - from.exposed_ms / busy_ms);
@@ -56,7 +55,6 @@ report::OffloadReport offload_report(offload::Engine& engine) {
   report.largest_subgroup = offload::largest_of(engine.subgroups());
   report.resident_subgroups = std::ranges::count(engine.where(), offload::Place::resident);
   report.slots = engine.plan().slots;
-  report.order = orders[static_cast<size_t>(engine.plan().order)];
   report.host_memory = memory[static_cast<size_t>(engine.host_memory())];
   return report;
 }

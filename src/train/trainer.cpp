@@ -81,7 +81,7 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
     return;
   }
   world.control().barrier();  // ranks of a host measure its rates at one time
-  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, arena_, config_);
+  std::unique_ptr<offload::Engine> engine = offload::make_engine(store_, config_);
   offload_ = engine.get();
   optimizer_ = std::move(engine);
   grads_->on_group_reduced([this](Exec& ex, int group) { optimizer_->gradient_complete(ex, group); });
@@ -95,7 +95,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   const int64_t tokens = work.unmasked_tokens > 0 ? work.unmasked_tokens : rows;
   double loss = 0;
   grads_->begin_step();
-  optimizer_->begin_step({work.lr, work.adam_step});
+  optimizer_->begin_step();
   store_.weights().forget_kept();
   for (int64_t micro = 0; micro < work.micro_batches; ++micro) {
     if (stop != nullptr && scalars_->is_true_on_any_rank(stop())) {
@@ -107,7 +107,6 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
     clock.charge(&measure::PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
-    if (last) optimizer_->enter_activations();
     draw_ahead(first_sample(work, micro + 1), batches);
     loss += parallel::sum_of_losses(ex, losses_);
     clock.charge(&measure::PhaseMs::backward);
@@ -210,13 +209,9 @@ void Trainer::record_memory(const std::string& program, const std::function<void
   });
 }
 
-void Trainer::seal() {
-  if (optimizer_ != nullptr) optimizer_->leave_activations();
-  arena_.seal();
-}
+void Trainer::seal() { arena_.seal(); }
 
 void Trainer::begin(Exec& ex, const std::string& program) {
-  if (optimizer_ != nullptr) optimizer_->leave_activations();
   arena_.begin(program);
   store_.weights().begin(ex, program);
 }

@@ -10,12 +10,9 @@ PLANS = {
     "cpu": ["offload.optimizer=cpu", "offload.subgroup=1024"],
     "blocking": ["offload.optimizer=cpu", "offload.subgroup=1024", "debug.overlap=false"],
     "half": ["offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024", "offload.slots=2"],
-    "zigzag": ["offload.optimizer=interleaved", "offload.gpu_fraction=0.8", "offload.subgroup=512",
-               "offload.resident=3", "offload.order=zigzag"],
+    "resident": ["offload.optimizer=interleaved", "offload.gpu_fraction=0.8", "offload.subgroup=512", "offload.resident=3"],
     "auto": ["offload.optimizer=interleaved", "offload.subgroup=2048", "debug.emulate_device=h100"],
     "measured": ["offload.optimizer=interleaved", "offload.subgroup=2048"],
-    "shared": ["offload.optimizer=interleaved", "offload.gpu_fraction=2/3", "offload.subgroup=1024",
-               "offload.share_activations=true"],
 }
 
 
@@ -30,7 +27,7 @@ class Offload(rig.Runs):
 
     def test_a_run_goes_on_under_another_plan_and_without(self):
         self.train("run.dir=none")
-        for first, second in (("zigzag", None), (None, "half"), ("half", "zigzag"), ("blocking", "cpu")):
+        for first, second in (("resident", None), (None, "half"), ("half", "resident"), ("blocking", "cpu")):
             run = f"{first}-{second}"
             self.train(f"run.dir={run}", *PLANS.get(first, []), *("checkpoint.interval=3",), max_steps=5)
             self.train(f"run.dir={run}", *PLANS.get(second, []))
@@ -42,7 +39,7 @@ class Offload(rig.Runs):
         self.train("run.dir=none", steps)
         for which, status in ((signal.SIGUSR1, rig.SAVED_AFTER_SIGNAL), (signal.SIGKILL, -signal.SIGKILL)):
             run = f"run.dir={which.name}"
-            for name, least in (("half", 5), ("zigzag", 60), ("shared", 120)):
+            for name, least in (("half", 5), ("resident", 60), ("cpu", 120)):
                 process = self.start_train(run, steps, "checkpoint.interval=10", "checkpoint.keep=2", *PLANS[name])
                 self.wait_until(lambda: self.last_step(which.name) >= least, process, f"step {least}")
                 self.stop(process, which, status)
@@ -61,16 +58,13 @@ class Offload(rig.Runs):
         for step in self.events("step", "half"):
             self.assertEqual(step["offload"]["bytes"]["gradient"], 2 * step["offload"]["parameters"]["host"])
 
-    def test_early_updates_are_off_where_they_depend_on_the_norm(self):
-        early = "offload.early_update=true"
-        exact = ["optim.grad_clip=0", "train.max_skipped_steps=0"]
-        self.assertIn("offload.early_update is off", self.train("run.dir=clipped", *PLANS["half"], early, max_steps=2))
-        self.train("run.dir=none", *exact)
-        self.assertIn("updates begin with their gradients", self.train("run.dir=early", *PLANS["half"], early, *exact))
-        self.assert_same_run(8, "early", "none")
-
-    def test_slots_in_the_memory_of_activations_cannot_be_kept_filled(self):
-        self.assertIn("keeps slots filled", self.train("offload.order=zigzag", *PLANS["shared"], status=2))
+    def test_keys_that_were_removed_change_nothing_but_a_warning(self):
+        removed = ["offload.order=zigzag", "offload.early_update=true", "offload.share_activations=true", "offload.replan=false"]
+        self.train("run.dir=none")
+        log = self.train("run.dir=old", *PLANS["half"], *removed)
+        for key in removed:
+            self.assertIn(f"--set {key}: removed, has no effect: ", log)
+        self.assert_same_run(8, "old", "none")
 
     def test_the_ladder_of_an_emulated_device(self):
         ladder = json.loads(self.trainer("bench", "offload", "--config", "config.toml", "--json", "--set",
@@ -123,10 +117,9 @@ class Offload(rig.Runs):
                          r"measured: [\d.]+ GB/s to the device, [\d.]+ to the host, [\d.]+ of host memory")
 
     def test_a_dry_run_shows_the_memory_of_every_way(self):
-        rows = ("none", "cpu", "interleaved, 3 slots", "interleaved, 3 slots shared")
+        rows = ("none", "cpu", "interleaved, 3 slots")
         interleaved = ["offload.optimizer=interleaved", "offload.gpu_fraction=1/2", "offload.subgroup=1024"]
-        for sets, configured in (([], 0), (PLANS["cpu"], 1), (interleaved, 2),
-                                 ([*interleaved, "offload.share_activations=true"], 3)):
+        for sets, configured in (([], 0), (PLANS["cpu"], 1), (interleaved, 2)):
             text = self.trainer("train", "--dry-run", *self.train_args(sets, {}), stdout=True)
             for place, row in enumerate(rows):
                 end = "  as configured" if place == configured else ""

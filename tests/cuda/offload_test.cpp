@@ -27,14 +27,10 @@ TEST_F(CudaOffload, EveryPlanHasTheBitsOfNone) {
   for (const DType compute : {DType::f32, DType::bf16}) expect_bits_of_none(c, compute, 4);
 }
 
-TEST_F(CudaOffload, Bf16GradientsAndEarlyUpdatesToo) {
+TEST_F(CudaOffload, Bf16GradientsToo) {
   config::Config c = tiny_config();
   c.parallel.data = 1;
   c.offload.grad_transport = config::GradTransport::bf16;
-  expect_bits_of_none(c, DType::bf16, 4);
-  c.offload.early_update = true;
-  c.optim.grad_clip = 0;
-  c.train.max_skipped_steps = 0;
   expect_bits_of_none(c, DType::bf16, 4);
 }
 

@@ -13,14 +13,8 @@ inline const config::Offload kOffloadPlans[] = {
      .gpu_fraction = "0.7",
      .subgroup = 777,
      .slots = 3,
-     .resident = 2,
-     .order = config::OffloadOrder::zigzag},
+     .resident = 2},
     {.optimizer = config::OffloadOptimizer::interleaved, .gpu_fraction = "0", .subgroup = 512, .resident = 5},
-    {.optimizer = config::OffloadOptimizer::interleaved,
-     .gpu_fraction = "2/3",
-     .subgroup = 512,
-     .slots = 2,
-     .share_activations = true},
 };
 
 inline config::Config offloaded(config::Config c, const config::Offload& offload) {
@@ -28,13 +22,12 @@ inline config::Config offloaded(config::Config c, const config::Offload& offload
   return c;
 }
 
-/// The layout of `c` with every plan has these bits. What changes results, or when updates begin, is as in `c`.
+/// The layout of `c` with every plan has these bits. What changes results is as in `c`.
 inline void expect_bits_with_every_plan(const Result& expected, const config::Config& c, DType compute, int64_t steps,
                                         const HowToRun& how = {}) {
   for (config::Offload plan : kOffloadPlans) {
     SCOPED_TRACE(format("plan \"{}\", {}", plan.gpu_fraction, name_of(compute)));
     plan.grad_transport = c.offload.grad_transport;
-    plan.early_update = c.offload.early_update;
     expect_same_bits(train(offloaded(c, plan), compute, steps, how), expected);
   }
 }

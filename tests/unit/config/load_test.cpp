@@ -101,12 +101,11 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
 TEST(Load, KeysOfOffloadHaveTheirEffectWithIt) {
   Warnings warnings;
   const Config config = load_text(
-      "[offload]\noptimizer = \"interleaved\"\ngpu_fraction = 0.25\nslots = 2\norder = \"zigzag\"\n"
+      "[offload]\noptimizer = \"interleaved\"\ngpu_fraction = 0.25\nslots = 2\n"
       "grad_transport = \"fp32\"\npinned = true\n",
       "x.toml", {"offload.resident=4"}, kNoFiles);
   EXPECT_TRUE(warnings.lines.empty());
   EXPECT_EQ(config.offload.optimizer, OffloadOptimizer::interleaved);
-  EXPECT_EQ(config.offload.order, OffloadOrder::zigzag);
   EXPECT_EQ(config.offload.gpu_fraction, "0.25");
   EXPECT_EQ(config.offload.slots, 2);
   EXPECT_EQ(config.offload.resident, 4);

@@ -166,10 +166,6 @@ const Case kCases[] = {
      {},
      "f.toml:4:18: offload.grad_transport: grad_transport = \"bf16\" with compute = \"fp64\", whose gradients are "
      "fp64"},
-    {"slots_kept_filled_among_activations",
-     "[offload]\noptimizer = \"interleaved\"\nshare_activations = true\norder = \"zigzag\"\n",
-     {},
-     "f.toml:3:21: offload.share_activations: order = \"zigzag\" keeps slots filled between steps"},
     {"emulated_rate_of_nothing",
      "[debug]\nemulate_device = \"host=0\"\n",
      {},

@@ -20,17 +20,14 @@ std::vector<Subgroup> equal_subgroups(double elements, int64_t each) {
   return all;
 }
 
-double predicted(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes = {}) {
-  const std::vector<Place> where = places(plan, static_cast<int>(subgroups.size()));
-  return update_seconds(share_of(where, subgroups), static_cast<int64_t>(subgroups.size()), plan.slots, rates, sizes,
-                        sizes.compute != sizes.state);
+double predicted(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates) {
+  return update_seconds(plan, subgroups, rates, {});
 }
 
-Timeline played(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, bool hidden = true) {
+double played(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates) {
   const std::vector<Place> where = places(plan, static_cast<int>(subgroups.size()));
-  const Schedule list =
-      schedule({.places = where, .slots = plan.slots, .order = plan.order, .blocking = plan.blocking, .bounce = true});
-  return play(list, subgroups, rates, {}, true, hidden);
+  const Schedule list = schedule({.places = where, .slots = plan.slots, .blocking = plan.blocking, .bounce = true});
+  return play(list, subgroups, rates, {}, /*hidden=*/!plan.blocking);
 }
 
 constexpr Rates kFast{.to_device = 1e15, .to_host = 1e15, .host = 1e15, .device = 1e15, .memory = 1e15};
@@ -58,7 +55,7 @@ TEST_P(EveryPublished, UpdateTimesAreWithinATenth) {
     best = std::min(best, now);
   }
   EXPECT_EQ(best_stride, 2);
-  EXPECT_GT(best_share({.slots = 1}, subgroups, rates, {}, true).value(), 0.5);
+  EXPECT_GT(best_share({.slots = 1}, subgroups, rates, {}).value(), 0.5);
 }
 INSTANTIATE_TEST_SUITE_P(
     Hosts, EveryPublished,
@@ -119,26 +116,12 @@ TEST(Cost, TheClockTakesWhatWasPredicted) {
   for (const Rates& rates : random_rates(500))
     for (const Fraction share : {Fraction{0, 1}, {1, 3}, {1, 2}, {1, 1}}) {
       const Plan plan{.device_share = share, .slots = 3};
-      const double ratio = predicted(plan, subgroups, rates) / played(plan, subgroups, rates).weights;
+      const double ratio = predicted(plan, subgroups, rates) / played(plan, subgroups, rates);
       worst = std::max(worst, ratio);
       least = std::min(least, ratio);
       EXPECT_NEAR(ratio, 1, 0.05) << share.num << "/" << share.den;
     }
   std::printf("predicted / played: %.3f to %.3f\n", least, worst);
-}
-
-TEST(Cost, SlotsInTheMemoryOfActivationsTakeWhatWasPredictedAndNoLess) {
-  const auto subgroups = equal_subgroups(4e9, 25'000'000);
-  for (const Rates& rates : random_rates(100))
-    for (const Fraction share : {Fraction{1, 3}, {1, 1}}) {
-      const std::vector<Place> where = places({.device_share = share}, static_cast<int>(subgroups.size()));
-      const Schedule list = schedule({.places = where, .slots = 3, .share = true, .bounce = true});
-      const Timeline line = play(list, subgroups, rates, {}, true);
-      const double predicted = update_seconds(share_of(where, subgroups), static_cast<int64_t>(subgroups.size()), 3,
-                                              rates, {}, true, /*share_activations=*/true);
-      EXPECT_NEAR(predicted / line.all, 1, 0.05) << share.num << "/" << share.den;
-      EXPECT_GE(line.all, (1 - 1e-9) * played({.device_share = share}, subgroups, rates).weights);
-    }
 }
 
 TEST(Cost, TheChosenShareIsWithinTwoPerCentOfTheBestOnTheClock) {
@@ -147,10 +130,10 @@ TEST(Cost, TheChosenShareIsWithinTwoPerCentOfTheBestOnTheClock) {
     double best = 1e9;
     for (int64_t b = 1; b <= 8; ++b)
       for (int64_t a = 0; a <= b; ++a)
-        if (std::gcd(a, b) == 1) best = std::min(best, played({.device_share = {a, b}}, subgroups, rates).weights);
+        if (std::gcd(a, b) == 1) best = std::min(best, played({.device_share = {a, b}}, subgroups, rates));
     Plan plan;
-    plan.device_share = best_share(plan, subgroups, rates, {}, true);
-    EXPECT_LE(played(plan, subgroups, rates).weights, 1.02 * best) << plan.device_share.value();
+    plan.device_share = best_share(plan, subgroups, rates, {});
+    EXPECT_LE(played(plan, subgroups, rates), 1.02 * best) << plan.device_share.value();
   }
 }
 
@@ -159,9 +142,9 @@ TEST(Cost, ExtremesChooseOneSide) {
   Rates slow_host = kH100, slow_link = kH100;
   slow_host.host = 1e6;
   slow_link.to_device = 1e8;
-  EXPECT_EQ(best_share({}, subgroups, slow_host, {}, true), (Fraction{1, 1}));
-  EXPECT_EQ(best_share({}, subgroups, slow_link, {}, true), (Fraction{0, 1}));
-  EXPECT_EQ(best_share({.slots = 0}, subgroups, slow_host, {}, true), (Fraction{0, 1}));
+  EXPECT_EQ(best_share({}, subgroups, slow_host, {}), (Fraction{1, 1}));
+  EXPECT_EQ(best_share({}, subgroups, slow_link, {}), (Fraction{0, 1}));
+  EXPECT_EQ(best_share({.slots = 0}, subgroups, slow_host, {}), (Fraction{0, 1}));
 }
 
 TEST(Cost, AHigherRateNeverTakesLonger) {
@@ -181,9 +164,9 @@ TEST(Ladder, OnTheEmulatedH100) {
   const auto subgroups = equal_subgroups(3.8e9, 25'000'000);
   const Plan blocking{.device_share = {0, 1}, .blocking = true}, all_host{.device_share = {0, 1}};
   Plan best;
-  best.device_share = best_share(best, subgroups, kH100, {}, true);
-  const double b1 = played(blocking, subgroups, kH100, /*hidden=*/false).weights;
-  const double b2 = played(all_host, subgroups, kH100).weights, b4 = played(best, subgroups, kH100).weights;
+  best.device_share = best_share(best, subgroups, kH100, {});
+  const double b1 = played(blocking, subgroups, kH100);
+  const double b2 = played(all_host, subgroups, kH100), b4 = played(best, subgroups, kH100);
   std::printf("blocking %.3f s, asynchronous all-host %.3f s, interleaved (%lld/%lld) %.3f s, predicted %.3f s\n", b1,
               b2, static_cast<long long>(best.device_share.num), static_cast<long long>(best.device_share.den), b4,
               predicted(best, subgroups, kH100));

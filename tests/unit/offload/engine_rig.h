@@ -12,7 +12,6 @@
 namespace trainer::offload {
 
 using config::Fraction;
-using config::OffloadOrder;
 using params::Init;
 
 inline constexpr config::Optim kOptim{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
@@ -37,18 +36,15 @@ struct Rig {
   void without_offload(bool round_gradients = false) {
     store.allocate(true);
     optimizer = std::make_unique<optim::AdamW>(store, kOptim, round_gradients);
-    seal_activations();
     store.initialize(5);
   }
-  void with_offload(const Plan& plan, Engine::Options options) {
+  void with_offload(Plan plan, const Engine::Options& options) {
     store.keep_state_on(*host);
     store.allocate(true);
-    options.streams = plan.device_share.num > 0;
-    if (plan.share_activations) options.activations = &activations;
+    if (plan.device_share.num == 0) plan.slots = 0;
     auto made = std::make_unique<Engine>(store, kOptim, plan, options);
     engine = made.get();
     optimizer = std::move(made);
-    seal_activations();
     store.initialize(5);
   }
 
@@ -67,30 +63,16 @@ struct Rig {
     }
   }
   void begin(int64_t step) {
-    optimizer->begin_step(update(step));
-    optimizer->leave_activations();
-    fill_activations();
+    optimizer->begin_step();
     for (const params::Group& group : store.groups())  // the forward pass reads all weights
       for (const params::SlotId slot : group.slots) store.stored_weight(slot);
     fill_gradients(step);
     for (int g = static_cast<int>(store.groups().size()); g-- > 0;) optimizer->gradient_complete(ex, g);
-    expect_activations();
-    optimizer->enter_activations();
   }
-  void seal_activations() {
-    activations.record("pass", [&] { const Scratch all = activations.take("all", {kActivations}, DType::u8); });
-    activations.seal();
-  }
-  /// A pass has the memory of activations to itself.
-  void fill_activations() {
-    activations.begin("pass");
-    const Scratch all = activations.take("all", {kActivations}, DType::u8);
-    std::fill_n(all.tensor().data, kActivations, std::byte{0xa5});
-  }
-  void expect_activations() {
-    const std::byte* const memory = activations.memory();
-    EXPECT_EQ(std::count(memory, memory + kActivations, std::byte{0xa5}), kActivations);
-    activations.end();
+  void zero_state() {
+    for (const params::Group& group : store.groups())
+      for (const Buffer* buffer : {&group.master, &group.m, &group.v})
+        std::fill_n(buffer->tensor().as<float>(), buffer->tensor().count(), 0.0f);
   }
   optim::Update update(int64_t t) const {
     return {.lr = 1e-2 / static_cast<double>(t), .t = t, .gradient_scale = clips && t % 2 == 0 ? 0.75 : 1.0};
@@ -116,9 +98,6 @@ struct Rig {
   device::CpuDevice device;
   std::unique_ptr<device::Device> host;
   Arena arena{device, Arena::Mode::heap};
-  static constexpr int64_t kActivations = 100'000;  // bytes
-  device::CpuDevice other{1};                       // so that its memory is counted apart
-  Arena activations{other};
   Meter meter;
   Exec ex{device, arena, meter};
   params::ParamStore store;

@@ -16,8 +16,7 @@ struct Access {
   bool writes;
 };
 
-/// What an operation touches. The gradient on the device and the scalars are written by the computing thread: their
-/// moments are waited for by flags, which are checked apart.
+/// What an operation touches. The gradient on the device and the norm are the computing thread's: lanes wait for them.
 inline std::vector<Access> accesses_of(const Operation& op) {
   const Thing state{"state", op.subgroup}, gradient{"gradient on the host", op.subgroup}, slot{"slot", op.slot},
       bounce{"bounce", op.bounce}, weights{"weights", op.subgroup};
@@ -52,8 +51,7 @@ inline std::vector<Access> accesses_of(const Operation& op) {
 }
 
 /// before[i][j]: operation j is done when i begins.
-inline std::vector<std::vector<char>> order_of(const Schedule& schedule) {
-  const auto& ops = schedule.operations;
+inline std::vector<std::vector<char>> order_of(const Schedule& ops) {
   std::vector<std::vector<char>> before(ops.size(), std::vector<char>(ops.size()));
   std::array<int, kLanes> last;
   last.fill(-1);
@@ -74,12 +72,9 @@ inline std::string text_of(const Operation& op) {
   return format("{} of subgroup {} (slot {}, bounce {})", name_of(op.kind), op.subgroup, op.slot, op.bounce);
 }
 
-/// Pairs of operations that touch one thing, of which one writes, in no order; and operations that begin before the
-/// moment that makes their operands. Empty: none.
-/// `early`: updates need not wait for the norm.
-inline std::vector<std::string> races_of(const Schedule& schedule, bool early = false) {
-  const auto& ops = schedule.operations;
-  const auto before = order_of(schedule);
+/// Pairs of operations that touch one thing, of which one writes, in no order. Empty: none.
+inline std::vector<std::string> races_of(const Schedule& ops) {
+  const auto before = order_of(ops);
   std::vector<std::string> found;
   for (size_t i = 0; i < ops.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
@@ -89,11 +84,6 @@ inline std::vector<std::string> races_of(const Schedule& schedule, bool early = 
           if (a.thing == b.thing && (a.writes || b.writes))
             found.push_back(format("{} beside {}: {}", text_of(ops[i]), text_of(ops[j]), a.thing.first));
     }
-    const bool update = ops[i].kind == Kind::update_host || ops[i].kind == Kind::update_device;
-    if (update && !early && !ops[i].scalars) found.push_back(text_of(ops[i]) + " before the norm");
-    if (ops[i].kind == Kind::update_device && !ops[i].scalars && !ops[i].gradient)
-      found.push_back(text_of(ops[i]) + " before its gradient");
-    if (ops[i].kind == Kind::flush && !ops[i].gradient) found.push_back(text_of(ops[i]) + " before its gradient");
   }
   return found;
 }

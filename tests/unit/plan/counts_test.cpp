@@ -146,8 +146,11 @@ bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
       EXPECT_EQ(counts_of(run.trainer.meter().comm()), predicted(step, n)) << "after step " << n;
       EXPECT_EQ(work_of(run.trainer.meter(), but), predicted_work(step, n, but)) << "after step " << n;
       if (run.trainer.offload() != nullptr) {
+        const plan::OffloadWork& work = *step.plan.offload;
+        const auto where = offload::places(work.plan, static_cast<int>(work.subgroups.size()));
         EXPECT_EQ(run.trainer.offload()->report().bytes,
-                  plan::host_link_bytes(*step.plan.offload, run.trainer.offload()->plan().device_share));
+                  offload::bytes_of(offload::schedule({.places = where, .slots = work.plan.slots}), work.subgroups,
+                                    work.sizes));
       }
     }
   });

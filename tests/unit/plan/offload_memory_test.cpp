@@ -31,8 +31,7 @@ std::vector<config::Offload> all_ways() {
   all.push_back({.optimizer = OffloadOptimizer::interleaved,
                  .subgroup = 1 << 20,
                  .slots = 9,
-                 .grad_transport = config::GradTransport::bf16,
-                 .share_activations = true});
+                 .grad_transport = config::GradTransport::bf16});
   return all;
 }
 
@@ -76,7 +75,7 @@ TEST_F(OffloadMemoryOfAGpu, TheTableSaysWhatFits) {
   plan::Machine machine = machine_of(DType::bf16);
   const plan::RunPlan plan = plan::plan_run(c, kTinyVocab, machine, true);
   const std::string all_fit = plan::offload_table(plan, c, machine);
-  for (const char* row : {"  none ", "  cpu ", "  interleaved, 3 slots ", "  interleaved, 3 slots shared "})
+  for (const char* row : {"  none ", "  cpu ", "  interleaved, 3 slots "})
     EXPECT_NE(all_fit.find(row), std::string::npos) << all_fit;
   EXPECT_NE(all_fit.find("fits without offload: yes"), std::string::npos) << all_fit;
   EXPECT_EQ(all_fit.find("does not fit"), std::string::npos) << all_fit;
@@ -107,33 +106,25 @@ TEST_F(OffloadMemoryOfAGpu, SlotsThatDoNotFitTheDeviceAreRefusedWithTheKeysToCha
   const plan::RunPlan plan = plan::plan_run(c, kTinyVocab, machine, true);
   machine.memory_limit = plan.total;
   expect_fits(c, machine);
-  config::Config shared = c;
-  shared.offload.share_activations = true;
-  machine.memory_limit = plan::plan_run(shared, kTinyVocab, machine, true).total;
-  const std::string first = refusal(c, machine);
-  EXPECT_NE(first.find("offload.share_activations = true fits"), std::string::npos) << first;
-  expect_fits(shared, machine);
-  // Slots that stay filled cannot be shared.
-  c.offload.order = config::OffloadOrder::zigzag;
   config::Config fewer = c;
   fewer.offload.slots = 1;
   machine.memory_limit = plan::plan_run(fewer, kTinyVocab, machine, true).total;
-  const std::string second = refusal(c, machine);
-  EXPECT_NE(second.find("offload.slots = 1 fits"), std::string::npos) << second;
+  const std::string first = refusal(c, machine);
+  EXPECT_NE(first.find("offload.slots = 1 fits"), std::string::npos) << first;
   expect_fits(fewer, machine);
   fewer.offload.optimizer = OffloadOptimizer::cpu;
   machine.memory_limit = plan::plan_run(fewer, kTinyVocab, machine, true).total;
-  const std::string third = refusal(c, machine);
-  EXPECT_NE(third.find("offload.optimizer = \"cpu\" fits"), std::string::npos) << third;
+  const std::string second = refusal(c, machine);
+  EXPECT_NE(second.find("offload.optimizer = \"cpu\" fits"), std::string::npos) << second;
   c.model.d_model = 384;
   c.offload.subgroup = 1 << 19;
   c.offload.slots = 1;
   config::Config smaller = c;
   smaller.offload.subgroup = 1 << 18;
   machine.memory_limit = plan::plan_run(smaller, kTinyVocab, machine, true).total;
-  const std::string fourth = refusal(c, machine);
-  EXPECT_NE(fourth.find("offload.subgroup = 262144 fits"), std::string::npos) << fourth;
-  EXPECT_NE(fourth.find("the largest part is"), std::string::npos) << fourth;
+  const std::string third = refusal(c, machine);
+  EXPECT_NE(third.find("offload.subgroup = 262144 fits"), std::string::npos) << third;
+  EXPECT_NE(third.find("the largest part is"), std::string::npos) << third;
   expect_fits(smaller, machine);
 }
 

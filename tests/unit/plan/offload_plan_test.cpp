@@ -53,8 +53,7 @@ TEST(OffloadPlan, PriceIsThatOfTheEnginesUpdate) {
   EXPECT_EQ(rates.to_device, 24e9);
   const offload::Share share =
       offload::share_of(offload::places(work.plan, static_cast<int>(work.subgroups.size())), work.subgroups);
-  const double update = offload::update_seconds(share, static_cast<int64_t>(work.subgroups.size()), work.plan.slots,
-                                                rates, work.sizes, work.bounce);
+  const double update = offload::update_seconds(work.plan, work.subgroups, rates, work.sizes);
   EXPECT_GE(run.time.offload, update);
   EXPECT_LE(run.time.offload, update + static_cast<double>(4 * share.host) / rates.to_host);
   EXPECT_EQ(run.time.products, none.time.products);

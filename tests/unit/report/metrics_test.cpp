@@ -67,12 +67,11 @@ TEST_F(Metrics, WhatOptimizerOffloadDidComesBackAndAnEmulatedDeviceHasNoRates) {
                                .largest_subgroup = 128,
                                .resident_subgroups = 1,
                                .slots = 3,
-                               .order = "zigzag",
                                .host_memory = "pinned"};
   { MetricsLog(file_).write(step); }
   const Json json = events().at(0)["offload"];
   EXPECT_EQ(json["parameters"], Json::parse(R"({"host": 300, "streamed": 200, "resident": 100})"));
-  EXPECT_EQ(json["plan"], Json::parse(R"({"subgroups": 7, "largest": 128, "resident": 1, "slots": 3, "order": "zigzag",
+  EXPECT_EQ(json["plan"], Json::parse(R"({"subgroups": 7, "largest": 128, "resident": 1, "slots": 3,
                                           "host_memory": "pinned"})"));
   const StepReport back = step_from(events().at(0));
   ASSERT_TRUE(back.offload.has_value());

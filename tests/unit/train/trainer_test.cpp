@@ -94,22 +94,19 @@ TEST_P(EveryRun, AllocatesNothingFromTheThirdStepOn) {
 }
 
 TEST_P(EveryRun, AllocatesNothingBesideAnOffloadedOptimizerEither) {
-  for (const config::OffloadOrder order : {config::OffloadOrder::forward, config::OffloadOrder::zigzag}) {
-    config::Config c = tiny_config(arch());
-    c.offload = {.optimizer = config::OffloadOptimizer::interleaved,
-                 .gpu_fraction = "1/2",
-                 .subgroup = 512,
-                 .slots = 2,
-                 .resident = 1,
-                 .order = order};
-    Tiny run(c, compute(), 2);
-    for (int64_t n = 1; n <= 4; ++n) run.step(n);  // zigzag: there and back
-    allocations = 0;
-    counted = true;
-    for (int64_t n = 5; n <= 8; ++n) run.step(n);
-    counted = false;
-    EXPECT_EQ(allocations, 0) << static_cast<int>(order);
-  }
+  config::Config c = tiny_config(arch());
+  c.offload = {.optimizer = config::OffloadOptimizer::interleaved,
+               .gpu_fraction = "1/2",
+               .subgroup = 512,
+               .slots = 2,
+               .resident = 1};
+  Tiny run(c, compute(), 2);
+  for (int64_t n = 1; n <= 4; ++n) run.step(n);
+  allocations = 0;
+  counted = true;
+  for (int64_t n = 5; n <= 8; ++n) run.step(n);
+  counted = false;
+  EXPECT_EQ(allocations, 0);
 }
 
 TEST_P(EveryRun, AllocatesNothingOnManyRanksEither) {
