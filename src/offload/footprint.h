@@ -14,9 +14,9 @@ struct Extent {
 std::vector<Extent> extents_of(std::span<const params::Group> groups);
 
 struct Footprint {
-  int64_t device = 0, host = 0;  // bytes of weights, gradients and the optimizer
+  int64_t device = 0, host = 0;  // bytes
 };
-/// `emulated`: rates are given, and not measured.
+/// Of weights, gradients and the optimizer. `emulated`: rates are given, and not measured.
 Footprint footprint(std::span<const Extent> groups, DType compute, const config::Offload& offload, bool emulated);
 
 }  // namespace trainer::offload

@@ -16,26 +16,36 @@ std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
 /// Of the run that the plan is of, with its parameters spread as `extents` says.
-DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config,
-                          const std::vector<offload::Extent>& extents, const config::Offload& offload,
-                          const Machine& machine) {
+offload::Footprint memory_with(const RunPlan& plan, const config::Config& config,
+                               const std::vector<offload::Extent>& extents, const config::Offload& offload,
+                               const Machine& machine) {
   const bool emulated = offload::rates_of(config.debug).has_value();
   const offload::Footprint own = offload::footprint(plan.extents, machine.compute, config.offload, emulated);
   const offload::Footprint other = offload::footprint(extents, machine.compute, offload, emulated);
-  const DeviceAndHost memory = memory_of(plan);
+  const offload::Footprint memory = memory_of(plan);
   return {memory.device + other.device - own.device, memory.host + other.host - own.host};
 }
 
-bool fits(const DeviceAndHost& memory, const RunPlan& plan, const Machine& machine) {
+bool fits(const offload::Footprint& memory, const RunPlan& plan, const Machine& machine) {
   const int64_t host = memory.host + host_rest(plan);
   if (!machine.gpu) return memory.device + host <= machine.memory_limit;
   return memory.device <= machine.memory_limit && (machine.host_limit == 0 || host <= machine.host_limit);
 }
 
+/// "fits without offload: yes, 1.2 GiB of 4.0 GiB".
+std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  config::Offload none = config.offload;
+  none.optimizer = OffloadOptimizer::none;
+  const offload::Footprint memory = memory_with(plan, config, none, machine);
+  const int64_t bytes = machine.gpu ? memory.device : memory.device + memory.host + host_rest(plan);
+  return format("fits without offload: {}, {} of {}", fits(memory, plan, machine) ? "yes" : "no", bytes_text(bytes),
+                bytes_text(machine.memory_limit));
+}
+
 }  // namespace
 
-DeviceAndHost memory_of(const RunPlan& plan) {
-  DeviceAndHost memory;
+offload::Footprint memory_of(const RunPlan& plan) {
+  offload::Footprint memory;
   for (const auto& [category, bytes] : plan.memory) {
     if (category.starts_with("host_")) {
       memory.host += bytes;
@@ -46,28 +56,14 @@ DeviceAndHost memory_of(const RunPlan& plan) {
   return memory;
 }
 
-DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
-                          const Machine& machine) {
+offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+                               const Machine& machine) {
   return memory_with(plan, config, plan.extents, offload, machine);
-}
-
-bool fits_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
-               const Machine& machine) {
-  return fits(memory_with(plan, config, offload, machine), plan, machine);
-}
-
-std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine) {
-  config::Offload none = config.offload;
-  none.optimizer = OffloadOptimizer::none;
-  const DeviceAndHost memory = memory_with(plan, config, none, machine);
-  const int64_t bytes = machine.gpu ? memory.device : memory.device + memory.host + host_rest(plan);
-  return format("fits without offload: {}, {} of {}", fits(memory, plan, machine) ? "yes" : "no", bytes_text(bytes),
-                bytes_text(machine.memory_limit));
 }
 
 std::string offload_change_that_fits(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   config::Offload tried = config.offload;
-  const auto now_fits = [&] { return fits_with(plan, config, tried, machine); };
+  const auto now_fits = [&] { return fits(memory_with(plan, config, tried, machine), plan, machine); };
   if (plan.replicas > 1 && config.parallel.zero_stage == 0) {
     std::vector<offload::Extent> split = plan.extents;
     for (offload::Extent& group : split) group.held = comm::chunk_of(group.elements, plan.replicas, 0);
@@ -112,7 +108,7 @@ std::string offload_table(const RunPlan& plan, const config::Config& config, con
   std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
     const bool same = offload.optimizer == config.offload.optimizer;
-    const DeviceAndHost memory = memory_with(plan, config, offload, machine);
+    const offload::Footprint memory = memory_with(plan, config, offload, machine);
     text += format("  {:<25}{:>12}{:>12}{}{}\n", name, bytes_text(memory.device), bytes_text(memory.host),
                    fits(memory, plan, machine) ? "" : "  does not fit", same ? "  as configured" : "");
   };

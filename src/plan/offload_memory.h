@@ -8,20 +8,10 @@
 namespace trainer::plan {
 
 /// Bytes that tensors take of the device, and on the host what is kept there for it.
-struct DeviceAndHost {
-  int64_t device = 0, host = 0;
-  bool operator==(const DeviceAndHost&) const = default;
-};
-DeviceAndHost memory_of(const RunPlan& plan);
+offload::Footprint memory_of(const RunPlan& plan);
 /// The same of the run that `plan` and `config` are of, if it kept the optimizer's state as `offload` says.
-DeviceAndHost memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
-                          const Machine& machine);
-/// Says whether that fits the device, and the host beside a GPU.
-bool fits_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
-               const Machine& machine);
-
-/// "fits without offload: yes, 1.2 GiB of 4.0 GiB".
-std::string fits_without_offload(const RunPlan& plan, const config::Config& config, const Machine& machine);
+offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,
+                               const Machine& machine);
 
 /// Returns the smallest change of where the optimizer's state is that makes the run fit, with the keys to set:
 /// "offload.slots = 2 fits". Empty: there is none.

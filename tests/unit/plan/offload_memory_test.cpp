@@ -10,7 +10,6 @@ namespace trainer::tests {
 namespace {
 
 using config::OffloadOptimizer;
-using plan::DeviceAndHost;
 
 plan::Machine machine_of(DType compute, int ranks = 1, bool gpu = true) {
   plan::Machine machine{
@@ -55,8 +54,8 @@ TEST(OffloadMemory, EveryWayTakesTheMemoryOfItsOwnPlanSeenFromEveryOther) {
           plans.push_back(plan::plan_run(offloaded(c, way), kTinyVocab, machine, true));
         for (size_t from = 0; from < ways.size(); ++from)
           for (size_t to = 0; to < ways.size(); ++to) {
-            const DeviceAndHost got = plan::memory_with(plans[from], offloaded(c, ways[from]), ways[to], machine);
-            const DeviceAndHost want = plan::memory_of(plans[to]);
+            const offload::Footprint got = plan::memory_with(plans[from], offloaded(c, ways[from]), ways[to], machine);
+            const offload::Footprint want = plan::memory_of(plans[to]);
             ASSERT_EQ(got.device, want.device) << from << " to " << to << ", " << name_of(compute) << ", gpu " << gpu;
             ASSERT_EQ(got.host, want.host) << from << " to " << to << ", " << name_of(compute) << ", gpu " << gpu;
           }
