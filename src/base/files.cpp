@@ -9,7 +9,7 @@
 #include <iterator>
 #include <system_error>
 
-#include "base/error.h"
+#include "base/file_io.h"
 
 namespace trainer {
 
@@ -39,19 +39,6 @@ const char* remedy(int error) {
   }
 }
 
-[[noreturn]] void fail(const fs::path& path, const char* operation, int error) {
-  throw Error(Code::io, format("{}: cannot {}: {}", path.string(), operation, system_reason(error)));
-}
-
-/// Repeats a call that a signal interrupted.
-template <typename Call>
-auto uninterrupted(Call call) {
-  for (;;) {
-    const auto result = call();
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
-
 /// What is there instead of a file, or null.
 const char* not_a_file(fs::file_type type) {
   switch (type) {
@@ -77,28 +64,11 @@ fs::path replaced_by(const fs::path& path) {
                 format("{}: {}; expected a file, which may be replaced, or a name that is free", path.string(), found));
   if (!fs::is_symlink(path, error) || !fs::exists(path, error)) return path;
   const fs::path target = fs::canonical(path, error);
-  if (error) fail(path, "follow this link", error.value());
+  if (error) fail_to("follow this link", path, error.value());
   return target;
 }
 
-/// Returns 0, or the errno of the first call that failed.
-int write_and_sync(int file, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t written = uninterrupted([&] { return ::write(file, bytes.data(), bytes.size()); });
-    if (written < 0) return errno;
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  return uninterrupted([&] { return ::fsync(file); }) == 0 ? 0 : errno;
-}
-
 fs::path temporary_beside(const fs::path& path) { return format("{}.{}.new", path.string(), ::getpid()); }
-
-/// Opens a new temporary file for what will be at `path`.
-int create(const fs::path& temporary, const fs::path& path) {
-  const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (file < 0) fail(path, "create", errno);
-  return file;
-}
 
 }  // namespace
 
@@ -130,7 +100,7 @@ std::string read_text_file(const std::string& given, std::string_view expected) 
 }
 
 void publish(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) fail(to, "put the finished file in place", errno);
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_to("put the finished file in place", to, errno);
   const fs::path folder = to.has_parent_path() ? to.parent_path() : ".";
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
@@ -140,11 +110,11 @@ void publish(const fs::path& from, const fs::path& to) {
 
 void replace_file(const fs::path& given, std::string_view bytes) {
   const fs::path path = replaced_by(given), temporary = temporary_beside(path);
-  const int file = create(temporary, path);
-  int error = write_and_sync(file, bytes);
-  if (::close(file) != 0 && error == 0 && errno != EINTR) error = errno;
+  File file = File::overwrite(temporary, path);
   try {
-    if (error != 0) fail(path, "write", error);
+    file.write(std::as_bytes(std::span(bytes)));
+    file.sync();
+    file.close();
     publish(temporary, path);
   } catch (const Error&) {
     ::unlink(temporary.c_str());
@@ -154,7 +124,7 @@ void replace_file(const fs::path& given, std::string_view bytes) {
 
 void require_replaceable(const fs::path& given) {
   const fs::path path = replaced_by(given), temporary = temporary_beside(path);
-  ::close(create(temporary, path));
+  File::overwrite(temporary, path);
   ::unlink(temporary.c_str());
 }
 

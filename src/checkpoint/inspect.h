@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 namespace trainer::checkpoint {
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/checksum.h"
-#include "checkpoint/file_io.h"
+#include "base/checksum.h"
+#include "base/file_io.h"
 #include "checkpoint/snapshot.h"
 
 namespace trainer::checkpoint {
@@ -21,6 +21,13 @@ constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; stays in the ca
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kCompleteFile = "COMPLETE";
 constexpr const char* kConfigFile = "config.toml";
+
+/// Bytes of a complete checkpoint are not those that were written: an earlier one may still be whole.
+class Damage : public Error {
+ public:
+  explicit Damage(std::string message, std::source_location where = std::source_location::current())
+      : Error(Code::checkpoint, std::move(message), where) {}
+};
 
 /// `count` runs of `length` elements; their first elements are `global`, global + stride, …
 struct RunGroup {

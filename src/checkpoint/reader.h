@@ -5,7 +5,7 @@
 #include <span>
 #include <string>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 #include "checkpoint/manifest.h"
 
 namespace trainer::checkpoint {

@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/log.h"
-#include "checkpoint/file_io.h"
 
 namespace trainer::checkpoint {
 
@@ -37,9 +37,7 @@ std::string owner_in(int fd) {
 
 /// Returns 0, or the errno of taking the lock without waiting.
 int try_lock(int fd) {
-  while (::flock(fd, LOCK_EX | LOCK_NB) != 0)
-    if (errno != EINTR) return errno;
-  return 0;
+  return uninterrupted([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
 }
 
 /// Says whether the open file still has that name: its last holder may have removed it.

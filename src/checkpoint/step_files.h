@@ -3,7 +3,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 #include "checkpoint/manifest.h"
 
 namespace trainer::checkpoint {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/snapshot.h"
 #include "comm/world.h"

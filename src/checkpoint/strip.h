@@ -1,7 +1,7 @@
 #pragma once
 #include <filesystem>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 namespace trainer::checkpoint {
 

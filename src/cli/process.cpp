@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/files.h"
 
 namespace trainer::cli {
@@ -55,8 +56,7 @@ std::string read_input(const std::string& path, const std::string& option) {
   if (file < 0) refuse(errno);
   std::string text, block(size_t{1} << 16, '\0');
   for (;;) {
-    const ssize_t got = ::read(file, block.data(), block.size());
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = uninterrupted([&] { return ::read(file, block.data(), block.size()); });
     if (got < 0) refuse(errno);
     if (got == 0) break;
     text.append(block, 0, static_cast<size_t>(got));

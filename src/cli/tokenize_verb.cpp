@@ -2,9 +2,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/files.h"
 #include "base/log.h"
-#include "checkpoint/file_io.h"
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
@@ -33,7 +33,7 @@ int tokenize(const TokenizeOptions& o) {
   options.progress = show_tokenizing();
   const data::Tokenizer tokenizer = o.tokenizer.empty() ? data::Tokenizer::train(files, o.train_vocab, options.text)
                                                         : data::Tokenizer::load(o.tokenizer);
-  checkpoint::make_folders(checkpoint::system_calls(), o.output);
+  make_folders(system_calls(), o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
       throw Error(Code::data, format("{}: holds {}, a tokenizer of another kind; name another --output, or remove it",

@@ -1,43 +1,14 @@
 #pragma once
-// Plain files the way data needs them: locked, mapped, hashed.
+// Plain files the way data needs them: mapped, hashed.
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
+#include "base/file_io.h"
 #include "data/mapping_guard.h"
 
 namespace trainer::data {
-
-/// An open file descriptor, closed at the end of its life. Every failing call throws Code::io (reading missing input:
-/// Code::data) with the path and the system's reason.
-class File {
- public:
-  static File open_to_read(const std::filesystem::path& path);
-  /// Created when missing; the content is kept.
-  static File open_to_write(const std::filesystem::path& path);
-  File(File&& other) noexcept;
-  File& operator=(File&& other) noexcept;
-  ~File();
-
-  int64_t size() const;
-  /// Reads at most `bytes` at `offset`; fewer only at the end of the file.
-  size_t read_at(int64_t offset, char* out, size_t bytes) const;
-  void write_at(int64_t offset, std::string_view bytes);
-  void truncate(int64_t bytes);
-  void sync();
-  /// Takes the exclusive advisory lock; false when another process holds it.
-  bool try_lock();
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  File(std::filesystem::path path, int descriptor);
-  std::filesystem::path path_;
-  int descriptor_ = -1;
-};
 
 /// A file mapped read-only. An empty file has no bytes and no mapping. Where the file is cut short meanwhile, zeros are
 /// read (see mapping_guard.h): what was read holds only if require_whole() passes afterwards.
@@ -72,8 +43,7 @@ class MappedFile {
 /// The whole file. Throws Code::data when it cannot be read.
 std::string read_file(const std::filesystem::path& path);
 
-/// XXH3-128 of bytes, of a file's content; 32 lower-case hexadecimal digits.
-std::string hash_bytes(std::string_view bytes);
+/// XXH3-128 of a file's content; 32 lower-case hexadecimal digits.
 std::string hash_file(const std::filesystem::path& path);
 
 }  // namespace trainer::data

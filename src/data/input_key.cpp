@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "base/checksum.h"
 #include "base/error.h"
 
 namespace trainer::data {
@@ -49,7 +50,7 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
       inputs.push_back(before);
       continue;
     }
-    const int64_t size = File::open_to_read(file).size();
+    const int64_t size = File::open_input(file).size();
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();
     json entry = {
@@ -79,7 +80,7 @@ std::string input_key(const json& inputs, const TextOptions& options, const std:
               {"strict", options.strict},
               {"inputs", json::array()}};
   for (const json& input : inputs) key["inputs"].push_back({input["size"], input["hash"], input["json_lines"]});
-  return hash_bytes(key.dump());
+  return to_string(checksum_of(key.dump()));
 }
 
 json read_json_or_null(const fs::path& path) {

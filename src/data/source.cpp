@@ -6,6 +6,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/files.h"
@@ -179,7 +180,7 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
 }
 
 std::string validation_hash(const TokenDataset& val) {
-  return hash_bytes(fmt::format("{} {}", val.stream().fingerprint(), val.begin()));
+  return to_string(checksum_of(fmt::format("{} {}", val.stream().fingerprint(), val.begin())));
 }
 
 std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
@@ -276,7 +277,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
     result.val.emplace(train, seq_len, seed, train_end);
   }
   result.train.emplace(train, seq_len, seed, 0, train_end);
-  result.data_hash = hash_bytes(fmt::format("{} {}", train->fingerprint(), train_end));
+  result.data_hash = to_string(checksum_of(fmt::format("{} {}", train->fingerprint(), train_end)));
   if (result.val) result.val_hash = validation_hash(*result.val);
   if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
   if (result.val) result.unigram_entropy = unigram_entropy(*result.train, *result.val, result.vocab, options.threads);

@@ -186,7 +186,7 @@ std::optional<TextPiece> PieceReader::next() {
   if (next_.file == static_cast<int64_t>(files_.size())) return std::nullopt;
   const std::string& name = files_[static_cast<size_t>(next_.file)];
   if (!file_) {
-    file_ = File::open_to_read(name);
+    file_.emplace(File::open_input(name));
     file_bytes_ = file_->size();
     const int64_t begin = byte_order_mark(*file_);
     if (file_bytes_ == begin)
@@ -265,7 +265,7 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
   };
   std::vector<int64_t> sizes;
   int64_t total = 0;
-  for (const std::string& file : files) total += sizes.emplace_back(File::open_to_read(file).size());
+  for (const std::string& file : files) total += sizes.emplace_back(File::open_input(file).size());
   if (total <= max_bytes) {
     PieceReader reader(files, options);
     while (auto piece = reader.next()) {

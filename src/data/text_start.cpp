@@ -50,7 +50,7 @@ void require_text(const File& file) {
 }
 
 int64_t line_of(const std::string& file, int64_t offset) {
-  const File text = File::open_to_read(file);
+  const File text = File::open_input(file);
   std::string block(size_t{1} << 20, '\0');
   int64_t lines = 1;
   for (int64_t at = 0; at < offset;) {

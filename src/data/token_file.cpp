@@ -1,13 +1,11 @@
 #include "data/token_file.h"
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "base/limits.h"
 #include "data/token_format.h"
@@ -215,12 +213,12 @@ std::string TokenStream::fingerprint() const {
     for (int64_t block = 0; block < kBlocks; ++block) {
       const int64_t start = last / (kBlocks - 1) * block + last % (kBlocks - 1) * block / (kBlocks - 1);
       const auto* data = file.data() + begin + start;
-      facts += fmt::format("{:016x}", XXH3_64bits(data, static_cast<size_t>(std::min(kBlockBytes, bytes - start))));
+      facts += fmt::format("{:016x}", hash64({data, static_cast<size_t>(std::min(kBlockBytes, bytes - start))}));
       if (start == last && last == 0) break;
     }
     file.require_whole();
   }
-  return hash_bytes(facts);
+  return to_string(checksum_of(facts));
 }
 
 }  // namespace trainer::data

@@ -140,7 +140,7 @@ fs::path beside(const fs::path& output, const char* extension) { return fs::path
 /// Returns checksums of a token file and its document index. The manifest keeps them, and later readers compare.
 json checksums_of(const fs::path& output) {
   json sums = {{"documents", hash_file(document_index_path(output))}};
-  const bool short_enough = File::open_to_read(output).size() <= kHashedBytes;
+  const bool short_enough = File::open_input(output).size() <= kHashedBytes;
   sums[short_enough ? "tokens" : "fingerprint"] =
       short_enough ? hash_file(output) : TokenStream({output.string()}).fingerprint();
   return sums;

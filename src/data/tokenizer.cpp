@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/checksum.h"
 #include "base/error.h"
 #include "data/bpe_file.h"
 #include "data/files.h"
@@ -80,7 +81,7 @@ Tokenizer Tokenizer::load(const std::string& path) {
 Tokenizer Tokenizer::from_bytes(std::string serialized, const std::string& origin) {
   Tokenizer tokenizer;
   tokenizer.model_ = is_json(serialized) ? make_byte_bpe(serialized, origin) : make_sentencepiece(serialized, origin);
-  tokenizer.hash_ = hash_bytes(serialized);
+  tokenizer.hash_ = to_string(checksum_of(serialized));
   tokenizer.serialized_ = std::move(serialized);
   return tokenizer;
 }

@@ -29,7 +29,7 @@ constexpr int64_t kChunk = int64_t{1} << 18;  // elements converted at a time
 /// Reads the tensors of a checkpoint as Hugging Face has them.
 class TensorSource {
  public:
-  TensorSource(checkpoint::SystemCalls& calls, const checkpoint::Reader& reader)
+  TensorSource(SystemCalls& calls, const checkpoint::Reader& reader)
       : folder_(reader.folder()), shards_(calls, reader.folder(), reader.manifest()) {
     for (const checkpoint::StoredTensor& tensor : reader.manifest().tensors)
       if (tensor.name.find('#') == tensor.name.npos) stored_[tensor.name] = &tensor;  // no moments
@@ -125,7 +125,7 @@ void write_tensor(const MappedTensor& tensor, FloatType type, TensorSource& sour
   }
 }
 
-void write_weights(checkpoint::SystemCalls& calls, const fs::path& folder, const std::vector<MappedTensor>& all,
+void write_weights(SystemCalls& calls, const fs::path& folder, const std::vector<MappedTensor>& all,
                    const ExportOptions& options, TensorSource& source, Exported& done) {
   const std::vector<std::span<const MappedTensor>> files = cut_into_files(all, options.type, options.shard_bytes);
   WeightIndex index;
@@ -144,13 +144,12 @@ void write_weights(checkpoint::SystemCalls& calls, const fs::path& folder, const
     writer.finish();
     done.files.push_back(name);
   }
-  if (files.size() > 1) checkpoint::write_file(calls, folder / kIndexFile, to_index_json(index, done.bytes));
+  if (files.size() > 1) write_file(calls, folder / kIndexFile, to_index_json(index, done.bytes));
 }
 
 }  // namespace
 
-Exported export_model(const fs::path& path, const fs::path& output, const ExportOptions& options,
-                      checkpoint::SystemCalls& calls) {
+Exported export_model(const fs::path& path, const fs::path& output, const ExportOptions& options, SystemCalls& calls) {
   const checkpoint::Reader reader(path, calls);
   const checkpoint::Snapshot& header = reader.header();
   const config::Config config =
@@ -172,8 +171,8 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   Exported done{reader.folder(), {}, 0, 0};
   checkpoint::write_new_folder(calls, output, [&](const fs::path& folder) {
     write_weights(calls, folder, tensors, options, source, done);
-    for (const NamedFile& file : files) checkpoint::write_file(calls, folder / file.name, file.bytes);
-    checkpoint::sync_folder(calls, folder);
+    for (const NamedFile& file : files) write_file(calls, folder / file.name, file.bytes);
+    sync_folder(calls, folder);
   });
   return done;
 }

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 #include "huggingface/float_types.h"
 
 namespace trainer::huggingface {
@@ -26,6 +26,6 @@ struct Exported {
 /// largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for what Hugging Face
 /// cannot represent, Code::io when writing fails.
 Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
-                      const ExportOptions& options = {}, checkpoint::SystemCalls& calls = checkpoint::system_calls());
+                      const ExportOptions& options = {}, SystemCalls& calls = system_calls());
 
 }  // namespace trainer::huggingface

@@ -144,10 +144,9 @@ void write_tensors(checkpoint::ShardWriter& shard, const std::vector<MappedTenso
 
 }  // namespace
 
-Imported import_model(const fs::path& input, const fs::path& output, checkpoint::SystemCalls& calls) {
+Imported import_model(const fs::path& input, const fs::path& output, SystemCalls& calls) {
   const fs::path config_file = input / "config.json";
-  const ModelConfig model =
-      parse_config_json(checkpoint::read_file(calls, config_file, kLargestConfig), config_file.string());
+  const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
   const std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer && tokenizer->vocab_size() != model.vocab)
     throw Error(Code::checkpoint,

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 namespace trainer::huggingface {
 
@@ -20,6 +20,6 @@ struct Imported {
 /// cannot represent is refused with the name of the field or tensor. Throws Code::checkpoint for that and for damaged
 /// files, Code::data for a damaged tokenizer, Code::io when writing fails.
 Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output,
-                      checkpoint::SystemCalls& calls = checkpoint::system_calls());
+                      SystemCalls& calls = system_calls());
 
 }  // namespace trainer::huggingface

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 namespace trainer::huggingface {
 
@@ -28,7 +28,7 @@ class SafetensorsFile {
  public:
   /// Reads and checks the header. Throws Code::checkpoint naming the file and what is wrong, Code::io where the system
   /// refuses.
-  SafetensorsFile(checkpoint::SystemCalls& calls, const std::filesystem::path& path);
+  SafetensorsFile(SystemCalls& calls, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
@@ -36,7 +36,7 @@ class SafetensorsFile {
   void read(const TensorEntry& tensor, int64_t offset, std::span<std::byte> bytes) const;
 
  private:
-  checkpoint::File file_;
+  File file_;
   int64_t data_ = 0;  // where the first tensor begins
   std::vector<TensorEntry> tensors_;
 };
@@ -45,15 +45,14 @@ class SafetensorsFile {
 /// entries are set here.
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(checkpoint::SystemCalls& calls, const std::filesystem::path& path,
-                    std::vector<TensorEntry> tensors);
+  SafetensorsWriter(SystemCalls& calls, const std::filesystem::path& path, std::vector<TensorEntry> tensors);
   /// Appends bytes of the tensors.
   void write(std::span<const std::byte> bytes);
   /// Syncs and closes the file; every byte of the tensors must have been written.
   void finish();
 
  private:
-  checkpoint::File file_;
+  File file_;
   int64_t left_ = 0;
 };
 

@@ -14,11 +14,10 @@ namespace {
 constexpr int64_t kLargestIndex = int64_t{16} << 20;
 
 /// Returns the files to open, each once, and for each tensor of an index its file.
-std::vector<std::string> files_of(checkpoint::SystemCalls& calls, const fs::path& folder, WeightIndex& index) {
+std::vector<std::string> files_of(SystemCalls& calls, const fs::path& folder, WeightIndex& index) {
   std::error_code none;
   if (fs::exists(folder / kIndexFile, none)) {
-    index = parse_index_json(checkpoint::read_file(calls, folder / kIndexFile, kLargestIndex),
-                             (folder / kIndexFile).string());
+    index = parse_index_json(read_file(calls, folder / kIndexFile, kLargestIndex), (folder / kIndexFile).string());
     std::vector<std::string> files;
     for (const auto& [tensor, file] : index) files.push_back(file);
     std::ranges::sort(files);
@@ -36,7 +35,7 @@ std::vector<std::string> files_of(checkpoint::SystemCalls& calls, const fs::path
 
 }  // namespace
 
-WeightFiles::WeightFiles(checkpoint::SystemCalls& calls, const fs::path& folder) {
+WeightFiles::WeightFiles(SystemCalls& calls, const fs::path& folder) {
   WeightIndex index;
   const std::vector<std::string> names = files_of(calls, folder, index);
   files_.reserve(names.size());

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 #include "huggingface/safetensors.h"
 
 namespace trainer::huggingface {
@@ -14,7 +14,7 @@ class WeightFiles {
  public:
   /// Opens model.safetensors, or the files that the index names. Throws Code::checkpoint when the folder has neither,
   /// or when a file is damaged or lacks a tensor that the index says it has.
-  WeightFiles(checkpoint::SystemCalls& calls, const std::filesystem::path& folder);
+  WeightFiles(SystemCalls& calls, const std::filesystem::path& folder);
 
   struct Place {
     const SafetensorsFile* file;

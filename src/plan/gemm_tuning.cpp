@@ -4,8 +4,8 @@
 #include <fstream>
 #include <optional>
 
+#include "base/checksum.h"
 #include "base/log.h"
-#include "checkpoint/checksum.h"
 #include "ops/gemm_tuning.h"
 
 namespace trainer::plan {
@@ -38,7 +38,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   const auto first = std::find_if(misfits.begin(), misfits.end(), [](const std::string& why) { return !why.empty(); });
   if (first == misfits.end()) {
     ops::use_gemm_tuning(device, *tuning);
-    return to_string(checkpoint::checksum_of(text));
+    return to_string(checksum_of(text));
   }
   if (world.first())
     log::warning("{} is ignored: {}{}", path,

@@ -11,6 +11,7 @@
 #include <ctime>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/files.h"
 #include "base/log.h"
 
@@ -139,10 +140,7 @@ EventFile::~EventFile() { close(descriptor_); }
 
 void EventFile::write(std::string_view message) {
   const std::string record = event_record(message);
-  ssize_t written = 0;
-  do {
-    written = pwrite(descriptor_, record.data(), record.size(), size_);
-  } while (written < 0 && errno == EINTR);
+  const ssize_t written = uninterrupted([&] { return pwrite(descriptor_, record.data(), record.size(), size_); });
   if (written == static_cast<ssize_t>(record.size())) {
     size_ += written;
     return;

@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "report/events_json.h"
@@ -79,10 +80,7 @@ void MetricsLog::write(const EndReport& end) { write_line(to_line(to_json(end)))
 void MetricsLog::write_line(std::string line) {
   line += '\n';
   if (torn_) line.insert(line.begin(), '\n');
-  ssize_t written = 0;
-  do {
-    written = ::write(descriptor_, line.data(), line.size());
-  } while (written < 0 && errno == EINTR);
+  const ssize_t written = uninterrupted([&] { return ::write(descriptor_, line.data(), line.size()); });
   if (written == static_cast<ssize_t>(line.size())) {
     torn_ = false;
     return;

@@ -3,7 +3,7 @@
 #include <sstream>
 
 #include "base/log.h"
-#include "checkpoint/checksum.h"
+#include "checkpoint/manifest.h"
 
 namespace trainer::run {
 

@@ -97,7 +97,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
     for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(folder).complete)
       candidates.push_back(entry.folder);
   } else {
-    candidates = checkpoint::candidates(config.resume, checkpoint::system_calls(), /*aloud=*/false);
+    candidates = checkpoint::candidates(config.resume, system_calls(), /*aloud=*/false);
   }
   for (const fs::path& candidate : candidates) try {
       return StoredHeader{candidate, checkpoint::Reader(candidate).header()};

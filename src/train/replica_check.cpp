@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "checkpoint/checksum.h"
+#include "base/checksum.h"
 #include "tensor/host_copy.h"
 
 namespace trainer::train {
@@ -10,7 +10,7 @@ namespace {
 
 template <typename T>
 std::string hash_of(std::span<const T> values) {
-  return checkpoint::to_string(checkpoint::checksum_of(std::as_bytes(values)));
+  return to_string(checksum_of(std::as_bytes(values)));
 }
 
 /// Describes which elements of a parameter this rank holds, and their contents, as two hashes of equal width.

@@ -126,7 +126,7 @@ struct TemporaryFolder {
 };
 
 void save(Tiny& run, const std::filesystem::path& folder, int64_t step) {
-  checkpoint::CheckpointStore store(folder, {.keep = 1}, checkpoint::system_calls(), run.alone.get());
+  checkpoint::CheckpointStore store(folder, {.keep = 1}, system_calls(), run.alone.get());
   checkpoint::Snapshot snapshot;
   snapshot.state.step = snapshot.state.adam_step = step;
   snapshot.tied = run.trainer.config().model.tie_embeddings.value();
@@ -201,7 +201,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   const std::string text = to_json(measured.tuning);
   replace_file(c.hardware.gemm_tuning, text);
   const std::string hash = plan::use_gemm_tuning(c, *world, *device);
-  EXPECT_EQ(hash, to_string(checkpoint::checksum_of(text)));
+  EXPECT_EQ(hash, to_string(checksum_of(text)));
   const Result tuned = train(c, DType::bf16, 3, kOnGpu);
   EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
   ops::use_gemm_tuning(*device, {});
@@ -280,7 +280,7 @@ TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
     on_two_ranks([&](comm::World& world) {
       config::Config mine = c;
       mine.hardware.gemm_tuning = folder.path / (world.first() ? "first.json" : others);
-      EXPECT_EQ(plan::use_gemm_tuning(mine, world, *gpu()), to_string(checkpoint::checksum_of(text))) << others;
+      EXPECT_EQ(plan::use_gemm_tuning(mine, world, *gpu()), to_string(checksum_of(text))) << others;
     });
   for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all
     std::atomic<int> refused = 0;

@@ -37,7 +37,7 @@ inline void expect_same_tensors_in(std::span<const config::Config> layouts) {
         const std::lock_guard lock(mutex);
         for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(store, true)) collect(loaded, slice);
       }
-      checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
+      checkpoint::CheckpointStore files(path, {}, system_calls(), &world);
       checkpoint::Snapshot snapshot;
       snapshot.tensors = checkpoint::slices_to_save(store, true);
       files.save(snapshot);

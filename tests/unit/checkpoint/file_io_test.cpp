@@ -1,8 +1,8 @@
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 #include <gtest/gtest.h>
 
-#include "checkpoint/checksum.h"
+#include "base/checksum.h"
 #include "fixture.h"
 
 namespace trainer::checkpoint {

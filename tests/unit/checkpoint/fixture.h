@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_io.h"
 #include "base/log.h"
-#include "checkpoint/file_io.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"

@@ -19,7 +19,6 @@ namespace trainer::huggingface {
 namespace fs = std::filesystem;
 using checkpoint::content_of;
 using checkpoint::overwrite;
-using checkpoint::system_calls;
 using checkpoint::TempFolder;
 
 constexpr int64_t kVocab = 29;

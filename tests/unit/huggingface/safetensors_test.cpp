@@ -15,7 +15,6 @@ namespace {
 namespace fs = std::filesystem;
 using checkpoint::content_of;
 using checkpoint::overwrite;
-using checkpoint::system_calls;
 using checkpoint::TempFolder;
 
 std::string with_length(const std::string& header, const std::string& data) {

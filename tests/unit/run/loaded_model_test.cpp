@@ -29,7 +29,7 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
   const auto ranks = static_cast<int>(config::ranks_of_replica(trained) * trained.parallel.data);
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
     Tiny run(&world, trained, DType::f32, 1);
-    checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), &world);
+    checkpoint::CheckpointStore files(path, {}, system_calls(), &world);
     checkpoint::Snapshot snapshot;
     snapshot.config_toml = config::to_toml(told);
     snapshot.compute = "fp32";

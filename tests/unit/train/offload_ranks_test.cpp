@@ -169,7 +169,7 @@ Tensors state_of_equal_replicas(int64_t replicas, const config::Offload& plan, i
     }
     for (int64_t n = first; n <= last; ++n) run.step(n);
     if (!to.empty()) {
-      checkpoint::CheckpointStore files(to, {}, checkpoint::system_calls(), &world);
+      checkpoint::CheckpointStore files(to, {}, system_calls(), &world);
       checkpoint::Snapshot snapshot;
       snapshot.tensors = checkpoint::slices_to_save(store, true);
       files.save(snapshot);

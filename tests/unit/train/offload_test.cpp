@@ -97,7 +97,7 @@ TEST(OffloadCheckpoint, KnowsNoPlanAndContinuesUnderAnother) {
     const auto path = folder.path() / std::to_string(i);
     Tiny first(offloaded(c, *plans[i]), DType::bf16, 1);
     for (int64_t n = 1; n <= 3; ++n) first.step(n);
-    checkpoint::CheckpointStore files(path, {}, checkpoint::system_calls(), nullptr);
+    checkpoint::CheckpointStore files(path, {}, system_calls(), nullptr);
     checkpoint::Snapshot snapshot;
     snapshot.tensors = checkpoint::slices_to_save(first.trainer.store(), true);
     Tensors& tensors = saved.emplace_back();

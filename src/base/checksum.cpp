@@ -1,11 +1,12 @@
-#include "checkpoint/checksum.h"
+#include "base/checksum.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include "base/format.h"
+#include <memory>
+#include <vector>
 
-namespace trainer::checkpoint {
+namespace trainer {
 
 Checksum checksum_of(std::span<const std::byte> bytes) {
   const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
@@ -13,6 +14,19 @@ Checksum checksum_of(std::span<const std::byte> bytes) {
 }
 
 Checksum checksum_of(std::string_view bytes) { return checksum_of(std::as_bytes(std::span(bytes))); }
+
+Checksum checksum_of(const File& file) {
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
+  XXH3_128bits_reset(state.get());
+  std::vector<char> block(size_t{1} << 20);
+  int64_t offset = 0;
+  while (const size_t got = file.read_at(offset, block.data(), block.size())) {
+    XXH3_128bits_update(state.get(), block.data(), got);
+    offset += static_cast<int64_t>(got);
+  }
+  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
+  return {hash.high64, hash.low64};
+}
 
 std::string to_string(const Checksum& checksum) { return format("{:016x}{:016x}", checksum.high, checksum.low); }
 
@@ -28,4 +42,6 @@ std::optional<Checksum> parse_checksum(std::string_view text) {
   return Checksum{words[0], words[1]};
 }
 
-}  // namespace trainer::checkpoint
+uint64_t hash64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+}  // namespace trainer

@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "base/error.h"
+#include "base/file_io.h"
 
-namespace trainer::checkpoint {
+namespace trainer {
 
 struct Checksum {
   uint64_t high = 0, low = 0;
@@ -18,15 +18,13 @@ struct Checksum {
 
 Checksum checksum_of(std::span<const std::byte> bytes);
 Checksum checksum_of(std::string_view bytes);
+/// Of the whole file.
+Checksum checksum_of(const File& file);
 /// 32 lower-case hexadecimal digits; parse_checksum takes nothing else.
 std::string to_string(const Checksum& checksum);
 std::optional<Checksum> parse_checksum(std::string_view text);
 
-/// Bytes of a complete checkpoint are not those that were written: an earlier one may still be whole.
-class Damage : public Error {
- public:
-  explicit Damage(std::string message, std::source_location where = std::source_location::current())
-      : Error(Code::checkpoint, std::move(message), where) {}
-};
+/// XXH3-64.
+uint64_t hash64(std::span<const std::byte> bytes);
 
-}  // namespace trainer::checkpoint
+}  // namespace trainer

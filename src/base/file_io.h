@@ -1,8 +1,10 @@
 #pragma once
-// Files whose errors say what to do. Every call that a save makes goes through SystemCalls, so that a test can fail,
-// cut short or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued here.
+// Files whose errors say what to do. Every call that a checkpoint's save makes goes through SystemCalls, so that a test
+// can fail, cut short or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued
+// here.
 #include <sys/types.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -11,7 +13,21 @@
 #include <string_view>
 #include <vector>
 
-namespace trainer::checkpoint {
+#include "base/error.h"
+
+namespace trainer {
+
+/// Repeats a system call that a signal interrupted.
+template <typename Call>
+auto uninterrupted(Call call) {
+  for (;;) {
+    const auto result = call();
+    if (result >= 0 || errno != EINTR) return result;
+  }
+}
+
+/// Throws an error with path, operation, the system's reason and the remedy.
+[[noreturn]] void fail_to(const char* operation, const std::filesystem::path& path, int error, Code code = Code::io);
 
 /// The kernel's calls, with its conventions: a negative result and errno.
 class SystemCalls {
@@ -37,20 +53,33 @@ class File {
  public:
   /// A new file for writing; the name must be free.
   static File create(SystemCalls& calls, const std::filesystem::path& path);
+  /// A file for reading and writing; created when missing, the content is kept.
+  static File open_to_write(const std::filesystem::path& path);
+  /// An emptied or new file for writing, whose errors name `shown`.
+  static File overwrite(const std::filesystem::path& path, const std::filesystem::path& shown);
   /// An existing file for reading.
   static File open(SystemCalls& calls, const std::filesystem::path& path);
+  /// An existing regular file for reading. Throws Code::data.
+  static File open_input(const std::filesystem::path& path);
   ~File();
   File(File&& other) noexcept;
   File& operator=(File&&) = delete;
 
   /// Appends all of `bytes`.
   void write(std::span<const std::byte> bytes);
+  void write_at(int64_t offset, std::string_view bytes);
   /// Fills `bytes` from byte `offset` on.
   void read(int64_t offset, std::span<std::byte> bytes) const;
+  /// Reads at most `bytes` bytes at `offset`; fewer only at the end of the file.
+  size_t read_at(int64_t offset, void* out, size_t bytes) const;
   int64_t size() const;
+  void truncate(int64_t bytes);
+  /// Takes the exclusive advisory lock; false when another process holds it.
+  bool try_lock();
   /// Data and size have reached the disk.
   void sync();
   void close();
+  int descriptor() const { return fd_; }
   const std::filesystem::path& path() const { return path_; }
 
  private:
@@ -79,4 +108,4 @@ void remove_tree(SystemCalls& calls, const std::filesystem::path& path);
 /// Names in a folder, sorted; empty when it does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
-}  // namespace trainer::checkpoint
+}  // namespace trainer

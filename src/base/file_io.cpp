@@ -1,6 +1,7 @@
-#include "checkpoint/file_io.h"
+#include "base/file_io.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,12 +11,15 @@
 #include <system_error>
 #include <utility>
 
-#include "base/error.h"
 #include "base/files.h"
 
-namespace trainer::checkpoint {
+namespace trainer {
 
 namespace fs = std::filesystem;
+
+void fail_to(const char* operation, const fs::path& path, int error, Code code) {
+  throw Error(code, format("{}: cannot {}: {}", path.string(), operation, system_reason(error)));
+}
 
 int SystemCalls::open(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
 ssize_t SystemCalls::write(int fd, const void* data, size_t bytes) { return ::write(fd, data, bytes); }
@@ -39,36 +43,56 @@ SystemCalls& system_calls() {
 
 namespace {
 
-[[noreturn]] void fail(const fs::path& path, const char* operation, int error) {
-  const Code code = error == ENOENT && std::string_view(operation) == "open" ? Code::checkpoint : Code::io;
-  throw Error(code, format("{}: cannot {}: {}", path.string(), operation, system_reason(error)));
-}
-
-/// Repeats a call that a signal interrupted.
-template <typename Call>
-auto uninterrupted(Call call) {
-  for (;;) {
-    const auto result = call();
-    if (result >= 0 || errno != EINTR) return result;
-  }
-}
+// Without waiting for the writer of a FIFO.
+constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 /// A transfer is at most this long, so that a stop request never waits for a long call.
 constexpr size_t kLongestTransfer = size_t{16} << 20;
+
+/// Transfers all of `bytes`: call(done, length) transfers some of them.
+template <typename Call>
+void write_all(const fs::path& path, size_t bytes, Call call) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t written = uninterrupted([&] { return call(done, std::min(bytes - done, kLongestTransfer)); });
+    if (written <= 0) fail_to("write", path, written < 0 ? errno : ENOSPC);
+    done += static_cast<size_t>(written);
+  }
+}
 
 }  // namespace
 
 File File::create(SystemCalls& calls, const fs::path& path) {
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
-  if (fd < 0) fail(path, "create", errno);
+  if (fd < 0) fail_to("create", path, errno);
   return File(calls, path, fd);
 }
 
+File File::open_to_write(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (fd < 0) fail_to("create", path, errno);
+  return File(system_calls(), path, fd);
+}
+
+File File::overwrite(const fs::path& path, const fs::path& shown) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0) fail_to("create", shown, errno);
+  return File(system_calls(), shown, fd);
+}
+
 File File::open(SystemCalls& calls, const fs::path& path) {
-  // Without waiting for the writer of a FIFO.
-  const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK, 0); });
-  if (fd < 0) fail(path, "open", errno);
+  const int fd = uninterrupted([&] { return calls.open(path.c_str(), kToRead, 0); });
+  if (fd < 0) fail_to("open", path, errno, errno == ENOENT ? Code::checkpoint : Code::io);
   return File(calls, path, fd);
+}
+
+File File::open_input(const fs::path& path) {
+  const int fd = ::open(path.c_str(), kToRead);
+  if (fd < 0) fail_to("open", path, errno, Code::data);
+  File file(system_calls(), path, fd);
+  struct stat status {};
+  if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode))
+    throw Error(Code::data, format("{}: not a regular file", path.string()));
+  return file;
 }
 
 File::~File() {
@@ -79,42 +103,55 @@ File::File(File&& other) noexcept
     : calls_(other.calls_), path_(std::move(other.path_)), fd_(std::exchange(other.fd_, -1)) {}
 
 void File::write(std::span<const std::byte> bytes) {
-  while (!bytes.empty()) {
-    const size_t wanted = std::min(bytes.size(), kLongestTransfer);
-    const ssize_t written = uninterrupted([&] { return calls_.write(fd_, bytes.data(), wanted); });
-    if (written < 0) fail(path_, "write", errno);
-    if (written == 0) fail(path_, "write", ENOSPC);
-    bytes = bytes.subspan(static_cast<size_t>(written));
+  write_all(path_, bytes.size(),
+            [&](size_t at, size_t length) { return calls_.write(fd_, bytes.data() + at, length); });
+}
+
+void File::write_at(int64_t offset, std::string_view bytes) {
+  write_all(path_, bytes.size(), [&](size_t at, size_t length) {
+    return ::pwrite(fd_, bytes.data() + at, length, offset + static_cast<int64_t>(at));
+  });
+}
+
+size_t File::read_at(int64_t offset, void* out, size_t bytes) const {
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = uninterrupted([&] {
+      return calls_.pread(fd_, static_cast<char*>(out) + done, std::min(bytes - done, kLongestTransfer),
+                          offset + static_cast<int64_t>(done));
+    });
+    if (got < 0) fail_to("read", path_, errno);
+    if (got == 0) break;
+    done += static_cast<size_t>(got);
   }
+  return done;
 }
 
 void File::read(int64_t offset, std::span<std::byte> bytes) const {
-  while (!bytes.empty()) {
-    const size_t wanted = std::min(bytes.size(), kLongestTransfer);
-    const ssize_t got = uninterrupted([&] { return calls_.pread(fd_, bytes.data(), wanted, offset); });
-    if (got < 0) fail(path_, "read", errno);
-    if (got == 0) {
-      throw Error(Code::checkpoint, format("{}: ends at byte {}, {} more were expected: the file is truncated",
-                                           path_.string(), offset, bytes.size()));
-    }
-    bytes = bytes.subspan(static_cast<size_t>(got));
-    offset += got;
-  }
+  if (const size_t got = read_at(offset, bytes.data(), bytes.size()); got < bytes.size())
+    throw Error(Code::checkpoint, format("{}: ends at byte {}, {} more were expected: the file is truncated",
+                                         path_.string(), offset + static_cast<int64_t>(got), bytes.size() - got));
 }
 
 int64_t File::size() const {
   struct stat status {};
-  if (::fstat(fd_, &status) != 0) fail(path_, "examine", errno);
+  if (::fstat(fd_, &status) != 0) fail_to("examine", path_, errno);
   return status.st_size;
 }
 
+void File::truncate(int64_t bytes) {
+  if (::ftruncate(fd_, bytes) != 0) fail_to("set its size", path_, errno);
+}
+
+bool File::try_lock() { return ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; }
+
 void File::sync() {
-  if (uninterrupted([&] { return calls_.fsync(fd_); }) != 0) fail(path_, "sync", errno);
+  if (uninterrupted([&] { return calls_.fsync(fd_); }) != 0) fail_to("sync", path_, errno);
 }
 
 void File::close() {
   // close() frees the descriptor whatever it returns, even EINTR.
-  if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail(path_, "close", errno);
+  if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
 }
 
 void write_file(SystemCalls& calls, const fs::path& path, std::string_view bytes) {
@@ -137,17 +174,17 @@ std::string read_file(SystemCalls& calls, const fs::path& path, int64_t limit) {
 
 void sync_folder(SystemCalls& calls, const fs::path& path) {
   const int fd = uninterrupted([&] { return calls.open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
-  if (fd < 0) fail(path, "open", errno);
+  if (fd < 0) fail_to("open", path, errno, errno == ENOENT ? Code::checkpoint : Code::io);
   const int result = uninterrupted([&] { return calls.fsync(fd); });
   const int error = errno;
   calls.close(fd);
   // Some network file systems have no sync for folders and return EINVAL. Their renames are durable by themselves.
-  if (result != 0 && error != EINVAL && error != ENOTSUP) fail(path, "sync", error);
+  if (result != 0 && error != EINVAL && error != ENOTSUP) fail_to("sync", path, error);
 }
 
 bool make_folder(SystemCalls& calls, const fs::path& path) {
   if (uninterrupted([&] { return calls.mkdir(path.c_str(), 0777); }) == 0) return true;
-  if (errno != EEXIST) fail(path, "make folder", errno);
+  if (errno != EEXIST) fail_to("make folder", path, errno);
   return false;
 }
 
@@ -157,17 +194,17 @@ void make_folders(SystemCalls& calls, const fs::path& path) {
   const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
   make_folders(calls, parent);
   if (make_folder(calls, path)) sync_folder(calls, parent.empty() ? "." : parent);
-  if (!fs::is_directory(path, ignored)) fail(path, "make folder", ENOTDIR);
+  if (!fs::is_directory(path, ignored)) fail_to("make folder", path, ENOTDIR);
 }
 
 void rename(SystemCalls& calls, const fs::path& from, const fs::path& to) {
-  if (uninterrupted([&] { return calls.rename(from.c_str(), to.c_str()); }) != 0) fail(from, "rename", errno);
+  if (uninterrupted([&] { return calls.rename(from.c_str(), to.c_str()); }) != 0) fail_to("rename", from, errno);
 }
 
 bool exchange(SystemCalls& calls, const fs::path& one, const fs::path& other) {
   if (uninterrupted([&] { return calls.exchange(one.c_str(), other.c_str()); }) == 0) return true;
   if (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP) return false;
-  fail(one, "rename", errno);
+  fail_to("rename", one, errno);
 }
 
 void remove_tree(SystemCalls& calls, const fs::path& path) {
@@ -175,11 +212,12 @@ void remove_tree(SystemCalls& calls, const fs::path& path) {
   const fs::file_type type = fs::symlink_status(path, ignored).type();
   if (type == fs::file_type::not_found) return;
   if (type != fs::file_type::directory) {
-    if (uninterrupted([&] { return calls.unlink(path.c_str()); }) != 0 && errno != ENOENT) fail(path, "remove", errno);
+    if (uninterrupted([&] { return calls.unlink(path.c_str()); }) != 0 && errno != ENOENT)
+      fail_to("remove", path, errno);
     return;
   }
   for (const std::string& name : names_in(path)) remove_tree(calls, path / name);
-  if (uninterrupted([&] { return calls.rmdir(path.c_str()); }) != 0 && errno != ENOENT) fail(path, "remove", errno);
+  if (uninterrupted([&] { return calls.rmdir(path.c_str()); }) != 0 && errno != ENOENT) fail_to("remove", path, errno);
 }
 
 std::vector<std::string> names_in(const fs::path& folder) {
@@ -190,9 +228,9 @@ std::vector<std::string> names_in(const fs::path& folder) {
     names.push_back(entry->path().filename().string());
     entry.increment(error);
   }
-  if (error && error != std::errc::no_such_file_or_directory) fail(folder, "list", error.value());
+  if (error && error != std::errc::no_such_file_or_directory) fail_to("list", folder, error.value());
   std::sort(names.begin(), names.end());
   return names;
 }
 
-}  // namespace trainer::checkpoint
+}  // namespace trainer
