@@ -3,19 +3,13 @@
 namespace trainer::parallel {
 namespace {
 
-/// Returns the axes whose letter is one of these.
+/// Returns the axes whose letter is one of these; an outermost axis "data" has none.
 AxisSet axes_of(const mesh::MeshShape& shape, std::string_view tags, std::string_view letters,
                 std::string_view allowed) {
-  AxisSet found = 0;
-  size_t next = 0;
-  for (int a = 0; a < shape.axes(); ++a) {
-    if (shape.name(a) == "data") continue;
-    TRAINER_CHECK(next < tags.size() && allowed.find(tags[next]) != std::string_view::npos,
-                  "tags \"{}\": one of \"{}\" for each axis of {} but data", tags, allowed, shape.name_of(shape.all()));
-    if (letters.find(tags[next++]) != std::string_view::npos) found |= AxisSet{1} << a;
-  }
-  TRAINER_CHECK(next == tags.size(), "tags \"{}\" for {} axes", tags, next);
-  return found;
+  const int data = shape.axes() > 0 && shape.name(0) == "data" ? 1 : 0;
+  TRAINER_CHECK(static_cast<int>(tags.size()) + data == shape.axes() && tags.find_first_not_of(allowed) == tags.npos,
+                "tags \"{}\": one of \"{}\" for each axis of {} but data", tags, allowed, shape.name_of(shape.all()));
+  return config::axes_with(tags, letters) << data;
 }
 
 const std::string& tags_of(const LayerTags& tags, Site site) {

@@ -9,19 +9,14 @@ namespace trainer::plan {
 namespace {
 
 using config::Config;
-using config::LayerTags;
-using Word = std::string LayerTags::*;
+using config::kTagMembers;
+using config::TagMember;
 
-struct TagWord {
-  Word word;
-  std::string_view letters;
-};
-constexpr std::string_view kSpreads = config::kSpreadLetters, kGrids = config::kLinearLetters;
-constexpr TagWord kStreamTags{&LayerTags::stream, kSpreads}, kAttentionTags{&LayerTags::attention, kSpreads},
-    kHiddenTags{&LayerTags::hidden, kSpreads}, kQkvTags{&LayerTags::qkv, kGrids}, kOutTags{&LayerTags::out, kGrids},
-    kUpTags{&LayerTags::up, kGrids}, kDownTags{&LayerTags::down, kGrids};
-/// Words whose tensors are exchanged.
-constexpr std::pair<TagWord, TagWord> kPairs[] = {
+constexpr const TagMember &kStreamTags = kTagMembers[0], &kAttentionTags = kTagMembers[1],
+                          &kHiddenTags = kTagMembers[2], &kQkvTags = kTagMembers[3], &kOutTags = kTagMembers[4],
+                          &kUpTags = kTagMembers[5], &kDownTags = kTagMembers[6];
+/// Members whose tensors are exchanged.
+constexpr std::pair<TagMember, TagMember> kPairs[] = {
     {kStreamTags, kQkvTags}, {kQkvTags, kAttentionTags}, {kAttentionTags, kOutTags}, {kOutTags, kStreamTags},
     {kStreamTags, kUpTags},  {kUpTags, kHiddenTags},     {kHiddenTags, kDownTags},   {kDownTags, kStreamTags}};
 
@@ -68,11 +63,11 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   };
   for (size_t axis = 0; axis < layout.axes.size(); ++axis) {
     for (const auto& [first, second] : kPairs)
-      for (const char a : first.letters)
-        for (const char b : second.letters) {
+      for (const char a : std::string_view(first.letters))
+        for (const char b : std::string_view(second.letters)) {
           TagLayout other = layout;
-          (other.layer.*first.word)[axis] = a;
-          (other.layer.*second.word)[axis] = b;
+          (other.layer.*first.member)[axis] = a;
+          (other.layer.*second.member)[axis] = b;
           add(std::move(other));
         }
     for (const char letter : std::string_view(config::kTableLetters)) {
