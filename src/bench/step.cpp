@@ -5,11 +5,11 @@
 
 #include "base/log.h"
 #include "base/median.h"
+#include "base/units.h"
 #include "bench/random_steps.h"
 #include "config/layout_rules.h"
 #include "measure/flops.h"
 #include "measure/roofline.h"
-#include "measure/units.h"
 #include "ops/gemm.h"
 #include "plan/gemm_tuning.h"
 #include "plan/run_plan.h"
@@ -51,7 +51,7 @@ StepCount count_step(const config::Config& whole, const plan::Machine& machine) 
 
 std::string to_text(const StepCount& count) {
   std::string text = format("{} parameters, {} tokens a step, {}, {:.3g} TFLOP of the model a step; counted only\n",
-                            measure::format_count(static_cast<double>(count.parameters)), count.tokens, count.compute,
+                            format_count(count.parameters), count.tokens, count.compute,
                             count.model_flops_per_token * static_cast<double>(count.tokens) * 1e-12);
   text += format("{:<14}{:>8}{:>12}{:>10}\n", "operator", "calls", "GFLOP", "GB");
   for (const OpShare& op : count.operators)
@@ -150,8 +150,7 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const plan::Machin
   ops::measure_gemms(*device, most, repeats, /*forms=*/true);
   if (const int64_t needed = planned().total; needed > one.memory_limit) {
     log::warning("products are measured as they are: with copies of operands the step would take {} of {}",
-                 measure::format_bytes(static_cast<double>(needed)),
-                 measure::format_bytes(static_cast<double>(one.memory_limit)));
+                 format_bytes(needed), format_bytes(one.memory_limit));
     ops::measure_gemms(*device, most, repeats, /*forms=*/false);
   }
   train::Trainer trainer(*device, *world, config, vocab, one.compute, true);
@@ -177,11 +176,10 @@ int64_t memory_of_steps(const config::Config& config, const plan::Machine& machi
 }
 
 std::string to_text(const StepBench& b) {
-  std::string text =
-      format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
-             measure::format_count(static_cast<double>(b.parameters)), b.tokens, b.compute, b.threads, b.product_path);
+  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
+                            format_count(b.parameters), b.tokens, b.compute, b.threads, b.product_path);
   text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
-                 b.median_ms, b.tokens_per_s, b.model_tflops, measure::format_percent(b.mfu), to_string(b.peak));
+                 b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), to_string(b.peak));
   text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s",
                  "GB/s", "of peak", "least ms", "of least");
   double least_ms = 0, mean_ms = 0;  // operators are means over the steps
@@ -191,11 +189,11 @@ std::string to_text(const StepBench& b) {
     const auto given = [](double work, const std::string& shown) { return work > 0 ? shown : "-"; };
     least_ms += op.least_ms;
     text += format("{:<14}{:>8}{:>11.2f}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", op.name, op.calls, op.ms,
-                   measure::format_percent(op.ms / mean_ms), given(op.gflops, format("{:.1f}", rate)),
+                   format_percent(op.ms / mean_ms), given(op.gflops, format("{:.1f}", rate)),
                    given(op.gb, format("{:.1f}", op.gb / op.ms * 1e3)),
-                   given(op.gflops, measure::format_percent(rate * 1e9 / b.peak.flops)),
+                   given(op.gflops, format_percent(rate * 1e9 / b.peak.flops)),
                    given(op.least_ms, format("{:.2f}", op.least_ms)),
-                   given(op.least_ms, measure::format_percent(op.least_ms / op.ms)));
+                   given(op.least_ms, format_percent(op.least_ms / op.ms)));
   }
   text += format("least: {:.1f} ms in all, at the peak and at copies of {:.1f} GB/s\n", least_ms, b.copy_gb_per_s);
   return text;

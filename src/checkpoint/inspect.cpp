@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/shard.h"
@@ -23,15 +24,6 @@ int64_t parameters_of(const Manifest& manifest) {
     if (tensor.name.find('#') == tensor.name.npos) count += tensor.shape.count();
   }
   return count;
-}
-
-std::string size_text(int64_t bytes) {
-  constexpr double kKiB = 1024;
-  const double value = static_cast<double>(bytes);
-  if (value < kKiB) return format("{} B", bytes);
-  if (value < kKiB * kKiB) return format("{:.1f} KiB", value / kKiB);
-  if (value < kKiB * kKiB * kKiB) return format("{:.1f} MiB", value / kKiB / kKiB);
-  return format("{:.2f} GiB", value / kKiB / kKiB / kKiB);
 }
 
 /// Returns the step folder to verify, complete or not.
@@ -96,7 +88,7 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
         "finite_weights", "compute", "tied", "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
-  out += format("  {:<16} {}\n", "size", size_text(info["bytes"].get<int64_t>()));
+  out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));
   out += "model\n";
   for (const auto& [key, value] : info["model"].items()) out += format("  {:<16} {}\n", key, text_of(value));
   out += format("tensors ({})\n", info["tensors"].size());
@@ -105,7 +97,7 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
     width = std::max(width, tensor["name"].get_ref<const std::string&>().size());
   for (const json& tensor : info["tensors"]) {
     out += format("  {:<{}}  {}  {:>10}  {}\n", text_of(tensor["name"]), width, text_of(tensor["dtype"]),
-                  size_text(tensor["bytes"].get<int64_t>()), tensor["shape"].dump());
+                  format_bytes(tensor["bytes"].get<int64_t>()), tensor["shape"].dump());
   }
   return out;
 }
@@ -145,8 +137,9 @@ VerifyReport verify(const fs::path& path, SystemCalls& calls) {
 }
 
 std::string to_text(const VerifyReport& report) {
-  std::string out = format("{}: {} tensors, {}: {}\n", report.folder.string(), report.tensors, size_text(report.bytes),
-                           report.problems.empty() ? "whole" : format("{} problems", report.problems.size()));
+  std::string out =
+      format("{}: {} tensors, {}: {}\n", report.folder.string(), report.tensors, format_bytes(report.bytes),
+             report.problems.empty() ? "whole" : format("{} problems", report.problems.size()));
   for (const std::string& problem : report.problems) out += "  " + problem + "\n";
   return out;
 }

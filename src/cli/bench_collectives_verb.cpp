@@ -2,13 +2,13 @@
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "bench/collectives.h"
 #include "bench/profile.h"
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "comm/gpu_transport.h"
-#include "measure/units.h"
 #include "plan/machine.h"
 
 namespace trainer::cli {
@@ -33,8 +33,8 @@ int run(comm::World& world, const config::Config& config, const BenchOptions& o)
              carrier.transport(), memory, o.repeats, "operation", "payload", "us", "GB/s bus", "MPI library us");
   for (const bench::CollectiveRate& rate : rates) {
     const std::string library = rate.mpi_microseconds ? format("{:.1f}", *rate.mpi_microseconds) : "";
-    text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op),
-                   measure::format_bytes(static_cast<double>(rate.bytes)), rate.microseconds, rate.bus_gbps, library);
+    text += format("{:<16}{:>10}{:>12.1f}{:>12.2f}{:>18}\n", name_of(rate.op), format_bytes(rate.bytes),
+                   rate.microseconds, rate.bus_gbps, library);
     json entry{{"operation", name_of(rate.op)},
                {"bytes", rate.bytes},
                {"microseconds", rate.microseconds},
@@ -67,8 +67,8 @@ int bench_profile_command(const BenchOptions& o) {
     world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       replace_file(o.write_profile, plan::to_toml(cluster));
-      log::info("wrote {}: {} products, {} collectives of {} rank{}{}", o.write_profile, cluster.products.size(),
-                cluster.collectives.size(), cluster.ranks, cluster.ranks == 1 ? "" : "s",
+      log::info("wrote {}: {} products, {} collectives of {}{}", o.write_profile, cluster.products.size(),
+                cluster.collectives.size(), counted(cluster.ranks, "rank"),
                 cluster.host.known() ? ", rates of the host" : "");
     });
     return 0;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/units.h"
 #include "bench/offload.h"
-#include "measure/units.h"
 #include "offload/make.h"
 
 namespace trainer::cli {
@@ -75,8 +75,7 @@ json offload_ladder(const config::Config& config, const plan::Machine& machine, 
       "update of {} parameters in subgroups of {}, by a virtual clock at these rates, from the end of the backward "
       "pass until all weights are new\n",
       origin_of(config, machine), rates.to_device * 1e-9, rates.to_host * 1e-9, rates.host * 1e-9, rates.device * 1e-9,
-      rates.memory * 1e-9, measure::format_count(static_cast<double>(work.parameters)),
-      measure::format_count(static_cast<double>(work.subgroup))));
+      rates.memory * 1e-9, format_count(work.parameters), format_count(work.subgroup)));
   say(table_of(rungs));
   return {{"clock", "virtual"},
           {"emulated", offload::rates_of(config.debug).has_value()},

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/units.h"
 #include "bench/attention.h"
 #include "bench/elementwise.h"
 #include "bench/optimizer.h"
@@ -9,7 +10,6 @@
 #include "cli/bench_offload.h"
 #include "cli/unknown_word.h"
 #include "measure/memory_probe.h"
-#include "measure/units.h"
 #include "plan/run_plan.h"
 
 namespace trainer::cli {
@@ -51,8 +51,8 @@ json bench_attention(const Bench& b) {
     const double forward = rate.forward_gflops * 1e9 / peak.flops(),
                  backward = rate.backward_gflops * 1e9 / peak.flops();
     b.say(format("b {:>2}, s {:>4}, heads {:>2} x {:>3}: forward {:.1f} GFLOP/s ({}), backward {:.1f} GFLOP/s ({})\n",
-                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops, measure::format_percent(forward),
-                 rate.backward_gflops, measure::format_percent(backward)));
+                 s.batch, s.q_len, s.heads, s.head_dim, rate.forward_gflops, format_percent(forward),
+                 rate.backward_gflops, format_percent(backward)));
     rates.push_back({{"batch", s.batch},
                      {"seq_len", s.q_len},
                      {"heads", s.heads},
@@ -104,8 +104,8 @@ json bench_optimizer(const Bench& b) {
   b.say(format(
       "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n"
       "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the bytes a second\n",
-      where, rate.parameters_per_s * 1e-9, rate.gb_per_s, measure::format_percent(rate.share()),
-      rate.copying_parameters_per_s * 1e-9, measure::format_percent(rate.copying_share())));
+      where, rate.parameters_per_s * 1e-9, rate.gb_per_s, format_percent(rate.share()),
+      rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share())));
   if (rate.read_parameters_per_s > 0)
     b.say(format("reading the 16 bytes alone: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
   return {{"threads", b.machine.threads},
@@ -138,7 +138,7 @@ json bench_elementwise(const Bench& b) {
   double lowest = 1e9;
   for (const bench::ElementwiseRate& rate : rates.operators) {
     b.say(format("{:<26}{:>10.1f}{:>10.1f}{:>10}\n", rate.name, rate.seconds * 1e6, rate.gb_per_s,
-                 measure::format_percent(rate.share)));
+                 format_percent(rate.share)));
     list.push_back({{"name", rate.name},
                     {"microseconds", rate.seconds * 1e6},
                     {"gb_per_s", rate.gb_per_s},
@@ -204,8 +204,7 @@ json bench_memory(const Bench& b) {
   const int64_t measured = bench::memory_of_steps(b.config, b.machine, 3, probe);
   const double ratio = static_cast<double>(measured) / static_cast<double>(plan.total);
   b.say(plan::to_text(plan, b.config, b.machine));
-  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
-               measure::format_bytes(static_cast<double>(measured)), ratio));
+  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n", format_bytes(measured), ratio));
   return {
       {"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
 }

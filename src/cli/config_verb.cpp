@@ -1,5 +1,6 @@
 #include <optional>
 
+#include "base/units.h"
 #include "cli/cli.h"
 #include "cli/configuration.h"
 #include "cli/process.h"
@@ -15,7 +16,7 @@ namespace {
 std::string ranks_of(const config::Config& config) {
   const int64_t fewest = config::fewest_ranks(config), most = config.train.global_batch / config.train.micro_batch;
   if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
-    return format("on {} rank{}", fewest, fewest == 1 ? "" : "s");
+    return "on " + counted(fewest, "rank");
   if (fewest == 1) return format("on any number of ranks that divides global_batch / micro_batch = {}", most);
   return format("on {} ranks, or as many for each replica; replicas divide global_batch / micro_batch = {}", fewest,
                 most);

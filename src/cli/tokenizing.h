@@ -2,8 +2,8 @@
 #include <functional>
 #include <memory>
 
+#include "base/units.h"
 #include "data/tokenize.h"
-#include "measure/units.h"
 #include "report/status_line.h"
 
 namespace trainer::cli {
@@ -11,9 +11,8 @@ namespace trainer::cli {
 /// Shows on stderr how far tokenization is.
 inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   return [line = std::make_shared<report::StatusLine>()](const data::TokenizeProgress& done) {
-    line->show(format("tokenizing: {} of {}, {} tokens", measure::format_bytes(static_cast<double>(done.bytes)),
-                      measure::format_bytes(static_cast<double>(done.total_bytes)),
-                      measure::format_count(static_cast<double>(done.tokens))),
+    line->show(format("tokenizing: {} of {}, {} tokens", format_bytes(done.bytes), format_bytes(done.total_bytes),
+                      format_count(done.tokens)),
                done.bytes, done.total_bytes);
   };
 }

@@ -1,8 +1,8 @@
 #include "base/dtype.h"
+#include "base/units.h"
 #include "cli/cli.h"
 #include "comm/gpu_transport.h"
 #include "device/cuda/cuda_device.h"
-#include "measure/units.h"
 #include "ops/gemm.h"
 #include "trainer_version.h"
 
@@ -21,7 +21,7 @@ std::string gpus() {
   std::string text;
   for (const device::cuda::Facts& gpu : devices)
     text += format("\n         cuda {}: {}, sm_{}, {} multiprocessors, {}", gpu.ordinal, gpu.name, gpu.capability,
-                   gpu.multiprocessors, measure::format_bytes(static_cast<double>(gpu.memory_bytes)));
+                   gpu.multiprocessors, format_bytes(gpu.memory_bytes));
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/join.h"
+#include "base/units.h"
 #include "config/file_kind.h"
 #include "config/layout_rules.h"
 #include "config/resolve.h"
@@ -285,9 +286,8 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
     checker.require_as(Code::plan, fits, {"parallel.data", replica_key(config)},
-                       "{} x data = {} does not make {} rank{}; start it with mpirun -np {}, or change them",
-                       replica_text(config), data == 0 ? "any" : format("{}", data), world, world == 1 ? "" : "s",
-                       needed);
+                       "{} x data = {} does not make {}; start it with mpirun -np {}, or change them",
+                       replica_text(config), data == 0 ? "any" : format("{}", data), counted(world, "rank"), needed);
     if (data == 0 && fits) data = world / replica;
   }
   const Train& train = config.train;

@@ -6,8 +6,8 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/split_pattern.h"
-#include "data/utf8.h"
 
 namespace trainer::data {
 namespace {

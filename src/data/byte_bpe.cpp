@@ -7,10 +7,10 @@
 #include <unordered_map>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/bpe_file.h"
 #include "data/split_pattern.h"
 #include "data/tokenizer_model.h"
-#include "data/utf8.h"
 #include "data/word_cache.h"
 
 namespace trainer::data {

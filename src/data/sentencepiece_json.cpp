@@ -5,8 +5,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/utf8.h"
 #include "data/model_traits.h"
-#include "data/utf8.h"
 
 namespace trainer::data {
 namespace {

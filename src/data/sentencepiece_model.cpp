@@ -7,9 +7,9 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/model_traits.h"
 #include "data/tokenizer_model.h"
-#include "data/utf8.h"
 #include "data/word_cache.h"
 
 namespace trainer::data {

@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "config/file_kind.h"
 #include "data/json_lines.h"
 #include "data/text_start.h"
-#include "data/utf8.h"
 
 namespace trainer::data {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/bpe_file.h"
 #include "data/files.h"
 #include "data/tokenizer_model.h"
-#include "data/utf8.h"
 
 namespace trainer::data {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 
 namespace trainer::data {
 namespace {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/shape.h"
+#include "base/units.h"
 #include "device/pages.h"
 
 namespace trainer::device {
@@ -14,11 +15,9 @@ std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
   if (memory == nullptr && bytes != 0 && !dry_)
-    throw Error(
-        Code::plan,
-        format("out of memory: {} needs {:.1f} MiB more; {:.1f} MiB are held. Lower train.micro_batch "
-               "or model.seq_len, or set train.recompute = \"full\"",
-               category, static_cast<double>(bytes) / (1 << 20), static_cast<double>(memory_total()) / (1 << 20)));
+    throw Error(Code::plan, format("out of memory: {} needs {} more; {} are held. Lower train.micro_batch "
+                                   "or model.seq_len, or set train.recompute = \"full\"",
+                                   category, format_bytes(bytes), format_bytes(memory_total())));
   MemoryUse& use = memory_[category];
   use.current += bytes;
   use.peak = std::max(use.peak, use.current);

@@ -4,6 +4,7 @@
 #include <fstream>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
 #include "ops/attention_default.h"
@@ -96,10 +97,9 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   const int64_t at_once = int64_t{machine.threads} * world.local_size();
   const int cores = device::share_of_cores(1);
   if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
-    log::warning(
-        "run.threads = {}{} is more than the {} core{} of this machine: threads take turns, and the run is slower",
-        config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "", cores,
-        cores == 1 ? "" : "s");
+    log::warning("run.threads = {}{} is more than the {} of this machine: threads take turns, and the run is slower",
+                 config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "",
+                 counted(cores, "core"));
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = device::detect_isa();

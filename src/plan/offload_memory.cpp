@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "measure/units.h"
+#include "base/units.h"
 #include "offload/make.h"
 
 namespace trainer::plan {
@@ -10,7 +10,7 @@ namespace {
 
 using config::OffloadOptimizer;
 
-std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); }
+std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 
 /// What the host holds beside tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
@@ -118,7 +118,7 @@ std::string offload_table(const RunPlan& plan, const config::Config& config, con
   tried.optimizer = OffloadOptimizer::cpu;
   row("cpu", tried);
   tried.optimizer = OffloadOptimizer::interleaved;
-  row(format("interleaved, {} slot{}", tried.slots, tried.slots == 1 ? "" : "s"), tried);
+  row(format("interleaved, {}", counted(tried.slots, "slot")), tried);
   return text + "  " + fits_without_offload(plan, config, machine) + "\n";
 }
 

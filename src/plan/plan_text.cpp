@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "base/join.h"
+#include "base/units.h"
 #include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/text.h"
-#include "measure/units.h"
 #include "parallel/strategy.h"
 #include "plan/lower_bound.h"
 
@@ -22,7 +22,7 @@ int64_t bytes_of(const PlannedRun& run) {
   return sum;
 }
 
-std::string bytes_text(double bytes) { return measure::format_bytes(bytes); }
+std::string bytes_text(double bytes) { return format_bytes(bytes); }
 
 /// Says how near the run comes to the least that linears can move: each operand of a linear is gathered once, and its
 /// gradient or itself is summed once.
@@ -92,8 +92,8 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
                i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
                ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)),
-               bytes_text(static_cast<double>(bytes_of(run))), measure::format_count(run.tokens_per_s),
-               measure::format_percent(run.mfu), i == 0 ? "" : what_is_slower(run, plan.runs.front()));
+               bytes_text(static_cast<double>(bytes_of(run))), format_count(run.tokens_per_s), format_percent(run.mfu),
+               i == 0 ? "" : what_is_slower(run, plan.runs.front()));
   }
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();
@@ -150,8 +150,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
   const double total = best.time.total();
   std::string text = format("\nwhere the {:.4g} ms of {} with {} go\n", ms(total), best.strategy, best.layout);
   for (const auto& [name, seconds] : parts(best.time))
-    if (seconds > 0)
-      text += format("  {:<34}{:>10.4g} ms {:>8}\n", name, ms(seconds), measure::format_percent(seconds / total));
+    if (seconds > 0) text += format("  {:<34}{:>10.4g} ms {:>8}\n", name, ms(seconds), format_percent(seconds / total));
   text += "communication, hidden or not\n";
   for (const auto& [axis, comm] : best.time.comm) {
     int64_t bytes = 0;
@@ -159,7 +158,7 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
     if (found != best.plan.comm_bytes.end())
       for (const auto& [operation, count] : found->second) bytes += count;
     text += format("  {:<34}{:>10.4g} ms {:>8} hidden, {}\n", "along " + axis, ms(comm.busy),
-                   measure::format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
+                   format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
                    bytes_text(static_cast<double>(bytes)));
   }
   text += beside_lower_bound(best, plan.compute);

@@ -10,10 +10,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/join.h"
+#include "base/units.h"
 #include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/tags.h"
-#include "measure/units.h"
 #include "plan/layout_search.h"
 
 namespace trainer::plan {
@@ -293,10 +293,9 @@ std::string why_nothing_fits(const Plan& plan) {
   return format(
       "no layout fits into {} of memory: the smallest, {} with {}, recompute = \"{}\" and micro_batch = {}, "
       "takes {}, most of it {} with {}; {} a device would do, or more devices",
-      measure::format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config),
-      run.config.train.micro_batch, measure::format_bytes(static_cast<double>(run.plan.total)), largest->first,
-      measure::format_bytes(static_cast<double>(largest->second)),
-      measure::format_bytes(static_cast<double>(run.plan.total)));
+      format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config),
+      run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
+      format_bytes(run.plan.total));
 }
 
 }  // namespace trainer::plan

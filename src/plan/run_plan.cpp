@@ -4,10 +4,10 @@
 #include <cmath>
 #include <optional>
 
+#include "base/units.h"
 #include "checkpoint/manifest.h"
 #include "comm/gpu_transport.h"
 #include "config/layout_rules.h"
-#include "measure/units.h"
 #include "offload/make.h"
 #include "plan/offload_memory.h"
 #include "train/generate.h"
@@ -114,37 +114,33 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
 
 std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
   const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
-  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters,
-                            measure::format_count(static_cast<double>(plan.parameters)));
+  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(plan.parameters));
   text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
                  machine.compute_reason, machine.threads, device_text(machine));
-  text += format("model FLOPs per token {:>12}  ({})\n", measure::format_count(plan.flops.full()),
-                 measure::kFlopsDefinition);
+  text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), measure::kFlopsDefinition);
   text +=
       format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
-             measure::format_count(plan.executed_flops), rows, measure::format_count(plan.recomputed_flops));
+             format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
   if (std::isfinite(plan.step_seconds))
     text += format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), by {}\n",
                    plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
   text += "memory\n";
-  for (const auto& [category, bytes] : plan.memory)
-    text += format("  {:<20}{:>12}\n", category, measure::format_bytes(static_cast<double>(bytes)));
-  text += format("  {:<20}{:>12}  of {} available\n", "total", measure::format_bytes(static_cast<double>(plan.total)),
-                 measure::format_bytes(static_cast<double>(machine.memory_limit)));
-  text += format("activations at their peak (block {}, live bytes {})\n",
-                 measure::format_bytes(
-                     static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
-                 measure::format_bytes(static_cast<double>(plan.arena_bound)));
+  for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
+  text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),
+                 format_bytes(machine.memory_limit));
+  text +=
+      format("activations at their peak (block {}, live bytes {})\n",
+             format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
+             format_bytes(plan.arena_bound));
   std::vector<std::pair<int64_t, std::string>> tags;
   for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
   std::sort(tags.rbegin(), tags.rend());
-  for (const auto& [bytes, tag] : tags)
-    text += format("  {:<20}{:>12}\n", tag, measure::format_bytes(static_cast<double>(bytes)));
-  text += format("communication of a step over {} rank{} (bytes on the wire, all ranks of a group)\n", machine.ranks,
-                 machine.ranks == 1 ? "" : "s");
+  for (const auto& [bytes, tag] : tags) text += format("  {:<20}{:>12}\n", tag, format_bytes(bytes));
+  text += format("communication of a step over {} (bytes on the wire, all ranks of a group)\n",
+                 counted(machine.ranks, "rank"));
   for (const auto& [axis, operations] : plan.comm_bytes)
     for (const auto& [operation, bytes] : operations)
-      text += format("  {:<20}{:>12}\n", axis + " " + operation, measure::format_bytes(static_cast<double>(bytes)));
+      text += format("  {:<20}{:>12}\n", axis + " " + operation, format_bytes(bytes));
   if (plan.comm_bytes.empty()) text += "  none\n";
   return text;
 }
@@ -156,9 +152,8 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
     for (const auto& entry : plan.memory)
       if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
     throw Error(Code::plan, format("the run needs {} of {}, {} are available ({}); the largest part is {} with {}; {}",
-                                   measure::format_bytes(static_cast<double>(needed)), memory,
-                                   measure::format_bytes(static_cast<double>(available)), limit, largest->first,
-                                   measure::format_bytes(static_cast<double>(largest->second)), change));
+                                   format_bytes(needed), memory, format_bytes(available), limit, largest->first,
+                                   format_bytes(largest->second), change));
   };
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
   int64_t on_host = 0;

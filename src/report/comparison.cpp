@@ -6,7 +6,7 @@
 #include <set>
 #include <sstream>
 
-#include "measure/units.h"
+#include "base/units.h"
 #include "report/html.h"
 #include "report/page.h"
 #include "report/svg.h"
@@ -94,12 +94,10 @@ bool have_steps_of_one_size(const std::vector<ComparedRun>& runs) {
 
 // --- tables ----------------------------------------------------------------------------------------------------------
 
-std::string number(double value, int digits = 4) {
-  return std::isfinite(value) ? measure::format_number(value, digits) : "-";
-}
-std::string count(double value) { return std::isfinite(value) && value > 0 ? measure::format_count(value) : "-"; }
-std::string bytes(int64_t value) { return value > 0 ? measure::format_bytes(static_cast<double>(value)) : "-"; }
-std::string percent(double share) { return std::isfinite(share) ? measure::format_percent(share) : "-"; }
+std::string number(double value, int digits = 4) { return std::isfinite(value) ? format_number(value, digits) : "-"; }
+std::string count(double value) { return std::isfinite(value) && value > 0 ? format_count(value) : "-"; }
+std::string bytes(int64_t value) { return value > 0 ? format_bytes(value) : "-"; }
+std::string percent(double share) { return std::isfinite(share) ? format_percent(share) : "-"; }
 
 /// A fact of a run: its value for people, and as a number where its ratio to the first run's says something.
 struct Fact {
@@ -145,8 +143,7 @@ constexpr FactRow kFacts[] = {
      }},
     {"wall time",
      [](const ComparedRun& r) {
-       return Fact{std::isfinite(r.summary.wall_s) ? measure::format_duration(r.summary.wall_s) : "-",
-                   r.summary.wall_s};
+       return Fact{std::isfinite(r.summary.wall_s) ? format_duration(r.summary.wall_s) : "-", r.summary.wall_s};
      }},
     {"memory measured",
      [](const ComparedRun& r) {

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "measure/units.h"
+#include "base/units.h"
 #include "report/events_json.h"
 #include "report/page.h"
 #include "report/run_sections.h"
@@ -21,8 +21,8 @@ using svg::escape;
 constexpr size_t kChartPoints = 1000;
 constexpr size_t kSmoothedFrom = 50;  // steps: a shorter curve is not smoothed
 
-std::string bytes_text(int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); }
-std::string count_text(int64_t count) { return measure::format_count(static_cast<double>(count)); }
+std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
+std::string count_text(int64_t count) { return format_count(count); }
 std::string loss_number(double loss) { return std::isfinite(loss) ? format("{:.4f}", loss) : "-"; }
 
 // --- key figures ---------------------------------------------------------------------------------------------------
@@ -40,25 +40,23 @@ std::string tiles(const Summary& summary) {
     out +=
         tile("Validation loss", loss_number(eval.loss),
              std::isfinite(entropy) ? format("{} by token frequencies alone", loss_number(entropy)) : "nats per token");
-    out += tile("Perplexity", measure::format_number(eval.perplexity),
+    out += tile("Perplexity", format_number(eval.perplexity),
                 eval.bits_per_byte ? format("{:.3f} bits per byte", *eval.bits_per_byte) : "");
   }
   out += tile("Training loss", loss_number(summary.last_loss), format("from {}", loss_number(summary.first_loss)));
-  out += tile("Throughput", measure::format_count(summary.tokens_per_s), "tokens per second");
+  out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
     const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
-    out += tile(full ? "Utilisation" : "Utilisation, causal",
-                measure::format_percent(full ? summary.mfu : summary.mfu_causal),
+    out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
   if (summary.measured_memory > 0) {
     out += tile("Memory", bytes_text(summary.measured_memory),
                 summary.predicted_memory > 0 ? bytes_text(summary.predicted_memory) + " predicted" : "measured");
   }
-  out +=
-      tile("Tokens seen", count_text(summary.tokens),
-           format("{} steps{}", summary.step,
-                  std::isfinite(summary.wall_s) ? " in " + measure::format_duration(summary.wall_s) : std::string()));
+  out += tile("Tokens seen", count_text(summary.tokens),
+              format("{} steps{}", summary.step,
+                     std::isfinite(summary.wall_s) ? " in " + format_duration(summary.wall_s) : std::string()));
   return out + "</dl>\n";
 }
 
@@ -142,10 +140,9 @@ std::string time_split(const Summary& summary) {
     const int colour = std::string_view(name) == "other" ? 7 : static_cast<int>(parts.size());
     parts.push_back({name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour});
   }
-  const std::string waits = phase.comm_exposed > 0
-                                ? format(", {} of it waits for communication",
-                                         measure::format_percent(phase.comm_exposed / summary.mean_step_ms))
-                                : "";
+  const std::string waits = phase.comm_exposed > 0 ? format(", {} of it waits for communication",
+                                                            format_percent(phase.comm_exposed / summary.mean_step_ms))
+                                                   : "";
   return svg::stacked_bar("time", format("Time of a step{}", waits), parts);
 }
 
@@ -179,17 +176,16 @@ Rows model_rows(const StartReport& start) {
   rows.emplace_back("batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas",
                                     start.global_batch, start.micro_batch, start.accumulation, start.data_replicas));
   rows.emplace_back("data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens));
-  rows.emplace_back("FLOPs per token",
-                    format("{} full, {} causal, {} with recomputation; {}", measure::format_count(start.flops.full()),
-                           measure::format_count(start.flops.causal()), measure::format_count(start.flops.hardware()),
-                           measure::kFlopsDefinition));
+  rows.emplace_back("FLOPs per token", format("{} full, {} causal, {} with recomputation; {}",
+                                              format_count(start.flops.full()), format_count(start.flops.causal()),
+                                              format_count(start.flops.hardware()), measure::kFlopsDefinition));
   return rows;
 }
 
 Rows result_rows(const Summary& summary, const History& history) {
   Rows rows = {{"outcome", format("{} at step {} of {}", summary.outcome, summary.step, summary.start.total_steps)},
                {"started", summary.start.time}};
-  if (std::isfinite(summary.wall_s)) rows.emplace_back("wall time", measure::format_duration(summary.wall_s));
+  if (std::isfinite(summary.wall_s)) rows.emplace_back("wall time", format_duration(summary.wall_s));
   rows.emplace_back("tokens seen", format("{}", summary.tokens));
   rows.emplace_back("training loss", format("{} → {} (mean of the last steps)", loss_number(summary.first_loss),
                                             loss_number(summary.last_loss)));
@@ -197,7 +193,7 @@ Rows result_rows(const Summary& summary, const History& history) {
     const EvalReport& eval = *summary.last_eval;
     rows.emplace_back("validation loss",
                       format("{} at step {}, over {} tokens", loss_number(eval.loss), eval.step, eval.tokens));
-    rows.emplace_back("perplexity", measure::format_number(eval.perplexity, 5));
+    rows.emplace_back("perplexity", format_number(eval.perplexity, 5));
     if (eval.bits_per_byte) rows.emplace_back("bits per byte", format("{:.4f}", *eval.bits_per_byte));
   }
   if (summary.best_eval) {

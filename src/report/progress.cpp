@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "measure/units.h"
+#include "base/units.h"
 
 namespace trainer::report {
 namespace {
@@ -50,7 +50,7 @@ std::string bar(double share, int cells, bool utf8) {
 
 std::string loss_text(double loss) { return std::isfinite(loss) ? format("loss {:.4f}", loss) : "loss not finite"; }
 std::string rate_text(double lr) { return std::isfinite(lr) ? format("lr {:.2e}", lr) : ""; }
-std::string mfu_text(double mfu) { return std::isfinite(mfu) ? "mfu " + measure::format_percent(mfu) : ""; }
+std::string mfu_text(double mfu) { return std::isfinite(mfu) ? "mfu " + format_percent(mfu) : ""; }
 
 const char* prefix_of(log::Level level) {
   return level == log::Level::warning ? "warning: " : level == log::Level::error ? "error: " : "";
@@ -130,12 +130,12 @@ std::string Progress::plain_line(const StepReport& report) const {
     if (!field.empty()) line += "  " + field;
   };
   add(rate_text(report.lr));
-  if (std::isfinite(report.grad_norm)) add("norm " + measure::format_number(report.grad_norm, 3));
+  if (std::isfinite(report.grad_norm)) add("norm " + format_number(report.grad_norm, 3));
   if (report.skipped) add("skipped");
-  add(measure::format_count(report.tokens_per_s) + " tokens/s");
+  add(format_count(report.tokens_per_s) + " tokens/s");
   if (std::isfinite(report.step_ms)) add(format("{:.{}f} ms", report.step_ms, report.step_ms < 100 ? 1 : 0));
   add(mfu_text(report.mfu));
-  if (report.step < total_) add(measure::format_duration(seconds_left()) + " left");
+  if (report.step < total_) add(format_duration(seconds_left()) + " left");
   return line;
 }
 
@@ -143,7 +143,7 @@ std::string Progress::bar_line() const {
   const double share = total_ > 0 ? static_cast<double>(last_.step) / static_cast<double>(total_) : 0;
   const std::string head = format("step {}/{} ", last_.step, total_),
                     percent = format(" {:.0f}%", std::floor(share * 100));
-  const std::string elapsed = measure::format_duration(terminal_.clock() - started_);
+  const std::string elapsed = format_duration(terminal_.clock() - started_);
 
   // Fields are in the order shown. `rank` says which is dropped first when the line is narrow: the largest.
   struct Field {
@@ -154,10 +154,10 @@ std::string Progress::bar_line() const {
   if (!activity_.empty()) {
     fields = {{activity_, 0}, {elapsed, 1}};
   } else if (last_.step > completed_) {
-    const std::string left = last_.step < total_ ? measure::format_duration(seconds_left()) + " left" : "";
+    const std::string left = last_.step < total_ ? format_duration(seconds_left()) + " left" : "";
     fields = {{loss_text(last_.loss), 0},
               {rate_text(last_.lr), 4},
-              {measure::format_count(last_.tokens_per_s) + " tokens/s", 2},
+              {format_count(last_.tokens_per_s) + " tokens/s", 2},
               {mfu_text(last_.mfu), 3},
               {std::isfinite(last_.epoch) ? format("epoch {:.2f}", last_.epoch) : "", 6},
               {elapsed, 5},

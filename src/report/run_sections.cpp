@@ -5,7 +5,7 @@
 #include <map>
 
 #include "base/median.h"
-#include "measure/units.h"
+#include "base/units.h"
 #include "report/page.h"
 #include "report/svg.h"
 
@@ -103,7 +103,7 @@ std::string prediction(const Summary& summary) {
   if (summary.predicted_memory > 0 && summary.measured_memory > 0)
     grid.rows.push_back(compared("memory", static_cast<double>(summary.predicted_memory),
                                  static_cast<double>(summary.measured_memory),
-                                 [](double bytes) { return measure::format_bytes(bytes); }));
+                                 [](double bytes) { return format_bytes(bytes); }));
   return "<h2>The plan and the run</h2>" + page::table(grid);
 }
 
@@ -112,7 +112,7 @@ std::string optimizer_offload(const History& history) {
   if (steps.empty()) return "";
   const OffloadReport& last = steps.last();
   const double all = static_cast<double>(std::max<int64_t>(1, last.host + last.streamed + last.resident));
-  const auto part = [&](int64_t count) { return measure::format_percent(static_cast<double>(count) / all); };
+  const auto part = [&](int64_t count) { return format_percent(static_cast<double>(count) / all); };
   const bool emulated = std::isfinite(last.emulated_ms);
   const double rate = steps.of(&OffloadReport::parameters_per_s), overlapped = steps.of(&OffloadReport::overlapped);
   const double memory = steps.of(&OffloadReport::memory_share);
@@ -127,12 +127,11 @@ std::string optimizer_offload(const History& history) {
       {"on the emulated device", milliseconds(steps.of(&OffloadReport::emulated_ms))},
       {"predicted", milliseconds(steps.of(&OffloadReport::predicted_ms))},
       {"a step waits for it", milliseconds(steps.of(&OffloadReport::exposed_ms))},
-      {"work that no step waited for", std::isfinite(overlapped) ? measure::format_percent(overlapped) : ""},
-      {"rate", std::isfinite(rate) ? measure::format_count(rate) + " parameters/s" : ""},
-      {"of the host's memory rate", std::isfinite(memory) ? measure::format_percent(memory) : ""}};
+      {"work that no step waited for", std::isfinite(overlapped) ? format_percent(overlapped) : ""},
+      {"rate", std::isfinite(rate) ? format_count(rate) + " parameters/s" : ""},
+      {"of the host's memory rate", std::isfinite(memory) ? format_percent(memory) : ""}};
   page::Grid moved{.head = {"bytes a step"}, .rows = {}}, lanes{.head = {"at work, ms a step"}, .rows = {}};
-  for (const auto& [what, bytes] : last.bytes)
-    moved.rows.push_back({.name = what, .cells = {measure::format_bytes(static_cast<double>(bytes))}});
+  for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {format_bytes(bytes)}});
   for (const auto& [lane, unused] : last.busy_ms)
     lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", steps.of([&](const OffloadReport& step) {
                                           const auto found = step.busy_ms.find(lane);
@@ -147,9 +146,7 @@ std::string communication(const History& history) {
   if (all.empty()) return "";
   page::Grid grid{.head = {"sent", "predicted", "ratio", "waiting, ms a step"}, .rows = {}};
   for (const auto& [what, moved] : all) {
-    const auto bytes = [&](int64_t count) {
-      return count > 0 ? measure::format_bytes(static_cast<double>(count)) : std::string("-");
-    };
+    const auto bytes = [&](int64_t count) { return count > 0 ? format_bytes(count) : std::string("-"); };
     const bool known = moved.predicted > 0;
     const double ratio = static_cast<double>(moved.sent) / static_cast<double>(std::max<int64_t>(1, moved.predicted));
     grid.rows.push_back({.name = what.first + " " + what.second,
@@ -171,9 +168,9 @@ std::string time_line(const History& history) {
   for (const EvalReport& eval : history.evals)
     evaluations.marks.push_back({at(eval.step), format("step {}: validation loss {:.4f}", eval.step, eval.loss)});
   for (const CheckpointReport& saved : history.checkpoints)
-    checkpoints.marks.push_back({at(saved.step), format("step {}: {} in {:.2f} s{}", saved.step,
-                                                        measure::format_bytes(static_cast<double>(saved.bytes)),
-                                                        saved.seconds, saved.best ? ", the best so far" : "")});
+    checkpoints.marks.push_back(
+        {at(saved.step), format("step {}: {} in {:.2f} s{}", saved.step, format_bytes(saved.bytes), saved.seconds,
+                                saved.best ? ", the best so far" : "")});
   for (const WarningReport& warning : history.warnings) warnings.marks.push_back({at(warning.step), warning.message});
   const int64_t first = history.starts.empty() ? 0 : std::ranges::min(history.starts);
   const int64_t last = history.steps.empty() ? first : history.steps.back().step;

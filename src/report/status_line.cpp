@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "measure/units.h"
+#include "base/units.h"
 
 namespace trainer::report {
 namespace {
@@ -40,7 +40,7 @@ void StatusLine::show(const std::string& text, int64_t done, int64_t total) {
   std::string line = text;
   if (done > 0) {
     const double left = (now - started_) / static_cast<double>(done) * static_cast<double>(total - done);
-    line += format(", {} left", measure::format_duration(left));
+    line += format(", {} left", format_duration(left));
   }
   if (!terminal_.is_tty) return log::info("{}", line);
   const std::lock_guard lock(mutex_);

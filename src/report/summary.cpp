@@ -5,8 +5,8 @@
 #include <span>
 
 #include "base/format.h"
+#include "base/units.h"
 #include "measure/peak.h"
-#include "measure/units.h"
 
 namespace trainer::report {
 namespace {
@@ -129,9 +129,8 @@ std::string median_text(const Summary& summary) {
 }
 
 std::string utilisation_text(const Summary& summary) {
-  std::string text = format("mfu {}, causal {}, hardware {} of {}", measure::format_percent(summary.mfu),
-                            measure::format_percent(summary.mfu_causal), measure::format_percent(summary.hfu),
-                            to_string(summary.peak));
+  std::string text = format("mfu {}, causal {}, hardware {} of {}", format_percent(summary.mfu),
+                            format_percent(summary.mfu_causal), format_percent(summary.hfu), to_string(summary.peak));
   if (std::fmax(summary.mfu_causal, summary.hfu) > 1) {
     text += "; above 100 %: that peak is too low";
   } else if (summary.mfu > 1) {
@@ -142,14 +141,14 @@ std::string utilisation_text(const Summary& summary) {
 
 std::string offload_text(const OffloadReport& offload) {
   const double all = static_cast<double>(std::max<int64_t>(1, offload.host + offload.streamed + offload.resident));
-  const auto part = [&](int64_t count) { return measure::format_percent(static_cast<double>(count) / all); };
+  const auto part = [&](int64_t count) { return format_percent(static_cast<double>(count) / all); };
   std::string text = format("{} updated on the host, {} streamed, {} resident; a step waits {:.2f} ms for it (median)",
                             part(offload.host), part(offload.streamed), part(offload.resident), offload.exposed_ms);
   if (std::isfinite(offload.emulated_ms))
     text += format("; an update on the emulated device: {:.3g} ms by its clock{}", offload.emulated_ms,
                    std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
   if (std::isfinite(offload.overlapped))
-    text += format("; {} of its work was waited for by no step", measure::format_percent(offload.overlapped));
+    text += format("; {} of its work was waited for by no step", format_percent(offload.overlapped));
   return text;
 }
 
@@ -160,9 +159,9 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   };
   std::string run = format("{} at step {}", summary.outcome, summary.step);
   if (summary.start.total_steps > 0) run += format(" of {}", summary.start.total_steps);
-  run += format(", {} tokens", measure::format_count(static_cast<double>(summary.tokens)));
+  run += format(", {} tokens", format_count(summary.tokens));
   if (std::isfinite(summary.epoch)) run += format(", {:.2f} epochs", summary.epoch);
-  if (std::isfinite(summary.wall_s)) run += " in " + measure::format_duration(summary.wall_s);
+  if (std::isfinite(summary.wall_s)) run += " in " + format_duration(summary.wall_s);
   add("run", run);
 
   if (std::isfinite(summary.last_loss))
@@ -173,7 +172,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     std::string text = format("{:.4f}", eval.loss);
     if (std::isfinite(summary.start.unigram_entropy))
       text += format(" (token frequencies alone: {:.4f})", summary.start.unigram_entropy);
-    text += format(", perplexity {}", measure::format_number(eval.perplexity));
+    text += format(", perplexity {}", format_number(eval.perplexity));
     if (eval.bits_per_byte) text += format(", {:.3f} bits per byte", *eval.bits_per_byte);
     add("val loss", text);
     if (summary.best_eval && summary.best_eval->step != eval.step) {
@@ -185,7 +184,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   }
   if (std::isfinite(summary.tokens_per_s)) {
     std::string text =
-        format("{} tokens/s, {:.1f} ms a step (medians)", measure::format_count(summary.tokens_per_s), summary.step_ms);
+        format("{} tokens/s, {:.1f} ms a step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
     if (summary.setup_changed) text += format(" since step {}, where the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
     if (std::isfinite(summary.predicted_step_ms))
@@ -199,10 +198,10 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   if (summary.offload) add("offload", offload_text(*summary.offload));
   if (summary.measured_memory > 0) {
     const auto measured = static_cast<double>(summary.measured_memory);
-    std::string text = measure::format_bytes(measured) + " measured";
+    std::string text = format_bytes(measured) + " measured";
     if (summary.predicted_memory > 0) {
       const auto predicted = static_cast<double>(summary.predicted_memory);
-      text += format(", {} predicted ({:.2f} times)", measure::format_bytes(predicted), measured / predicted);
+      text += format(", {} predicted ({:.2f} times)", format_bytes(predicted), measured / predicted);
     }
     add("memory", text);
   }

@@ -5,7 +5,8 @@
 #include <limits>
 
 #include "base/error.h"
-#include "measure/units.h"
+#include "base/units.h"
+#include "base/utf8.h"
 
 namespace trainer::report::svg {
 namespace {
@@ -110,8 +111,7 @@ std::string path(const LineChart& chart, const Series& series, const Axis& x, co
       out += format("<circle class=\"f{}\" r=\"3.2\"", series.colour) + attribute("cx", x(point.x)) +
              attribute("cy", y(point.y)) +
              format("><title>{}</title></circle>",
-                    escape(format("{}: {} at {}", series.name, measure::format_number(point.y, 5),
-                                  measure::format_number(point.x, 9))));
+                    escape(format("{}: {} at {}", series.name, format_number(point.y, 5), format_number(point.x, 9))));
     }
   }
   return out;
@@ -128,11 +128,10 @@ std::string describe(const LineChart& chart) {
       last = point.y;
     }
     if (range.empty()) continue;
-    description += format("{}: from {} to {}, at the end {}. ", series.name, measure::format_number(range.low),
-                          measure::format_number(range.high), measure::format_number(last));
+    description += format("{}: from {} to {}, at the end {}. ", series.name, format_number(range.low),
+                          format_number(range.high), format_number(last));
   }
-  for (const Level& level : chart.levels)
-    description += format("{}: {}. ", level.name, measure::format_number(level.y));
+  for (const Level& level : chart.levels) description += format("{}: {}. ", level.name, format_number(level.y));
   return description.empty() ? "No data." : description;
 }
 
@@ -226,8 +225,7 @@ std::string escape(std::string_view input) {
   constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
   std::string out;
   for (size_t i = 0; i < input.size();) {
-    const auto byte = [&](size_t at) { return at < input.size() ? static_cast<unsigned char>(input[at]) : 0u; };
-    const unsigned lead = byte(i);
+    const auto lead = static_cast<unsigned char>(input[i]);
     if (lead < 0x80) {
       switch (lead) {
         case '&':
@@ -255,16 +253,9 @@ std::string escape(std::string_view input) {
       ++i;
       continue;
     }
-    const size_t length = lead >= 0xF0 ? 4 : lead >= 0xE0 ? 3 : 2;
-    unsigned code = lead & (0xFFu >> (length + 1));
-    bool valid = lead >= 0xC2 && lead <= 0xF4;
-    for (size_t k = 1; k < length && valid; ++k) {
-      valid = (byte(i + k) & 0xC0u) == 0x80u;
-      code = code << 6 | (byte(i + k) & 0x3Fu);
-    }
-    constexpr unsigned kSmallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    valid = valid && code >= kSmallest[length] && code <= 0x10FFFF && (code < 0xD800 || code > 0xDFFF) &&
-            (code & 0xFFFEu) != 0xFFFEu && code >= 0xA0;
+    const size_t length = utf8_character(input.substr(i));
+    const bool control = lead == 0xC2 && length == 2 && static_cast<unsigned char>(input[i + 1]) < 0xA0;
+    const bool valid = length > 0 && !control && (length != 3 || input.substr(i, 3) < "\xEF\xBF\xBE");
     if (valid) {
       out += input.substr(i, length);
       i += length;
@@ -323,7 +314,7 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
   double at = 12;
   for (const Part& part : parts) {
     const double share = std::max(0.0, part.value) / total;
-    const std::string label = format("{}: {} ({})", part.name, part.text, measure::format_percent(share));
+    const std::string label = format("{}: {} ({})", part.name, part.text, format_percent(share));
     description += label + ". ";
     if (share > 0) {
       rects += format("<rect class=\"f{}\" y=\"34\" height=\"{}\"", part.colour, kHeight) + attribute("x", at) +
@@ -331,7 +322,7 @@ std::string stacked_bar(const std::string& id, const std::string& title, const s
     }
     at += share * kWidth;
     table += format("<tr><th scope=\"row\"><span class=\"chip b{}\"></span>{}</th><td>{}</td><td>{}</td></tr>",
-                    part.colour, escape(part.name), escape(part.text), measure::format_percent(share));
+                    part.colour, escape(part.name), escape(part.text), format_percent(share));
   }
   return "<figure>" + open_svg(id, title, description, 480, 68) + text("title", 12, 18, title) + rects +
          "</svg><table class=\"parts\">" + table + "</table></figure>\n";

@@ -1,9 +1,9 @@
 #include "run/run_data.h"
 
 #include "base/log.h"
+#include "base/units.h"
 #include "comm/agreement.h"
 #include "data/overlap.h"
-#include "measure/units.h"
 #include "run/run_folder.h"
 #include "run/run_state.h"
 #include "run/signals.h"
@@ -20,9 +20,8 @@ data::OpenOptions open_options(const plan::Machine& machine, const Deadline& dea
   options.progress = [last = now_seconds()](const data::TokenizeProgress& done) mutable {
     if (now_seconds() - last < 2) return;
     last = now_seconds();
-    log::info("tokenizing: {} of {}, {} tokens", measure::format_bytes(static_cast<double>(done.bytes)),
-              measure::format_bytes(static_cast<double>(done.total_bytes)),
-              measure::format_count(static_cast<double>(done.tokens)));
+    log::info("tokenizing: {} of {}, {} tokens", format_bytes(done.bytes), format_bytes(done.total_bytes),
+              format_count(done.tokens));
   };
   return options;
 }

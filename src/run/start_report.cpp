@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "config/layout_rules.h"
-#include "measure/units.h"
 #include "ops/gemm.h"
 
 namespace trainer::run {
@@ -58,20 +58,17 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
   const report::Environment& environment = start.environment;
-  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
-            measure::format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
-            compute_reason, environment.product_path);
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name, format_count(start.parameters),
+            start.vocab_size, start.compute, compute_reason, environment.product_path);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.seq_len);
-  log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
-            environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
-            environment.isa, to_string(start.peak));
+  log::info("{} ({}) of {} on {}, peak of each {}", counted(environment.ranks, "rank"), transport,
+            counted(environment.threads, "thread"), environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
   log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
-            measure::format_bytes(static_cast<double>(start.predicted.memory_bytes)),
-            measure::format_count(static_cast<double>(start.train_tokens)),
-            measure::format_count(static_cast<double>(start.val_tokens)),
+            format_bytes(start.predicted.memory_bytes), format_count(start.train_tokens),
+            format_count(start.val_tokens),
             static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch) /
                 static_cast<double>(start.windows));
 }

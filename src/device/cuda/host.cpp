@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "device/cuda/cuda_device.h"
 #include "device/cuda/runtime.h"
 #include "device/pages.h"
@@ -107,8 +108,8 @@ class PinnedHost final : public Device {
   /// Once for each thing to tell.
   void tell(const std::string& what, int64_t bytes, const std::string& reason, const char* advice = kPinAdvice) {
     if (std::exchange(told_[what], true)) return;
-    log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}",
-                 format("{:.1f} MiB", static_cast<double>(bytes) / (1 << 20)), what, reason, advice);
+    log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}", format_bytes(bytes), what, reason,
+                 advice);
   }
   void release_impl(std::byte* memory, int64_t bytes) noexcept override {
     cudaSetDevice(ordinal_);

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/utf8.h"
 #include "data/json_lines.h"
-#include "data/utf8.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {

@@ -4,8 +4,8 @@
 
 #include <atomic>
 
+#include "base/utf8.h"
 #include "data/token_file.h"
-#include "data/utf8.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {

@@ -6,7 +6,7 @@
 
 #include <unordered_map>
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 #include "unit/data/fixtures.h"
 
 namespace trainer::data {

@@ -2,8 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "base/units.h"
 #include "device/cuda/cuda_device.h"
-#include "measure/units.h"
 #include "rigs/offload.h"
 
 namespace trainer::tests {
@@ -137,7 +137,7 @@ TEST_F(OffloadMemoryOfAGpu, TooLittleHostMemoryIsRefusedWithNumbersAndTheKeysToC
   expect_fits(c, machine);
   machine.host_limit = needed - 1;
   const std::string said = refusal(c, machine);
-  const auto number = [](int64_t bytes) { return measure::format_bytes(static_cast<double>(bytes)); };
+  const auto number = [](int64_t bytes) { return format_bytes(bytes); };
   EXPECT_NE(said.find("needs " + number(needed) + " of host memory, " + number(needed - 1) + " are available"),
             std::string::npos)
       << said;

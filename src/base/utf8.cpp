@@ -1,8 +1,8 @@
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 #include <cstring>
 
-namespace trainer::data {
+namespace trainer {
 namespace {
 
 constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
@@ -92,4 +92,4 @@ Utf8Repair utf8_repair(std::string& text) {
   return repair;
 }
 
-}  // namespace trainer::data
+}  // namespace trainer

@@ -1,10 +1,10 @@
-#include "measure/units.h"
+#include "base/units.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-namespace trainer::measure {
+namespace trainer {
 namespace {
 
 TEST(Units, CountsHaveThreeDigits) {
@@ -51,4 +51,4 @@ TEST(Units, DurationsHaveTwoUnitsAtMost) {
 }
 
 }  // namespace
-}  // namespace trainer::measure
+}  // namespace trainer

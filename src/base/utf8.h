@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace trainer::data {
+namespace trainer {
 
 /// Length in bytes of the character that starts `text`, or 0 when its first byte starts no valid character.
 size_t utf8_character(std::string_view text);
@@ -22,4 +22,4 @@ struct Utf8Repair {
 /// Replaces every invalid byte of `text` by U+FFFD; untouched (and not copied) when the text is valid.
 Utf8Repair utf8_repair(std::string& text);
 
-}  // namespace trainer::data
+}  // namespace trainer

@@ -3,12 +3,14 @@
 #include <cstdint>
 #include <string>
 
-namespace trainer::measure {
+namespace trainer {
 
 /// Three significant digits with k, M, G, T: "950", "12.3k", "124M".
 std::string format_count(double value);
+inline std::string format_count(int64_t value) { return format_count(static_cast<double>(value)); }
 /// "512 B", "1.50 MiB", "23.4 GiB".
 std::string format_bytes(double bytes);
+inline std::string format_bytes(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
 /// "41.2 %" of a share of one.
 std::string format_percent(double share);
 /// "8.2 s", "3m05s", "2h07m", "3d04h": at most two units.
@@ -16,4 +18,7 @@ std::string format_duration(double seconds);
 /// `digits` significant digits without an exponent where that is short: "3.214", "0.00012", "3e-08".
 std::string format_number(double value, int digits = 4);
 
-}  // namespace trainer::measure
+/// "1 rank", "2 ranks".
+std::string counted(int64_t count, const char* what);
+
+}  // namespace trainer

@@ -1,10 +1,10 @@
-#include "measure/units.h"
+#include "base/units.h"
 
 #include <cmath>
 
 #include "base/format.h"
 
-namespace trainer::measure {
+namespace trainer {
 namespace {
 
 const std::string kNone = "-";
@@ -46,8 +46,10 @@ std::string format_duration(double seconds) {
   return format("{}d{:02}h", whole / 86400, whole % 86400 / 3600);
 }
 
+std::string counted(int64_t count, const char* what) { return format("{} {}{}", count, what, count == 1 ? "" : "s"); }
+
 std::string format_number(double value, int digits) {
   return std::isfinite(value) ? format("{:.{}g}", value, digits) : kNone;
 }
 
-}  // namespace trainer::measure
+}  // namespace trainer
