@@ -37,11 +37,6 @@ struct bf16 {
   constexpr explicit bf16(double value) : bits(round(static_cast<float>(value))) {}
   constexpr explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
   constexpr explicit operator double() const { return static_cast<double>(static_cast<float>(*this)); }
-  static constexpr bf16 from_bits(uint16_t value) {
-    bf16 out;
-    out.bits = value;
-    return out;
-  }
 
  private:
   static constexpr uint16_t round(float value) {
@@ -53,36 +48,16 @@ struct bf16 {
 static_assert(sizeof(bf16) == 2);
 
 template <typename T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::f64;
+struct DTypeOf {
+  static constexpr DType value = std::is_same_v<T, double>     ? DType::f64
+                                 : std::is_same_v<T, float>    ? DType::f32
+                                 : std::is_same_v<T, bf16>     ? DType::bf16
+                                 : std::is_same_v<T, int32_t>  ? DType::i32
+                                 : std::is_same_v<T, int64_t>  ? DType::i64
+                                 : std::is_same_v<T, uint16_t> ? DType::u16
+                                                               : DType::u8;
+  static_assert(sizeof(T) == size_of(value));
 };
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::f32;
-};
-template <>
-struct DTypeOf<bf16> {
-  static constexpr DType value = DType::bf16;
-};
-template <>
-struct DTypeOf<int32_t> {
-  static constexpr DType value = DType::i32;
-};
-template <>
-struct DTypeOf<int64_t> {
-  static constexpr DType value = DType::i64;
-};
-template <>
-struct DTypeOf<uint16_t> {
-  static constexpr DType value = DType::u16;
-};
-template <>
-struct DTypeOf<uint8_t> {
-  static constexpr DType value = DType::u8;
-};
-
 /// fn(value of the element type): its argument's type is that of the elements.
 template <typename F>
 void with_type(DType type, F&& fn) {

@@ -22,12 +22,10 @@ enum class Scope { here, all_ranks, another_rank };
 
 class Error : public std::runtime_error {
  public:
-  Error(Code code, std::string message, std::source_location where = std::source_location::current())
-      : std::runtime_error(message), code_(code), message_(std::move(message)), where_(where) {}
+  Error(Code code, std::string message) : std::runtime_error(message), code_(code), message_(std::move(message)) {}
 
   Code code() const { return code_; }
   const char* what() const noexcept override { return message_.c_str(); }
-  const std::source_location& where() const { return where_; }
   Scope scope() const { return scope_; }
   Error& on(Scope scope) {
     scope_ = scope;
@@ -39,7 +37,6 @@ class Error : public std::runtime_error {
  private:
   Code code_;
   std::string message_;
-  std::source_location where_;
   Scope scope_ = Scope::here;
 };
 

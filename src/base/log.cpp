@@ -10,7 +10,7 @@ std::mutex mutex;
 thread_local int this_rank = 0;
 
 void to_stderr(Level level, const std::string& line) {
-  const char* prefix = level == Level::warning ? "warning: " : level == Level::error ? "error: " : "";
+  const char* prefix = level == Level::warning ? "warning: " : "";
   std::fprintf(stderr, "%s%s\n", prefix, line.c_str());
 }
 

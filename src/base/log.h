@@ -8,7 +8,7 @@
 
 namespace trainer::log {
 
-enum class Level { info, warning, error };
+enum class Level { info, warning };
 
 /// Where lines go; the default writes "warning: …" or the bare line to stderr. The progress bar installs its own sink
 /// so that lines do not tear it. Thread-safe; returns the sink that was in place.
@@ -25,10 +25,6 @@ void info(fmt::format_string<Args...> text, Args&&... args) {
 template <typename... Args>
 void warning(fmt::format_string<Args...> text, Args&&... args) {
   write(Level::warning, fmt::format(text, std::forward<Args>(args)...));
-}
-template <typename... Args>
-void error(fmt::format_string<Args...> text, Args&&... args) {
-  write(Level::error, fmt::format(text, std::forward<Args>(args)...));
 }
 
 }  // namespace trainer::log

@@ -25,8 +25,7 @@ constexpr const char* kConfigFile = "config.toml";
 /// Bytes of a complete checkpoint are not those that were written: an earlier one may still be whole.
 class Damage : public Error {
  public:
-  explicit Damage(std::string message, std::source_location where = std::source_location::current())
-      : Error(Code::checkpoint, std::move(message), where) {}
+  explicit Damage(std::string message) : Error(Code::checkpoint, std::move(message)) {}
 };
 
 /// `count` runs of `length` elements; their first elements are `global`, global + stride, …

@@ -104,7 +104,6 @@ int32_t Tokenizer::eos() const { return model_->facts().eos; }
 const std::string& Tokenizer::bytes() const { return serialized_; }
 std::string Tokenizer::hash() const { return hash_; }
 const std::string& Tokenizer::file_name() const { return model_->facts().file_name; }
-bool Tokenizer::splits_words() const { return model_->facts().splits_words; }
 CutRule Tokenizer::cuts() const { return model_->facts().cuts; }
 bool Tokenizer::dummy_prefix() const { return model_->facts().dummy_prefix; }
 

@@ -60,8 +60,6 @@ class Tokenizer {
   std::string name_of(int32_t id) const;
   /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
   int64_t text_bytes(std::span<const int32_t> ids) const;
-  /// Says whether text is cut into words (see above).
-  bool splits_words() const;
   /// Says where a document may be cut without another result.
   CutRule cuts() const;
   /// Says whether the model puts a space before each text, which decode removes.

@@ -169,16 +169,6 @@ Layout::Key Layout::key() const {
   return key;
 }
 
-Layout Layout::gradient(const Layout& tokens) const {
-  TRAINER_CHECK(tokens.mesh_ == mesh_, "tokens and parameter on different meshes");
-  return with(tokens.split_axes() & ~split_axes(), kPartial);
-}
-
-Layout gradient_layout(const Layout& layout) {
-  const AxisSet replicated = layout.axes(kReplicate), partial = layout.axes(kPartial);
-  return layout.with(replicated, kPartial).with(partial, kReplicate);
-}
-
 std::string to_string(const Layout& layout) {
   std::string text = trainer::to_string(layout.shape());
   if (layout.extents() != layout.shape()) text += " padded to " + trainer::to_string(layout.extents());

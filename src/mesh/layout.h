@@ -73,10 +73,6 @@ class Layout {
   /// coordinate 0 on replicated axes. An internal error for partial layouts.
   bool is_owner(int rank) const;
 
-  /// Returns the layout of this parameter's gradient after a backward pass over `tokens`: partial on the axes that
-  /// split the tokens but not the parameter. It must be summed over those axes.
-  Layout gradient(const Layout& tokens) const;
-
   bool operator==(const Layout&) const = default;
   /// Orders the layouts on one mesh, for maps.
   bool operator<(const Layout& other) const { return key() < other.key(); }
@@ -96,10 +92,6 @@ class Layout {
   std::array<Placement, MeshShape::kMaxAxes> placements_{};
   bool transposed_ = false;
 };
-
-/// Returns the layout of the gradient of an activation: partial and replicate change places, splits stay. The backward
-/// pass of a redistribution from→to is the redistribution gradient_layout(to)→gradient_layout(from).
-Layout gradient_layout(const Layout& layout);
 
 /// "[4096, 768] S0 over data+z, S1 over y"
 std::string to_string(const Layout& layout);

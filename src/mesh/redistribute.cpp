@@ -270,12 +270,4 @@ Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout&
   return Mover::start(ex, mesh, lane, from, to, inout, {}, true, {});
 }
 
-Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in) {
-  return start_move(ex, mesh, lane, from, to, std::move(in)).finish(ex);
-}
-
-Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in) {
-  return start_move(ex, mesh, lane, from, to, in).finish(ex);
-}
-
 }  // namespace trainer::mesh

@@ -44,7 +44,7 @@ class [[nodiscard]] Transit {
 /// Starts to move `in` (packed, from.local(rank)) from layout `from` to layout `to`, by the steps of mesh.route().
 /// Memory is taken from the arena and given back as soon as it is used. Steps that change no places in memory (B→P on
 /// coordinate 0, sums) work in place when `in` is a handle. `out` (packed, to.local(rank)), when given, receives the
-/// result. The backward pass of from→to is the move gradient_layout(to)→gradient_layout(from).
+/// result.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out = {});
 /// The same without touching `in`, which somebody else owns.
@@ -53,10 +53,5 @@ Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, co
 /// Starts a move that writes over `inout` itself: for moves that keep each rank's elements in place, such as sums.
 Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
                             const Tensor& inout);
-
-/// Moves at once and waits. When from == to it returns the handle itself.
-Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in);
-/// The same without touching `in`, which somebody else owns. Empty when from == to: use `in` itself.
-Scratch redistribute(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in);
 
 }  // namespace trainer::mesh

@@ -216,28 +216,4 @@ std::string to_string(const Route& route) {
   return text.empty() ? "nothing" : text;
 }
 
-int64_t direct_elements(const Layout& from, const Layout& to) {
-  check_same_tensor(from, to);
-  const AxisSet other = from.axes(kPartial) | from.axes(kFlat) | to.axes(kPartial) | to.axes(kFlat);
-  TRAINER_CHECK(other == 0, "direct transfers between {} and {}", to_string(from), to_string(to));
-  const MeshShape& mesh = from.mesh();
-  int64_t most = 0;
-  for (int rank = 0; rank < mesh.world_size(); ++rank) {
-    int64_t needed = 1, owned = 1;
-    for (int dim = 0; dim < from.shape().dims(); ++dim) {
-      const auto range = [&](const Layout& layout) {
-        const AxisSet axes = layout.axes(split(dim));
-        const int64_t extent = layout.extents()[dim] / mesh.group_size(axes), begin = extent * mesh.index(rank, axes);
-        return std::pair{begin, begin + extent};
-      };
-      const auto [have_begin, have_end] = range(from);
-      const auto [want_begin, want_end] = range(to);
-      needed *= want_end - want_begin;
-      owned *= std::max<int64_t>(0, std::min(have_end, want_end) - std::max(have_begin, want_begin));
-    }
-    most = std::max(most, needed - owned);
-  }
-  return most;
-}
-
 }  // namespace trainer::mesh

@@ -22,7 +22,6 @@ struct Step {
 
   /// Returns the total over the ranks of one group.
   int64_t wire_elements() const { return op ? comm::wire_elements(*op, group, payload) : 0; }
-  int64_t wire_bytes(DType dtype) const { return wire_elements() * size_of(dtype); }
 };
 
 struct Route {
@@ -39,9 +38,5 @@ Route find_route(const Layout& from, const Layout& to);
 
 /// "all_gather over tensor, slice over z", for messages and reports.
 std::string to_string(const Route& route);
-
-/// Returns the largest number of elements that a rank must receive when every element travels at most once, straight to
-/// where it is needed. That is a bound for routes between layouts of splits and replicas.
-int64_t direct_elements(const Layout& from, const Layout& to);
 
 }  // namespace trainer::mesh

@@ -59,10 +59,6 @@ ops::DropoutSite Transformer::embedding_dropout(const Batch& batch) const {
           .width = model_.d_model};
 }
 
-bool Transformer::same_stream(size_t a, size_t b) const {
-  return strategy_.stream(static_cast<int>(a)) == strategy_.stream(static_cast<int>(b));
-}
-
 Scratch Transformer::move(Exec& ex, const Batch& batch, Scratch x, size_t from, size_t to) const {
   return strategy_.ranks().move(ex, batch.rows(), model_.d_model, strategy_.stream(static_cast<int>(from)),
                                 strategy_.stream(static_cast<int>(to)), std::move(x));

@@ -56,13 +56,11 @@ class Transformer {
 
   int64_t vocab() const { return vocab_; }
   int64_t seq_len() const { return model_.seq_len; }
-  const config::Model& config() const { return model_; }
 
  private:
   Scratch embed(Exec& ex, const parallel::Batch& batch);
   /// Runs up to the input of the head, keeping nothing for backward.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Cache* cache);
-  bool same_stream(size_t a, size_t b) const;
   /// Moves this rank's part of the residual stream from the spread of one layer to that of another.
   Scratch move(Exec& ex, const parallel::Batch& batch, Scratch x, size_t from, size_t to) const;
   ops::DropoutSite embedding_dropout(const parallel::Batch& batch) const;

@@ -56,8 +56,6 @@ class Embedding {
   Scratch forward(Exec& ex, const Batch& batch);
   void backward(Exec& ex, const Batch& batch, const Tensor& dy, params::GradSink& grads);
 
-  const Table& table() const { return table_; }
-
  private:
   const Table table_;
   params::SlotId positions_ = -1;

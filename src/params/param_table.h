@@ -35,8 +35,8 @@ struct Part {
   std::string name;
   mesh::Layout layout;  // of a matrix or a vector; says nothing of the data axis
   Init init;
-  /// Axes besides data and those of flat placements along which a backward pass leaves partial sums of the gradient
-  /// (Layout::gradient). They are added once a step.
+  /// Axes besides data and those of flat placements along which a backward pass leaves partial sums of the gradient.
+  /// They are added once a step.
   mesh::AxisSet sum_over = 0;
 };
 

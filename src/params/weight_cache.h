@@ -51,7 +51,6 @@ class WeightCache {
       if (users_ != nullptr && --*users_ == 0) memory_->reset();
     }
     operator const Tensor&() const { return tensor_; }
-    const Tensor& tensor() const { return tensor_; }
 
    private:
     friend class WeightCache;

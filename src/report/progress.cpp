@@ -52,9 +52,7 @@ std::string loss_text(double loss) { return std::isfinite(loss) ? format("loss {
 std::string rate_text(double lr) { return std::isfinite(lr) ? format("lr {:.2e}", lr) : ""; }
 std::string mfu_text(double mfu) { return std::isfinite(mfu) ? "mfu " + format_percent(mfu) : ""; }
 
-const char* prefix_of(log::Level level) {
-  return level == log::Level::warning ? "warning: " : level == log::Level::error ? "error: " : "";
-}
+const char* prefix_of(log::Level level) { return level == log::Level::warning ? "warning: " : ""; }
 
 }  // namespace
 

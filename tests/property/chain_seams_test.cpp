@@ -74,7 +74,7 @@ void run_chain(const Rank& rank, const Chain& chain, const std::vector<Cut>& cut
     d = move(now, gradient_layout(cuts[i].y), std::move(d));
     Scratch dw = rank.take("dw", cuts[i].w.box());
     product(rank, inputs[i], true, d, false, dw);
-    const Layout gradient = cuts[i].w.gradient(cuts[i].x);
+    const Layout gradient = gradient_of(cuts[i].w, cuts[i].x);
     // Only axes that cut the tokens' rows leave W whole, so those are the axes of its sum.
     dw = move(gradient, cuts[i].w, std::move(dw));
     check_runs(rank, dw, cuts[i].w.runs(rank.me()), chain.dw[i], format("dW {}", i));

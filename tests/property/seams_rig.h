@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "comm/world.h"
-#include "mesh/redistribute.h"
 #include "ops/gemm.h"
+#include "rigs/layout_moves.h"
 
 namespace trainer::seams {
 

@@ -1,6 +1,7 @@
 #pragma once
 // The matrix instructions and asynchronous copies of ops/cuda/mma.cuh, element by element as the PTX manual lays the
 // fragments out.
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -36,7 +37,7 @@ void load_matrices(uint32_t (&r)[4], const bf16* row) {
 
 /// Element e of a register pair.
 inline float element(uint32_t bits, int e) {
-  return static_cast<float>(bf16::from_bits(static_cast<uint16_t>(bits >> (16 * e))));
+  return static_cast<float>(std::bit_cast<bf16>(static_cast<uint16_t>(bits >> (16 * e))));
 }
 
 struct Product {

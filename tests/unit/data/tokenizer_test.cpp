@@ -38,7 +38,6 @@ TEST(Tokenizer, HasTheVocabularyAskedForAndItsSpecialTokens) {
   EXPECT_EQ(t.vocab_size(), 600);
   EXPECT_EQ(t.eos(), 2);
   EXPECT_EQ(t.piece(t.eos()), "");
-  EXPECT_TRUE(t.splits_words());
   EXPECT_FALSE(t.dummy_prefix());
   const std::vector<int32_t> ids = t.encode("a\n\nb");
   ASSERT_EQ(ids.size(), 4u);
@@ -200,7 +199,6 @@ TEST(Tokenizer, TakesModelsWithADummyPrefix) {
 TEST(Tokenizer, TakesUnigramModelsLineByLine) {
   const std::string model = foreign_model({{"model_type", "unigram"}});  // normalises, trims, no byte fallback
   const Tokenizer t = Tokenizer::from_bytes(model, "foreign");
-  EXPECT_FALSE(t.splits_words());
   EXPECT_EQ(t.encode("a single man in possession"), by_library(model, "a single man in possession"));
   EXPECT_EQ(t.decode(t.encode("a single man in possession")), "a single man in possession");
 }

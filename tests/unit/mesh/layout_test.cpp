@@ -39,7 +39,6 @@ TEST(LayoutTables, MegatronStoresQueriesKeysAndValuesSideBySide) {
 
 TEST(LayoutTables, GroupedHeadsSplitTheKeysOverOneFactorAndRepeatThemOverTheOther) {
   const MeshShape mesh({{"data", 2}, {"kv", 2}, {"rep", 3}}, {{"tensor", {"kv", "rep"}}});
-  const Layout tokens = Layout(mesh, {24, 36}).with("data", split(0));
   const Layout q = Layout(mesh, {36, 36}).with("tensor", split(1));
   const Layout k = Layout(mesh, {36, 12}).with("kv", split(1));
   EXPECT_EQ(q.box(), (Shape{36, 6}));
@@ -48,10 +47,6 @@ TEST(LayoutTables, GroupedHeadsSplitTheKeysOverOneFactorAndRepeatThemOverTheOthe
   int owners = 0;
   for (int rank = 0; rank < mesh.world_size(); ++rank) owners += k.is_owner(rank);
   EXPECT_EQ(owners, 2);  // counted once in the norm
-  // Each replica of a key head sees other queries: its activations are split over rep, so its gradient is summed there.
-  const Layout queries = Layout(mesh, {24, 36}).with("data", split(0)).with("tensor", split(1));
-  EXPECT_EQ(k.gradient(queries).axes(kPartial), mesh.set("data") | mesh.set("rep"));
-  EXPECT_EQ(q.gradient(tokens).axes(kPartial), mesh.set("data"));
 }
 
 TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero) {
@@ -62,7 +57,6 @@ TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero
   EXPECT_EQ(residual.replicas(), 1);
   const Layout up = Layout(mesh, {H, 4 * H}).with("row", split(0)).with("col", split(1));
   EXPECT_EQ(up.box(), (Shape{6, 24}));
-  EXPECT_EQ(up.gradient(residual).axes(kPartial), mesh.set("data"));
   // W_down and the tied table lie transposed, so that the output stays put: [H/q, F/q] and [H/q, V/q].
   const Layout down = Layout(mesh, {4 * H, H}).transposed().with("row", split(1)).with("col", split(0));
   EXPECT_EQ(down.box(), (Shape{6, 24}));
@@ -80,7 +74,6 @@ TEST(LayoutTables, OptimusCutsEverythingByRowsAndColumnsAndHostsVectorsOnRowZero
   EXPECT_EQ(bias.local(1), (Shape{24}));
   EXPECT_EQ(bias.local(4), (Shape{24}));
   EXPECT_EQ(positions.local(5), (Shape{8, 6}));
-  EXPECT_EQ(bias.gradient(residual).axes(kPartial), mesh.set("data") | mesh.set("row"));
   EXPECT_TRUE(bias.is_owner(2));
   EXPECT_FALSE(bias.is_owner(9 + 2));  // its copy in the other replica
   EXPECT_FALSE(bias.is_owner(3));
@@ -94,7 +87,6 @@ TEST(LayoutTables, AxonnCutsTheLocalBlockOfAWeightOverZ) {
   EXPECT_EQ(residual.replicas(), 3);
   const Layout gain = Layout(mesh, {H}).with("y", split(0));
   EXPECT_EQ(gain.box(), (Shape{6}));
-  EXPECT_EQ(gain.gradient(residual).axes(kPartial), mesh.set("data") | mesh.set("z"));
   const Layout expand = Layout(mesh, {H, F}).with("y", split(0)).with("x", split(1)).with("z", kFlat);
   const Layout contract = Layout(mesh, {F, H}).with("x", split(0)).with("y", split(1)).with("z", kFlat);
   for (int rank = 0; rank < mesh.world_size(); ++rank) {
@@ -103,7 +95,6 @@ TEST(LayoutTables, AxonnCutsTheLocalBlockOfAWeightOverZ) {
   }
   EXPECT_EQ(expand.box(), (Shape{6, 16}));
   EXPECT_EQ(expand.replicas(), 2);
-  EXPECT_EQ(expand.gradient(residual).axes(kPartial), mesh.set("data") | mesh.set("z"));
   // (z, x, y) = (1, 2, 1): the second half of rows 6…11 × columns 32…47.
   const std::vector<Stretch> runs = expand.runs(6 + 2 * 2 + 1);
   EXPECT_EQ(runs, (std::vector<Stretch>{{9 * 48 + 32, 0, 16}, {10 * 48 + 32, 16, 16}, {11 * 48 + 32, 32, 16}}));
@@ -284,14 +275,6 @@ TEST(Layout, ReadsLikeASentence) {
             "[4, 8] S0 over data+z, S1 over kv");
   EXPECT_EQ(to_string(Layout(mesh, {5, 8}).padded(0, 8).transposed().with("tensor", kPartial).with("z", kFlat)),
             "[5, 8] padded to [8, 8] transposed flat over z, P over tensor");
-}
-
-TEST(Layout, DualExchangesReplicasAndPartialSumsAndIsItsOwnInverse) {
-  const MeshShape mesh({{"a", 2}, {"b", 3}, {"c", 2}, {"d", 2}});
-  const Layout layout = Layout(mesh, {12, 12}).with("b", kPartial).with("c", split(1)).with("d", split(0));
-  const Layout expected = Layout(mesh, {12, 12}).with("a", kPartial).with("c", split(1)).with("d", split(0));
-  EXPECT_EQ(gradient_layout(layout), expected);
-  EXPECT_EQ(gradient_layout(gradient_layout(layout)), layout);
 }
 
 }  // namespace

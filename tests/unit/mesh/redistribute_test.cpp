@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "comm/world.h"
+#include "rigs/layout_moves.h"
 #include "unit/mesh/mesh_states.h"
 
 namespace trainer::mesh {
@@ -81,7 +82,7 @@ Counts predicted(const Route& route, DType dtype) {
     auto& [calls, elements, bytes] = counts[{step.axes, *step.op, dtype}];
     ++calls;
     elements += step.payload;
-    bytes += step.wire_bytes(dtype);
+    bytes += step.wire_elements() * size_of(dtype);
   }
   return counts;
 }

@@ -69,7 +69,7 @@ struct State {
       v.push_back(any_value<T>(engine, false));
       g.push_back(any_value<T>(engine, true));
     }
-    compute.assign(static_cast<size_t>(n), bf16::from_bits(0));
+    compute.assign(static_cast<size_t>(n), bf16(0.0f));
   }
   Tensor tensor(std::vector<T>& x) {
     return {reinterpret_cast<std::byte*>(x.data()), {static_cast<int64_t>(x.size())}, DTypeOf<T>::value, 0};

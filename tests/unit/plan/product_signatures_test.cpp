@@ -7,6 +7,7 @@
 
 #include "ops/gemm.h"
 #include "parallel/tagged.h"
+#include "rigs/layout_moves.h"
 #include "unit/plan/sharded.h"
 
 namespace trainer::signatures {
@@ -79,7 +80,7 @@ TEST(ProductSignatures, OfEveryTupleGiveTheProductOfOneRank) {
       // Layouts derive the same states of gradients: copies and partial sums change places, and a matrix that rows pass
       // by has partial sums.
       const mesh::Layout duals[] = {mesh::gradient_layout(x.layout()), mesh::gradient_layout(y.layout())};
-      const mesh::Layout gradient = w.layout().gradient(x.layout());
+      const mesh::Layout gradient = mesh::gradient_of(w.layout(), x.layout());
       for (int a = 0; a < mesh.axes(); ++a) {
         const char tag = tags[static_cast<size_t>(a)];
         if (tag != 'b') {
