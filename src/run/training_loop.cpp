@@ -8,13 +8,13 @@
 #include "base/log.h"
 #include "checkpoint/param_slices.h"
 #include "data/mapping_guard.h"
-#include "optim/schedule.h"
 #include "plan/offload_memory.h"
 #include "report/history.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
 #include "run/run_folder.h"
 #include "run/run_state.h"
+#include "run/schedule.h"
 #include "run/signals.h"
 #include "run/start_report.h"
 #include "train/replica_check.h"
@@ -151,7 +151,7 @@ bool TrainingLoop::step() {
   work.first_sample = state_.samples_seen;
   work.adam_step = state_.adam_step + 1;
   work.micro_batches = trainer_.accumulation();
-  work.lr = optim::learning_rate(config_.optim, total_steps_, work.step);
+  work.lr = learning_rate(config_.optim, total_steps_, work.step);
   trainer_.meter().reset();  // drop what evaluations, samples and saves counted
   tracer_.before_step(work.step);
   const double start = now_seconds();

@@ -4,7 +4,7 @@
 
 #include "config/config.h"
 
-namespace trainer::optim {
+namespace trainer::run {
 
 /// Learning rate of update `step` (1-based) in a run of `total_steps`.
 ///   warm-up   step <= W:  lr · step / W
@@ -17,4 +17,4 @@ namespace trainer::optim {
 /// schedule stays at min_lr. W = min(warmup_steps, T): a run as short as its warm-up never decays.
 double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t step);
 
-}  // namespace trainer::optim
+}  // namespace trainer::run

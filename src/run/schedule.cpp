@@ -1,4 +1,4 @@
-#include "optim/schedule.h"
+#include "run/schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-namespace trainer::optim {
+namespace trainer::run {
 
 double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t step) {
   TRAINER_CHECK(step >= 1 && total_steps >= 1, "step {} of {}: steps count from 1", step, total_steps);
@@ -29,4 +29,4 @@ double learning_rate(const config::Optim& optim, int64_t total_steps, int64_t st
   return optim.lr + (optim.min_lr - optim.lr) * p;
 }
 
-}  // namespace trainer::optim
+}  // namespace trainer::run

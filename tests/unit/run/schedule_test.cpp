@@ -1,4 +1,4 @@
-#include "optim/schedule.h"
+#include "run/schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace trainer::optim {
+namespace trainer::run {
 namespace {
 
 config::Optim make(config::Schedule schedule, int64_t warmup, double decay_fraction = 0.2) {
@@ -102,4 +102,4 @@ TEST(Schedule, ServesRunsOfOneStepAndRunsShorterThanTheWarmUp) {
 TEST(Schedule, RefusesStepZero) { EXPECT_THROW(learning_rate(make(config::Schedule::cosine, 0), 10, 0), Error); }
 
 }  // namespace
-}  // namespace trainer::optim
+}  // namespace trainer::run
