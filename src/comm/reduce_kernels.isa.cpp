@@ -6,20 +6,18 @@ namespace {
 
 // Each type says how an element is read, added and written. Integers go through unsigned types, whose overflow is
 // defined.
-struct F64 {
-  using Stored = double;
-  using Value = double;
-  using Acc = double;
-  static Value get(Stored x) { return x; }
-  static Stored put(Value x) { return x; }
+template <typename S, typename V, typename A>
+struct Plain {
+  using Stored = S;
+  using Value = V;
+  using Acc = A;
+  static Value get(Stored x) { return static_cast<Value>(x); }
+  static Stored put(Value x) { return static_cast<Stored>(x); }
 };
-struct F32 {
-  using Stored = float;
-  using Value = float;
-  using Acc = double;
-  static Value get(Stored x) { return x; }
-  static Stored put(Value x) { return x; }
-};
+using F64 = Plain<double, double, double>;
+using F32 = Plain<float, float, double>;
+using I32 = Plain<int32_t, uint32_t, int64_t>;
+using I64 = Plain<int64_t, uint64_t, int64_t>;
 struct BF16 {
   using Stored = uint16_t;
   using Value = float;
@@ -31,20 +29,6 @@ struct BF16 {
     const uint32_t u = __builtin_bit_cast(uint32_t, x);
     return (u & 0x7fffffffu) > 0x7f800000u ? 0x7fff0000u : u + 0x7fffu + ((u >> 16) & 1u);
   }
-};
-struct I32 {
-  using Stored = int32_t;
-  using Value = uint32_t;
-  using Acc = int64_t;
-  static Value get(Stored x) { return static_cast<Value>(x); }
-  static Stored put(Value x) { return static_cast<Stored>(x); }
-};
-struct I64 {
-  using Stored = int64_t;
-  using Value = uint64_t;
-  using Acc = int64_t;
-  static Value get(Stored x) { return static_cast<Value>(x); }
-  static Stored put(Value x) { return static_cast<Stored>(x); }
 };
 
 /// Returns a where a > b or a is NaN, else b. Integers compare as signed.

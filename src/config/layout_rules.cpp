@@ -61,42 +61,42 @@ double apart(int64_t a, int64_t b) { return std::abs(std::log2(static_cast<doubl
 
 constexpr const char *kOptimus = "optimus-2d", *kAutoddl = "autoddl";
 
-struct Square {
-  int64_t rows, cols, depth;
-  int64_t ranks() const { return rows * cols * depth; }
+/// The extents of the axes of a replica: rows, columns and depth of Optimus-2D; x, y and z of AxoNN-4D.
+struct Extents {
+  int64_t x, y, z;
+  int64_t ranks() const { return x * y * z; }
 };
-Square square_of(const Config& config) {
-  const std::vector<int64_t>& mesh = config.parallel.mesh;
-  return {mesh.at(0), mesh.at(1), mesh.size() > 2 ? mesh[2] : 1};
-}
-std::string to_string(const Square& s) {
-  return s.depth == 1 ? format("[{}, {}]", s.rows, s.cols) : format("[{}, {}, {}]", s.rows, s.cols, s.depth);
-}
+Extents extents_of(const std::vector<int64_t>& key) { return {key.at(0), key.at(1), key.size() > 2 ? key[2] : 1}; }
+Extents square_of(const Config& config) { return extents_of(config.parallel.mesh); }
+Extents grid_of(const Config& config) { return extents_of(config.parallel.grid); }
+std::string grid_text(const Extents& e) { return format("[{}, {}, {}]", e.x, e.y, e.z); }
+std::string square_text(const Extents& e) { return e.z == 1 ? format("[{}, {}]", e.x, e.y) : grid_text(e); }
 
-bool square_fits(const Config& config, const Square& s) {
-  const Model& m = config.model;
-  const int64_t q = s.cols, kv = kv_heads_of(m);
-  return s.rows == q && m.n_head % q == 0 && (kv % q == 0 || q % kv == 0) && m.d_model % q == 0 && m.d_ff % q == 0 &&
-         m.vocab_multiple % q == 0 && config.train.micro_batch % (q * s.depth) == 0;
-}
-
-/// "; mesh = [2, 2] fits": keeps the number of ranks, or comes as near to it as possible. Among those, the nearest
-/// extents.
-std::string nearest_square(const Config& config, const Square& wanted) {
-  Square best{1, 1, 1};
+/// Returns fitting extents that keep the number of ranks, or come as near to it as possible. Among those,
+/// the nearest extents.
+Extents nearest_fitting(const Config& config, const Extents& wanted, bool (*fits)(const Config&, const Extents&)) {
+  Extents best{1, 1, 1};
   double least = std::numeric_limits<double>::infinity();
-  const int64_t most = 2 * wanted.ranks(), batch = config.train.micro_batch;
-  for (int64_t q = 1; q * q <= most && q <= std::min(config.model.n_head, batch); ++q)
-    for (int64_t depth = 1; q * q * depth <= most && q * depth <= batch; ++depth) {
-      const Square s{q, q, depth};
-      if (!square_fits(config, s)) continue;
-      const double distance = 100 * apart(s.ranks(), wanted.ranks()) + apart(q, wanted.rows) + apart(q, wanted.cols) +
-                              apart(depth, wanted.depth);
-      if (distance >= least) continue;
-      least = distance;
-      best = s;
-    }
-  return format("; mesh = {} fits", to_string(best));
+  const int64_t most = 2 * wanted.ranks();
+  for (int64_t x = 1; x <= std::min(config.model.n_head, most); ++x)
+    for (int64_t y = 1; x * y <= most; ++y)
+      for (int64_t z = 1; x * y * z <= most && z <= config.train.micro_batch; ++z) {
+        const Extents e{x, y, z};
+        if (!fits(config, e)) continue;
+        const double distance =
+            100 * apart(e.ranks(), wanted.ranks()) + apart(x, wanted.x) + apart(y, wanted.y) + apart(z, wanted.z);
+        if (distance >= least) continue;
+        least = distance;
+        best = e;
+      }
+  return best;
+}
+
+bool square_fits(const Config& config, const Extents& s) {
+  const Model& m = config.model;
+  const int64_t q = s.y, kv = kv_heads_of(m);
+  return s.x == q && m.n_head % q == 0 && (kv % q == 0 || q % kv == 0) && m.d_model % q == 0 && m.d_ff % q == 0 &&
+         m.vocab_multiple % q == 0 && config.train.micro_batch % (q * s.z) == 0;
 }
 
 /// Says whether the columns of tiles can be cut further, so that equally many ranks share each of `kv` heads.
@@ -108,12 +108,13 @@ bool heads_fit_tiles(int64_t kv, int64_t q, int64_t tile_cols) {
 /// The rules of Optimus-2D (parallel/optimus2d.h).
 std::vector<LayoutRule> optimus_rules(const Config& config) {
   const Model& m = config.model;
-  const Square s = square_of(config);
-  const int64_t q = s.cols, kv = kv_heads_of(m), batch = config.train.micro_batch, shares = q * s.depth;
-  const std::string nearest = square_fits(config, s) ? "" : nearest_square(config, s);
+  const Extents s = square_of(config);
+  const int64_t q = s.y, kv = kv_heads_of(m), batch = config.train.micro_batch, shares = q * s.z;
+  const std::string nearest =
+      square_fits(config, s) ? "" : format("; mesh = {} fits", square_text(nearest_fitting(config, s, square_fits)));
   std::vector<LayoutRule> rules = {
-      {s.rows == q, {"parallel.mesh"}, format("mesh = {} is not square{}", to_string(s), nearest)}};
-  if (s.rows != q) return rules;
+      {s.x == q, {"parallel.mesh"}, format("mesh = {} is not square{}", square_text(s), nearest)}};
+  if (s.x != q) return rules;
   const int64_t tile_rows = config.parallel.node_tile.at(0), tile_cols = config.parallel.node_tile.at(1);
   const bool tiles = q % tile_rows == 0 && q % tile_cols == 0;
   const auto divides = [&](const char* name, int64_t extent, const char* what, const char* key) {
@@ -133,10 +134,10 @@ std::vector<LayoutRule> optimus_rules(const Config& config) {
   rules.push_back(
       {batch % shares == 0,
        {"parallel.mesh", "train.micro_batch"},
-       s.depth == 1 ? format("micro_batch = {} sequences do not divide over q = {} rows of ranks{}", batch, q, nearest)
-                    : format("micro_batch = {} sequences do not divide over q x depth = {} x {} rows of "
-                             "ranks{}",
-                             batch, q, s.depth, nearest)});
+       s.z == 1 ? format("micro_batch = {} sequences do not divide over q = {} rows of ranks{}", batch, q, nearest)
+                : format("micro_batch = {} sequences do not divide over q x depth = {} x {} rows of "
+                         "ranks{}",
+                         batch, q, s.z, nearest)});
   const auto below = [&](int64_t extent) {  // the largest divisor of q up to it
     for (extent = std::min(extent, q); q % extent != 0;) --extent;
     return extent;
@@ -155,49 +156,20 @@ std::vector<LayoutRule> optimus_rules(const Config& config) {
 
 constexpr const char* kAxonn = "axonn-4d";
 
-struct Grid {
-  int64_t x, y, z;
-  int64_t ranks() const { return x * y * z; }
-};
-Grid grid_of(const Config& config) {
-  const std::vector<int64_t>& grid = config.parallel.grid;
-  return {grid.at(0), grid.at(1), grid.at(2)};
-}
-std::string to_string(const Grid& g) { return format("[{}, {}, {}]", g.x, g.y, g.z); }
-
-bool grid_fits(const Config& config, const Grid& g) {
+bool grid_fits(const Config& config, const Extents& g) {
   const Model& m = config.model;
   const int64_t kv = kv_heads_of(m);
   return m.n_head % g.x == 0 && (kv % g.x == 0 || g.x % kv == 0) && m.d_ff % g.x == 0 && m.vocab_multiple % g.x == 0 &&
          m.d_model % g.y == 0 && config.train.micro_batch % g.z == 0;
 }
 
-/// "; grid = [2, 1, 2] fits": keeps the number of ranks, or comes as near to it as possible. Among those, the nearest
-/// extents.
-std::string nearest_grid(const Config& config, const Grid& wanted) {
-  Grid best{1, 1, 1};
-  double least = std::numeric_limits<double>::infinity();
-  const int64_t most = 2 * wanted.ranks();
-  for (int64_t x = 1; x <= std::min(config.model.n_head, most); ++x)
-    for (int64_t y = 1; x * y <= most; ++y)
-      for (int64_t z = 1; x * y * z <= most && z <= config.train.micro_batch; ++z) {
-        const Grid g{x, y, z};
-        if (!grid_fits(config, g)) continue;
-        const double distance =
-            100 * apart(g.ranks(), wanted.ranks()) + apart(x, wanted.x) + apart(y, wanted.y) + apart(z, wanted.z);
-        if (distance >= least) continue;
-        least = distance;
-        best = g;
-      }
-  return format("; grid = {} fits", to_string(best));
-}
-
 /// The rules of AxoNN-4D (parallel/axonn4d.h).
 std::vector<LayoutRule> axonn_rules(const Config& config) {
   const Model& m = config.model;
-  const Grid g = grid_of(config);
+  const Extents g = grid_of(config);
   const int64_t kv = kv_heads_of(m), batch = config.train.micro_batch;
-  const std::string nearest = grid_fits(config, g) ? "" : nearest_grid(config, g);
+  const std::string nearest =
+      grid_fits(config, g) ? "" : format("; grid = {} fits", grid_text(nearest_fitting(config, g, grid_fits)));
   return {
       {m.n_head % g.x == 0,
        {"parallel.grid", "model.n_head"},
@@ -231,7 +203,7 @@ int64_t ranks_of_replica(const Config& config) {
 }
 
 int64_t depth_of_replica(const Config& config) {
-  return config.parallel.strategy == kOptimus ? square_of(config).depth : 1;
+  return config.parallel.strategy == kOptimus ? square_of(config).z : 1;
 }
 
 const char* replica_key(const Config& config) {
@@ -242,8 +214,8 @@ const char* replica_key(const Config& config) {
 
 std::string replica_text(const Config& config) {
   if (config.parallel.strategy == kAutoddl) return "axes = " + to_toml(Value(config.parallel.axes));
-  if (config.parallel.strategy == kOptimus) return format("mesh = {}", to_string(square_of(config)));
-  return config.parallel.strategy == kAxonn ? format("grid = {}", to_string(grid_of(config)))
+  if (config.parallel.strategy == kOptimus) return format("mesh = {}", square_text(square_of(config)));
+  return config.parallel.strategy == kAxonn ? format("grid = {}", grid_text(grid_of(config)))
                                             : format("tensor = {}", config.parallel.tensor);
 }
 

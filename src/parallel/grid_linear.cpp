@@ -7,8 +7,6 @@ namespace trainer::parallel {
 using mesh::Layout;
 using mesh::split;
 using mesh::Transit;
-using params::Init;
-using params::Part;
 
 GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
     : ranks_(ranks),
@@ -16,7 +14,18 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
       place_(place),
       in_(spec.in),
       parts_(ranks, spec.parts),
-      weights_(store, group, weights(spec), biases(spec)) {
+      weights_(
+          store, group, spec,
+          [&](const LinearPart& part, const Layout& whole) -> Weights::Placed {
+            const Grid& g = place.grid;
+            const AxisSet cols = parts_.cut_axes(part, product_spread(0));
+            return {whole.with(g.contraction, split(0)).with(cols, split(1)).with(g.flat, mesh::kFlat),
+                    (g.rows & ~g.flat) | (g.cols & ~cols)};
+          },
+          [&](const LinearPart& part, const Layout& whole) -> Weights::Placed {
+            const AxisSet cols = parts_.cut_axes(part, output_spread());
+            return {whole.with(cols, split(0)), place.to.rows | (place.to.cols & ~cols)};
+          }) {
   const Grid& g = place.grid;
   TRAINER_CHECK((g.rows & g.cols) == 0 && (g.rows & g.contraction) == 0 && (g.cols & g.contraction) == 0 &&
                     (g.flat & ~g.rows) == 0,
@@ -28,35 +37,6 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
 PartSpread GridLinear::product_spread(AxisSet partial) const {
   const Grid& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
-}
-
-std::vector<Part> GridLinear::weights(const LinearSpec& spec) const {
-  const Grid& g = place_.grid;
-  std::vector<Part> all;
-  for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut_axes(part, product_spread(0));
-    all.push_back({part.name + ".weight",
-                   store_.replicated({spec.in, part.out})
-                       .with(g.contraction, split(0))
-                       .with(cols, split(1))
-                       .with(g.flat, mesh::kFlat),
-                   {Init::Kind::normal, spec.init_std},
-                   (g.rows & ~g.flat) | (g.cols & ~cols)});
-  }
-  return all;
-}
-
-std::vector<Part> GridLinear::biases(const LinearSpec& spec) const {
-  std::vector<Part> all;
-  if (!spec.bias) return all;
-  for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut_axes(part, output_spread());
-    all.push_back({part.name + ".bias",
-                   store_.replicated({part.out}).with(cols, split(0)),
-                   {Init::Kind::zeros, 0},
-                   place_.to.rows | (place_.to.cols & ~cols)});
-  }
-  return all;
 }
 
 Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) {

@@ -42,8 +42,6 @@ class GridLinear final : public Linear {
   /// Where Y is after the product, with partial sums, and where the next layer has it.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
-  std::vector<params::Part> weights(const LinearSpec& spec) const;
-  std::vector<params::Part> biases(const LinearSpec& spec) const;
   DType sums(DType compute) const { return place_.sums.value_or(compute); }
 
   const Ranks ranks_;

@@ -6,16 +6,23 @@ namespace trainer::parallel {
 namespace {
 
 using comm::Ticket;
+using mesh::Layout;
 using mesh::split;
-using params::Init;
-using params::Part;
 using Axis = Megatron1D::Axis;
+
+/// Where ranks share key/value heads, each adds the gradient of its own query heads.
+auto cut_columns(const Axis& axis) {
+  return [&axis](const LinearPart& part, const Layout& whole) -> Weights::Placed {
+    const bool shared = part.heads > 0 && part.heads < axis.size();
+    return {whole.with(shared ? axis.kv : axis.axes, split(whole.shape().dims() - 1)), shared ? axis.rep : AxisSet{0}};
+  };
+}
 
 /// ColumnLinear reads the residual stream. Its columns are cut: y = act(x·W_r + b_r).
 class ColumnLinear final : public Linear {
  public:
   ColumnLinear(const Axis& axis, int group, const LinearSpec& spec)
-      : axis_(axis), weights_(axis.store, group, parts(axis, spec), biases(axis, spec)) {}
+      : axis_(axis), weights_(axis.store, group, spec, cut_columns(axis), cut_columns(axis)) {}
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(!fusion.residual && !fusion.dropout, "a linear that leads out of the residual stream");
@@ -48,26 +55,6 @@ class ColumnLinear final : public Linear {
   }
 
  private:
-  // Where ranks share key/value heads, each adds the gradient of its own query heads.
-  static Part part(const Axis& axis, const LinearPart& part, std::string name, Shape shape, Init init) {
-    const bool shared = part.heads > 0 && part.heads < axis.size();
-    return {std::move(name), axis.store.replicated(shape).with(shared ? axis.kv : axis.axes, split(shape.dims() - 1)),
-            init, shared ? axis.rep : AxisSet{0}};
-  }
-  static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
-    std::vector<Part> all;
-    for (const LinearPart& p : spec.parts)
-      all.push_back(part(axis, p, p.name + ".weight", {spec.in, p.out}, {Init::Kind::normal, spec.init_std}));
-    return all;
-  }
-  static std::vector<Part> biases(const Axis& axis, const LinearSpec& spec) {
-    std::vector<Part> all;
-    if (spec.bias)
-      for (const LinearPart& p : spec.parts)
-        all.push_back(part(axis, p, p.name + ".bias", {p.out}, {Init::Kind::zeros, 0}));
-    return all;
-  }
-
   const Axis axis_;
   const Weights weights_;
 };
@@ -77,7 +64,17 @@ class ColumnLinear final : public Linear {
 class RowLinear final : public Linear {
  public:
   RowLinear(const Axis& axis, int group, const LinearSpec& spec)
-      : axis_(axis), weights_(axis.store, group, parts(axis, spec), biases(axis, spec)) {}
+      : axis_(axis),
+        weights_(
+            axis.store, group, spec,
+            [&](const LinearPart&, const Layout& whole) -> Weights::Placed {
+              return {whole.with(axis.axes, split(0))};
+            },
+            [&](const LinearPart&, const Layout& whole) -> Weights::Placed {
+              return {whole, axis.stream().rows};
+            }) {
+    TRAINER_CHECK(spec.parts.size() == 1, "a linear that leads back has one part");
+  }
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override {
     TRAINER_CHECK(fusion.act == ops::Activation::none && fusion.pre == nullptr, "an activation within a sum");
@@ -106,17 +103,6 @@ class RowLinear final : public Linear {
   }
 
  private:
-  static std::vector<Part> parts(const Axis& axis, const LinearSpec& spec) {
-    TRAINER_CHECK(spec.parts.size() == 1, "a linear that leads back has one part");
-    return {{spec.parts[0].name + ".weight",
-             axis.store.replicated({spec.in, spec.parts[0].out}).with(axis.axes, split(0)),
-             {Init::Kind::normal, spec.init_std}}};
-  }
-  static std::vector<Part> biases(const Axis& axis, const LinearSpec& spec) {
-    if (!spec.bias) return {};
-    return {{spec.parts[0].name + ".bias", axis.store.replicated({spec.parts[0].out}), {}, axis.stream().rows}};
-  }
-
   const Axis axis_;
   const Weights weights_;
 };

@@ -5,13 +5,9 @@
 namespace trainer::parallel {
 namespace {
 
-using params::Init;
-using params::Part;
-
 class SerialLinear final : public Linear {
  public:
-  SerialLinear(ParamStore& store, int group, const LinearSpec& spec)
-      : weights_(store, group, parts(store, spec), biases(store, spec)) {}
+  SerialLinear(ParamStore& store, int group, const LinearSpec& spec) : weights_(store, group, spec, whole, whole) {}
 
   Scratch forward(Exec& ex, Rows, const Tensor& x, const ForwardFusion& fusion) override {
     return multiply_and_finish(ex, weights_, x, fusion);
@@ -26,20 +22,7 @@ class SerialLinear final : public Linear {
   }
 
  private:
-  static std::vector<Part> parts(ParamStore& store, const LinearSpec& spec) {
-    std::vector<Part> all;
-    for (const LinearPart& part : spec.parts)
-      all.push_back(
-          {part.name + ".weight", store.replicated({spec.in, part.out}), {Init::Kind::normal, spec.init_std}});
-    return all;
-  }
-  static std::vector<Part> biases(ParamStore& store, const LinearSpec& spec) {
-    std::vector<Part> all;
-    if (spec.bias)
-      for (const LinearPart& part : spec.parts)
-        all.push_back({part.name + ".bias", store.replicated({part.out}), {Init::Kind::zeros, 0}});
-    return all;
-  }
+  static Weights::Placed whole(const LinearPart&, const mesh::Layout& layout) { return {layout}; }
 
   const Weights weights_;
 };

@@ -4,8 +4,6 @@ namespace trainer::parallel {
 
 using mesh::split;
 using params::GradSlot;
-using params::Init;
-using params::Part;
 
 Panels::Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap)
     : line_(line), own_(own), tag_(tag), overlap_(overlap) {
@@ -116,40 +114,22 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
     : ranks_(ranks),
       place_(place),
       parts_(ranks, spec.parts),
-      weights_(store, group, weights(store, spec), biases(store, spec)) {}
-
-// The flat pieces of a column's matrix are its blocks: all have the same number of rows.
-std::vector<Part> SummaLinear::weights(const ParamStore& store, const LinearSpec& spec) const {
-  const int64_t q = ranks_.size(place_.row), rows = place_.input_stays ? spec.parts.front().out : spec.in;
-  if (rows % q != 0)
-    throw Error(Code::config, format("{}: {} rows do not divide over {} ranks", spec.parts.front().name, rows, q));
-  TRAINER_CHECK(!place_.input_stays || spec.parts.size() == 1, "{} parts beside an input that stays",
-                spec.parts.size());
-  std::vector<Part> all;
-  for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut_axes(part, columns());
-    const mesh::Layout whole = store.replicated({spec.in, part.out});
-    const mesh::Layout layout =
-        place_.input_stays ? whole.with(place_.col, split(0)).transposed() : whole.with(cols, split(1));
-    all.push_back({part.name + ".weight",
-                   layout.with(place_.row, mesh::kFlat),
-                   {Init::Kind::normal, spec.init_std},
-                   place_.input_stays ? AxisSet{0} : place_.col & ~cols});
-  }
-  return all;
-}
-
-std::vector<Part> SummaLinear::biases(const ParamStore& store, const LinearSpec& spec) const {
-  std::vector<Part> all;
-  if (!spec.bias) return all;
-  for (const LinearPart& part : spec.parts) {
-    const AxisSet cols = parts_.cut_axes(part, columns());
-    all.push_back({part.name + ".bias",
-                   store.replicated({part.out}).with(cols, split(0)),
-                   {Init::Kind::zeros, 0},
-                   place_.row | (place_.col & ~cols)});
-  }
-  return all;
+      weights_(
+          store, group, spec,
+          [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
+            // The flat pieces of a column's matrix are its blocks: all have the same number of rows.
+            const int64_t q = ranks_.size(place.row), rows = place.input_stays ? part.out : spec.in;
+            if (rows % q != 0)
+              throw Error(Code::config, format("{}: {} rows do not divide over {} ranks", part.name, rows, q));
+            if (place.input_stays) return {whole.with(place.col, split(0)).transposed().with(place.row, mesh::kFlat)};
+            const AxisSet cols = parts_.cut_axes(part, columns());
+            return {whole.with(cols, split(1)).with(place.row, mesh::kFlat), place.col & ~cols};
+          },
+          [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
+            const AxisSet cols = parts_.cut_axes(part, columns());
+            return {whole.with(cols, split(0)), place.row | (place.col & ~cols)};
+          }) {
+  TRAINER_CHECK(!place.input_stays || spec.parts.size() == 1, "{} parts beside an input that stays", spec.parts.size());
 }
 
 Panels SummaLinear::weight_panels(Exec& ex) const {

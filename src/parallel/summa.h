@@ -107,8 +107,6 @@ class SummaLinear final : public Linear {
 
  private:
   PartSpread columns() const { return {.spread = {place_.row, place_.col}, .by_heads = true}; }
-  std::vector<params::Part> weights(const ParamStore& store, const LinearSpec& spec) const;
-  std::vector<params::Part> biases(const ParamStore& store, const LinearSpec& spec) const;
   /// The ranks of this rank's row, and of its column.
   comm::Communicator& row_line() const { return ranks_.along(place_.col); }
   comm::Communicator& col_line() const { return ranks_.along(place_.row); }

@@ -5,17 +5,34 @@
 
 #include "ops/elementwise.h"
 #include "ops/gemm.h"
+#include "parallel/strategy.h"
 #include "params/grad_sink.h"
 
 namespace trainer::parallel {
 
 class Weights {
  public:
-  /// `biases` may be empty.
-  Weights(params::ParamStore& store, int group, const std::vector<params::Part>& weights,
-          const std::vector<params::Part>& biases)
-      : store_(store), weight_(store.add_slot(group, weights)) {
-    if (!biases.empty()) bias_ = store.add_slot(group, biases);
+  /// Where a part is stored, and along which axes ranks have partial sums of its gradient.
+  struct Placed {
+    mesh::Layout layout;
+    AxisSet sum_over = 0;
+  };
+  /// `place_weight(part, whole)` and `place_bias(part, whole)` return how a part is Placed, given its layout on one
+  /// rank.
+  template <typename PlaceWeight, typename PlaceBias>
+  Weights(ParamStore& store, int group, const LinearSpec& spec, PlaceWeight place_weight, PlaceBias place_bias)
+      : store_(store) {
+    std::vector<params::Part> weights, biases;
+    for (const LinearPart& part : spec.parts) {
+      const Placed matrix = place_weight(part, store.replicated({spec.in, part.out}));
+      weights.push_back(
+          {part.name + ".weight", matrix.layout, {params::Init::Kind::normal, spec.init_std}, matrix.sum_over});
+      if (!spec.bias) continue;
+      const Placed vector = place_bias(part, store.replicated({part.out}));
+      biases.push_back({part.name + ".bias", vector.layout, {}, vector.sum_over});
+    }
+    weight_ = store.add_slot(group, weights);
+    if (spec.bias) bias_ = store.add_slot(group, biases);
   }
 
   /// Keeps a sharded matrix once it is gathered, until the weights change.
@@ -75,7 +92,7 @@ class Weights {
   }
 
   params::ParamStore& store_;
-  params::SlotId weight_, bias_ = -1;
+  params::SlotId weight_ = -1, bias_ = -1;
 };
 
 }  // namespace trainer::parallel
