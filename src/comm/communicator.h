@@ -65,7 +65,7 @@ class [[nodiscard]] Ticket {
         wire_bytes_(wire_bytes),
         started_(now_seconds()),
         open_(true) {}
-  Ticket(Ticket&& other) noexcept;
+  Ticket(Ticket&& other) noexcept { *this = std::move(other); }
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
 

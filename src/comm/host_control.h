@@ -18,7 +18,6 @@ class HostControl final : public Control {
   void broadcast(std::string& bytes, int root) override;
   std::vector<std::string> gather(const std::string& bytes) override;
   void sum(std::span<double> values) override;
-  const Meter& meter() const override { return meter_; }
 
  private:
   device::CpuDevice device_{1};

@@ -1,6 +1,6 @@
 // Worlds without other ranks: one rank, and the dry stand-in for many.
 #include "comm/collective.h"
-#include "comm/host_control.h"
+#include "comm/world.h"
 #include "tensor/buffer.h"
 
 namespace trainer::comm {
@@ -19,29 +19,10 @@ class LocalCommunicator final : public Communicator {
   Buffer staging_;
 };
 
-class SoloWorld final : public World {
+/// LocalControl returns this rank's data in the place of every rank.
+class LocalControl final : public Control {
  public:
-  SoloWorld() : World(0, 1, 0, 1) {}
-  std::string_view transport() const override { return "self"; }
-  Control& control() override { return control_; }
-  std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane) override {
-    TRAINER_CHECK(group.members.size() == 1, "a group of {} in a world of one rank", group.members.size());
-    return std::make_unique<LocalCommunicator>(device, std::move(group));
-  }
-  void configure(const WorldOptions&) override {}
-  void fail(Code, const std::string&) noexcept override {}
-  bool wait_for_all_ranks(double) noexcept override { return true; }
-  int64_t bytes_sent() const override { return 0; }
-
- private:
-  HostControl control_{
-      [](device::Device& device) { return std::make_unique<LocalCommunicator>(device, control_group(0, 1)); }};
-};
-
-/// DryControl returns this rank's data in the place of every rank.
-class DryControl final : public Control {
- public:
-  explicit DryControl(int size) : size_(size) {}
+  explicit LocalControl(int size) : size_(size) {}
   void barrier() override {}
   void broadcast(std::string&, int) override {}
   std::vector<std::string> gather(const std::string& bytes) override {
@@ -54,37 +35,33 @@ class DryControl final : public Control {
       value = total;
     }
   }
-  const Meter& meter() const override { return meter_; }
 
  private:
   int size_;
-  Meter meter_;
 };
 
-class DryWorld final : public World {
+class LocalWorld final : public World {
  public:
-  DryWorld(int size, int rank) : World(rank, size, 0, 1), control_(size) {}
-  std::string_view transport() const override { return "dry"; }
+  LocalWorld(int size, int rank, std::string_view transport)
+      : World(rank, size, 0, 1), transport_(transport), control_(size) {}
+  std::string_view transport() const override { return transport_; }
   Control& control() override { return control_; }
   std::unique_ptr<Communicator> communicator(device::Device& device, Group group, Lane) override {
     return std::make_unique<LocalCommunicator>(device, std::move(group));
   }
-  void configure(const WorldOptions&) override {}
-  void fail(Code, const std::string&) noexcept override {}
-  bool wait_for_all_ranks(double) noexcept override { return true; }
-  int64_t bytes_sent() const override { return 0; }
 
  private:
-  DryControl control_;
+  const std::string_view transport_;
+  LocalControl control_;
 };
 
 }  // namespace
 
-std::unique_ptr<World> solo_world() { return std::make_unique<SoloWorld>(); }
+std::unique_ptr<World> solo_world() { return std::make_unique<LocalWorld>(1, 0, "self"); }
 
 std::unique_ptr<World> dry_world(int size, int rank) {
   TRAINER_CHECK(rank >= 0 && rank < size, "rank {} of {}", rank, size);
-  return std::make_unique<DryWorld>(size, rank);
+  return std::make_unique<LocalWorld>(size, rank, "dry");
 }
 
 }  // namespace trainer::comm

@@ -6,15 +6,6 @@
 
 namespace trainer::comm {
 
-Ticket::Ticket(Ticket&& other) noexcept
-    : pending_(std::exchange(other.pending_, nullptr)),
-      key_(other.key_),
-      recorded_(other.recorded_),
-      wire_bytes_(other.wire_bytes_),
-      started_(other.started_),
-      open_(std::exchange(other.open_, false)),
-      kept_(std::move(other.kept_)) {}
-
 Ticket& Ticket::operator=(Ticket&& other) {
   TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
   pending_ = std::exchange(other.pending_, nullptr);

@@ -34,8 +34,6 @@ class Control {
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
   /// values ← Σ over ranks, added in rank order: the same bits everywhere.
   virtual void sum(std::span<double> values) = 0;
-  /// Counts what all this moved, under kControlGroup: outside of the formulas of the strategies.
-  virtual const Meter& meter() const = 0;
   /// Ends a set-up step that can fail on one rank. Every rank passes its error, if it has one. If any rank has one, all
   /// throw that of the lowest such rank (Scope::all_ranks; "rank 3: …" unless it is the first).
   void throw_if_any_failed(const std::optional<Error>& problem);
@@ -66,17 +64,17 @@ class World {
   virtual void connect() {}
 
   /// Sets time-out, lanes and delay, the same on every rank, before any communicator is made.
-  virtual void configure(const WorldOptions& options) = 0;
+  virtual void configure(const WorldOptions& /*options*/) {}
 
   /// Tells every rank that this one is about to stop. Their pending and later operations throw this error
   /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
-  virtual void fail(Code code, const std::string& why) noexcept = 0;
+  virtual void fail(Code /*code*/, const std::string& /*why*/) noexcept {}
   /// Waits at the end of the program, for at most `seconds`, until all ranks have called it; returns false when some
   /// have not. No operation may start after it: a rank that waits for one that has called it gets an error.
-  virtual bool wait_for_all_ranks(double seconds) noexcept = 0;
+  virtual bool wait_for_all_ranks(double /*seconds*/) noexcept { return true; }
   /// Returns the bytes that this rank has sent in operations of all its communicators except NCCL's, which does not
   /// say.
-  virtual int64_t bytes_sent() const = 0;
+  virtual int64_t bytes_sent() const { return 0; }
 
  protected:
   World(int rank, int size, int local_rank, int local_size)

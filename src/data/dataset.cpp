@@ -16,7 +16,6 @@ void TokenBatch::resize(int64_t sequences_, int64_t length) {
   weights.assign(rows, 1.0f);
   sequences = sequences_;
   seq_len = length;
-  weight_sum = static_cast<double>(rows);
 }
 
 TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin,
@@ -57,7 +56,6 @@ void TokenDataset::eval_batch(int64_t window, int64_t sequences, TokenBatch& out
   std::fill(out.ids.begin() + real * seq_len_, out.ids.end(), 0);
   std::fill(out.targets.begin() + real * seq_len_, out.targets.end(), 0);
   std::fill(out.weights.begin() + real * seq_len_, out.weights.end(), 0.0f);
-  out.weight_sum = static_cast<double>(real * seq_len_);
 }
 
 void TokenDataset::prefetch(int64_t sample, int64_t sequences) const {

@@ -15,7 +15,6 @@ struct TokenBatch {
   std::vector<int32_t> ids, targets;  // targets[r] = the token after ids[r]
   std::vector<float> weights;         // 1, or 0 where a row is masked
   int64_t sequences = 0, seq_len = 0;
-  double weight_sum = 0;
 
   /// Room for `sequences` of `length` tokens, every row counting.
   void resize(int64_t sequences_, int64_t length);

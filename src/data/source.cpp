@@ -183,14 +183,6 @@ std::string validation_hash(const TokenDataset& val) {
   return to_string(checksum_of(fmt::format("{} {}", val.stream().fingerprint(), val.begin())));
 }
 
-std::vector<int32_t> bytes_of_pieces(const Tokenizer& tokenizer) {
-  std::vector<int32_t> bytes(static_cast<size_t>(tokenizer.vocab_size()));
-  for (size_t id = 0; id < bytes.size(); ++id) {
-    bytes[id] = static_cast<int32_t>(tokenizer.piece(static_cast<int32_t>(id)).size());
-  }
-  return bytes;
-}
-
 /// Checks that val_fraction leaves validation and training a window each.
 void require_windows(const TokenStream& train, int64_t train_end, const config::Config& config) {
   const int64_t window = config.model.seq_len + 1, all = train.tokens(), val = all - train_end;
@@ -279,7 +271,6 @@ Datasets open_data(const config::Config& config, const OpenOptions& options) {
   result.train.emplace(train, seq_len, seed, 0, train_end);
   result.data_hash = to_string(checksum_of(fmt::format("{} {}", train->fingerprint(), train_end)));
   if (result.val) result.val_hash = validation_hash(*result.val);
-  if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
   if (result.val) result.unigram_entropy = unigram_entropy(*result.train, *result.val, result.vocab, options.threads);
   return result;
 }
@@ -310,7 +301,6 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                          tail ? validation_begin(*stream, data.val_fraction) : 0);
   result.name = list.size() == 1 ? list.front() : fmt::format("{} and {} more", list.front(), list.size() - 1);
   if (files.empty()) result.hash = validation_hash(*result.dataset);
-  if (tokenizer != nullptr) result.piece_bytes = bytes_of_pieces(*tokenizer);
   return result;
 }
 

@@ -30,7 +30,6 @@ struct OpenOptions {
 struct Datasets {
   std::optional<Tokenizer> tokenizer;
   int64_t vocab = 0;
-  std::vector<int32_t> piece_bytes;        // bytes of text each token stands for; empty without a tokenizer
   std::optional<TokenDataset> train, val;  // no train: stopped
   std::string data_hash;                   // of the training tokens and where they end
   std::string val_hash;                    // of the validation tokens and where they begin; empty without
@@ -52,8 +51,7 @@ std::filesystem::path token_cache(const config::Config& config);
 
 struct EvalData {
   std::optional<TokenDataset> dataset;  // none: stopped
-  std::vector<int32_t> piece_bytes;
-  std::string name;  // for messages
+  std::string name;                     // for messages
   std::string hash;  // comparable with the Datasets::val_hash of training; empty when `files` were named
 };
 /// Opens data to evaluate a trained model on: `files`, which are paths or globs. Without files it is the validation

@@ -65,19 +65,6 @@ double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64
   return nats / asked_total;
 }
 
-int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int64_t windows) {
-  if (windows <= 0 || windows > val.windows()) windows = val.windows();
-  const int64_t end = val.begin() + 1 + windows * val.seq_len();
-  std::vector<int32_t> ids;
-  int64_t bytes = 0;
-  for (int64_t at = val.begin() + 1; at < end; at += static_cast<int64_t>(ids.size())) {
-    ids.resize(static_cast<size_t>(std::min(kBlockTokens, end - at)));
-    val.stream().copy(at, ids);
-    bytes += tokenizer.text_bytes(ids);
-  }
-  return bytes;
-}
-
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch) {
   int64_t bytes = 0;
   for (size_t row = 0; row < batch.targets.size(); ++row) {

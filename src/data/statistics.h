@@ -12,11 +12,8 @@ namespace trainer::data {
 /// Very long training data is sampled (2^28 tokens in equal distances). Does not depend on `threads`.
 double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads);
 
-/// Returns the bytes of text that the targets of the first `windows` windows stand for (all of them when windows <= 0).
-/// Bits per byte = total loss in nats / (ln 2 · bytes).
-int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenDataset& val, int64_t windows = 0);
-
-/// Returns the same for the rows of one batch that are not masked.
+/// Returns the bytes of text that the targets of the rows of one batch that are not masked stand for. Bits per byte =
+/// total loss in nats / (ln 2 · bytes).
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch);
 
 }  // namespace trainer::data

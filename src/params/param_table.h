@@ -23,7 +23,6 @@ struct Param {
   std::string name;
   Shape shape;  // global
   Init init;
-  bool decay = false;  // weight decay applies (two or more dimensions)
   int group = 0;
   bool primary = true;  // among the ranks of one replica that hold the same elements, the one that counts and saves
   std::vector<mesh::Run> runs;  // global offset ↔ offset in the group's flat space

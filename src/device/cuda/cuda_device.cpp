@@ -34,7 +34,6 @@ Facts facts_at(int ordinal) {
           .capability = static_cast<int>(10 * attribute(ordinal, cudaDevAttrComputeCapabilityMajor) +
                                          attribute(ordinal, cudaDevAttrComputeCapabilityMinor)),
           .shared_per_block = attribute(ordinal, cudaDevAttrMaxSharedMemoryPerBlockOptin),
-          .l2_bytes = attribute(ordinal, cudaDevAttrL2CacheSize),
           .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
 }
 

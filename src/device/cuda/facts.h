@@ -12,7 +12,6 @@ struct Facts {
   int multiprocessors = 0;
   int capability = 0;            // 80, 90: major·10 + minor
   int64_t shared_per_block = 0;  // bytes, the largest a kernel may ask for
-  int64_t l2_bytes = 0;
   int64_t memory_bytes = 0;
 };
 

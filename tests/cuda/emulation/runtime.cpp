@@ -103,9 +103,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
     case cudaDevAttrMultiProcessorCount:
       *value = 4;
       break;
-    case cudaDevAttrL2CacheSize:
-      *value = 1 << 20;
-      break;
     case cudaDevAttrComputeCapabilityMajor:
       *value = 9;
       break;

@@ -57,10 +57,6 @@ class NotingWorld final : public comm::World {
     if (group.control) return inner_->communicator(device, std::move(group), lane);
     return std::make_unique<Noting>(std::move(group), meter_, product_, timeline_);
   }
-  void configure(const comm::WorldOptions&) override {}
-  void fail(Code, const std::string&) noexcept override {}
-  bool wait_for_all_ranks(double) noexcept override { return true; }
-  int64_t bytes_sent() const override { return 0; }
 
  private:
   const std::unique_ptr<comm::World> inner_;

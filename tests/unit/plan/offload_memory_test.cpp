@@ -15,8 +15,8 @@ plan::Machine machine_of(DType compute, int ranks = 1, bool gpu = true) {
   plan::Machine machine{
       .threads = 2, .isa = device::detect_isa(), .compute = compute, .memory_limit = int64_t{1} << 40, .ranks = ranks};
   if (gpu)
-    machine.gpu = device::cuda::Facts{
-        .name = "test", .multiprocessors = 4, .capability = 90, .shared_per_block = 227 << 10, .l2_bytes = 1 << 20};
+    machine.gpu =
+        device::cuda::Facts{.name = "test", .multiprocessors = 4, .capability = 90, .shared_per_block = 227 << 10};
   return machine;
 }
 
