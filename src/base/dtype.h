@@ -10,20 +10,8 @@ namespace trainer {
 enum class DType : uint8_t { f64, f32, bf16, i32, i64, u16, u8 };
 
 constexpr int64_t size_of(DType type) {
-  switch (type) {
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::bf16:
-    case DType::u16:
-      return 2;
-    case DType::u8:
-      return 1;
-  }
-  return 0;
+  constexpr int64_t kBytes[] = {8, 4, 2, 4, 8, 2, 1};
+  return kBytes[static_cast<size_t>(type)];
 }
 std::string_view name_of(DType type);
 

@@ -11,23 +11,8 @@ std::string to_string(const Shape& shape) {
 }
 
 std::string_view name_of(DType type) {
-  switch (type) {
-    case DType::f64:
-      return "fp64";
-    case DType::f32:
-      return "fp32";
-    case DType::bf16:
-      return "bf16";
-    case DType::i32:
-      return "int32";
-    case DType::i64:
-      return "int64";
-    case DType::u16:
-      return "uint16";
-    case DType::u8:
-      return "uint8";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {"fp64", "fp32", "bf16", "int32", "int64", "uint16", "uint8"};
+  return kNames[static_cast<size_t>(type)];
 }
 
 }  // namespace trainer

@@ -4,7 +4,9 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "base/error.h"
 
@@ -15,12 +17,20 @@ class Shape {
   static constexpr int kMaxDims = 4;
 
   Shape() = default;
-  Shape(std::initializer_list<int64_t> extents) {
+  Shape(std::initializer_list<int64_t> extents) : Shape(std::span(extents.begin(), extents.size())) {}
+  explicit Shape(std::span<const int64_t> extents) {
     TRAINER_CHECK(extents.size() <= kMaxDims, "{} dims, at most {}", extents.size(), kMaxDims);
     for (int64_t extent : extents) extents_[static_cast<size_t>(dims_++)] = extent;
   }
 
   int dims() const { return dims_; }
+  std::vector<int64_t> extents() const { return {extents_.begin(), extents_.begin() + dims_}; }
+  /// Returns the shape with another extent of one dim.
+  Shape with(int dim, int64_t extent) const {
+    Shape next = *this;
+    next.extents_[static_cast<size_t>(dim)] = extent;
+    return next;
+  }
   int64_t operator[](int dim) const { return extents_[static_cast<size_t>(dim < 0 ? dims_ + dim : dim)]; }
   int64_t count() const {
     int64_t product = 1;

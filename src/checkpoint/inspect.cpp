@@ -45,38 +45,31 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
   const fs::path folder = resolve(path, calls);
   const Manifest manifest = read_manifest(calls, folder);
   const Snapshot& header = manifest.header;
-  const TrainState& state = header.state;
   json tensors = json::array(), files = json::array();
   for (const StoredTensor& tensor : manifest.tensors) {
-    json shape = json::array();
-    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
-    tensors.push_back(
-        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"bytes", tensor.bytes()}});
+    tensors.push_back({{"name", tensor.name},
+                       {"dtype", name_of(tensor.dtype)},
+                       {"shape", tensor.shape.extents()},
+                       {"bytes", tensor.bytes()}});
   }
   for (const auto* list : {&manifest.files, &manifest.shards}) {
     for (const StoredFile& file : *list) files.push_back({{"name", file.name}, {"bytes", file.bytes}});
   }
-  return {{"folder", folder.string()},
-          {"format", kFormat},
-          {"saved_unix_us", manifest.sequence},
-          {"step", state.step},
-          {"adam_step", state.adam_step},
-          {"samples_seen", state.samples_seen},
-          {"tokens_seen", state.tokens_seen},
-          {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
-          {"best_step", state.best_step},
-          {"skipped_in_row", state.skipped_in_row},
-          {"finite_weights", state.finite_weights},
-          {"compute", header.compute},
-          {"tied", header.tied},
-          {"tokenizer_hash", header.tokenizer_hash},
-          {"data_hash", header.data_hash},
-          {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
-          {"model", header.model_keys},
-          {"parameters", parameters_of(manifest)},
-          {"bytes", manifest.tensor_bytes()},
-          {"files", files},
-          {"tensors", tensors}};
+  json info = {{"folder", folder.string()},
+               {"format", kFormat},
+               {"saved_unix_us", manifest.sequence},
+               {"compute", header.compute},
+               {"tied", header.tied},
+               {"tokenizer_hash", header.tokenizer_hash},
+               {"data_hash", header.data_hash},
+               {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
+               {"model", header.model_keys},
+               {"parameters", parameters_of(manifest)},
+               {"bytes", manifest.tensor_bytes()},
+               {"files", files},
+               {"tensors", tensors}};
+  info.update(to_json(header.state));
+  return info;
 }
 
 std::string inspect_text(const fs::path& path, SystemCalls& calls) {

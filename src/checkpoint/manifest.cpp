@@ -61,8 +61,7 @@ void write_pieces(json& root, const Manifest& manifest) {
     root["shards"].push_back({{"name", shard.name}, {"bytes", shard.bytes}});
   }
   for (const StoredTensor& tensor : manifest.tensors) {
-    json shape = json::array(), pieces = json::array();
-    for (int dim = 0; dim < tensor.shape.dims(); ++dim) shape.push_back(tensor.shape[dim]);
+    json pieces = json::array();
     for (const Piece& piece : tensor.pieces) {
       json runs = json::array(), chunks = json::array();
       for (const RunGroup& group : piece.runs) {
@@ -72,8 +71,10 @@ void write_pieces(json& root, const Manifest& manifest) {
       for (const Checksum& chunk : piece.chunks) chunks.push_back(to_string(chunk));
       pieces.push_back({{"shard", piece.shard}, {"offset", piece.offset}, {"runs", runs}, {"xxh3", chunks}});
     }
-    root["tensors"].push_back(
-        {{"name", tensor.name}, {"dtype", name_of(tensor.dtype)}, {"shape", shape}, {"pieces", pieces}});
+    root["tensors"].push_back({{"name", tensor.name},
+                               {"dtype", name_of(tensor.dtype)},
+                               {"shape", tensor.shape.extents()},
+                               {"pieces", pieces}});
   }
 }
 
@@ -104,21 +105,23 @@ void merge_part(Manifest& manifest, const Manifest& part) {
   }
 }
 
+json to_json(const TrainState& state) {
+  return {{"step", state.step},
+          {"adam_step", state.adam_step},
+          {"samples_seen", state.samples_seen},
+          {"tokens_seen", state.tokens_seen},
+          {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
+          {"best_step", state.best_step},
+          {"skipped_in_row", state.skipped_in_row},
+          {"finite_weights", state.finite_weights}};
+}
+
 std::string to_json(const Manifest& manifest) {
   const Snapshot& header = manifest.header;
-  const TrainState& state = header.state;
   json root = {
       {"format", kFormat},
       {"sequence", manifest.sequence},
-      {"state",
-       {{"step", state.step},
-        {"adam_step", state.adam_step},
-        {"samples_seen", state.samples_seen},
-        {"tokens_seen", state.tokens_seen},
-        {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
-        {"best_step", state.best_step},
-        {"skipped_in_row", state.skipped_in_row},
-        {"finite_weights", state.finite_weights}}},
+      {"state", to_json(header.state)},
       {"compute", header.compute},
       {"tied", header.tied},
       {"tokenizer_hash", header.tokenizer_hash},

@@ -5,6 +5,7 @@
 // global tensor, laid end to end in one shard file from `offset` on. It has a checksum for each chunk of its bytes: a
 // reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly once.
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -71,6 +72,7 @@ struct Manifest {
   int64_t tensor_bytes() const;
 };
 
+nlohmann::json to_json(const TrainState& state);
 std::string to_json(const Manifest& manifest);
 
 /// Parses and checks everything that can be checked without the shards: types, ranges, overlaps, coverage. `origin`

@@ -126,23 +126,14 @@ DType dtype_of(const Value& value) {
 Shape shape_of(const Value& value) {
   const std::vector<Value> list = value.list();
   if (list.empty() || list.size() > Shape::kMaxDims) value.fail(format("expected 1 to {} sizes", Shape::kMaxDims));
-  int64_t extents[Shape::kMaxDims] = {1, 1, 1, 1};
+  std::vector<int64_t> extents(list.size());
   int64_t count = 1;
   for (size_t dim = 0; dim < list.size(); ++dim) {
     extents[dim] = list[dim].integer(1, kMostElements);
     if (extents[dim] > kMostElements / count) value.fail(format("more than {} elements", kMostElements));
     count *= extents[dim];
   }
-  switch (list.size()) {
-    case 1:
-      return {extents[0]};
-    case 2:
-      return {extents[0], extents[1]};
-    case 3:
-      return {extents[0], extents[1], extents[2]};
-    default:
-      return {extents[0], extents[1], extents[2], extents[3]};
-  }
+  return Shape(extents);
 }
 
 /// Returns one group, checked to be inside a tensor of `total` elements.

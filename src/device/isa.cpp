@@ -90,19 +90,8 @@ Isa detect_isa() {
 }
 
 std::string_view name_of(Isa isa) {
-  switch (isa) {
-    case Isa::plain:
-      return "plain";
-    case Isa::avx2:
-      return "avx2";
-    case Isa::avx512:
-      return "avx512";
-    case Isa::avx512bf16:
-      return "avx512bf16";
-    case Isa::amx:
-      return "amx";
-  }
-  return "?";
+  static constexpr std::string_view kNames[] = {"plain", "avx2", "avx512", "avx512bf16", "amx"};
+  return kNames[static_cast<size_t>(isa)];
 }
 
 std::string isa_summary() {

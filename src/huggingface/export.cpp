@@ -89,9 +89,7 @@ class TensorSource {
 int64_t bytes_of(const MappedTensor& tensor, FloatType type) { return tensor.shape.count() * size_of(type); }
 
 TensorEntry entry_of(const MappedTensor& tensor, FloatType type) {
-  TensorEntry entry{tensor.name, std::string(stored_name(type)), {}, 0, 0};
-  for (int dim = 0; dim < tensor.shape.dims(); ++dim) entry.shape.push_back(tensor.shape[dim]);
-  return entry;
+  return {tensor.name, std::string(stored_name(type)), tensor.shape.extents(), 0, 0};
 }
 
 /// Cuts the list into files of at most `most` bytes.

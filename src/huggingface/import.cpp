@@ -56,7 +56,7 @@ class TensorReader {
       if (place.file == nullptr)
         throw Error(Code::checkpoint,
                     format("{}: not in the files, but the model of config.json needs it", tensor.name));
-      if (place.entry->shape != sizes_of(tensor.shape))
+      if (place.entry->shape != tensor.shape.extents())
         refuse(place, format("shape [{}], but the model of config.json needs {}", fmt::join(place.entry->shape, ", "),
                              to_string(tensor.shape)));
       if (!find_stored(place.entry->dtype))
@@ -88,11 +88,6 @@ class TensorReader {
  private:
   [[noreturn]] static void refuse(const WeightFiles::Place& place, const std::string& reason) {
     throw Error(Code::checkpoint, format("{}: {}: {}", place.file->path().string(), place.entry->name, reason));
-  }
-  static std::vector<int64_t> sizes_of(const Shape& shape) {
-    std::vector<int64_t> sizes;
-    for (int dim = 0; dim < shape.dims(); ++dim) sizes.push_back(shape[dim]);
-    return sizes;
   }
   static void require_same(const WeightFiles::Place& head, const WeightFiles::Place& table) {
     bool same = head.entry->dtype == table.entry->dtype && head.entry->shape == table.entry->shape;

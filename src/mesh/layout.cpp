@@ -6,24 +6,6 @@
 #include "comm/bytes.h"
 
 namespace trainer::mesh {
-namespace {
-
-Shape with_extent(const Shape& shape, int dim, int64_t extent) {
-  const auto at = [&](int other) { return other == dim ? extent : shape[other]; };
-  switch (shape.dims()) {
-    case 1:
-      return {at(0)};
-    case 2:
-      return {at(0), at(1)};
-    case 3:
-      return {at(0), at(1), at(2)};
-    default:
-      return {at(0), at(1), at(2), at(3)};
-  }
-}
-
-}  // namespace
-
 std::string to_string(Placement placement) {
   switch (placement.kind) {
     case Placement::Kind::replicate:
@@ -52,7 +34,7 @@ Layout Layout::padded(int dim, int64_t extent) const {
   TRAINER_CHECK(dim >= 0 && dim < shape_.dims() && extent >= shape_[dim], "dim {} of {} padded to {}", dim,
                 trainer::to_string(shape_), extent);
   Layout next = *this;
-  next.padded_ = with_extent(padded_, dim, extent);
+  next.padded_ = padded_.with(dim, extent);
   next.check_divides();
   return next;
 }
@@ -103,7 +85,7 @@ Layout::Box Layout::box_of(int rank) const {
 Shape Layout::box() const {
   Shape shape = padded_;
   for (int dim = 0; dim < shape.dims(); ++dim)
-    shape = with_extent(shape, dim, padded_[dim] / mesh_.group_size(axes(split(dim))));
+    shape = shape.with(dim, padded_[dim] / mesh_.group_size(axes(split(dim))));
   return transposed_ ? Shape{shape[1], shape[0]} : shape;
 }
 
