@@ -27,10 +27,7 @@ class TrainingByNccl : public testing::TestWithParam<config::Arch> {
     EXPECT_TRUE(result.start == one.start);
     expect_same_gradients(result.gradients, one.gradients, 1e-5);
     for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(result.losses[n], one.losses[n], 1e-6 * one.losses[n]);
-    measure::CommBytes predicted = result.predicted;
-    for (auto& [axis, operations] : predicted)
-      for (auto& [operation, count] : operations) count *= 2;
-    EXPECT_EQ(result.measured, predicted);
+    expect_predicted_bytes(result, 2);
     return result;
   }
   const HowToRun alone{.device = [](int rank) { return device::cuda::make_device(rank, 1); }};

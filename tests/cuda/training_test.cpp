@@ -108,12 +108,7 @@ TEST_P(EveryModel, RanksThatShareADeviceFollowOneRank) {
     EXPECT_TRUE(result.start == one.start);
     expect_same_gradients(result.gradients, one.gradients, 1e-5);
     EXPECT_NEAR(result.losses.back(), one.losses.back(), 1e-6 * one.losses.back());
-    EXPECT_EQ(result.measured, [&] {
-      measure::CommBytes bytes = result.predicted;
-      for (auto& [axis, operations] : bytes)
-        for (auto& [operation, count] : operations) count *= 4;
-      return bytes;
-    }());
+    expect_predicted_bytes(result, 4);
   }
 }
 

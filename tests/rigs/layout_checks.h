@@ -1,16 +1,143 @@
 #pragma once
-// What a strategy's layouts must do with each other's checkpoints, and with a text that they continue.
+// What every strategy's layouts must do: follow one rank, under any schedule, with each other's checkpoints, and with a
+// text that they continue.
 #include <span>
 
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "rigs/layouts.h"
+#include "train/replica_check.h"
 #include "unit/checkpoint/fixture.h"
 
 namespace trainer::tests {
 
 inline int ranks_of(const config::Config& c) {
   return static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(1, c.parallel.data));
+}
+
+inline void expect_follows_one_rank(const config::Config& c) {
+  const Result many = train(c, DType::f64, 20), one = train(on_one_rank(c), DType::f64, 20);
+  EXPECT_TRUE(many.start == one.start) << "initial weights";
+  expect_same_run(many, one);
+  expect_predicted_bytes(many, 20);
+}
+
+inline void expect_follows_one_rank_in_single_precision(config::Config c) {
+  c.model.init_std = 0.02;
+  const Result one = train(on_one_rank(c), DType::f32, 50), many = train(c, DType::f32, 50);
+  expect_same_gradients(many.gradients, one.gradients, 1e-5);
+  EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
+  EXPECT_NEAR(many.losses[49], one.losses[49], 1e-5 * one.losses[49]);
+}
+
+inline void expect_no_worse_than_one_rank_in_bf16(config::Config c) {
+  c.model.init_std = 0.02;
+  const Result exact = train(on_one_rank(c), DType::f64, 1);
+  const Result one = train(on_one_rank(c), DType::bf16, 10), many = train(c, DType::bf16, 10);
+  for (const auto& [name, values] : exact.gradients) {
+    if (is_key_bias(name)) continue;
+    EXPECT_LE(relative_error(many.gradients.at(name), values), 1.5 * relative_error(one.gradients.at(name), values))
+        << name;
+  }
+  EXPECT_NEAR(many.losses[9], one.losses[9], 2e-3 * one.losses[9]);
+}
+
+/// Compares runs under other schedules with the usual one.
+class Schedules {
+ public:
+  Schedules(const config::Config& c, DType compute, int64_t steps)
+      : c_(c), compute_(compute), steps_(steps), usual_(train(c, compute, steps)) {}
+  /// Expects the same bits and the predicted bytes.
+  void same(const char* what, const std::function<void(config::Config&)>& change, const HowToRun& how = {}) const {
+    SCOPED_TRACE(what);
+    config::Config other = c_;
+    change(other);
+    const Result result = train(other, compute_, steps_, how);
+    expect_same_bits(result, usual_);
+    expect_predicted_bytes(result, steps_);
+  }
+  /// The changes that every strategy has.
+  void same_with_common_changes() const {
+    same("no overlap", [](config::Config& o) { o.debug.overlap = false; });
+    same("late messages", [](config::Config&) {}, {.threads = 2, .delay = 0.001});
+    for (const config::Recompute recompute : {config::Recompute::selective, config::Recompute::full})
+      same("recomputation", [&](config::Config& o) { o.train.recompute = recompute; });
+    same("late messages and recomputation", [](config::Config& o) { o.train.recompute = config::Recompute::full; },
+         {.delay = 0.001});
+    same("split optimizer state", [](config::Config& o) { o.parallel.zero_stage = 1; });
+  }
+
+ private:
+  const config::Config c_;
+  const DType compute_;
+  const int64_t steps_;
+  const Result usual_;
+};
+
+/// Losses and norms of three steps of batches in which counts(sample, position) says which tokens count.
+template <typename Counts>
+std::vector<double> masked_steps(Tiny& run, const config::Config& c, const Counts& counts) {
+  const auto length = static_cast<size_t>(c.model.seq_len);
+  const train::BatchSource masked = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
+    run.batches(sample, sequences, out);
+    for (size_t r = 0; r < out.weights.size(); ++r)
+      out.weights[r] = counts(sample + static_cast<int64_t>(r / length), r % length) ? 1 : 0;
+  };
+  std::vector<double> found;
+  for (int64_t n = 1; n <= 3; ++n) {
+    const int64_t first = (n - 1) * c.train.global_batch;
+    int64_t unmasked = 0;
+    for (int64_t sample = first; sample < first + c.train.global_batch; ++sample)
+      for (size_t position = 0; position < length; ++position) unmasked += counts(sample, position);
+    const auto outcome = run.trainer.step({.step = n,
+                                           .first_sample = first,
+                                           .adam_step = n,
+                                           .micro_batches = run.trainer.accumulation(),
+                                           .lr = 1e-3,
+                                           .unmasked_tokens = unmasked},
+                                          masked);
+    found.insert(found.end(), {outcome.loss, outcome.norm.norm});
+  }
+  return found;
+}
+
+/// Replicas stay equal, and one bit of a gain that goes wrong on one rank is noticed.
+inline void expect_replicas_compared(const config::Config& c, int64_t steps) {
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f32, 1);
+    for (int64_t n = 1; n <= steps; ++n) run.step(n);
+    train::check_replicas(run.trainer, steps);
+    const params::ParamStore& store = run.trainer.store();
+    for (const params::Param& param : store.params())
+      if (param.name == "blocks.1.norm2.gain" && world.rank() == 1)
+        store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^= std::byte{1};
+    try {
+      train::check_replicas(run.trainer, steps + 1);
+      ADD_FAILURE() << "not noticed";
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
+    }
+  });
+}
+
+/// With all gradients 1, the square of the norm is the number of parameters: padding of vocabulary and pieces, and
+/// copies, count nothing.
+inline void expect_norm_counts_every_parameter_once(const config::Config& c) {
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+    Tiny run(&world, c, DType::f64, 1);
+    params::ParamStore& store = run.trainer.store();
+    params::GradSink sink(store);
+    sink.prepare(run.device);
+    sink.begin_step();
+    for (params::Group& group : store.groups()) std::ranges::fill(group.grad.tensor().span<double>(), 0.0);
+    for (const params::Param& param : store.params())
+      for (const mesh::Run& r : param.runs)
+        for (int64_t i = 0; i < r.length; ++i)
+          store.groups()[static_cast<size_t>(param.group)].grad.tensor().as<double>()[r.local + i * r.stride] = 1;
+    Exec ex = run.trainer.exec();
+    const double norm = sink.finish(ex).norm;
+    EXPECT_DOUBLE_EQ(norm * norm, static_cast<double>(store.parameter_count()));
+  });
 }
 
 /// The first layout trains for two steps and saves; each of the others loads what the one before has saved, and saves

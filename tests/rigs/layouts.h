@@ -167,6 +167,14 @@ inline void expect_same_run(const Result& many, const Result& one) {
   }
 }
 
+/// What `steps` steps sent is what was predicted of each.
+inline void expect_predicted_bytes(const Result& result, int64_t steps) {
+  auto predicted = result.predicted;
+  for (auto& [axis, operations] : predicted)
+    for (auto& [operation, bytes] : operations) bytes *= steps;
+  EXPECT_EQ(result.measured, predicted);
+}
+
 /// Every bit of what a run computes.
 inline void expect_same_bits(const Result& a, const Result& b) {
   EXPECT_EQ(a.losses, b.losses);

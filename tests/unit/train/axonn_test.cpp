@@ -2,7 +2,6 @@
 #include "rigs/axonn.h"
 
 #include "rigs/layout_checks.h"
-#include "train/replica_check.h"
 
 namespace trainer::tests {
 namespace {
@@ -13,14 +12,7 @@ using config::Recompute;
 class Axonn : public testing::TestWithParam<Grid> {};
 
 TEST_P(Axonn, FollowsOneRankInDoublePrecisionAndSendsThePredictedBytes) {
-  const config::Config c = configure(GetParam());
-  Result many = train(c, DType::f64, 20);
-  const Result one = train(on_one_rank(c), DType::f64, 20);
-  EXPECT_TRUE(many.start == one.start) << "initial weights";
-  expect_same_run(many, one);
-  for (auto& [axis, operations] : many.predicted)
-    for (auto& [operation, bytes] : operations) bytes *= 20;
-  EXPECT_EQ(many.measured, many.predicted);
+  expect_follows_one_rank(configure(GetParam()));
 }
 
 /// All ways to make 2, 4 and 8 ranks of a replica and replicas, and several of 16, with odd ones.
@@ -48,20 +40,8 @@ INSTANTIATE_TEST_SUITE_P(Grids, Axonn, testing::ValuesIn(grids()),
 class AxonnSchedules : public testing::TestWithParam<Grid> {};
 
 TEST_P(AxonnSchedules, ChangeNoBit) {
-  constexpr int kSteps = 5;
-  const auto compare = [&](DType compute, const config::Config& c, bool all) {
-    const Result usual = train(c, compute, kSteps);
-    const auto same = [&](const char* what, const std::function<void(config::Config&)>& change,
-                          const HowToRun& how = {}) {
-      SCOPED_TRACE(what);
-      config::Config other = c;
-      change(other);
-      Result result = train(other, compute, kSteps, how);
-      expect_same_bits(result, usual);
-      for (auto& [axis, operations] : result.predicted)
-        for (auto& [operation, bytes] : operations) bytes *= kSteps;
-      EXPECT_EQ(result.measured, result.predicted);
-    };
+  const auto compare = [&](DType compute, const config::Config& c) {
+    const Schedules runs(c, compute, 5);
     const auto only = [](bool reduce, bool scatter, bool gather) {
       return [=](config::Config& o) {
         o.parallel.overlap_all_reduce = reduce;
@@ -69,35 +49,28 @@ TEST_P(AxonnSchedules, ChangeNoBit) {
         o.parallel.overlap_all_gather = gather;
       };
     };
-    same("no overlap", only(false, false, false));
-    same("sums alone", only(true, false, false));
-    same("scatters alone", only(false, true, false));
-    same("gathers alone", only(false, false, true));
-    same("late messages", [](config::Config&) {}, {.threads = 2, .delay = 0.001});
+    runs.same("no overlap", only(false, false, false));
+    runs.same("sums alone", only(true, false, false));
+    runs.same("scatters alone", only(false, true, false));
+    runs.same("gathers alone", only(false, false, true));
     for (const int64_t layers : {1, 2}) {
-      same("kept weights", [&](config::Config& o) { o.parallel.cache_layers = layers; });
-      same("kept weights and recomputation", [&](config::Config& o) {
+      runs.same("kept weights", [&](config::Config& o) { o.parallel.cache_layers = layers; });
+      runs.same("kept weights and recomputation", [&](config::Config& o) {
         o.parallel.cache_layers = layers;
         o.train.recompute = Recompute::full;
       });
     }
-    same("recomputation", [](config::Config& o) { o.train.recompute = Recompute::full; });
-    if (!all) return;
-    same("nothing behind anything", [](config::Config& o) { o.debug.overlap = false; });
-    same("selective recomputation", [](config::Config& o) { o.train.recompute = Recompute::selective; });
-    same("late messages and recomputation", [](config::Config& o) { o.train.recompute = Recompute::full; },
-         {.delay = 0.001});
-    same("split optimizer state", [](config::Config& o) { o.parallel.zero_stage = 1; });
+    runs.same_with_common_changes();
   };
   config::Config c = configure(GetParam());
   for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
     SCOPED_TRACE(name_of(compute));
-    compare(compute, c, true);
+    compare(compute, c);
   }
   // Beside one or two micro-batches a step: three, with a first, one between, and a last.
   c.train.global_batch = 3 * GetParam().z * GetParam().data;
   SCOPED_TRACE("three micro-batches");
-  compare(DType::f32, c, false);
+  compare(DType::f32, c);
 }
 INSTANTIATE_TEST_SUITE_P(Grids, AxonnSchedules,
                          testing::Values(Grid{2, 2, 2, 1}, Grid{1, 2, 2, 2, Arch::llama}, Grid{4, 1, 2, 1, Arch::llama},
@@ -107,28 +80,14 @@ INSTANTIATE_TEST_SUITE_P(Grids, AxonnSchedules,
 TEST(AxonnNumbers, FollowOneRankInSinglePrecision) {
   for (const Grid& g : {Grid{2, 2, 2, 1}, Grid{1, 4, 1, 1}, Grid{4, 1, 2, 1, Arch::llama}}) {
     SCOPED_TRACE(g);
-    config::Config c = configure(g);
-    c.model.init_std = 0.02;
-    const Result one = train(on_one_rank(c), DType::f32, 50), many = train(c, DType::f32, 50);
-    expect_same_gradients(many.gradients, one.gradients, 1e-5);
-    EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
-    EXPECT_NEAR(many.losses[49], one.losses[49], 1e-5 * one.losses[49]);
+    expect_follows_one_rank_in_single_precision(configure(g));
   }
 }
 
 TEST(AxonnNumbers, AreNoWorseThanOneRankInBf16) {
   for (const Grid& g : {Grid{2, 2, 1, 1}, Grid{1, 4, 1, 1}, Grid{1, 4, 2, 1, Arch::llama}, Grid{2, 2, 2, 1}}) {
     SCOPED_TRACE(g);
-    config::Config c = configure(g);
-    c.model.init_std = 0.02;
-    const Result exact = train(on_one_rank(c), DType::f64, 1);
-    const Result one = train(on_one_rank(c), DType::bf16, 10), many = train(c, DType::bf16, 10);
-    for (const auto& [name, values] : exact.gradients) {
-      if (is_key_bias(name)) continue;
-      EXPECT_LE(relative_error(many.gradients.at(name), values), 1.5 * relative_error(one.gradients.at(name), values))
-          << name;
-    }
-    EXPECT_NEAR(many.losses[9], one.losses[9], 2e-3 * one.losses[9]);
+    expect_no_worse_than_one_rank_in_bf16(configure(g));
   }
 }
 
@@ -155,47 +114,13 @@ TEST(AxonnNumbers, WeightGradientsMayBeSummedInBf16) {
 }
 
 TEST(AxonnReplicas, StayEqualAndAreCompared) {
-  for (const Grid& g : {Grid{2, 2, 2, 1}, Grid{2, 1, 2, 2, Arch::llama}}) {
-    const config::Config c = configure(g);
-    comm::run_on_threads(static_cast<int>(g.ranks()), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f32, 1);
-      for (int64_t n = 1; n <= 10; ++n) run.step(n);
-      train::check_replicas(run.trainer, 10);
-      const params::ParamStore& store = run.trainer.store();
-      for (const params::Param& param : store.params())
-        if (param.name == "blocks.1.norm2.gain" && world.rank() == 1)
-          store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^=
-              std::byte{1};
-      try {
-        train::check_replicas(run.trainer, 11);
-        ADD_FAILURE() << "not noticed";
-      } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
-      }
-    });
-  }
+  for (const Grid& g : {Grid{2, 2, 2, 1}, Grid{2, 1, 2, 2, Arch::llama}}) expect_replicas_compared(configure(g), 10);
 }
 
 TEST(AxonnNorm, CountsEveryParameterOnce) {
-  // With all gradients 1, the square of the norm is the number of parameters: padding of vocabulary and pieces, and
-  // copies, count nothing.
   for (const Grid& g : {Grid{2, 2, 2, 1}, Grid{3, 2, 2, 1}, Grid{2, 1, 3, 2}, Grid{4, 1, 1, 1, Arch::llama}}) {
-    const config::Config c = configure(g);
-    comm::run_on_threads(static_cast<int>(g.ranks()), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f64, 1);
-      params::ParamStore& store = run.trainer.store();
-      params::GradSink sink(store);
-      sink.prepare(run.device);
-      sink.begin_step();
-      for (params::Group& group : store.groups()) std::ranges::fill(group.grad.tensor().span<double>(), 0.0);
-      for (const params::Param& param : store.params())
-        for (const mesh::Run& r : param.runs)
-          for (int64_t i = 0; i < r.length; ++i)
-            store.groups()[static_cast<size_t>(param.group)].grad.tensor().as<double>()[r.local + i * r.stride] = 1;
-      Exec ex = run.trainer.exec();
-      const double norm = sink.finish(ex).norm;
-      EXPECT_DOUBLE_EQ(norm * norm, static_cast<double>(store.parameter_count())) << to_string(g);
-    });
+    SCOPED_TRACE(g);
+    expect_norm_counts_every_parameter_once(configure(g));
   }
 }
 

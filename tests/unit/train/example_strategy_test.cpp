@@ -42,15 +42,12 @@ TEST(ExampleStrategy, FollowsOneRankAndSendsThePredictedBytes) {
        {Layout{2}, Layout{2, 2, true, config::Arch::llama}, Layout{4, 1, true, config::Arch::gpt2, 4}}) {
     SCOPED_TRACE(layout);
     const config::Config c = configure(layout);
-    const Result one = train(on_one_rank(c), DType::f64, 10);
-    Result many = train(c, DType::f64, 10, how);
+    const Result one = train(on_one_rank(c), DType::f64, 10), many = train(c, DType::f64, 10, how);
     EXPECT_TRUE(many.start == one.start) << "initial weights";
     expect_same_run(many, one);
     const double piece = static_cast<double>(many.optimizer_bytes) / static_cast<double>(one.optimizer_bytes);
     EXPECT_LT(piece, 1.0 / static_cast<double>(layout.tensor) + 0.1) << "vectors are whole, and a tenth at most";
-    for (auto& [axis, operations] : many.predicted)
-      for (auto& [operation, bytes] : operations) bytes *= 10;
-    EXPECT_EQ(many.measured, many.predicted);
+    expect_predicted_bytes(many, 10);
   }
 }
 

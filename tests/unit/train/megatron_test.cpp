@@ -1,7 +1,6 @@
 // Megatron-1D on ranks that are threads: against one rank, against itself under other schedules, and bytes.
 #include "rigs/megatron.h"
 #include "rigs/layout_checks.h"
-#include "train/replica_check.h"
 
 namespace trainer::tests {
 namespace {
@@ -11,21 +10,13 @@ using config::Recompute;
 
 class Megatron : public testing::TestWithParam<Layout> {};
 
-TEST_P(Megatron, FollowsOneRankInDoublePrecision) {
-  const config::Config c = configure(GetParam());
-  const Result one = train(on_one_rank(c), DType::f64, 20), many = train(c, DType::f64, 20);
-  EXPECT_TRUE(many.start == one.start) << "initial weights";
-  expect_same_run(many, one);
-}
+TEST_P(Megatron, FollowsOneRankInDoublePrecision) { expect_follows_one_rank(configure(GetParam())); }
 
 TEST_P(Megatron, SendsTheBytesThatWerePredicted) {
   for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
     config::Config c = configure(GetParam());
     c.train.recompute = recompute;
-    Result result = train(c, DType::f32, 2);
-    for (auto& [axis, operations] : result.predicted)
-      for (auto& [operation, bytes] : operations) bytes *= 2;
-    EXPECT_EQ(result.measured, result.predicted);
+    expect_predicted_bytes(train(c, DType::f32, 2), 2);
   }
 }
 
@@ -50,20 +41,7 @@ class MegatronSchedules : public testing::TestWithParam<Layout> {};
 TEST_P(MegatronSchedules, ChangeNoBit) {
   for (const DType compute : {DType::f64, DType::f32, DType::bf16}) {
     SCOPED_TRACE(name_of(compute));
-    const config::Config c = configure(GetParam());
-    const Result usual = train(c, compute, 3);
-    config::Config other = c;
-    other.debug.overlap = false;
-    expect_same_bits(train(other, compute, 3), usual);
-    expect_same_bits(train(c, compute, 3, {.threads = 2, .delay = 0.001}), usual);
-    for (const Recompute recompute : {Recompute::selective, Recompute::full}) {
-      other = c;
-      other.train.recompute = recompute;
-      expect_same_bits(train(other, compute, 3), usual);
-    }
-    other = c;
-    other.parallel.zero_stage = 1;
-    expect_same_bits(train(other, compute, 3), usual);
+    Schedules(configure(GetParam()), compute, 3).same_with_common_changes();
   }
 }
 INSTANTIATE_TEST_SUITE_P(Layouts, MegatronSchedules,
@@ -75,28 +53,14 @@ INSTANTIATE_TEST_SUITE_P(Layouts, MegatronSchedules,
 TEST(MegatronNumbers, FollowOneRankInSinglePrecision) {
   for (const Layout& l : {Layout{2, 1, true}, Layout{4, 1, false, Arch::llama, 1}, Layout{4, 2, true}}) {
     SCOPED_TRACE(l);
-    config::Config c = configure(l);
-    c.model.init_std = 0.02;
-    const Result one = train(on_one_rank(c), DType::f32, 50), many = train(c, DType::f32, 50);
-    expect_same_gradients(many.gradients, one.gradients, 1e-5);
-    EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
-    EXPECT_NEAR(many.losses[49], one.losses[49], 1e-5 * one.losses[49]);
+    expect_follows_one_rank_in_single_precision(configure(l));
   }
 }
 
 TEST(MegatronNumbers, AreNoWorseThanOneRankInBf16) {
   for (const Layout& l : {Layout{2, 1, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}}) {
     SCOPED_TRACE(l);
-    config::Config c = configure(l);
-    c.model.init_std = 0.02;
-    const Result exact = train(on_one_rank(c), DType::f64, 1);
-    const Result one = train(on_one_rank(c), DType::bf16, 10), many = train(c, DType::bf16, 10);
-    for (const auto& [name, values] : exact.gradients) {
-      if (is_key_bias(name)) continue;
-      EXPECT_LE(relative_error(many.gradients.at(name), values), 1.5 * relative_error(one.gradients.at(name), values))
-          << name;
-    }
-    EXPECT_NEAR(many.losses[9], one.losses[9], 2e-3 * one.losses[9]);
+    expect_no_worse_than_one_rank_in_bf16(configure(l));
   }
 }
 
@@ -129,26 +93,7 @@ TEST(MegatronLoss, MaskedTokensAreSharedOutUnequallyWithoutATrace) {
     const config::Config c = configure(l);
     comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
       Tiny run(&world, c, DType::f64, 1);
-      const auto length = static_cast<size_t>(c.model.seq_len);
-      const train::BatchSource masked = [&](int64_t sample, int64_t sequences, data::TokenBatch& out) {
-        run.batches(sample, sequences, out);
-        for (size_t r = 0; r < out.weights.size(); ++r)
-          out.weights[r] = counts(sample + static_cast<int64_t>(r / length), r % length) ? 1 : 0;
-      };
-      std::vector<double> found;
-      for (int64_t n = 1; n <= 3; ++n) {
-        int64_t unmasked = 0;
-        for (int64_t sample = (n - 1) * c.train.global_batch; sample < n * c.train.global_batch; ++sample)
-          for (size_t position = 0; position < length; ++position) unmasked += counts(sample, position);
-        const auto outcome = run.trainer.step({.step = n,
-                                               .first_sample = (n - 1) * c.train.global_batch,
-                                               .adam_step = n,
-                                               .micro_batches = run.trainer.accumulation(),
-                                               .lr = 1e-3,
-                                               .unmasked_tokens = unmasked},
-                                              masked);
-        found.insert(found.end(), {outcome.loss, outcome.norm.norm});
-      }
+      const std::vector<double> found = masked_steps(run, c, counts);
       if (world.size() == 1) {
         expected = found;
         EXPECT_NEAR(found[0], std::log(37.0), 0.5);  // a mean over the tokens that count
@@ -159,26 +104,8 @@ TEST(MegatronLoss, MaskedTokensAreSharedOutUnequallyWithoutATrace) {
 }
 
 TEST(MegatronReplicas, StayEqualAndAreCompared) {
-  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}}) {
-    const config::Config c = configure(l);
-    comm::run_on_threads(static_cast<int>(l.tensor * l.data), {.timeout_s = 60}, [&](comm::World& world) {
-      Tiny run(&world, c, DType::f32, 1);
-      for (int64_t n = 1; n <= 20; ++n) run.step(n);
-      train::check_replicas(run.trainer, 20);
-      // A gain on one rank goes wrong by one bit.
-      const params::ParamStore& store = run.trainer.store();
-      for (const params::Param& param : store.params())
-        if (param.name == "blocks.1.norm2.gain" && world.rank() == 1)
-          store.groups()[static_cast<size_t>(param.group)].master.tensor().data[param.runs[0].local * 4] ^=
-              std::byte{1};
-      try {
-        train::check_replicas(run.trainer, 21);
-        ADD_FAILURE() << "not noticed";
-      } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("blocks.1.norm2.gain"), std::string::npos) << e.what();
-      }
-    });
-  }
+  for (const Layout& l : {Layout{2, 2, true}, Layout{4, 1, false}, Layout{4, 1, true, Arch::llama, 1}})
+    expect_replicas_compared(configure(l), 20);
 }
 
 TEST(MegatronCheckpoints, AreTheSameTensorsInAnyLayout) {

@@ -89,12 +89,7 @@ TEST_P(TaggedModels, ComputeTheSameBitsUnderOtherSchedulesAndSendWhatWasPredicte
     const Arch arch = compute == DType::f64 ? Arch::gpt2 : Arch::llama;
     config::Config c = configure(GetParam(), arch);
     const Result usual = train(c, compute, 2, by(GetParam()));
-    const auto expect_predicted = [](Result result) {
-      for (auto& [axis, operations] : result.predicted)
-        for (auto& [operation, bytes] : operations) bytes *= 2;
-      EXPECT_EQ(result.measured, result.predicted);
-    };
-    expect_predicted(usual);
+    expect_predicted_bytes(usual, 2);
     config::Config other = c;
     other.debug.overlap = false;
     expect_same_bits(train(other, compute, 2, by(GetParam(), {.delay = 0.0005})), usual);
@@ -103,13 +98,13 @@ TEST_P(TaggedModels, ComputeTheSameBitsUnderOtherSchedulesAndSendWhatWasPredicte
       other.train.recompute = recompute;
       const Result again = train(other, compute, 2, by(GetParam()));
       expect_same_bits(again, usual);
-      expect_predicted(again);
+      expect_predicted_bytes(again, 2);
     }
     other = c;
     other.parallel.cache_layers = 1;
     const Result kept = train(other, compute, 2, by(GetParam()));
     expect_same_bits(kept, usual);
-    expect_predicted(kept);
+    expect_predicted_bytes(kept, 2);
     other = c;
     other.parallel.zero_stage = 1;
     other.parallel.data = 2;
@@ -233,12 +228,9 @@ TEST(Autoddl, SendsWhatWasPredictedInRandomLegalLayouts) {
   for (uint64_t seed = 0; seed < 24; ++seed) {
     const config::Config c = random_tags(seed);
     SCOPED_TRACE(format("seed {}: {}", seed, config::to_toml(config::Value(c.parallel.layer))));
-    Result many = train(c, DType::f64, 2);
-    const Result one = train(on_one_rank(c), DType::f64, 2);
+    const Result many = train(c, DType::f64, 2), one = train(on_one_rank(c), DType::f64, 2);
     expect_same_gradients(many.gradients, one.gradients, 1e-12);
-    for (auto& [axis, operations] : many.predicted)
-      for (auto& [operation, bytes] : operations) bytes *= 2;
-    EXPECT_EQ(many.measured, many.predicted);
+    expect_predicted_bytes(many, 2);
   }
 }
 
