@@ -24,7 +24,11 @@ constexpr const char* kNextLatest = ".latest-";
 }  // namespace
 
 CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCalls& calls, comm::World* world)
-    : folder_(std::move(folder)), retention_(retention), calls_(calls), world_(world) {
+    : folder_(std::move(folder)),
+      retention_(retention),
+      calls_(calls),
+      alone_(world == nullptr ? comm::solo_world() : nullptr),
+      world_(world == nullptr ? *alone_ : *world) {
   run_on_first_rank([&] {
     make_folders(calls_, folder_);
     remove_left_overs();
@@ -32,14 +36,9 @@ CheckpointStore::CheckpointStore(fs::path folder, Retention retention, SystemCal
 }
 
 void CheckpointStore::run_on_first_rank(const std::function<void()>& action) {
-  run_on_all_ranks([&] {
-    if (world_ == nullptr || world_->first()) action();
+  world_.control().run_on_all_ranks([&] {
+    if (world_.first()) action();
   });
-}
-
-void CheckpointStore::run_on_all_ranks(const std::function<void()>& action) {
-  if (world_ == nullptr) return action();
-  world_->control().run_on_all_ranks(action);
 }
 
 fs::path CheckpointStore::save(const Snapshot& snapshot) {
@@ -50,7 +49,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
       temporary = fresh(kSaving, name).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary));
     });
-    if (world_ != nullptr) world_->control().broadcast(temporary);
+    world_.control().broadcast(temporary);
     Manifest manifest = write_shards(snapshot, temporary);
     run_on_first_rank([&] {
       write_manifest(std::move(manifest), snapshot, temporary);
@@ -60,14 +59,14 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
   } catch (Error& error) {
     error.add_context(format("saving the checkpoint of step {}", snapshot.state.step));
     try {
-      if (world_ == nullptr || world_->first()) remove_left_overs();
+      if (world_.first()) remove_left_overs();
     } catch (const Error& second) {
       log::warning("{}", second.what());
     }
     throw;
   }
   try {
-    if (world_ == nullptr || world_->first()) apply_retention();
+    if (world_.first()) apply_retention();
   } catch (const Error& error) {
     log::warning("removing old checkpoints: {}", error.what());
   }
@@ -75,17 +74,17 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 }
 
 Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
-  const int rank = world_ == nullptr ? 0 : world_->rank();
   Manifest part;
-  run_on_all_ranks([&] {
-    WrittenShard shard = write_shard(calls_, temporary / format("rank-{:05d}.shard", rank), 0, snapshot.tensors);
+  world_.control().run_on_all_ranks([&] {
+    const fs::path file = temporary / format("rank-{:05d}.shard", world_.rank());
+    WrittenShard shard = write_shard(calls_, file, 0, snapshot.tensors);
     part.shards.push_back(std::move(shard.file));
     part.tensors = std::move(shard.tensors);
   });
-  if (world_ == nullptr) return part;
+  if (world_.size() == 1) return part;
   Manifest all;
-  const std::vector<std::string> parts = world_->control().gather(part_to_json(part));
-  if (world_->first())
+  const std::vector<std::string> parts = world_.control().gather(part_to_json(part));
+  if (world_.first())
     for (const std::string& each : parts) merge_part(all, parse_part(each));
   return all;
 }

@@ -8,6 +8,7 @@
 // leaves whole step folders and hidden left-overs. The next store that is opened removes the left-overs.
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -43,9 +44,8 @@ class CheckpointStore {
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
-  /// Runs `action` on the first rank, or on all; an error of any rank is thrown on every one.
+  /// Runs `action` on the first rank; its error is thrown on every one.
   void run_on_first_rank(const std::function<void()>& action);
-  void run_on_all_ranks(const std::function<void()>& action);
   /// Writes this rank's shard; on the first rank returns the shards and tensors of all ranks.
   Manifest write_shards(const Snapshot& snapshot, const std::filesystem::path& temporary);
   void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);
@@ -59,7 +59,8 @@ class CheckpointStore {
   std::filesystem::path folder_;
   Retention retention_;
   SystemCalls& calls_;
-  comm::World* world_;
+  std::unique_ptr<comm::World> alone_;  // without a world
+  comm::World& world_;
 };
 
 }  // namespace trainer::checkpoint

@@ -95,8 +95,7 @@ void to_float(FloatType type, std::span<const std::byte> from, std::span<float> 
     case FloatType::f64:
       return load_all<double>(from, out, [](double value) { return static_cast<float>(value); });
     case FloatType::f32:
-      if (!out.empty()) std::memcpy(out.data(), from.data(), from.size());
-      return;
+      return load_all<float>(from, out, [](float value) { return value; });
     case FloatType::bf16:
       return load_all<bf16>(from, out, [](bf16 value) { return static_cast<float>(value); });
     case FloatType::f16:
@@ -112,8 +111,7 @@ size_t from_float(std::span<const float> from, FloatType type, std::span<std::by
       return store_all<uint64_t>(from, out, 0x7ff0000000000000,
                                  [](float value) { return std::bit_cast<uint64_t>(static_cast<double>(value)); });
     case FloatType::f32:
-      if (!from.empty()) std::memcpy(out.data(), from.data(), out.size());
-      return from.size();
+      return store_all<uint32_t>(from, out, 0x7f800000, [](float value) { return std::bit_cast<uint32_t>(value); });
     case FloatType::bf16:
       return store_all<uint16_t>(from, out, 0x7f80, [](float value) { return bf16(value).bits; });
     case FloatType::f16:

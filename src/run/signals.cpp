@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "base/error.h"
 
@@ -80,20 +81,11 @@ int stop_signal() { return stop_flag.load(); }
 bool take_save_request() { return save_flag.exchange(false); }
 
 const char* signal_name(int signal) {
-  switch (signal) {
-    case SIGTERM:
-      return "SIGTERM";
-    case SIGINT:
-      return "SIGINT";
-    case SIGHUP:
-      return "SIGHUP";
-    case SIGUSR1:
-      return "SIGUSR1";
-    case SIGUSR2:
-      return "SIGUSR2";
-    default:
-      return "signal";
-  }
+  static constexpr std::pair<int, const char*> kNames[] = {
+      {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
+  for (const auto& [number, name] : kNames)
+    if (number == signal) return name;
+  return "signal";
 }
 
 }  // namespace trainer::run
