@@ -35,8 +35,6 @@ TokenDataset::TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t se
   }
 }
 
-TokenDataset::~TokenDataset() = default;
-
 int64_t TokenDataset::window_of(int64_t sample) const {
   const auto n = static_cast<uint64_t>(windows()), s = static_cast<uint64_t>(sample);
   return static_cast<int64_t>(FeistelPermutation(n, seed_, s / n)(s % n));

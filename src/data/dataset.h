@@ -26,9 +26,6 @@ class TokenDataset {
   /// Throws Code::data naming the file when fewer than one window (seq_len + 1 tokens) is left.
   TokenDataset(std::shared_ptr<const TokenStream> stream, int64_t seq_len, uint64_t seed, int64_t begin = 0,
                int64_t end = -1);
-  ~TokenDataset();
-  TokenDataset(const TokenDataset&) = default;
-  TokenDataset& operator=(const TokenDataset&) = default;
 
   int64_t tokens() const { return end_ - begin_; }
   int64_t seq_len() const { return seq_len_; }

@@ -59,7 +59,7 @@ struct SplitPattern::State {
   ~State() { pcre2_code_free(code); }
 };
 
-SplitPattern::SplitPattern(std::string_view expression, const std::string& origin) : state_(std::make_unique<State>()) {
+SplitPattern::SplitPattern(std::string_view expression, const std::string& origin) : state_(std::make_shared<State>()) {
   if (expression.size() > kLongestPattern)
     throw Error(Code::data, format("{}: a pattern of {} bytes", origin, expression.size()));
   const std::string text = with_spaces_spelled_out(expression, origin);
@@ -74,9 +74,6 @@ SplitPattern::SplitPattern(std::string_view expression, const std::string& origi
                 format("{}: pattern {}: {} (at place {} of {})", origin, expression, message_of(error), place, text));
   pcre2_jit_compile(state_->code, PCRE2_JIT_COMPLETE);  // where that fails matching is slower
 }
-
-SplitPattern::~SplitPattern() = default;
-SplitPattern::SplitPattern(SplitPattern&&) noexcept = default;
 
 struct SplitPattern::Matcher::State {
   const SplitPattern::State& pattern;
@@ -93,9 +90,6 @@ SplitPattern::Matcher::Matcher(const SplitPattern& pattern)
   pcre2_set_match_limit(state_->context, kMostSteps);
   pcre2_set_heap_limit(state_->context, kMostHeap);
 }
-
-SplitPattern::Matcher::~Matcher() = default;
-SplitPattern::Matcher::Matcher(Matcher&&) noexcept = default;
 
 bool SplitPattern::Matcher::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
   const int result = pcre2_match(state_->pattern.code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,

@@ -20,15 +20,11 @@ class SplitPattern {
   /// "\s" means White_Space of Unicode, as in other libraries; in PCRE2 it also means U+180E. Throws Code::data, naming
   /// `origin`, when the expression is not well-formed.
   SplitPattern(std::string_view expression, const std::string& origin);
-  ~SplitPattern();
-  SplitPattern(SplitPattern&&) noexcept;
 
   /// Scratch memory of one thread that matches this pattern.
   class Matcher {
    public:
     explicit Matcher(const SplitPattern& pattern);
-    ~Matcher();
-    Matcher(Matcher&&) noexcept;
 
     /// Finds the first match that begins at `from` or later and is not empty. `text` is valid UTF-8. False: there is
     /// none. Throws Code::data where matching takes too long: such patterns exist.
@@ -36,12 +32,12 @@ class SplitPattern {
 
    private:
     struct State;
-    std::unique_ptr<State> state_;
+    std::shared_ptr<State> state_;
   };
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace trainer::data

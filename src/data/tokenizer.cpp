@@ -67,11 +67,6 @@ std::string serialized_form(const fs::path& file, std::string bytes) {
 
 std::string tokenizer_file_name(std::string_view serialized) { return kTokenizerFiles[is_json(serialized) ? 1 : 0]; }
 
-Tokenizer::Tokenizer() = default;
-Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
-Tokenizer& Tokenizer::operator=(Tokenizer&&) noexcept = default;
-Tokenizer::~Tokenizer() = default;
-
 Tokenizer Tokenizer::load(const std::string& path) {
   std::error_code none;
   const fs::path file = fs::is_directory(path, none) ? file_in(path) : fs::path(path);
@@ -116,14 +111,7 @@ std::string_view Tokenizer::piece(int32_t id) const {
 
 std::string Tokenizer::name_of(int32_t id) const { return model_->name_of(id); }
 
-int64_t Tokenizer::text_bytes(std::span<const int32_t> ids) const {
-  int64_t bytes = 0;
-  for (int32_t id : ids) bytes += static_cast<int64_t>(piece(id).size());
-  return bytes;
-}
-
 Encoder::Encoder(const Tokenizer& tokenizer) : encoder_(tokenizer.model_->encoder()) {}
-Encoder::~Encoder() = default;
 
 void Encoder::append(std::string_view text, std::vector<int32_t>& ids, bool starts_document) {
   encoder_->append(text, ids, starts_document);

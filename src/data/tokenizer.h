@@ -39,9 +39,6 @@ class Tokenizer {
   /// naming the limit.
   static Tokenizer train(const std::vector<std::string>& files, int64_t vocab_size, const TextOptions& options = {},
                          int64_t max_bytes = int64_t{64} << 20);
-  Tokenizer(Tokenizer&&) noexcept;
-  Tokenizer& operator=(Tokenizer&&) noexcept;
-  ~Tokenizer();
 
   std::vector<int32_t> encode(std::string_view text) const;
   std::string decode(std::span<const int32_t> ids) const;
@@ -58,8 +55,6 @@ class Tokenizer {
   std::string_view piece(int32_t id) const;
   /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
   std::string name_of(int32_t id) const;
-  /// Returns the bytes of text that `ids` stand for: the denominator of bits per byte.
-  int64_t text_bytes(std::span<const int32_t> ids) const;
   /// Says where a document may be cut without another result.
   CutRule cuts() const;
   /// Says whether the model puts a space before each text, which decode removes.
@@ -67,8 +62,8 @@ class Tokenizer {
 
  private:
   friend class Encoder;
-  Tokenizer();
-  std::unique_ptr<const TokenizerModel> model_;
+  Tokenizer() = default;
+  std::shared_ptr<const TokenizerModel> model_;
   std::string serialized_, hash_;
 };
 
@@ -80,13 +75,12 @@ inline constexpr const char* kTokenizerFiles[] = {"tokenizer.model", "tokenizer.
 class Encoder {
  public:
   explicit Encoder(const Tokenizer& tokenizer);
-  ~Encoder();
   /// Appends the tokens of `text`, a part of a document. It ends where Tokenizer::cuts() allows, or at the end of the
   /// document; in a line too long to hold, before a space. `starts_document` is false for later parts.
   void append(std::string_view text, std::vector<int32_t>& ids, bool starts_document = true);
 
  private:
-  std::unique_ptr<TextEncoder> encoder_;
+  std::shared_ptr<TextEncoder> encoder_;
 };
 
 /// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. What all

@@ -64,7 +64,6 @@ void Device::clear(std::byte* to, int64_t bytes) {
 }
 
 CpuDevice::CpuDevice(int threads, Isa isa) : Device(Kind::cpu, false, threads, isa), pool_(threads) {}
-CpuDevice::~CpuDevice() = default;
 
 std::byte* CpuDevice::allocate_impl(int64_t bytes) {
   if (bytes < kHugePage) {

@@ -110,7 +110,6 @@ class Device {
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(int threads, Isa isa = detect_isa());
-  ~CpuDevice() override;
   ThreadPool& host_pool() override { return pool_; }
 
  private:

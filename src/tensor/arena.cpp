@@ -22,8 +22,6 @@ void Scratch::reset() noexcept {
   tensor_ = {};
 }
 
-Arena::~Arena() = default;
-
 void Arena::record(const std::string& key, const std::function<void()>& body) {
   TRAINER_CHECK(state_ == State::idle, "recording {} inside {}", key, current_key_);
   if (is_recorded(key) || mode_ == Mode::heap) return;

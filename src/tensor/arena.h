@@ -53,7 +53,6 @@ class Arena {
   /// `planned`: takes happen inside programs only. `heap`: every take allocates; for tests and tools.
   enum class Mode { planned, heap };
   explicit Arena(device::Device& device, Mode mode = Mode::planned) : device_(device), mode_(mode) {}
-  ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 

@@ -61,7 +61,6 @@ TEST(ByteBpe, GivesTheTokensOfANovel) {
   EXPECT_EQ(ids.size(), 308476u);
   EXPECT_EQ(std::accumulate(ids.begin(), ids.end(), int64_t{0}), 1142024608);
   EXPECT_EQ(gpt2().decode(ids), text);
-  EXPECT_EQ(gpt2().text_bytes(ids), static_cast<int64_t>(text.size()));
 }
 
 TEST(ByteBpe, IsTheSameFromEveryKindOfFile) {
