@@ -1,11 +1,11 @@
 #include "config/layout_rules.h"
 
-#include <gtest/gtest.h>
-
-#include "base/error.h"
+#include "rigs/messages.h"
 
 namespace trainer::config {
 namespace {
+
+using Extents = std::vector<int64_t>;
 
 Config model_of(int64_t heads, int64_t kv_heads, int64_t d_ff, int64_t vocab_multiple) {
   Config c;
@@ -19,14 +19,33 @@ Config model_of(int64_t heads, int64_t kv_heads, int64_t d_ff, int64_t vocab_mul
   c.parallel.sequence_parallel = false;
   return c;
 }
-
-std::string broken(Config c, int64_t tensor) {
+Config on_line(Config c, int64_t tensor) {
   c.parallel.tensor = tensor;
-  std::string all;
-  for (const LayoutRule& rule : layout_rules(c))
-    if (!rule.holds) all += rule.text + "\n";
-  return all;
+  return c;
 }
+Config on_grid(Config c, const Extents& grid) {
+  c.parallel.strategy = "axonn-4d";
+  c.parallel.grid = grid;
+  return c;
+}
+Config on_mesh(Config c, const Extents& mesh, const Extents& node_tile = {1, 1}) {
+  c.parallel.strategy = "optimus-2d";
+  c.parallel.mesh = mesh;
+  c.parallel.node_tile = node_tile;
+  return c;
+}
+
+/// The rules that do not hold name these extents, in this order, and all of them the same remedy.
+void expect_broken(const Config& c, const std::string& remedy, const std::vector<std::string>& extents) {
+  SCOPED_TRACE(replica_text(c));
+  std::vector<std::string> broken;
+  for (const LayoutRule& rule : layout_rules(c))
+    if (!rule.holds) broken.push_back(rule.text);
+  EXPECT_EQ(layout_fits(c), broken.empty());
+  ASSERT_EQ(broken.size(), extents.size()) << (broken.empty() ? "" : broken.front());
+  for (size_t i = 0; i < broken.size(); ++i) tests::expect_parts(broken[i], {extents[i], "; " + remedy});
+}
+void expect_fits(const Config& c) { expect_broken(c, "", {}); }
 
 TEST(LayoutRules, OneRankFitsEverythingAndTakesItself) {
   const Config c = model_of(7, 7, 11, 13);
@@ -35,137 +54,78 @@ TEST(LayoutRules, OneRankFitsEverythingAndTakesItself) {
 }
 
 TEST(LayoutRules, SayWhatDoesNotDivideAndTheNearestThatDoes) {
-  EXPECT_EQ(broken(model_of(12, 12, 48, 120), 5),
-            "n_head = 12 heads do not divide over tensor = 5 ranks; tensor = 4 or 6 fits\n"
-            "d_ff = 48 does not divide over tensor = 5 ranks; tensor = 4 or 6 fits\n"
-            "n_kv_head = 12 heads neither divide over tensor = 5 ranks nor can as "
-            "many ranks share each of them; tensor = 4 or 6 fits\n");
-  EXPECT_EQ(broken(model_of(12, 12, 18, 128), 4), "d_ff = 18 does not divide over tensor = 4 ranks; tensor = 2 fits\n");
-  EXPECT_EQ(broken(model_of(8, 8, 64, 97), 2),
-            "vocab_multiple = 97 does not divide over tensor = 2 ranks; tensor = 1 fits\n");
-  EXPECT_EQ(broken(model_of(12, 6, 48, 48), 4),
-            "n_kv_head = 6 heads neither divide over tensor = 4 ranks nor can as many ranks share each of them; "
-            "tensor = 3 or 6 fits\n");
+  expect_broken(on_line(model_of(12, 12, 48, 120), 5), "tensor = 4 or 6 fits",
+                {"n_head = 12", "d_ff = 48", "n_kv_head = 12"});
+  expect_broken(on_line(model_of(12, 12, 18, 128), 4), "tensor = 2 fits", {"d_ff = 18"});
+  expect_broken(on_line(model_of(8, 8, 64, 97), 2), "tensor = 1 fits", {"vocab_multiple = 97"});
+  expect_broken(on_line(model_of(12, 6, 48, 48), 4), "tensor = 3 or 6 fits", {"n_kv_head = 6"});
 }
 
 TEST(LayoutRules, KeyValueHeadsMayBeSharedByWholeGroupsOfRanks) {
   const Config c = model_of(12, 2, 48, 48);
-  for (const int64_t tensor : {1, 2, 4, 6, 12}) EXPECT_EQ(broken(c, tensor), "") << tensor;
-  EXPECT_NE(broken(c, 3), "");
+  for (const int64_t tensor : {1, 2, 4, 6, 12}) expect_fits(on_line(c, tensor));
+  EXPECT_FALSE(layout_fits(on_line(c, 3)));
 }
 
 TEST(LayoutRules, TokenRowsAreCutWithSequenceParallelismOnly) {
-  Config c = model_of(8, 8, 64, 128);
-  EXPECT_EQ(broken(c, 4), "");
+  Config c = on_line(model_of(8, 8, 64, 128), 4);
+  expect_fits(c);
   c.parallel.sequence_parallel = true;
-  EXPECT_EQ(broken(c, 4),
-            "micro_batch x seq_len = 1 x 30 token rows do not divide over tensor = 4 ranks; "
-            "sequence_parallel = false keeps them whole\n");
-  c.parallel.tensor = 4;
-  EXPECT_FALSE(layout_fits(c));
+  expect_broken(c, "sequence_parallel = false", {"micro_batch x seq_len = 1 x 30"});
   EXPECT_THROW(require_layout(c), Error);
-}
-
-std::string broken_grid(Config c, std::vector<int64_t> grid) {
-  c.parallel.strategy = "axonn-4d";
-  c.parallel.grid = std::move(grid);
-  std::string all;
-  for (const LayoutRule& rule : layout_rules(c))
-    if (!rule.holds) all += rule.text + "\n";
-  EXPECT_EQ(layout_fits(c), all.empty());
-  return all;
 }
 
 TEST(LayoutRules, OfAGridNameTheNearestOneThatFits) {
   Config c = model_of(12, 12, 48, 48);
   c.model.d_model = 24;
   c.train.micro_batch = 4;
-  EXPECT_EQ(broken_grid(c, {3, 4, 2}), "");
-  EXPECT_EQ(
-      broken_grid(c, {5, 1, 1}),
-      "n_head = 12 heads do not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
-      "d_ff = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n"
-      "n_kv_head = 12 heads neither divide over x = 5 ranks nor can as many ranks share each of them; grid = [6, 1, 1] "
-      "fits\n"
-      "vocab_multiple = 48 does not divide over x = 5 ranks; grid = [6, 1, 1] fits\n");
+  expect_fits(on_grid(c, {3, 4, 2}));
+  expect_broken(on_grid(c, {5, 1, 1}), "grid = [6, 1, 1] fits",
+                {"n_head = 12", "d_ff = 48", "n_kv_head = 12", "vocab_multiple = 48"});
   // As many ranks, if that can be.
-  EXPECT_EQ(broken_grid(c, {1, 1, 8}),
-            "micro_batch = 4 sequences do not divide over z = 8 ranks; grid = [1, 2, 4] fits\n");
-  EXPECT_EQ(broken_grid(c, {1, 16, 1}), "d_model = 24 does not divide over y = 16 ranks; grid = [1, 8, 2] fits\n");
+  expect_broken(on_grid(c, {1, 1, 8}), "grid = [1, 2, 4] fits", {"micro_batch = 4"});
+  expect_broken(on_grid(c, {1, 16, 1}), "grid = [1, 8, 2] fits", {"d_model = 24"});
   c.model.n_kv_head = 2;
-  EXPECT_EQ(broken_grid(c, {4, 2, 1}), "");
-  EXPECT_NE(broken_grid(c, {3, 2, 1}), "");
-  c.parallel.strategy = "axonn-4d";
-  c.parallel.grid = {4, 2, 3};
-  EXPECT_EQ(ranks_of_replica(c), 24);
-  EXPECT_EQ(replica_text(c), "grid = [4, 2, 3]");
-}
-
-std::string broken_mesh(Config c, std::vector<int64_t> mesh, std::vector<int64_t> node_tile = {1, 1}) {
-  c.parallel.strategy = "optimus-2d";
-  c.parallel.mesh = std::move(mesh);
-  c.parallel.node_tile = std::move(node_tile);
-  std::string all;
-  for (const LayoutRule& rule : layout_rules(c))
-    if (!rule.holds) all += rule.text + "\n";
-  EXPECT_EQ(layout_fits(c), all.empty());
-  return all;
+  expect_fits(on_grid(c, {4, 2, 1}));
+  EXPECT_FALSE(layout_fits(on_grid(c, {3, 2, 1})));
+  EXPECT_EQ(ranks_of_replica(on_grid(c, {4, 2, 3})), 24);
+  EXPECT_EQ(depth_of_replica(on_grid(c, {4, 2, 3})), 1);
+  EXPECT_EQ(replica_text(on_grid(c, {4, 2, 3})), "grid = [4, 2, 3]");
 }
 
 TEST(LayoutRules, OfASquareMeshNameTheNearestOneThatFits) {
   Config c = model_of(12, 12, 48, 48);
   c.model.d_model = 24;
   c.train.micro_batch = 4;
-  for (const auto& mesh : {std::vector<int64_t>{1, 1}, {2, 2}, {4, 4}, {2, 2, 2}, {1, 1, 4}})
-    EXPECT_EQ(broken_mesh(c, mesh), "");
-  EXPECT_EQ(broken_mesh(c, {2, 3}), "mesh = [2, 3] is not square; mesh = [2, 2, 2] fits\n");
-  EXPECT_EQ(broken_mesh(c, {4, 2, 3}), "mesh = [4, 2, 3] is not square; mesh = [4, 4] fits\n");
-  EXPECT_EQ(broken_mesh(c, {5, 5}),
-            "n_head = 12 heads do not divide over q = 5 columns of ranks; mesh = [4, 4] fits\n"
-            "d_model = 24 does not divide over q = 5 columns of ranks; mesh = [4, 4] fits\n"
-            "d_ff = 48 does not divide over q = 5 columns of ranks; mesh = [4, 4] fits\n"
-            "n_kv_head = 12 heads neither divide over q = 5 columns of ranks nor can as many of them share each; "
-            "mesh = [4, 4] fits\n"
-            "vocab_multiple = 48 does not divide over q = 5 columns of ranks; mesh = [4, 4] fits\n"
-            "micro_batch = 4 sequences do not divide over q = 5 rows of ranks; mesh = [4, 4] fits\n");
-  EXPECT_EQ(broken_mesh(c, {3, 3}),
-            "micro_batch = 4 sequences do not divide over q = 3 rows of ranks; mesh = [2, 2, 2] fits\n");
-  EXPECT_EQ(broken_mesh(c, {2, 2, 4}),
-            "micro_batch = 4 sequences do not divide over q x depth = 2 x 4 rows of ranks; mesh = [4, 4] fits\n");
+  for (const auto& mesh : {Extents{1, 1}, {2, 2}, {4, 4}, {2, 2, 2}, {1, 1, 4}}) expect_fits(on_mesh(c, mesh));
+  expect_broken(on_mesh(c, {2, 3}), "mesh = [2, 2, 2] fits", {"mesh = [2, 3]"});
+  expect_broken(on_mesh(c, {4, 2, 3}), "mesh = [4, 4] fits", {"mesh = [4, 2, 3]"});
+  expect_broken(
+      on_mesh(c, {5, 5}), "mesh = [4, 4] fits",
+      {"n_head = 12", "d_model = 24", "d_ff = 48", "n_kv_head = 12", "vocab_multiple = 48", "micro_batch = 4"});
+  expect_broken(on_mesh(c, {3, 3}), "mesh = [2, 2, 2] fits", {"micro_batch = 4"});
+  expect_broken(on_mesh(c, {2, 2, 4}), "mesh = [4, 4] fits", {"micro_batch = 4"});
   c.model.n_kv_head = 2;
-  EXPECT_EQ(broken_mesh(c, {4, 4}), "") << "two ranks share a head";
+  expect_fits(on_mesh(c, {4, 4}));  // two ranks share a head
   c.train.micro_batch = 3;
-  EXPECT_EQ(broken_mesh(c, {3, 3}),
-            "n_kv_head = 2 heads neither divide over q = 3 columns of ranks nor can as many of them share each; "
-            "mesh = [1, 1, 3] fits\n");
-  c.parallel.strategy = "optimus-2d";
-  c.parallel.mesh = {3, 3};
-  EXPECT_EQ(ranks_of_replica(c), 9);
-  EXPECT_EQ(depth_of_replica(c), 1);
-  EXPECT_EQ(replica_text(c), "mesh = [3, 3]");
-  c.parallel.mesh = {2, 2, 3};
-  EXPECT_EQ(ranks_of_replica(c), 12);
-  EXPECT_EQ(depth_of_replica(c), 3);
-  EXPECT_EQ(replica_text(c), "mesh = [2, 2, 3]");
-  c.parallel.strategy = "axonn-4d";
-  EXPECT_EQ(depth_of_replica(c), 1);
+  expect_broken(on_mesh(c, {3, 3}), "mesh = [1, 1, 3] fits", {"n_kv_head = 2"});
+  for (const auto& [mesh, depth] : {std::pair{Extents{3, 3}, 1}, {{2, 2, 3}, 3}}) {
+    EXPECT_EQ(ranks_of_replica(on_mesh(c, mesh)), mesh[0] * mesh[1] * depth);
+    EXPECT_EQ(depth_of_replica(on_mesh(c, mesh)), depth);
+    EXPECT_EQ(replica_text(on_mesh(c, mesh)), depth == 1 ? "mesh = [3, 3]" : "mesh = [2, 2, 3]");
+  }
 }
 
 TEST(LayoutRules, OfTilesAskThatTheyDivideTheMeshAndShareHeadsEvenly) {
   Config c = model_of(12, 12, 48, 48);
   c.model.d_model = 24;
   c.train.micro_batch = 12;
-  for (const auto& tile : {std::vector<int64_t>{2, 2}, {4, 1}, {1, 4}, {4, 4}})
-    EXPECT_EQ(broken_mesh(c, {4, 4}, tile), "");
-  EXPECT_EQ(broken_mesh(c, {4, 4}, {3, 2}),
-            "node_tile = [3, 2] does not divide 4 x 4 ranks; node_tile = [2, 2] fits\n");
-  EXPECT_EQ(broken_mesh(c, {2, 2}, {1, 8}),
-            "node_tile = [1, 8] does not divide 2 x 2 ranks; node_tile = [1, 2] fits\n");
+  for (const auto& tile : {Extents{2, 2}, {4, 1}, {1, 4}, {4, 4}}) expect_fits(on_mesh(c, {4, 4}, tile));
+  expect_broken(on_mesh(c, {4, 4}, {3, 2}), "node_tile = [2, 2] fits", {"node_tile = [3, 2]"});
+  expect_broken(on_mesh(c, {2, 2}, {1, 8}), "node_tile = [1, 2] fits", {"node_tile = [1, 8]"});
   c.model.n_kv_head = 2;
-  for (const auto& tile : {std::vector<int64_t>{6, 1}, {1, 3}, {1, 6}}) EXPECT_EQ(broken_mesh(c, {6, 6}, tile), "");
-  EXPECT_EQ(broken_mesh(c, {6, 6}, {3, 2}),
-            "node_tile = [3, 2]: ranks that share one of n_kv_head = 2 heads are spread unevenly over 3 tiles; "
-            "node_tile = [3, 1] fits\n");
+  for (const auto& tile : {Extents{6, 1}, {1, 3}, {1, 6}}) expect_fits(on_mesh(c, {6, 6}, tile));
+  expect_broken(on_mesh(c, {6, 6}, {3, 2}), "node_tile = [3, 1] fits", {"n_kv_head = 2"});
 }
 
 }  // namespace

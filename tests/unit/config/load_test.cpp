@@ -4,35 +4,22 @@
 
 #include <bit>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <random>
 
-#include "base/error.h"
-#include "base/log.h"
 #include "config/foreign_names.h"
 #include "config/keys.h"
 #include "config/text.h"
+#include "rigs/files.h"
+#include "rigs/messages.h"
 
 namespace trainer::config {
 namespace {
 
+using tests::error_of;
+using tests::expect_parts;
+using tests::Warnings;
+
 constexpr LoadOptions kNoFiles{.files = false};
-
-/// Warnings given while it lives.
-class Warnings {
- public:
-  Warnings() {
-    previous_ = log::set_sink([this](log::Level level, const std::string& line) {
-      if (level == log::Level::warning) lines.push_back(line);
-    });
-  }
-  ~Warnings() { log::set_sink(previous_); }
-  std::vector<std::string> lines;
-
- private:
-  log::Sink previous_;
-};
 
 TEST(Load, ReadsEveryTypeFromAFileAndRemembersWhere) {
   const Config config = load_text(
@@ -91,10 +78,8 @@ TEST(Load, WarnsOnceOfKeysThatHaveNoEffect) {
       "timeout = 60\n[offload]\nslots = 2\n",
       "x.toml", {"parallel.order=xyzd"}, kNoFiles);
   ASSERT_EQ(warnings.lines.size(), 1u);
-  for (const char* key : {"parallel.grid (axonn-4d)", "parallel.mesh (optimus-2d)", "parallel.overlap",
-                          "offload.slots (offload)", "parallel.order"}) {
-    EXPECT_NE(warnings.lines[0].find(key), std::string::npos) << key << " in " << warnings.lines[0];
-  }
+  expect_parts(warnings.lines[0], {"parallel.grid (axonn-4d)", "parallel.mesh (optimus-2d)", "parallel.overlap",
+                                   "offload.slots (offload)", "parallel.order"});
   EXPECT_EQ(warnings.lines[0].find("sequence_parallel"), std::string::npos);
 }
 
@@ -145,12 +130,10 @@ TEST(Load, WarnsOfValuesThatAnotherKeySwitchesOff) {
       data + "[model]\nrope_theta = 5e5\n[optim]\ndecay_fraction = 0.1\n[train]\neval_batches = 16\n";
   Warnings warnings;
   load_text(text, "x.toml", {"data.val_fraction=0", "train.eval_interval=10"});
-  EXPECT_EQ(warnings.lines,
-            (std::vector<std::string>{
-                "x.toml:6:14: model.rope_theta: no effect: positions are learned with model.arch = \"gpt2\"",
-                "x.toml:8:18: optim.decay_fraction: no effect: only optim.schedule = \"wsd\" has it",
-                "--set train.eval_interval=10: no effect: there are no validation data (data.val, data.val_fraction)"}))
-      << "eval_batches has its default";
+  ASSERT_EQ(warnings.lines.size(), 3u) << "eval_batches has its default";
+  expect_parts(warnings.lines[0], {"x.toml:6:14: model.rope_theta: ", "model.arch = \"gpt2\""});
+  expect_parts(warnings.lines[1], {"x.toml:8:18: optim.decay_fraction: ", "optim.schedule = \"wsd\""});
+  expect_parts(warnings.lines[2], {"--set train.eval_interval=10: ", "data.val, data.val_fraction"});
   warnings.lines.clear();
   load_text(text, "x.toml", {"model.arch=llama", "optim.schedule=wsd"});
   load_text(text, "x.toml", {}, kNoFiles);  // a checkpoint's own copy
@@ -176,41 +159,33 @@ TEST(Load, KeysThatWereRemovedLoadWithAWarning) {
 }
 
 TEST(Load, ReportsAllMistakesTogetherInOrderOfPosition) {
-  try {
+  const Error error = error_of([] {
     load_text("[train]\nsteps = 0\n[model]\nn_heads = 4\nd_model = \"x\"\n", "f.toml", {"optim.lr=-1"}, kNoFiles);
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), Code::config);
-    EXPECT_STREQ(e.what(),
-                 "f.toml:2:9: train.steps: expected an integer >= 1 and <= 1000000000, found the integer 0\n"
-                 "f.toml:4:1: model.n_heads: unknown key; did you mean \"n_head\"?\n"
-                 "f.toml:5:11: model.d_model: expected an integer >= 1 and <= 1048576, found the string \"x\"\n"
-                 "--set optim.lr=-1: expected a number > 0, found the integer -1");
+  });
+  EXPECT_EQ(error.code(), Code::config);
+  std::istringstream lines(error.what());
+  std::string line;
+  for (const char* place : {"f.toml:2:9: train.steps: ", "f.toml:4:1: model.n_heads: ", "f.toml:5:11: model.d_model: ",
+                            "--set optim.lr=-1: "}) {
+    std::getline(lines, line);
+    EXPECT_TRUE(line.starts_with(place)) << line;
   }
+  EXPECT_FALSE(std::getline(lines, line)) << line;
 }
 
 TEST(Load, DoesNotBlameCombinationsOnValuesThatAreMistakesThemselves) {
-  try {
-    load_text("[model]\nn_heads = 7\n", "f.toml", {}, kNoFiles);  // 7 heads would not divide d_model either
-    FAIL();
-  } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "f.toml:2:1: model.n_heads: unknown key; did you mean \"n_head\"?");
-  }
+  // 7 heads would not divide d_model either
+  const Error error = error_of([] { load_text("[model]\nn_heads = 7\n", "f.toml", {}, kNoFiles); });
+  EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
 }
 
 TEST(Load, GivesMissingFilesTheirOwnCodeUnlessOtherThingsAreWrongToo) {
-  const std::string text = "[data]\ntrain = [\"no/such/file.bin\"]\n";
-  const auto code_of = [&](const std::string& more, const std::vector<std::string>& sets) {
-    try {
-      load_text(text + more, "f.toml", sets);
-    } catch (const Error& e) {
-      return e.code();
-    }
-    return Code::internal;
+  const auto code_of = [&](const std::vector<std::string>& sets) {
+    return error_of([&] { load_text("[data]\ntrain = [\"no/such/file.bin\"]\n", "f.toml", sets); }).code();
   };
-  EXPECT_EQ(code_of("", {}), Code::data);
-  EXPECT_EQ(code_of("", {"model.n_layer=0"}), Code::config);
-  EXPECT_EQ(code_of("", {"checkpoint.resume=no/such/run"}), Code::config);
+  EXPECT_EQ(code_of({}), Code::data);
+  EXPECT_EQ(code_of({"model.n_layer=0"}), Code::config);
+  EXPECT_EQ(code_of({"checkpoint.resume=no/such/run"}), Code::config);
 }
 
 TEST(Load, ChecksTheWorldOnlyWhenThereIsOne) {
@@ -225,11 +200,8 @@ TEST(Load, ChecksTheWorldOnlyWhenThereIsOne) {
 TEST(Load, RefusesAMissingFileAFolderAndReadsAnEmptyFile) {
   EXPECT_THROW(load("no/such.toml"), Error);
   EXPECT_THROW(load("/tmp"), Error);
-  const auto path = std::filesystem::temp_directory_path() / format("trainer_empty_{}.toml", std::random_device{}());
-  std::ofstream(path).close();
-  const Config config = load(path.string(), {}, kNoFiles);
-  EXPECT_EQ(config.model.n_layer, 12);
-  std::filesystem::remove(path);
+  const tests::TempFolder folder;
+  EXPECT_EQ(load(tests::write(folder / "empty.toml", ""), {}, kNoFiles).model.n_layer, 12);
 }
 
 TEST(ToToml, ReadsBackToTheSameBits) {
@@ -289,9 +261,8 @@ TEST(Show, SaysWhereEachValueCameFrom) {
 }
 
 TEST(Reference, IsTheFileInConfigs) {
-  std::ifstream file(std::string(TRAINER_SOURCE_DIR) + "/configs/reference.toml");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  EXPECT_EQ(text, reference()) << "renew it: trainer config reference > configs/reference.toml";
+  EXPECT_EQ(tests::content_of(TRAINER_SOURCE_DIR "/configs/reference.toml"), reference())
+      << "renew it: trainer config reference > configs/reference.toml";
 }
 
 TEST(Reference, HoldsTheDefaultsAndNamesEveryKey) {
