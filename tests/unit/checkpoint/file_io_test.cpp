@@ -31,55 +31,48 @@ TEST(FileIo, ContinuesInterruptedAndShortTransfers) {
   TempFolder folder;
   SlowCalls calls;
   const std::string text = "sixteen bytes ok";
-  write_file(calls, folder.path() / "f", text);
-  EXPECT_EQ(content_of(folder.path() / "f"), text);
-  EXPECT_EQ(read_file(calls, folder.path() / "f", 100), text);
+  write_file(calls, folder / "f", text);
+  EXPECT_EQ(content_of(folder / "f"), text);
+  EXPECT_EQ(read_file(calls, folder / "f", 100), text);
 }
 
 TEST(FileIo, SaysPathOperationReasonAndRemedy) {
   TempFolder folder;
   FaultyCalls calls(FaultyCalls::Fault::error, 1, ENOSPC);
-  try {
-    write_file(calls, folder.path() / "f", "text");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::io);
-    EXPECT_EQ(std::string(error.what()), (folder.path() / "f").string() +
-                                             ": cannot write: No space left on device; the disk is full: free space "
-                                             "there or choose a folder on another disk");
-  }
+  expect_error(Code::io, {folder / "f", "cannot write", "No space left on device", "the disk is full"},
+               [&] { write_file(calls, folder / "f", "text"); });
 }
 
 TEST(FileIo, RefusesToOverwriteAndToReadTooMuchOrTooLittle) {
   TempFolder folder;
-  const fs::path path = folder.path() / "f";
+  const fs::path path = folder / "f";
   write_file(system_calls(), path, "1234");
   EXPECT_THROW(write_file(system_calls(), path, "5"), Error);
   EXPECT_THROW(read_file(system_calls(), path, 3), Error);
   const File file = File::open(system_calls(), path);
   std::byte bytes[4];
   EXPECT_THROW(file.read(1, bytes), Error);
-  EXPECT_THROW(File::open(system_calls(), folder.path() / "absent"), Error);
+  EXPECT_THROW(File::open(system_calls(), folder / "absent"), Error);
 }
 
 TEST(FileIo, RemovesTreesButNotWhatLinksPointTo) {
   TempFolder folder;
-  fs::create_directories(folder.path() / "keep");
-  overwrite(folder.path() / "keep/file", "x");
-  make_folders(system_calls(), folder.path() / "go/a/b");
-  overwrite(folder.path() / "go/a/file", "x");
-  fs::create_directory_symlink(folder.path() / "keep", folder.path() / "go/a/link");
-  remove_tree(system_calls(), folder.path() / "go");
-  remove_tree(system_calls(), folder.path() / "absent");
+  fs::create_directories(folder / "keep");
+  write(folder / "keep/file", "x");
+  make_folders(system_calls(), folder / "go/a/b");
+  write(folder / "go/a/file", "x");
+  fs::create_directory_symlink(folder / "keep", folder / "go/a/link");
+  remove_tree(system_calls(), folder / "go");
+  remove_tree(system_calls(), folder / "absent");
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{"keep"}));
-  EXPECT_TRUE(fs::exists(folder.path() / "keep/file"));
+  EXPECT_TRUE(fs::exists(folder / "keep/file"));
 }
 
 TEST(FileIo, SaysThatAFolderIsInTheWay) {
   TempFolder folder;
-  overwrite(folder.path() / "file", "x");
-  EXPECT_THROW(make_folders(system_calls(), folder.path() / "file"), Error);
-  EXPECT_THROW(make_folders(system_calls(), folder.path() / "file/below"), Error);
+  write(folder / "file", "x");
+  EXPECT_THROW(make_folders(system_calls(), folder / "file"), Error);
+  EXPECT_THROW(make_folders(system_calls(), folder / "file/below"), Error);
 }
 
 TEST(Checksum, ReadsItsOwnTextOnly) {

@@ -1,24 +1,18 @@
 #pragma once
-// Helpers of the checkpoint tests: folders that go away, tensors under random layouts, system calls that fail on
-// demand.
-#include <unistd.h>
-
+// Helpers of the checkpoint tests: tensors under random layouts, system calls that fail on demand.
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <functional>
+#include <optional>
 #include <random>
-#include <string>
-#include <vector>
 
-#include "base/error.h"
 #include "base/file_io.h"
-#include "base/log.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
+#include "rigs/files.h"
+#include "rigs/messages.h"
 
 namespace trainer::checkpoint {
 
@@ -29,45 +23,13 @@ inline int64_t pick(Random& random, int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random);
 }
 
-class TempFolder {
- public:
-  TempFolder() {
-    // In memory where there is such a folder: the tests of crashes make thousands of files.
-    const fs::path parent = ::access("/dev/shm", W_OK) == 0 ? fs::path("/dev/shm") : fs::temp_directory_path();
-    std::string name = (parent / "checkpoint-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp: " + name);
-    path_ = name;
-  }
-  ~TempFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TempFolder(const TempFolder&) = delete;
-  const fs::path& path() const { return path_; }
-  operator const fs::path&() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-/// Collects warnings instead of printing them.
-class Warnings {
- public:
-  Warnings() : previous_(log::set_sink([this](log::Level, const std::string& line) { lines.push_back(line); })) {}
-  ~Warnings() { log::set_sink(previous_); }
-  std::vector<std::string> lines;
-
- private:
-  log::Sink previous_;
-};
-
-inline std::string content_of(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-inline void overwrite(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
-}
+using tests::content_of;
+using tests::error_of;
+using tests::expect_error;
+using tests::expect_parts;
+using tests::TempFolder;
+using tests::Warnings;
+using tests::write;
 
 struct Spec {
   std::string name;
@@ -179,6 +141,24 @@ inline Snapshot snapshot_of(const Tensors& tensors, int64_t step) {
   return snapshot;
 }
 
+/// Without waiting for the disk: what the tests of kills and failures need is the order of the calls.
+class FastCalls : public SystemCalls {
+ public:
+  int fsync(int) override { return 0; }
+};
+inline SystemCalls& fast_calls() {
+  static FastCalls calls;
+  return calls;
+}
+
+/// Saves the small model, filled with `seed` or else the step; returns the step's folder.
+inline fs::path save_step(const fs::path& folder, int64_t step, std::optional<uint64_t> seed = {},
+                          SystemCalls& calls = fast_calls(), Retention retention = {}) {
+  Tensors tensors(small_model());
+  tensors.fill(seed.value_or(static_cast<uint64_t>(step)));
+  return CheckpointStore(folder, retention, calls).save(snapshot_of(tensors, step));
+}
+
 /// Loads the newest checkpoint of `folder` and returns its step, after comparing each tensor with fill(step).
 inline int64_t load_newest(const fs::path& folder, const std::vector<Spec>& specs) {
   const Reader reader(folder);
@@ -194,16 +174,6 @@ inline std::vector<std::string> hidden_names(const fs::path& folder) {
   std::vector<std::string> names = names_in(folder);
   std::erase_if(names, [](const std::string& name) { return name[0] != '.'; });
   return names;
-}
-
-/// Without waiting for the disk: what the tests of kills and failures need is the order of the calls.
-class FastCalls : public SystemCalls {
- public:
-  int fsync(int) override { return 0; }
-};
-inline SystemCalls& fast_calls() {
-  static FastCalls calls;
-  return calls;
 }
 
 /// Counts the calls of a save and does something else instead of the Nth one.

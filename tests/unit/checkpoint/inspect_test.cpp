@@ -9,16 +9,9 @@
 namespace trainer::checkpoint {
 namespace {
 
-fs::path save_step(const fs::path& folder, int64_t step) {
-  Tensors tensors(small_model());
-  tensors.fill(static_cast<uint64_t>(step));
-  CheckpointStore store(folder, {}, fast_calls());
-  return store.save(snapshot_of(tensors, step));
-}
-
 TEST(Inspect, SaysStateModelAndTensors) {
   TempFolder run;
-  const fs::path step = save_step(run.path() / "checkpoints", 100);
+  const fs::path step = save_step(run / "checkpoints", 100);
   const nlohmann::json info = inspect_json(run);
   EXPECT_EQ(info["folder"], step.string());
   EXPECT_EQ(info["step"], 100);
@@ -31,17 +24,14 @@ TEST(Inspect, SaysStateModelAndTensors) {
   ASSERT_EQ(info["tensors"].size(), 7u);
   EXPECT_EQ(info["tensors"][0],
             (nlohmann::json{{"name", "wte"}, {"dtype", "fp32"}, {"shape", {13, 6}}, {"bytes", 312}}));
-  const std::string text = inspect_text(step);
-  for (const char* part : {"step             100", "n_layer          2", "gemm_tuning_hash ghi",
-                           "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"}) {
-    EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
-  }
+  expect_parts(inspect_text(step), {"step             100", "n_layer          2", "gemm_tuning_hash ghi",
+                                    "blocks.0.attn.q.weight  fp32", "[6,6]", "312 B"});
 }
 
 TEST(Verify, FindsNothingInAWholeCheckpoint) {
   TempFolder run;
-  const fs::path step = save_step(run.path() / "checkpoints", 100);
-  for (const fs::path& path : {run.path(), run.path() / "checkpoints", step, run.path() / "checkpoints/latest"}) {
+  const fs::path step = save_step(run / "checkpoints", 100);
+  for (const fs::path& path : {run.path(), run / "checkpoints", step, run / "checkpoints/latest"}) {
     const VerifyReport report = verify(path);
     EXPECT_EQ(report.folder, step);
     EXPECT_EQ(report.tensors, 7);
@@ -53,15 +43,15 @@ TEST(Verify, FindsNothingInAWholeCheckpoint) {
 
 TEST(Verify, ListsAllProblemsOfTheOneThatLatestNames) {
   TempFolder run;
-  save_step(run.path() / "checkpoints", 100);
-  const fs::path step = save_step(run.path() / "checkpoints", 200);
-  overwrite(step / "notes.txt", "mine");
-  overwrite(step / "config.toml", std::string(content_of(step / "config.toml").size(), '#'));
+  save_step(run / "checkpoints", 100);
+  const fs::path step = save_step(run / "checkpoints", 200);
+  write(step / "notes.txt", "mine");
+  write(step / "config.toml", std::string(content_of(step / "config.toml").size(), '#'));
   std::string bytes = content_of(step / "rank-00000.shard");
   bytes[0] = static_cast<char>(bytes[0] + 1);
   bytes[313] = 1;  // between wte and wte#m
   bytes[330] = static_cast<char>(bytes[330] + 1);
-  overwrite(step / "rank-00000.shard", bytes);
+  write(step / "rank-00000.shard", bytes);
   EXPECT_EQ(verify(run).problems.size(), 5u) << to_text(verify(run));
   EXPECT_EQ(to_json(verify(run))["whole"], false);
 
@@ -70,7 +60,7 @@ TEST(Verify, ListsAllProblemsOfTheOneThatLatestNames) {
   EXPECT_NE(verify(run).problems[0].find("its save was not finished"), std::string::npos);
   fs::remove(step / "manifest.json");
   EXPECT_EQ(verify(step).problems.size(), 1u);
-  EXPECT_THROW(verify(run.path() / "absent"), Error);
+  EXPECT_THROW(verify(run / "absent"), Error);
 }
 
 }  // namespace

@@ -11,13 +11,6 @@ namespace {
 
 using nlohmann::json;
 
-fs::path save_example(const fs::path& folder) {
-  Tensors tensors(small_model());
-  tensors.fill(1);
-  CheckpointStore store(folder, {}, fast_calls());
-  return store.save(snapshot_of(tensors, 1));
-}
-
 TEST(GroupRuns, SortsJoinsAndGroups) {
   const std::vector<RunGroup> groups =
       group_runs({{40, 0, 2}, {0, 9, 5}, {30, 3, 2}, {5, 20, 5}, {20, 30, 2}, {50, 1, 3}, {60, 50, 1}});
@@ -75,7 +68,7 @@ struct Mistake {
 
 TEST(Manifest, NamesThePlaceOfEachMistake) {
   TempFolder folder;
-  const json sound = json::parse(content_of(save_example(folder) / kManifestFile));
+  const json sound = json::parse(content_of(save_step(folder, 1) / kManifestFile));
   const int64_t most = std::numeric_limits<int64_t>::max();
   const Mistake mistakes[] = {
       {"/format", 2, "format 2, this program reads format 1"},
@@ -123,14 +116,8 @@ TEST(Manifest, NamesThePlaceOfEachMistake) {
   for (const Mistake& mistake : mistakes) {
     json document = sound;
     document[json::json_pointer(mistake.pointer)] = mistake.value;
-    try {
-      parse_manifest(document.dump(), "m");
-      ADD_FAILURE() << mistake.pointer << " " << mistake.value;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::checkpoint);
-      EXPECT_NE(std::string(error.what()).find(mistake.says), std::string::npos)
-          << mistake.pointer << ": " << error.what();
-    }
+    SCOPED_TRACE(mistake.pointer);
+    expect_error(Code::checkpoint, {mistake.says}, [&] { parse_manifest(document.dump(), "m"); });
   }
 }
 
@@ -155,7 +142,7 @@ std::vector<json::json_pointer> places_in(const json& document) {
 /// Any manifest that parses must load or be refused; a random change of values and bytes never does more.
 TEST(Manifest, SurvivesRandomChanges) {
   TempFolder folder;
-  const fs::path step = save_example(folder);
+  const fs::path step = save_step(folder, 1);
   const std::string text = content_of(step / kManifestFile);
   const json sound = json::parse(text);
   const std::vector<json::json_pointer> places = places_in(sound);
@@ -230,8 +217,8 @@ TEST(Manifest, SurvivesRandomChanges) {
     try {
       parse_manifest(changed, "m");
       ++parsed;
-      overwrite(step / kManifestFile, changed);
-      overwrite(step / kCompleteFile, completion_mark(changed));
+      write(step / kManifestFile, changed);
+      write(step / kCompleteFile, completion_mark(changed));
       const Reader reader(step);
       Tensors tensors(small_model());
       reader.load(tensors.slices, {});

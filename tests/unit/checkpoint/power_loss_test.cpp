@@ -54,7 +54,7 @@ void write_survivors(const Node& node, const fs::path& path, Random& random) {
           bytes += write;
       }
     }
-    overwrite(path, bytes);
+    write(path, bytes);
     return;
   }
   fs::create_directories(path);
@@ -159,13 +159,6 @@ class ModelDisk : public SystemCalls {
   int64_t calls_ = 0;
 };
 
-void save(const fs::path& folder, int64_t step, Retention retention, SystemCalls& calls) {
-  Tensors tensors(small_model());
-  tensors.fill(static_cast<uint64_t>(step));
-  CheckpointStore store(folder, retention, calls);
-  store.save(snapshot_of(tensors, step));
-}
-
 TEST(PowerLoss, NeverTakesTheLastCompleteCheckpoint) {
   int older = 0, newer = 0;
   for (uint64_t seed = 1; seed <= 600; ++seed) {
@@ -175,22 +168,22 @@ TEST(PowerLoss, NeverTakesTheLastCompleteCheckpoint) {
     const int64_t step = pick(random, 0, 1) == 0 ? 200 : 300;  // 200: saved again
     ModelDisk disk(before);
     disk.without_exchange = pick(random, 0, 1) == 0;
-    save(before.path() / "c", 100, {}, disk);
-    save(before.path() / "c", 200, {}, disk);
+    save_step(before / "c", 100, {}, disk);
+    save_step(before / "c", 200, {}, disk);
     // A save takes some 60 calls; one that gets through all of them is the state after it, unsynced removals included.
     disk.lose_power_at(pick(random, 0, 75));
     try {
-      save(before.path() / "c", step, {.keep = 1}, disk);
+      save_step(before / "c", step, {}, disk, {.keep = 1});
     } catch (const PowerLoss&) {
     }
     write_survivors(disk.disk(), after, random);
     Warnings warnings;
-    const int64_t found = load_newest(after.path() / "c", small_model());
+    const int64_t found = load_newest(after / "c", small_model());
     EXPECT_TRUE(found == 200 || found == step) << found;
     ++(found == 200 ? older : newer);
-    save(after.path() / "c", step, {}, fast_calls());
-    EXPECT_EQ(load_newest(after.path() / "c", small_model()), step);
-    EXPECT_TRUE(hidden_names(after.path() / "c").empty());
+    save_step(after / "c", step);
+    EXPECT_EQ(load_newest(after / "c", small_model()), step);
+    EXPECT_TRUE(hidden_names(after / "c").empty());
     if (HasFailure()) return;
   }
   EXPECT_GT(older, 100);
@@ -204,10 +197,10 @@ TEST(PowerLoss, TakesNothingOfASaveThatReturned) {
     TempFolder before, after;
     ModelDisk disk(before);
     disk.without_exchange = seed % 2 == 0;
-    for (const int64_t step : {100, 200, 200}) save(before.path() / "c", step, {.keep = 2}, disk);
+    for (const int64_t step : {100, 200, 200}) save_step(before / "c", step, {}, disk, {.keep = 2});
     write_survivors(disk.disk(), after, random);
     Warnings warnings;
-    EXPECT_EQ(load_newest(after.path() / "c", small_model()), 200);
+    EXPECT_EQ(load_newest(after / "c", small_model()), 200);
     EXPECT_TRUE(warnings.lines.empty());
   }
 }

@@ -11,16 +11,10 @@ namespace {
 
 TEST(RunLock, RefusesASecondRunAndNamesTheFirst) {
   TempFolder folder;
-  const RunLock lock(folder.path() / "runs" / "a");
-  try {
-    const RunLock second(folder.path() / "runs" / "a");
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(exit_status(error.code()), 2);
-    EXPECT_NE(std::string(error.what()).find(format("process {} on ", ::getpid())), std::string::npos) << error.what();
-    EXPECT_NE(std::string(error.what()).find("run.dir"), std::string::npos);
-  }
-  const RunLock other(folder.path() / "runs" / "b");
+  const RunLock lock(folder / "runs" / "a");
+  expect_error(Code::usage, {format("process {} on ", ::getpid()), "run.dir"},
+               [&] { RunLock second(folder / "runs" / "a"); });
+  const RunLock other(folder / "runs" / "b");
 }
 
 TEST(RunLock, IsFreeAgainWhenItsOwnerGoes) {
@@ -37,16 +31,10 @@ TEST(RunLock, OfCheckpointsNamesItsKeyAndLeavesNoFile) {
   {
     const RunLock run(folder.path());  // the run folder may be the same one
     const RunLock lock = RunLock::of_checkpoints(folder.path());
-    try {
-      const RunLock second = RunLock::of_checkpoints(folder.path());
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(exit_status(error.code()), 2);
-      EXPECT_NE(std::string(error.what()).find("checkpoint.dir"), std::string::npos) << error.what();
-    }
-    EXPECT_TRUE(std::filesystem::exists(folder.path() / "save.lock"));
+    expect_error(Code::usage, {"checkpoint.dir"}, [&] { RunLock::of_checkpoints(folder); });
+    EXPECT_TRUE(std::filesystem::exists(folder / "save.lock"));
   }
-  EXPECT_FALSE(std::filesystem::exists(folder.path() / "save.lock"));
+  EXPECT_FALSE(std::filesystem::exists(folder / "save.lock"));
   const RunLock again = RunLock::of_checkpoints(folder.path());
 }
 
@@ -63,12 +51,7 @@ TEST(RunLock, IsReleasedByTheKernelWhenTheProcessIsKilled) {
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
-  try {
-    const RunLock lock(folder);
-    ADD_FAILURE() << "two processes hold the lock";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(format("process {} on ", child)), std::string::npos) << error.what();
-  }
+  expect_error(Code::usage, {format("process {} on ", child)}, [&] { RunLock lock(folder); });
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
   const RunLock lock(folder);

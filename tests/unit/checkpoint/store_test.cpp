@@ -23,18 +23,18 @@ std::vector<std::string> steps_in(const fs::path& folder) {
 
 TEST(CheckpointStore, SavesTheFilesOfTheContractAndPointsLatestToThem) {
   TempFolder run;
-  CheckpointStore store(run.path() / "checkpoints", {});
+  CheckpointStore store(run / "checkpoints", {});
   save_step(store, 100);
-  EXPECT_EQ(names_in(run.path() / "checkpoints"), (std::vector<std::string>{"latest", "step-00000100"}));
+  EXPECT_EQ(names_in(run / "checkpoints"), (std::vector<std::string>{"latest", "step-00000100"}));
   EXPECT_EQ(
-      names_in(run.path() / "checkpoints/step-00000100"),
+      names_in(run / "checkpoints/step-00000100"),
       (std::vector<std::string>{"COMPLETE", "config.toml", "manifest.json", "rank-00000.shard", "tokenizer.model"}));
-  EXPECT_EQ(content_of(run.path() / "checkpoints/latest"), "step-00000100\n");
+  EXPECT_EQ(content_of(run / "checkpoints/latest"), "step-00000100\n");
 }
 
 TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   TempFolder run;
-  CheckpointStore store(run.path() / "checkpoints", {});
+  CheckpointStore store(run / "checkpoints", {});
   Tensors tensors(small_model());
   tensors.fill(7);
   Snapshot saved = snapshot_of(tensors, 7);
@@ -61,7 +61,7 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
 
 TEST(CheckpointStore, KeepsAMissingLossAndAnEmptyTokenizer) {
   TempFolder run;
-  CheckpointStore store(run.path() / "checkpoints", {});
+  CheckpointStore store(run / "checkpoints", {});
   Tensors tensors(small_model());
   Snapshot saved = snapshot_of(tensors, 1);
   saved.state.best_val_loss = std::numeric_limits<double>::quiet_NaN();
@@ -105,10 +105,10 @@ TEST(CheckpointStore, RefusesSlicesThatDoNotCoverTheirTensor) {
 TEST(CheckpointStore, RemovesLeftOversAtTheStartAndNothingElse) {
   TempFolder folder;
   for (const char* name : {".saving-step-00000200-1.2", ".deleting-step-00000050-1.2", "step-00000200.mine", ".mine"}) {
-    fs::create_directories(folder.path() / name);
-    overwrite(folder.path() / name / "file", "x");
+    fs::create_directories(folder / name);
+    write(folder / name / "file", "x");
   }
-  overwrite(folder.path() / ".latest-step-00000200-1.2", "step-00000200\n");
+  write(folder / ".latest-step-00000200-1.2", "step-00000200\n");
   CheckpointStore store(folder, {});
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{".mine", "step-00000200.mine"}));
 }
@@ -119,7 +119,7 @@ TEST(CheckpointStore, PutsBackAStepThatWasPushedAside) {
     CheckpointStore store(folder, {});
     save_step(store, 100);
   }
-  fs::rename(folder.path() / "step-00000100", folder.path() / ".replaced-step-00000100-1.2");
+  fs::rename(folder / "step-00000100", folder / ".replaced-step-00000100-1.2");
   Warnings warnings;
   EXPECT_EQ(load_newest(folder, small_model()), 100) << "found even before the next start";
   CheckpointStore store(folder, {});
@@ -164,9 +164,9 @@ TEST(Retention, LeavesUnknownAndDamagedFoldersAlone) {
   TempFolder folder;
   CheckpointStore store(folder, {.keep = 1});
   save_step(store, 10);
-  fs::copy(folder.path() / "step-00000010", folder.path() / "step-00000010.good");
+  fs::copy(folder / "step-00000010", folder / "step-00000010.good");
   save_step(store, 20);
-  fs::remove(folder.path() / "step-00000020" / "COMPLETE");
+  fs::remove(folder / "step-00000020" / "COMPLETE");
   save_step(store, 30);
   EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000010.good", "step-00000020", "step-00000030"}));
 }

@@ -18,8 +18,10 @@ namespace trainer::huggingface {
 
 namespace fs = std::filesystem;
 using checkpoint::content_of;
-using checkpoint::overwrite;
 using checkpoint::TempFolder;
+using checkpoint::write;
+using tests::expect_error;
+using tests::expect_parts;
 
 constexpr int64_t kVocab = 29;
 
@@ -121,17 +123,6 @@ inline std::map<std::string, std::string> files_in(const fs::path& folder) {
   for (const fs::directory_entry& each : fs::directory_iterator(folder))
     files[each.path().filename().string()] = content_of(each.path());
   return files;
-}
-
-template <typename F>
-std::string refusal(F&& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::checkpoint) << error.what();
-    return error.what();
-  }
-  return "not refused";
 }
 
 /// Writes one file of weights, changed by `edit` beforehand: name, shape and values.

@@ -14,8 +14,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::content_of;
-using checkpoint::overwrite;
 using checkpoint::TempFolder;
+using checkpoint::write;
+using tests::expect_parts;
 
 std::string with_length(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
@@ -36,7 +37,7 @@ std::string refusal(F&& read) {
 
 TEST(Safetensors, AreWrittenAsTheFormatSays) {
   TempFolder folder;
-  const fs::path path = folder.path() / "a.safetensors";
+  const fs::path path = folder / "a.safetensors";
   const float one[] = {1, 2, 3};
   const uint16_t other[] = {4, 5};
   SafetensorsWriter writer(system_calls(), path, {{"b", "F32", {3}, 0, 0}, {"a", "BF16", {2, 1}, 0, 0}});
@@ -102,28 +103,23 @@ TEST(Safetensors, AreRefusedWhereTheHeaderIsWrong) {
           {R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"x":{"y":{"z":[[]]}}}})", "nested too deeply"},
       }) {
     const std::string message = refusal([&] { parse_safetensors_header(header, 8, "dir/x.safetensors"); });
-    EXPECT_NE(message.find(part), message.npos) << header << "\n" << message;
-    EXPECT_TRUE(message.starts_with("dir/x.safetensors: ")) << message;
+    expect_parts(message, {"dir/x.safetensors: ", part});
   }
 }
 
 TEST(Safetensors, AreRefusedWhereTheFileIsShortOrItsHeaderHuge) {
   TempFolder folder;
-  const fs::path path = folder.path() / "x.safetensors";
+  const fs::path path = folder / "x.safetensors";
   const std::string whole = with_length(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "12345678");
   for (size_t size = 0; size <= whole.size(); ++size) {
-    overwrite(path, whole.substr(0, size));
+    write(path, whole.substr(0, size));
     const std::string message = refusal([&] { SafetensorsFile file(system_calls(), path); });
     EXPECT_EQ(message.empty(), size == whole.size()) << size << message;
-    if (!message.empty()) {
-      EXPECT_NE(message.find("x.safetensors: "), message.npos);
-    }
+    if (!message.empty()) expect_parts(message, {"x.safetensors: "});
   }
-  overwrite(path, std::string(7, '\xff') + "\x7f" + whole);
-  EXPECT_NE(refusal([&] { SafetensorsFile file(system_calls(), path); }).find("its header would have"),
-            std::string::npos);
-  EXPECT_NE(refusal([&] { SafetensorsFile file(system_calls(), folder.path() / "none"); }).find("none"),
-            std::string::npos);
+  write(path, std::string(7, '\xff') + "\x7f" + whole);
+  expect_parts(refusal([&] { SafetensorsFile file(system_calls(), path); }), {"its header would have"});
+  expect_parts(refusal([&] { SafetensorsFile file(system_calls(), folder / "none"); }), {"none"});
 }
 
 TEST(WeightIndex, SaysWhichFileHasATensor) {
@@ -131,7 +127,7 @@ TEST(WeightIndex, SaysWhichFileHasATensor) {
   EXPECT_EQ(index[1].second, "model-00002-of-00002.safetensors");
   const WeightIndex again = parse_index_json(to_index_json(index, 77), "x");
   EXPECT_EQ(std::set(again.begin(), again.end()), std::set(index.begin(), index.end()));
-  EXPECT_NE(to_index_json(index, 77).find("\"total_size\": 77"), std::string::npos);
+  expect_parts(to_index_json(index, 77), {"\"total_size\": 77"});
 }
 
 TEST(WeightIndex, IsRefusedWhereItNamesWhatIsNoFileOfWeights) {
@@ -143,35 +139,32 @@ TEST(WeightIndex, IsRefusedWhereItNamesWhatIsNoFileOfWeights) {
                                    {R"({"weight_map":{"a":"../x.safetensors"}})", "is not the name"},
                                    {R"({"weight_map":{"a":"x.safetensors","a":"y.safetensors"}})", "a: occurs twice"},
                                    {R"({"weight_map":{"a":{"b":{"c":[1]}}}})", "nested too deeply"}}) {
-    const std::string message = refusal([&] { parse_index_json(text, "i.json"); });
-    EXPECT_NE(message.find(part), message.npos) << text << "\n" << message;
+    expect_parts(refusal([&] { parse_index_json(text, "i.json"); }), {part});
   }
 }
 
 TEST(WeightFiles, AreRefusedWhereIndexAndFilesDisagree) {
   TempFolder folder;
   const auto put = [&](const std::string& file, const std::string& tensor) {
-    overwrite(folder.path() / file,
-              with_length(R"({")" + tensor + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"));
+    write(folder / file,
+          with_length(R"({")" + tensor + R"(":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", "1234"));
   };
   const auto read = [&] { return refusal([&] { WeightFiles files(system_calls(), folder.path()); }); };
-  const auto index = [&](const std::string& map) {
-    overwrite(folder.path() / kIndexFile, R"({"weight_map":)" + map + "}");
-  };
-  EXPECT_NE(read().find("neither model.safetensors nor"), std::string::npos);
+  const auto index = [&](const std::string& map) { write(folder / kIndexFile, R"({"weight_map":)" + map + "}"); };
+  expect_parts(read(), {"neither model.safetensors nor"});
   put("1.safetensors", "a");
   put("2.safetensors", "b");
   index(R"({"a":"1.safetensors","b":"2.safetensors"})");
   EXPECT_EQ(read(), "");
   index(R"({"a":"2.safetensors","b":"2.safetensors"})");
-  EXPECT_NE(read().find("2.safetensors: a: not in the file that"), std::string::npos);
+  expect_parts(read(), {"2.safetensors: a: not in the file that"});
   index(R"({"a":"1.safetensors","b":"3.safetensors"})");
-  EXPECT_NE(read().find("3.safetensors"), std::string::npos);
+  expect_parts(read(), {"3.safetensors"});
   put("2.safetensors", "a");
   index(R"({"a":"1.safetensors","b":"2.safetensors"})");
-  EXPECT_NE(read().find("2.safetensors: a: also in 1.safetensors"), std::string::npos);
-  fs::remove(folder.path() / "1.safetensors");
-  fs::create_symlink("1.safetensors", folder.path() / "1.safetensors");  // a file that leads to itself
+  expect_parts(read(), {"2.safetensors: a: also in 1.safetensors"});
+  fs::remove(folder / "1.safetensors");
+  fs::create_symlink("1.safetensors", folder / "1.safetensors");  // a file that leads to itself
   EXPECT_NE(read(), "");
 }
 
