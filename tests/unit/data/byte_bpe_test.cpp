@@ -64,13 +64,10 @@ TEST(ByteBpe, GivesTheTokensOfANovel) {
 }
 
 TEST(ByteBpe, IsTheSameFromEveryKindOfFile) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const BpeSpec spec = parse_bpe(gpt2().bytes(), "x");
   const auto [vocab, merges] = vocab_and_merges(spec);
-  const auto put = [&](const std::string& place, const std::string& bytes) {
-    fs::create_directories(folder / fs::path(place).parent_path());
-    return write(folder / place, bytes);
-  };
+  const auto put = [&](const char* place, const std::string& bytes) { write(folder / place, bytes); };
   put("pair/merges.txt", merges);
   put("pair/vocab.json", vocab);
   put("json/tokenizer.json", gpt2().bytes());
@@ -97,23 +94,8 @@ TEST(ByteBpe, GivesAnyBytesBack) {
     std::string text;
     const size_t size = random() % 300;
     while (text.size() < size) {
-      switch (random() % 5) {
-        case 0:
-          text += static_cast<char>(random() % 256);
-          break;
-        case 1:
-          text += " ";
-          break;
-        case 2:
-          text += "\n";
-          break;
-        case 3:
-          text += "the";
-          break;
-        default:
-          text += "\xF0\x9F\x90\x88";
-          break;
-      }
+      const std::string parts[] = {std::string(1, static_cast<char>(random() % 256)), " ", "\n", "the", "\U0001F408"};
+      text += parts[random() % std::size(parts)];
     }
     ASSERT_EQ(gpt2().decode(gpt2().encode(text)), text);
   }
@@ -238,29 +220,18 @@ TEST(ByteBpe, FindsTokensThatAreNoWordsAsTheyAre) {
 TEST(ByteBpe, IsRefusedWhereTheFileIsWrong) {
   std::mt19937_64 random(4);
   const json good = small_json(random, 6);
-  const auto refusal = [](const std::string& text) -> std::string {
-    try {
-      Tokenizer::from_bytes(text, "dir/tokenizer.json");
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::data) << error.what();
-      return error.what();
-    }
-    return "taken";
+  const auto refused = [](const std::string& text, const std::string& part) {
+    expect_error(Code::data, {"dir/tokenizer.json: ", part},
+                 [&] { Tokenizer::from_bytes(text, "dir/tokenizer.json"); });
   };
-  ASSERT_EQ(refusal(good.dump()), "taken");
-  const auto changed = [&](const char* pointer, const json& value) {
-    json file = good;
-    file[json::json_pointer(pointer)] = value;
-    return refusal(file.dump());
-  };
+  Tokenizer::from_bytes(good.dump(), "good");
   struct Case {
     const char* pointer;
     json value;
     const char* part;
   };
-  const std::string half = good.dump().substr(0, good.dump().size() / 2);
-  EXPECT_NE(refusal(half).find("dir/tokenizer.json: model: missing"), std::string::npos);
-  EXPECT_NE(refusal("{" + std::string(100'000, '[')).find("dir/tokenizer.json: "), std::string::npos);
+  refused(good.dump().substr(0, good.dump().size() / 2), "model: missing");
+  refused("{" + std::string(100'000, '['), "");
   for (const auto& [pointer, value, part] : std::vector<Case>{
            {"/model", 3, "model: missing"},
            {"/model/type", "Unigram", "model.type: \"Unigram\""},
@@ -294,47 +265,38 @@ TEST(ByteBpe, IsRefusedWhereTheFileIsWrong) {
            {"/added_tokens/0/content", 5, "has no content"},
            {"/added_tokens/0/id", 97, "id 97 is also that of a"},
            {"/added_tokens/0/special", 1, "special: 1"},
-       })
-    EXPECT_NE(changed(pointer, value).find(part), std::string::npos) << pointer << ": " << changed(pointer, value);
+       }) {
+    json file = good;
+    file[json::json_pointer(pointer)] = value;
+    refused(file.dump(), part);
+  }
   json missing = good;
   missing["model"]["vocab"].erase("z");
-  EXPECT_NE(refusal(missing.dump()).find("leaves ids without a token"), std::string::npos);
+  refused(missing.dump(), "leaves ids without a token");
   missing["model"]["vocab"]["日"] = 122;
-  EXPECT_NE(refusal(missing.dump()).find("model.vocab: 日: not written in"), std::string::npos);
+  refused(missing.dump(), "model.vocab: 日: not written in");
 }
 
 TEST(ByteBpe, IsRefusedWhereTheOlderFilesAreWrong) {
-  const auto refusal = [](auto&& read) -> std::string {
-    try {
-      read();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), Code::data) << error.what();
-      return error.what();
-    }
-    return "taken";
+  const auto merges = [](const char* text, const char* part) {
+    expect_error(Code::data, {"merges.txt: ", part}, [&] { json_of_gpt2(std::nullopt, text, "v", "merges.txt"); });
   };
-  const auto of_merges = [&](const char* merges) {
-    return refusal([&] { json_of_gpt2(std::nullopt, merges, "v", "merges.txt"); });
-  };
-  EXPECT_EQ(of_merges("#version: 0.2\na b\n\n"), "taken");
-  EXPECT_NE(of_merges("#version: 0.2\na b\nab\n").find("merges.txt: line 3: "), std::string::npos);
-  EXPECT_NE(of_merges("a  b\n").find("line 1"), std::string::npos);
-  EXPECT_NE(of_merges("a \xff\n").find("line 1"), std::string::npos);
-  const auto of_vocab = [&](const char* vocab) {
-    return refusal([&] { json_of_gpt2(vocab, "a b\n", "v.json", "m"); });
-  };
-  EXPECT_NE(of_vocab("[1]").find("v.json: not a JSON object"), std::string::npos);
-  EXPECT_NE(of_vocab("{\"a\":\"b\"}").find("v.json: a: "), std::string::npos);
-  EXPECT_NE(of_vocab("{\"a\":0}").find("no token <|endoftext|>"), std::string::npos);
-  const auto of_ranks = [&](const char* ranks) { return refusal([&] { json_of_ranks(ranks, "r"); }); };
-  EXPECT_NE(of_ranks("YQ== 0\n").find("r: 1 ranks"), std::string::npos);
-  EXPECT_NE(of_ranks("YQ== 0\nYQ== 1\n").find("r: line 2: the token occurs twice"), std::string::npos);
-  EXPECT_NE(of_ranks("YQ== 0\nY!== 1\n").find("r: line 2: expected a token in base64"), std::string::npos);
-  EXPECT_NE(of_ranks("YQ== x\n").find("line 1"), std::string::npos);
+  json_of_gpt2(std::nullopt, "#version: 0.2\na b\n\n", "v", "merges.txt");
+  merges("#version: 0.2\na b\nab\n", "line 3: ");
+  merges("a  b\n", "line 1");
+  merges("a \xff\n", "line 1");
+  for (const auto& [text, part] :
+       {std::pair{"[1]", "not a JSON object"}, {"{\"a\":\"b\"}", "a: "}, {"{\"a\":0}", "no token <|endoftext|>"}})
+    expect_error(Code::data, {"v.json: ", part}, [&] { json_of_gpt2(text, "a b\n", "v.json", "m"); });
+  for (const auto& [text, part] : {std::pair{"YQ== 0\n", "1 ranks"},
+                                   {"YQ== 0\nYQ== 1\n", "line 2: the token occurs twice"},
+                                   {"YQ== 0\nY!== 1\n", "line 2: expected a token in base64"},
+                                   {"YQ== x\n", "line 1"}})
+    expect_error(Code::data, {"r: ", part}, [&] { json_of_ranks(text, "r"); });
 }
 
 TEST(ByteBpe, GivesTheSameTokensInPieces) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::mt19937_64 random(9);
   std::string text;
   const std::vector<std::string> parts{"word", " ",    "\n", "\n\n", "  ", "\r\n", "!",

@@ -85,14 +85,14 @@ TEST(FeistelPermutation, LooksRandom) {
   EXPECT_LT(std::abs(half) / (n / 2), 5 * std::sqrt(1.0 / 12 / n));
 }
 
-std::shared_ptr<const TokenStream> counting_stream(const TemporaryFolder& folder, int tokens) {
+std::shared_ptr<const TokenStream> counting_stream(const TempFolder& folder, int tokens) {
   std::vector<int> ids(tokens);
   for (int i = 0; i < tokens; ++i) ids[i] = i;
   return std::make_shared<TokenStream>(std::vector{write(folder / "count.bin", packed<uint16_t>(ids))});
 }
 
 TEST(TokenDataset, CutsWindowsThatShareOneToken) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto stream = counting_stream(folder, 1000);
   for (const int64_t seq_len : {1, 3, 10, 16, 333, 999}) {
     const TokenDataset dataset(stream, seq_len, 0);
@@ -109,7 +109,7 @@ TEST(TokenDataset, CutsWindowsThatShareOneToken) {
 }
 
 TEST(TokenDataset, KeepsToItsPartOfTheStream) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto stream = counting_stream(folder, 1000);
   const TokenDataset dataset(stream, 10, 0, 500, 545);
   EXPECT_EQ(dataset.tokens(), 45);
@@ -123,7 +123,7 @@ TEST(TokenDataset, KeepsToItsPartOfTheStream) {
 }
 
 TEST(TokenDataset, TrainsEachWindowOnceAnEpochInAnOrderOfItsOwn) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const TokenDataset dataset(counting_stream(folder, 1001), 10, 5);
   std::vector<int64_t> epochs[2];
   for (int64_t n = 0; n < 200; ++n) epochs[n / 100].push_back(dataset.window_of(n));
@@ -135,7 +135,7 @@ TEST(TokenDataset, TrainsEachWindowOnceAnEpochInAnOrderOfItsOwn) {
 }
 
 TEST(TokenDataset, GivesTheSameSequencesHoweverTheyAreGrouped) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const TokenDataset dataset(counting_stream(folder, 1001), 7, 5);
   TokenBatch whole, part;
   dataset.train_batch(120, 60, whole);  // crosses an epoch
@@ -147,7 +147,7 @@ TEST(TokenDataset, GivesTheSameSequencesHoweverTheyAreGrouped) {
 }
 
 TEST(TokenDataset, MasksWindowsPastTheEnd) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const TokenDataset dataset(counting_stream(folder, 41), 10, 0);
   TokenBatch batch;
   dataset.eval_batch(3, 4, batch);
@@ -160,7 +160,7 @@ TEST(TokenDataset, MasksWindowsPastTheEnd) {
 }
 
 TEST(TokenDataset, ReadsAheadWithoutHarm) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const TokenDataset dataset(counting_stream(folder, 1001), 10, 5);
   dataset.prefetch(95, 20);
 }

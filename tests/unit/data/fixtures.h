@@ -1,42 +1,21 @@
 #pragma once
-// What the tests of data/ share: folders that vanish, random text, a tokenizer trained once.
-#include <gtest/gtest.h>
-#include <unistd.h>
-
+// What the tests of data/ share: random text, a tokenizer trained once.
 #include <cstring>
-#include <filesystem>
-#include <fstream>
 #include <random>
-#include <string>
-#include <vector>
 
-#include "base/error.h"
 #include "data/files.h"
 #include "data/tokenizer.h"
+#include "rigs/files.h"
+#include "rigs/messages.h"
 
 namespace trainer::data::testing {
 
 namespace fs = std::filesystem;
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "data-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-inline std::string write(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-  return path.string();
-}
+using tests::expect_error;
+using tests::expect_parts;
+using tests::TempFolder;
+using tests::write;
 
 /// The novel the project ships.
 inline const std::string& novel() {
@@ -47,7 +26,7 @@ inline const std::string& novel() {
 /// 600 pieces trained on the first 100 kB of the novel.
 inline const Tokenizer& small_tokenizer() {
   static const Tokenizer tokenizer = [] {
-    TemporaryFolder folder;
+    TempFolder folder;
     return Tokenizer::train({write(folder / "text.txt", novel().substr(0, 100'000))}, 600);
   }();
   return tokenizer;
@@ -83,21 +62,6 @@ inline std::string random_bytes(Random& random, int64_t length) {
   std::string bytes;
   for (int64_t i = 0; i < length; ++i) bytes.push_back(static_cast<char>(random() & 0xFF));
   return bytes;
-}
-
-/// Expects fn to throw an Error of this kind whose message holds every one of `parts`.
-template <typename F>
-void expect_error(Code code, const std::vector<std::string>& parts, F&& fn) {
-  try {
-    fn();
-    ADD_FAILURE() << "no error was thrown; expected one about " << (parts.empty() ? "" : parts.front());
-  } catch (const Error& error) {
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(code)) << error.what();
-    for (const std::string& part : parts) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
-          << "\"" << part << "\" is not in: " << error.what();
-    }
-  }
 }
 
 /// Little-endian bytes of numbers of type T.

@@ -10,7 +10,7 @@ namespace {
 using namespace testing;
 
 TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string path = write(folder / "x", std::string(3 * 4096, 'a'));
   const MappedFile file(path), other(write(folder / "y", std::string(4096, 'b')));
   file.require_whole(/*ask=*/true);
@@ -29,7 +29,7 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
 }
 
 TEST(MappingGuard, TakesAFileThatWasReplacedForWhole) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string path = write(folder / "x", std::string(8192, 'a'));
   const MappedFile file(path);
   fs::rename(write(folder / "new", "short"), path);
@@ -41,7 +41,7 @@ TEST(MappingGuard, TakesAFileThatWasReplacedForWhole) {
 }
 
 TEST(MappingGuard, ForgetsMappingsThatAreGone) {
-  TemporaryFolder folder;
+  TempFolder folder;
   for (int i = 0; i < 3; ++i) {
     const std::string path = write(folder / "x", std::string(8192, 'a'));
     {
@@ -58,7 +58,7 @@ TEST(MappingGuard, ForgetsMappingsThatAreGone) {
 TEST(MappingGuard, LeavesOtherFaultsAsTheyAre) {
   const pid_t child = fork();
   if (child == 0) {
-    TemporaryFolder folder;
+    TempFolder folder;
     const MappedFile file(write(folder / "x", "a"));  // the guard is in place
     raise(SIGBUS);
     _exit(0);

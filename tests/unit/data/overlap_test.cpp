@@ -9,7 +9,7 @@ namespace {
 using namespace testing;
 
 TEST(Overlap, IsFoundWhereverTheValidationTokensLie) {
-  TemporaryFolder folder;
+  TempFolder folder;
   Random random(3);
   std::vector<uint16_t> tokens(3'000'000);  // three blocks of the search
   for (uint16_t& token : tokens) token = static_cast<uint16_t>(random() % 1000);

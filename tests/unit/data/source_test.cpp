@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 
-#include "base/log.h"
 #include "data/file_list.h"
 #include "data/statistics.h"
 #include "unit/data/fixtures.h"
@@ -24,9 +23,7 @@ class Source : public ::testing::Test {
     config_.model.seq_len = 32;
     config_.data.text_key = "text";
     config_.data.val_fraction = 0.1;
-    previous_ = log::set_sink([this](log::Level, const std::string& line) { lines_.push_back(line); });
   }
-  ~Source() override { log::set_sink(previous_); }
 
   Datasets open(const OpenOptions& options = {.threads = 2}) { return open_data(config_, options); }
   void use_text(const std::string& text, int64_t vocab) {
@@ -35,10 +32,9 @@ class Source : public ::testing::Test {
     config_.data.vocab_size = vocab;
   }
 
-  TemporaryFolder folder_;
+  TempFolder folder_;
   config::Config config_;
-  std::vector<std::string> lines_;
-  log::Sink previous_;
+  tests::Warnings logged_;
 };
 
 TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
@@ -50,9 +46,9 @@ TEST_F(Source, TrainsATokenizerAndTokenizesOnce) {
   EXPECT_EQ(first.train->end(), first.val->begin());
   EXPECT_EQ(first.val->end(), first.val->stream().tokens());
   EXPECT_NEAR(static_cast<double>(first.val->tokens()), 0.1 * static_cast<double>(first.val->stream().tokens()), 1);
-  EXPECT_EQ(lines_.size(), 2u);
+  EXPECT_EQ(logged_.lines.size(), 2u);
   const Datasets second = open();
-  EXPECT_EQ(lines_.size(), 2u) << "nothing is made anew: " << lines_.back();
+  EXPECT_EQ(logged_.lines.size(), 2u) << "nothing is made anew: " << logged_.lines.back();
   EXPECT_EQ(first.data_hash, second.data_hash);
   EXPECT_EQ(first.tokenizer->hash(), second.tokenizer->hash());
   config_.data.val_fraction = 0.2;

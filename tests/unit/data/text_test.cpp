@@ -68,7 +68,7 @@ std::vector<std::string> by_hand(const std::string& text, Document what) {
 }
 
 TEST(Text, ADocumentIsAFileALineOrABlock) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string text = "one\ntwo\r\n\n \t\nthree  \n\n\nfour\nfive";
   const std::string file = write(folder / "a.txt", text);
   using List = std::vector<std::string>;
@@ -78,7 +78,7 @@ TEST(Text, ADocumentIsAFileALineOrABlock) {
 }
 
 TEST(Text, DocumentsDoNotDependOnThePieceSize) {
-  TemporaryFolder folder;
+  TempFolder folder;
   for (uint64_t seed = 0; seed < 60; ++seed) {
     Random random(seed);
     std::string text;
@@ -99,7 +99,7 @@ TEST(Text, DocumentsDoNotDependOnThePieceSize) {
 }
 
 TEST(Text, LinesLongerThanAPieceStayWhole) {
-  TemporaryFolder folder;
+  TempFolder folder;
   Random random(3);
   std::string words, solid;
   for (int i = 0; i < 500; ++i) words += fmt::format("word{} ", i);
@@ -114,7 +114,7 @@ TEST(Text, LinesLongerThanAPieceStayWhole) {
 }
 
 TEST(Text, AnyBytesAreReadInAnyPieces) {
-  TemporaryFolder folder;
+  TempFolder folder;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
     std::string bytes = random_bytes(random, 1 + pick(random, 500)) + std::string(pick(random, 50), ' ') +
@@ -129,7 +129,7 @@ TEST(Text, AnyBytesAreReadInAnyPieces) {
 }
 
 TEST(Text, ReadsTheTextOfJsonLines) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string file = write(
       folder / "a.jsonl",
       "{\"text\": \"one\\n\\ntwo \\u00e9\", \"n\": 1}\n\n  \n{\"text\": \"\"}\n{\"n\": [2], \"text\": \"three\"}");
@@ -139,7 +139,7 @@ TEST(Text, ReadsTheTextOfJsonLines) {
 }
 
 TEST(Text, NamesFileAndOffsetOfBadJsonLines) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto refused = [&](const std::string& line, std::vector<std::string> parts) {
     const std::string file = write(folder / "a.jsonl", "{\"text\": \"fine\"}\n" + line);
     parts.insert(parts.end(), {file, "offset 17"});
@@ -155,7 +155,7 @@ TEST(Text, NamesFileAndOffsetOfBadJsonLines) {
 }
 
 TEST(Text, ReplacesOrRefusesBadUtf8) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string plain = write(folder / "a.txt",
                                   "fine\nb\xFF"
                                   "d\n"),
@@ -171,7 +171,7 @@ TEST(Text, ReplacesOrRefusesBadUtf8) {
 }
 
 TEST(Text, LeavesOutAByteOrderMark) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string mark = "\xEF\xBB\xBF", text = "one\ntwo \xEF\xBB\xBF three\n\nfour";
   const std::string plain = write(folder / "a.txt", text), marked = write(folder / "b.txt", mark + text),
                     lines = write(folder / "c.jsonl", mark + "{\"text\": \"one\"}\n");
@@ -187,21 +187,13 @@ TEST(Text, LeavesOutAByteOrderMark) {
 }
 
 TEST(Text, RefusesWhatBeginsAsNoText) {
-  TemporaryFolder folder;
-  const std::vector<std::pair<std::string, std::string>> cases = {{std::string("\x1F\x8B\x08\0\0", 5), "gzip"},
-                                                                  {"\x28\xB5\x2F\xFD...", "Zstandard"},
-                                                                  {std::string("\xFD"
-                                                                               "7zXZ\0..",
-                                                                               8),
-                                                                   "xz"},
-                                                                  {"BZh91AY&SY..", "bzip2"},
-                                                                  {"PK\x03\x04..", "ZIP"},
-                                                                  {"PAR1....", "Parquet"},
-                                                                  {std::string("\xFF\xFE"
-                                                                               "a\0",
-                                                                               4),
-                                                                   "UTF-16"},
-                                                                  {std::string("\xFE\xFF\0a", 4), "UTF-16"}};
+  TempFolder folder;
+  using namespace std::string_literals;
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"\x1F\x8B\x08\0\0"s, "gzip"}, {"\x28\xB5\x2F\xFD..."s, "Zstandard"},
+      {"\xFD\x37zXZ\0.."s, "xz"},    {"BZh91AY&SY.."s, "bzip2"},
+      {"PK\x03\x04.."s, "ZIP"},      {"PAR1...."s, "Parquet"},
+      {"\xFF\xFE\x61\0"s, "UTF-16"}, {"\xFE\xFF\0a"s, "UTF-16"}};
   for (const auto& [bytes, what] : cases) {
     const std::string file = write(folder / "a.txt", bytes);
     expect_error(Code::data, {file, "offset 0: expected text, found", what}, [&] { documents({file}, {}, 100); });
@@ -212,14 +204,14 @@ TEST(Text, RefusesWhatBeginsAsNoText) {
 }
 
 TEST(Text, RefusesMissingAndEmptyFiles) {
-  TemporaryFolder folder;
+  TempFolder folder;
   expect_error(Code::data, {"none.txt", "cannot open"}, [&] { documents({(folder / "none.txt").string()}, {}, 100); });
   const std::string empty = write(folder / "empty.txt", "");
   expect_error(Code::data, {"empty.txt", "offset 0", "empty"}, [&] { documents({empty}, {}, 100); });
 }
 
 TEST(Text, SamplesAreSpreadOverAllFiles) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::string a, b;
   for (int i = 0; i < 500'000; ++i) a += fmt::format("a{}\n", i);
   for (int i = 0; i < 500'000; ++i) b += fmt::format("b{}\n", i);
@@ -256,12 +248,12 @@ TEST(JsonLines, AreMendedWhereJsonForbidsWhatPythonWrites) {
 }
 
 TEST(JsonLines, SayWhereTheyAreNoJson) {
-  EXPECT_EQ(json_fault(R"({"a": 1, })").substr(0, 32), "at column 10: syntax error while");
-  EXPECT_NE(json_fault(R"({"a": 1e999})").find("1e999"), std::string::npos);
+  expect_parts(json_fault(R"({"a": 1, })"), {"column 10"});
+  expect_parts(json_fault(R"({"a": 1e999})"), {"1e999"});
 }
 
 TEST(JsonLines, CountHalvesOfPairsAsReplaced) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const std::string lines = R"({"text": "one", "score": NaN})"
                             "\n"
                             R"({"text": "t\ud83dwo"})"

@@ -53,7 +53,7 @@ std::string megatron_index(const std::vector<int32_t>& lengths, uint8_t code, in
 }
 
 TEST(TokenFile, ReadsLlmCFilesOfBothWidths) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto ids = numbers(1000, 50257);
   const TokenStream narrow({write(folder / "a.bin", llm_c_header(20240520, 1, 1000) + packed<uint16_t>(ids))});
   EXPECT_EQ(all_of(narrow), ids);
@@ -68,7 +68,7 @@ TEST(TokenFile, ReadsLlmCFilesOfBothWidths) {
 }
 
 TEST(TokenFile, ReadsHeaderlessFiles) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto ids = numbers(1001, 50257);
   const TokenStream stream({write(folder / "a.bin", packed<uint16_t>(ids))});
   EXPECT_EQ(all_of(stream), ids);
@@ -78,7 +78,7 @@ TEST(TokenFile, ReadsHeaderlessFiles) {
 }
 
 TEST(TokenFile, ReadsMegatronFilesAndTheirDocuments) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto ids = numbers(60, 40000);
   for (const auto& [code, width] : {std::pair{8, 2}, {4, 4}}) {
     const std::string name = fmt::format("m{}", code);
@@ -117,7 +117,7 @@ TEST(TokenFile, ReadsWhatMegatronWrites) {
              "2c00000000000000",
              "0500000006000000070000000800000009000000000000002c01000001000000000000000b0000000c0000000d0000000000000"
              "0"}}) {
-    TemporaryFolder folder;
+    TempFolder folder;
     write(folder / "m_text_document.idx", from_hex(start + code + counts + lengths + pointers + marks));
     const TokenStream stream({write(folder / "m_text_document.bin", from_hex(tokens))});
     EXPECT_EQ(all_of(stream), ids);
@@ -129,7 +129,7 @@ TEST(TokenFile, ReadsWhatMegatronWrites) {
 }
 
 TEST(TokenFile, ReadsWhatItWrites) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string hash = "00112233445566778899aabbccddeeff";
   for (const int64_t vocab : {300, 65536, 65537, 200000}) {
     const auto ids = numbers(500, static_cast<int>(vocab));
@@ -152,7 +152,7 @@ TEST(TokenFile, HoldsMoreTokensThan32BitsCount) {
   std::memcpy(words, header.data(), sizeof words);
   EXPECT_EQ(words[2], 77u);
   EXPECT_EQ(words[3], 5u);
-  TemporaryFolder folder;  // a sparse file: only its size exists
+  TempFolder folder;  // a sparse file: only its size exists
   const std::string file = write(folder / "huge.bin", token_header({int64_t{3} << 30, 1000, 2, ""}));
   fs::resize_file(file, static_cast<uintmax_t>(kTokenHeaderBytes + (int64_t{6} << 30)));
   const TokenStream stream({file});
@@ -163,7 +163,7 @@ TEST(TokenFile, HoldsMoreTokensThan32BitsCount) {
 }
 
 TEST(TokenFile, JoinsFilesIntoOneStream) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::vector<int32_t> expected;
   std::vector<std::string> files;
   for (const int size : {5, 1, 17, 100}) {
@@ -186,7 +186,7 @@ TEST(TokenFile, JoinsFilesIntoOneStream) {
 }
 
 TEST(TokenFile, RefusesToJoinDifferentTokenizers) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string a =
       write(folder / "a.bin", token_header({2, 300, 2, std::string(32, '1')}) + packed<uint16_t>(std::vector{1, 2}));
   const std::string b =
@@ -195,7 +195,7 @@ TEST(TokenFile, RefusesToJoinDifferentTokenizers) {
 }
 
 TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::vector<int> ids(100, 5);
   ids[29] = ids[69] = 2;
   const TokenStream stream({write(folder / "a.bin", token_header({100, 10, 2, ""}) + packed<uint16_t>(ids))});
@@ -206,7 +206,7 @@ TEST(TokenFile, FindsDocumentEndsByTheEndOfTextToken) {
 }
 
 TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::vector<int32_t> ids = numbers(3'000'000, 1000);
   ids[2'500'000] = 1000;
   ids[2'500'007] = 60000;
@@ -224,7 +224,7 @@ TEST(TokenFile, NamesFileAndOffsetOfTokensOutsideTheVocabulary) {
 }
 
 TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(100, 300));
   const std::string good = token_header({100, 300, 2, ""}) + ids;
   int number = 0;
@@ -250,7 +250,7 @@ TEST(TokenFile, RefusesDamagedFilesNamingFileAndOffset) {
 }
 
 TEST(TokenFile, RefusesDamagedIndexes) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(60, 300));
   const std::string good = megatron_index({10, 20, 30}, 8, 2);
   write(folder / "m.bin", ids);
@@ -258,18 +258,17 @@ TEST(TokenFile, RefusesDamagedIndexes) {
     write(folder / "m.idx", index);
     expect_error(Code::data, parts, [&] { open_and_read((folder / "m.bin").string()); });
   };
-  std::string other = good;
-  other[9] = 2;
-  refused(other, {"m.idx", "offset 9", "version 2"});
-  other = good;
-  other[17] = 6;
-  refused(other, {"m.idx", "offset 17", "token type 6"});
+  const auto changed = [&](size_t at, char byte) {
+    std::string other = good;
+    other[at] = byte;
+    return other;
+  };
+  refused(changed(9, 2), {"m.idx", "offset 9", "version 2"});
+  refused(changed(17, 6), {"m.idx", "offset 17", "token type 6"});
+  refused(changed(25, '\x7f'), {"m.idx", "truncated"});
   refused(good.substr(0, 20), {"m.idx", "offset 20", "truncated"});
   refused(good.substr(0, good.size() - 5), {"m.idx", "truncated"});
   refused(megatron_index({10, 20, 40}, 8, 2), {"m.bin", "offset 120", "truncated"});
-  other = good;
-  other[25] = '\x7f';
-  refused(other, {"m.idx", "truncated"});
 
   const auto own = [&](const std::string& documents, const std::vector<std::string>& parts) {
     write(folder / "o.bin", token_header({60, 300, 2, ""}) + ids);
@@ -288,7 +287,7 @@ TEST(TokenFile, RefusesDamagedIndexes) {
 }
 
 TEST(TokenFile, SurvivesRandomDamage) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string ids = packed<uint16_t>(numbers(60, 300));
   const std::string index = megatron_index({10, 20, 30}, 8, 2), header = token_header({60, 300, 2, ""}),
                     documents = document_index_header(2) + packed<int64_t>(std::vector{0, 30, 60});
@@ -309,15 +308,14 @@ TEST(TokenFile, SurvivesRandomDamage) {
         stream.document_end_near(stream.tokens() / 2, stream.tokens());
         all_of(stream);
       } catch (const Error& error) {
-        ASSERT_EQ(static_cast<int>(error.code()), static_cast<int>(Code::data))
-            << "seed " << seed << ": " << error.what();
+        ASSERT_EQ(error.code(), Code::data) << "seed " << seed << ": " << error.what();
       }
     }
   }
 }
 
 TEST(TokenFile, FingerprintTellsFilesApart) {
-  TemporaryFolder folder;
+  TempFolder folder;
   auto ids = numbers(100'000, 300);
   const std::string before = open_and_read(write(folder / "a.bin", packed<uint16_t>(ids)));
   EXPECT_EQ(before, open_and_read(write(folder / "same.bin", packed<uint16_t>(ids))));

@@ -27,7 +27,7 @@ std::vector<int32_t> tokens_of(const fs::path& output) {
 }
 
 /// A few files of random text.
-std::vector<std::string> corpus(const TemporaryFolder& folder, uint64_t seed, int64_t bytes) {
+std::vector<std::string> corpus(const TempFolder& folder, uint64_t seed, int64_t bytes) {
   Random random(seed);
   std::vector<std::string> files;
   for (int i = 0; i < 3; ++i)
@@ -38,7 +38,7 @@ std::vector<std::string> corpus(const TemporaryFolder& folder, uint64_t seed, in
 TEST(Tokenize, DecodesToTheFilesWithEosAfterEach) {
   const Tokenizer& t = small_tokenizer();
   for (uint64_t seed = 0; seed < 10; ++seed) {
-    TemporaryFolder folder;
+    TempFolder folder;
     const auto files = corpus(folder, seed, 5000);
     const TokenizeResult result = tokenize_files(files, t, folder / "out.bin", {.piece_bytes = 500});
     EXPECT_TRUE(result.finished);
@@ -60,7 +60,7 @@ TEST(Tokenize, DecodesToTheFilesWithEosAfterEach) {
 }
 
 TEST(Tokenize, DoesNotDependOnThreadsOrPieces) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 5, 200'000);
   for (const Document what : {Document::file, Document::line, Document::block}) {
     TokenizeOptions options{.text = {.document = what}};
@@ -79,7 +79,7 @@ TEST(Tokenize, DoesNotDependOnThreadsOrPieces) {
 TEST(Tokenize, GoesOnAfterInterruptionsWithTheSameBytes) {
   for (uint64_t seed = 0; seed < 6; ++seed) {
     Random random(seed);
-    TemporaryFolder folder;
+    TempFolder folder;
     const auto files = corpus(folder, seed, 60'000);
     TokenizeOptions options{.text = {.document = static_cast<Document>(seed % 3)}, .piece_bytes = 1500};
     tokenize_files(files, small_tokenizer(), folder / "whole.bin", options);
@@ -99,7 +99,7 @@ TEST(Tokenize, GoesOnAfterInterruptionsWithTheSameBytes) {
 }
 
 TEST(Tokenize, GoesOnFromTheLastSyncWhenKilled) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 2, 60'000);
   TokenizeOptions options{.piece_bytes = 1000, .sync_bytes = 10'000};
   tokenize_files(files, small_tokenizer(), folder / "whole.bin", options);
@@ -119,7 +119,7 @@ TEST(Tokenize, GoesOnFromTheLastSyncWhenKilled) {
 }
 
 TEST(Tokenize, StartsOverWhenWorkIsDamagedOrOfOtherInput) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 2, 60'000);
   TokenizeOptions options{.piece_bytes = 1000};
   tokenize_files(files, small_tokenizer(), folder / "whole.bin", options);
@@ -146,7 +146,7 @@ TEST(Tokenize, StartsOverWhenWorkIsDamagedOrOfOtherInput) {
 }
 
 TEST(Tokenize, ReusesFinishedOutputOnlyForTheSameInput) {
-  TemporaryFolder folder;
+  TempFolder folder;
   auto files = corpus(folder, 3, 5000);
   const Tokenizer& t = small_tokenizer();
   const fs::path output = folder / "out.bin";
@@ -180,7 +180,7 @@ TEST(Tokenize, ReusesFinishedOutputOnlyForTheSameInput) {
 }
 
 TEST(Tokenize, CountsReplacedBytesAndSaysWhereTheFirstIs) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string a = write(folder / "a.txt", "fine\n"), b = write(folder / "b.txt",
                                                                      "fine\nfine\nb\xFF\xFE"
                                                                      "d\n");
@@ -194,7 +194,7 @@ TEST(Tokenize, CountsReplacedBytesAndSaysWhereTheFirstIs) {
 }
 
 TEST(Tokenize, ReportsTheFirstMistakeWhateverTheThreads) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::string lines;
   for (int i = 0; i < 1000; ++i) lines += i == 400 || i == 700 ? "broken\n" : "{\"text\": \"a fine line\"}\n";
   const std::string file = write(folder / "a.jsonl", lines);
@@ -208,7 +208,7 @@ TEST(Tokenize, ReportsTheFirstMistakeWhateverTheThreads) {
 }
 
 TEST(Tokenize, RefusesInputWithoutText) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string empty = write(folder / "empty.txt", ""), blank = write(folder / "blank.txt", "\n \n\n");
   const auto run = [&](const std::string& file) {
     tokenize_files({file}, small_tokenizer(), folder / "o.bin", {.text = {.document = Document::line}});
@@ -219,14 +219,14 @@ TEST(Tokenize, RefusesInputWithoutText) {
 }
 
 TEST(Tokenize, ReportsOutputThatCannotBeWritten) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 1, 1000);
   write(folder / "plain", "a file, not a folder");
   expect_error(Code::io, {"plain"}, [&] { tokenize_files(files, small_tokenizer(), folder / "plain/out.bin", {}); });
 }
 
 TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 1, 1000);
   fs::create_directories(folder / "out.work");
   File lock = File::open_to_write(folder / "out.work" / "lock");
@@ -236,7 +236,7 @@ TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
 }
 
 TEST(Tokenize, ProgressEndsAtTheWholeInput) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const auto files = corpus(folder, 4, 20'000);
   TokenizeProgress last;
   int64_t total = 0;

@@ -24,7 +24,7 @@ std::vector<int32_t> by_library(const std::string& model, const std::string& tex
 
 /// A model with other settings than ours.
 std::string foreign_model(std::unordered_map<std::string, std::string> settings) {
-  TemporaryFolder folder;
+  TempFolder folder;
   settings.insert({{"input", write(folder / "text.txt", novel().substr(0, 60'000))},
                    {"model_prefix", (folder / "m").string()},
                    {"minloglevel", "2"},
@@ -105,7 +105,7 @@ TEST(Tokenizer, TokenizesPiecesCutAfterNewlinesAsTheWhole) {
 }
 
 TEST(Tokenizer, IsTheSameForTheSameText) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string file = write(folder / "a.txt", novel().substr(0, 50'000));
   EXPECT_EQ(Tokenizer::train({file}, 500).hash(), Tokenizer::train({file}, 500).hash());
   EXPECT_EQ(Tokenizer::train({file}, 500).hash().size(), 32u);
@@ -113,7 +113,7 @@ TEST(Tokenizer, IsTheSameForTheSameText) {
 }
 
 TEST(Tokenizer, LearnsFromASampleOfLargeText) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string large = write(folder / "a.txt", novel() + novel() + novel());
   const Tokenizer t = Tokenizer::train({large}, 500, {}, int64_t{2} << 20);
   EXPECT_EQ(t.vocab_size(), 500);
@@ -121,7 +121,7 @@ TEST(Tokenizer, LearnsFromASampleOfLargeText) {
 }
 
 TEST(Tokenizer, LearnsFromJsonLines) {
-  TemporaryFolder folder;
+  TempFolder folder;
   std::string lines;
   for (int i = 0; i < 200; ++i)
     lines += R"({"body": "the cat sat on the mat é\n", "other": "zzz"})"
@@ -131,19 +131,14 @@ TEST(Tokenizer, LearnsFromJsonLines) {
 }
 
 TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
-  TemporaryFolder folder;
+  TempFolder folder;
   const std::string file = write(folder / "a.txt", "abcd abcd abce\n");
   // 3 control symbols, "\n", 256 bytes; characters a b c d e and the space.
   expect_error(Code::data, {"a.txt", "data.vocab_size = 265", "at least 266"}, [&] { Tokenizer::train({file}, 265); });
   EXPECT_EQ(Tokenizer::train({file}, 266).vocab_size(), 266);
-  std::string message;
-  try {
-    Tokenizer::train({file}, 5000);
-    FAIL();
-  } catch (const Error& error) {
-    message = error.what();
-    EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(Code::data));
-  }
+  const Error error = tests::error_of([&] { Tokenizer::train({file}, 5000); });
+  EXPECT_EQ(error.code(), Code::data);
+  const std::string message = error.what();
   const std::string mark = "set at most ";
   ASSERT_NE(message.find(mark), std::string::npos) << message;
   const int64_t most = std::stoll(message.substr(message.find(mark) + mark.size()));
@@ -152,7 +147,7 @@ TEST(Tokenizer, NamesTheLimitsOfTheVocabulary) {
 }
 
 TEST(Tokenizer, RefusesFilesThatAreNoModel) {
-  TemporaryFolder folder;
+  TempFolder folder;
   expect_error(Code::data, {"none.model", "cannot open"}, [&] { Tokenizer::load((folder / "none.model").string()); });
   const std::string model = small_tokenizer().bytes();
   std::string flipped = model;

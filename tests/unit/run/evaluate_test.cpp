@@ -13,9 +13,6 @@
 namespace trainer::tests {
 namespace {
 
-namespace fs = std::filesystem;
-using data::testing::TemporaryFolder;
-
 std::vector<int32_t> random_tokens(int64_t count) {
   const PhiloxKey key = philox_key(11, "text");
   std::vector<int32_t> tokens;
@@ -24,7 +21,7 @@ std::vector<int32_t> random_tokens(int64_t count) {
   return tokens;
 }
 
-data::TokenDataset dataset_of(const TemporaryFolder& folder, const std::vector<int32_t>& tokens, int64_t seq_len) {
+data::TokenDataset dataset_of(const TempFolder& folder, const std::vector<int32_t>& tokens, int64_t seq_len) {
   std::string bytes = data::token_header({.tokens = static_cast<int64_t>(tokens.size()), .vocab_size = kTinyVocab});
   for (const int32_t token : tokens) bytes += {static_cast<char>(token & 0xFF), static_cast<char>(token >> 8)};
   const std::string path = data::testing::write(folder / "text.bin", bytes);
@@ -60,7 +57,7 @@ TEST(Evaluate, SlidingWindowsPredictEveryTokenOnceFromItsContext) {
   const config::Config c = tiny_config();  // sequences of 11, micro-batches of 2
   Tiny run(c, DType::f64, 2);
   for (int64_t n = 1; n <= 3; ++n) run.step(n, 1e-2);
-  const TemporaryFolder folder;
+  const TempFolder folder;
   for (const int64_t count : {12, 13, 34, 57}) {
     const std::vector<int32_t> tokens = random_tokens(count);
     const data::TokenDataset dataset = dataset_of(folder, tokens, c.model.seq_len);
@@ -79,7 +76,7 @@ TEST(Evaluate, WindowsBehindEachOtherAreThoseOfTheLongestStride) {
   const config::Config c = tiny_config();
   Tiny run(c, DType::f64, 2);
   run.step(1);
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const data::TokenDataset whole = dataset_of(folder, random_tokens(5 * 11 + 1), 11);  // no incomplete window
   const auto apart = run::evaluate(run.trainer, whole, {}, nullptr, {}),
              sliding = run::evaluate(run.trainer, whole, {.stride = 11}, nullptr, {});
@@ -94,7 +91,7 @@ TEST(Evaluate, WindowsBehindEachOtherAreThoseOfTheLongestStride) {
 }
 
 TEST(Evaluate, SlidingWindowsAreTheSameOnManyRanks) {
-  const TemporaryFolder folder;
+  const TempFolder folder;
   const config::Config c = configure(Layout{.tensor = 2, .data = 2, .micro_batch = 1});
   const data::TokenDataset dataset = dataset_of(folder, random_tokens(150), c.model.seq_len);
   const auto loss_on = [&](const config::Config& layout, int ranks) {
