@@ -61,21 +61,26 @@ Counts counts_of(const std::map<CommKey, CommCount>& comm) {
   return all;
 }
 
-/// Of so many steps, by the recorded program.
-Counts predicted(const plan::StepProgram& step, int64_t steps) {
-  Counts all;
+/// Calls f(event, times) for what so many steps do, by the recorded program.
+template <typename F>
+void each_event(const plan::StepProgram& step, int64_t steps, F&& f) {
   const auto add = [&](const plan::Program& program, int64_t times) {
-    for (const plan::Event& event : program) {
-      if (event.kind != plan::Event::Kind::start) continue;
-      auto& [calls, elements, bytes] = all[event.key];
-      calls += times;
-      elements += times * event.elements;
-      bytes += times * event.wire_bytes;
-    }
+    for (const plan::Event& event : program) f(event, times);
   };
   if (step.accumulation > 1) add(step.first, steps);
   if (step.accumulation > 2) add(step.middle, steps * (step.accumulation - 2));
   add(step.last, steps);
+}
+
+Counts predicted(const plan::StepProgram& step, int64_t steps) {
+  Counts all;
+  each_event(step, steps, [&](const plan::Event& event, int64_t times) {
+    if (event.kind != plan::Event::Kind::start) return;
+    auto& [calls, elements, bytes] = all[event.key];
+    calls += times;
+    elements += times * event.elements;
+    bytes += times * event.wire_bytes;
+  });
   return all;
 }
 
@@ -95,19 +100,14 @@ Work work_of(const Meter& meter, const std::set<OpKind>& but) {
 
 Work predicted_work(const plan::StepProgram& step, int64_t steps, const std::set<OpKind>& but) {
   Work all;
-  const auto add = [&](const plan::Program& program, int64_t repeats) {
+  each_event(step, steps, [&](const plan::Event& event, int64_t repeats) {
+    if (event.kind != plan::Event::Kind::compute || but.contains(event.op.kind)) return;
     const auto times = static_cast<double>(repeats);
-    for (const plan::Event& event : program) {
-      if (event.kind != plan::Event::Kind::compute || but.contains(event.op.kind)) continue;
-      auto& [calls, flops, bytes] = all[event.op.kind];
-      calls += times;
-      flops += times * event.op.cost.flops;
-      bytes += times * event.op.cost.bytes;
-    }
-  };
-  if (step.accumulation > 1) add(step.first, steps);
-  if (step.accumulation > 2) add(step.middle, steps * (step.accumulation - 2));
-  add(step.last, steps);
+    auto& [calls, flops, bytes] = all[event.op.kind];
+    calls += times;
+    flops += times * event.op.cost.flops;
+    bytes += times * event.op.cost.bytes;
+  });
   return all;
 }
 

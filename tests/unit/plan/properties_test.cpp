@@ -162,42 +162,5 @@ TEST(Properties, EveryStrategySharesOutTheSameProducts) {
   EXPECT_GE(compared, 8);
 }
 
-// The rules of grids and meshes, said again.
-TEST(Properties, NothingIllegalIsPlanned) {
-  int64_t checked = 0;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    Draws draw(1000 + seed);
-    const int64_t heads = draw.one_of({6, 12, 16, 40}), hidden = heads * draw.one_of({16, 24, 64}),
-                  batch = draw.one_of({12, 24, 32}), devices = draw.one_of({2, 4, 6, 8, 12, 16});
-    const Config config = model(2, heads, hidden, draw.one_of({30, 64}), batch);
-    std::string broken;
-    for (const Config& each : config::enumerate_layouts(config, devices, broken)) {
-      if (config::wants_tags(each)) continue;
-      const config::Parallel& p = each.parallel;
-      const int64_t micro = each.train.micro_batch, rows = micro * each.model.seq_len;
-      EXPECT_EQ(config::ranks_of_replica(each) * p.data, devices);
-      EXPECT_EQ(batch % (micro * p.data), 0);
-      if (p.strategy == "megatron-1d") {
-        EXPECT_EQ(heads % p.tensor, 0);
-        EXPECT_EQ(each.model.d_ff % p.tensor, 0);
-        EXPECT_TRUE(!p.sequence_parallel || rows % p.tensor == 0);
-      } else if (p.strategy == "optimus-2d") {
-        const int64_t q = p.mesh.at(0), depth = p.mesh.size() > 2 ? p.mesh.at(2) : 1;
-        EXPECT_EQ(p.mesh.at(1), q);
-        EXPECT_EQ(heads % q, 0);
-        EXPECT_EQ(hidden % q, 0);
-        EXPECT_EQ(micro % (q * depth), 0);
-      } else {
-        EXPECT_EQ(heads % p.grid.at(0), 0);
-        EXPECT_EQ(hidden % p.grid.at(1), 0);
-        EXPECT_EQ(each.model.d_ff % p.grid.at(0), 0);
-        EXPECT_EQ(micro % p.grid.at(2), 0);
-      }
-      ++checked;
-    }
-  }
-  EXPECT_GE(checked, 500);
-}
-
 }  // namespace
 }  // namespace trainer::plan

@@ -1,11 +1,13 @@
 // Whole steps of published runs on nodes of eight A100, predicted: measured step times of a model of 3.6 billion
 // parameters (vTrain, MICRO 2024; its validation data), and of table 1 of Narayanan et al. 2021. Those runs were of
 // other programs, so the planner's trainer stands in for them with all token rows on every rank and full recomputation.
+// Sizes, days and utilisation that these and Korthikanti et al. 2022 publish, by our own counts.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "config/load.h"
+#include "measure/flops.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
 
@@ -88,6 +90,73 @@ TEST(PublishedRuns, OfOtherModelsFollowFromTheSameRun) {
   }
   EXPECT_LE(errors, 0.12);
   RecordProperty("mean_error", format("{:.4f}", errors));
+}
+
+/// FLOPs of a token as these papers count them: every score of attention, and the blocks forward once more.
+double recomputed_flops(const config::Model& m) {
+  const measure::FlopsPerToken flops = measure::flops_per_token(m, kVocab, config::Recompute::full);
+  return flops.full() + flops.recomputed + 2.0 * static_cast<double>(m.n_layer * m.d_model * m.seq_len);
+}
+config::Model model_of(int64_t layers, int64_t hidden) { return gpt(layers, hidden / 128, hidden, 8).model; }
+
+TEST(PublishedRuns, HaveTheSizesAndTimesOfOurCounts) {
+  struct Row {
+    double billions;
+    int64_t hidden, layers;
+    double gpus, batch, tflops, seconds;
+  };
+  for (const Row& r : {Row{1.7, 2304, 24, 32, 512, 137, 3.53},
+                       {3.6, 3072, 30, 64, 512, 138, 3.70},
+                       {7.5, 4096, 36, 128, 512, 142, 3.70},
+                       {18.4, 6144, 40, 256, 1024, 135, 9.40},
+                       {39.1, 8192, 48, 512, 1536, 138, 14.45},
+                       {76.1, 10240, 60, 1024, 1792, 140, 16.06},
+                       {145.6, 12288, 80, 1536, 2304, 148, 24.82},
+                       {310.1, 16384, 96, 1920, 2160, 155, 37.61},
+                       {529.6, 20480, 105, 2520, 2520, 163, 54.08},
+                       {1008.0, 25600, 128, 3072, 3072, 163, 102.6}}) {
+    const Config config = gpt(r.layers, r.hidden / 128, r.hidden, 8);
+    EXPECT_NEAR(static_cast<double>(plan_run(config, kVocab, {}, false).parameters) * 1e-9, r.billions, 0.05);
+    EXPECT_NEAR(recomputed_flops(config.model) * 2048 * r.batch / (r.gpus * r.tflops * 1e12), r.seconds,
+                2e-3 * r.seconds);
+  }
+}
+
+// Days of 300 billion tokens from TFLOP/s of a GPU, tables 1 and 2 of the same.
+TEST(PublishedRuns, TakeTheDaysOfOurCounts) {
+  struct Days {
+    int64_t hidden, layers;
+    double gpus, tflops, days;
+  };
+  for (const Days& d : {Days{12288, 96, 384, 153, 84},
+                        {12288, 96, 768, 149, 43},
+                        {12288, 96, 1536, 141, 23},
+                        {20480, 105, 560, 171, 156},
+                        {20480, 105, 1120, 167, 80},
+                        {20480, 105, 2240, 159, 42},
+                        {12288, 96, 384, 144, 90},
+                        {12288, 96, 768, 88, 74},
+                        {12288, 96, 1536, 44, 74},
+                        {20480, 105, 640, 138, 169},
+                        {20480, 105, 1120, 98, 137},
+                        {20480, 105, 2240, 48, 140}})
+    EXPECT_NEAR(recomputed_flops(model_of(d.layers, d.hidden)) * 300e9 / (d.gpus * d.tflops * 1e12) / 86400, d.days,
+                1.1);
+}
+
+// Korthikanti et al. 2022: on A100 of 312 TFLOP/s.
+TEST(PublishedRuns, HaveTheUtilisationOfOurCounts) {
+  struct Row {
+    int64_t hidden, layers;
+    double gpus, batch, seconds, mfu;
+  };
+  for (const Row& r : {Row{6144, 48, 8, 4, 1.10, 41.5},
+                       {12288, 96, 64, 64, 13.75, 51.4},
+                       {20480, 105, 280, 280, 37.83, 56.0},
+                       {25600, 128, 512, 512, 71.49, 56.3}}) {
+    const auto flops = measure::flops_per_token(model_of(r.layers, r.hidden), kVocab, config::Recompute::none);
+    EXPECT_NEAR(100 * measure::utilisation(flops, 2048 * r.batch / r.seconds / r.gpus, 312e12).mfu, r.mfu, 0.3);
+  }
 }
 
 }  // namespace
