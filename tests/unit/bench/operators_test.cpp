@@ -14,11 +14,14 @@
 namespace trainer::bench {
 namespace {
 
-TEST(BenchGemm, MeasuresEveryProductAndAPeakOfTheSameOrder) {
-  device::CpuDevice cpu(2);
-  Arena arena(cpu, Arena::Mode::heap);
+struct Benchmarks : testing::Test {
+  device::CpuDevice cpu{2};
+  Arena arena{cpu, Arena::Mode::heap};
   Meter meter;
   Exec ex{cpu, arena, meter};
+};
+
+TEST_F(Benchmarks, MeasureEveryProductAndAPeakOfTheSameOrder) {
   const GemmShape shapes[] = {{192, 128, 160}};
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const auto rates = bench_gemm(ex, dtype, shapes, {.repeats = 3});
@@ -35,11 +38,7 @@ TEST(BenchGemm, MeasuresEveryProductAndAPeakOfTheSameOrder) {
   }
 }
 
-TEST(BenchAttention, ReportsRatesOfBothPasses) {
-  device::CpuDevice cpu(2);
-  Arena arena(cpu, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{cpu, arena, meter};
+TEST_F(Benchmarks, ReportRatesOfBothPassesOfAttention) {
   const AttentionRate training = bench_attention(ex, DType::f32, {2, 40, 40, 0, 4, 2, 16}, {.repeats = 3});
   EXPECT_GT(training.forward_gflops, 0);
   EXPECT_GT(training.backward_gflops, 0);
@@ -48,11 +47,7 @@ TEST(BenchAttention, ReportsRatesOfBothPasses) {
   EXPECT_EQ(decoding.backward_seconds, 0);
 }
 
-TEST(BenchOptimizer, MeasuresAdamWBesideItsTraffic) {
-  device::CpuDevice cpu(2);
-  Arena arena(cpu, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{cpu, arena, meter};
+TEST_F(Benchmarks, MeasureAdamWBesideItsTraffic) {
   const OptimizerRate rate = bench_optimizer(ex, std::vector<int64_t>{100000, 3}, 3);
   EXPECT_GT(rate.parameters_per_s, 0);
   EXPECT_NEAR(rate.gb_per_s, 28e-9 * rate.parameters_per_s, 1e-9 * rate.gb_per_s);
@@ -75,11 +70,7 @@ TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
   EXPECT_GT(pieces.size(), run.trainer.store().groups().size()) << "blocks have matrices and vectors";
 }
 
-TEST(BenchElementwise, MeasuresEachOperatorBesideACopy) {
-  device::CpuDevice cpu(2);
-  Arena arena(cpu, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{cpu, arena, meter};
+TEST_F(Benchmarks, MeasureEachOperatorBesideACopy) {
   for (const DType compute : {DType::f32, DType::bf16}) {
     const ElementwiseRates rates = bench_elementwise(ex, compute, 1 << 20, 3);
     EXPECT_GT(rates.copy_gb_per_s, 0);

@@ -8,8 +8,13 @@
 
 #include "base/philox.h"
 #include "comm/world.h"
+#include "rigs/messages.h"
 
 namespace trainer::comm {
+
+using tests::error_of;
+using tests::expect_error;
+using tests::expect_parts;
 
 struct Rig {
   device::CpuDevice device{1};

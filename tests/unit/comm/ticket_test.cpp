@@ -17,26 +17,13 @@ void between_two(const Body& body) {
   });
 }
 
-/// What run_on_threads throws.
-Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::internal, "");
-}
-
 TEST(Ticket, IsAnInternalErrorWhenItIsNeverJoined) {
-  const Error error = error_of([] {
+  expect_error(Code::internal, {"all_reduce", "never joined"}, [] {
     between_two([](World&, Rig& rig, Communicator& comm) {
       std::vector<float> x(10, 1.0f);
       const Ticket ticket = comm.all_reduce(rig.ex, tensor_of(x));
     });
   });
-  EXPECT_EQ(error.code(), Code::internal);
-  EXPECT_STREQ(error.what(), "the ticket of an all_reduce was never joined");
 }
 
 TEST(Ticket, IsJoinedOnceAndNotOverwritten) {
@@ -57,7 +44,7 @@ TEST(Ticket, IsJoinedOnceAndNotOverwritten) {
 }
 
 TEST(Ticket, LetsTheOriginalErrorThroughWhenAnExceptionUnwinds) {
-  const Error error = error_of([] {
+  expect_error(Code::data, {"a bad file"}, [] {
     between_two([](World& world, Rig& rig, Communicator& comm) {
       std::vector<float> x(100000, 1.0f);
       if (world.rank() == 1) {
@@ -68,8 +55,6 @@ TEST(Ticket, LetsTheOriginalErrorThroughWhenAnExceptionUnwinds) {
       throw Error(Code::data, "a bad file");
     });
   });
-  EXPECT_EQ(error.code(), Code::data);
-  EXPECT_STREQ(error.what(), "a bad file");
 }
 
 TEST(Ticket, KeepsScratchUntilItIsJoined) {
@@ -125,14 +110,12 @@ TEST(Communicator, RefusesWhatDoesNotFit) {
 }
 
 TEST(Communicator, TellsThatRanksRunDifferentOperations) {
-  const Error error = error_of([] {
+  expect_error(Code::internal, {"different operations"}, [] {
     between_two([](World& world, Rig& rig, Communicator& comm) {
       std::vector<float> x(world.rank() == 0 ? 100 : 200);
       comm.all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
     });
   });
-  EXPECT_EQ(error.code(), Code::internal);
-  EXPECT_NE(std::string(error.what()).find("they run different operations"), std::string::npos) << error.what();
 }
 
 }  // namespace

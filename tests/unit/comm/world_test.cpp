@@ -10,20 +10,6 @@
 namespace trainer::comm {
 namespace {
 
-Error error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error;
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return Error(Code::internal, "");
-}
-
-bool contains(const Error& error, const std::string& text) {
-  return std::string(error.what()).find(text) != std::string::npos;
-}
-
 TEST(Control, MovesHostDataAmongAllRanks) {
   for (int ranks : {1, 2, 5}) {
     run_on_threads(ranks, {}, [&](World& world) {
@@ -62,10 +48,10 @@ TEST(Control, AgreesOnTheErrorOfTheLowestRank) {
     });
     EXPECT_EQ(error.code(), Code::data);
     EXPECT_EQ(error.scope(), Scope::all_ranks);
-    EXPECT_STREQ(error.what(), "rank 2: file 2 is bad");
+    expect_parts(error.what(), {"rank 2", "file 2 is bad"});
     ++thrown;
-    const Error first = error_of([&] { world.control().throw_if_any_failed(Error(Code::config, "no such key")); });
-    EXPECT_STREQ(first.what(), "no such key");
+    expect_error(Code::config, {"no such key"},
+                 [&] { world.control().throw_if_any_failed(Error(Code::config, "no such key")); });
     world.control().barrier();  // the world goes on
   });
   EXPECT_EQ(thrown, 4);
@@ -126,7 +112,7 @@ TEST(DryWorld, CountsLikeTheRealOneAndTakesTheSameMemory) {
 
 TEST(ThreadsWorld, RethrowsTheErrorThatCameFirst) {
   std::atomic<int> released{0};
-  const Error error = error_of([&] {
+  expect_error(Code::checkpoint, {"the disk is full"}, [&] {
     run_on_threads(4, {.timeout_s = 60}, [&](World& world) {
       if (world.rank() == 2) throw Error(Code::checkpoint, "the disk is full");
       try {
@@ -135,15 +121,13 @@ TEST(ThreadsWorld, RethrowsTheErrorThatCameFirst) {
       } catch (const Error& echo) {
         EXPECT_EQ(echo.code(), Code::checkpoint);
         EXPECT_EQ(echo.scope(), Scope::another_rank);
-        EXPECT_STREQ(echo.what(), "rank 2 stopped: the disk is full");
+        expect_parts(echo.what(), {"rank 2", "the disk is full"});
         EXPECT_THROW(world.control().barrier(), Error);  // and all that come later
         ++released;
         throw;
       }
     });
   });
-  EXPECT_EQ(error.code(), Code::checkpoint);
-  EXPECT_STREQ(error.what(), "the disk is full");
   EXPECT_EQ(released, 3);
 }
 
@@ -182,12 +166,8 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
     });
   });
   EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(
-      contains(error,
-               "reduce_scatter along tensor (operation 2 there, lane grads) was not done in 0.5 s: rank 2 has not "
-               "come to it (it has started 1 there)"))
-      << error.what();
-  EXPECT_FALSE(contains(error, "rank 3 has not")) << error.what();
+  expect_parts(error.what(), {"reduce_scatter along tensor", "operation 2", "lane grads", "0.5 s", "rank 2 has not"});
+  EXPECT_EQ(std::string(error.what()).find("rank 3 has not"), std::string::npos) << error.what();
 }
 
 TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
@@ -211,7 +191,7 @@ TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
 
 TEST(Watchdog, EndsAWaitForEachOther) {
   const double begin = now_seconds();
-  const Error error = error_of([&] {
+  expect_error(Code::comm, {"waits for others itself"}, [&] {
     run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
       Rig rig;
       // Each starts with another communicator: nobody is busy, nobody ever comes.
@@ -221,8 +201,6 @@ TEST(Watchdog, EndsAWaitForEachOther) {
       (world.rank() == 1 ? one : other)->all_reduce(rig.ex, tensor_of(x)).join(rig.ex);
     });
   });
-  EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(error, "and waits for others itself since")) << error.what();
   EXPECT_LT(now_seconds() - begin, 20);
 }
 
@@ -246,13 +224,11 @@ TEST(Watchdog, IsPatientWithARankThatWaitsForABusyOne) {
 }
 
 TEST(Watchdog, NamesARankThatHasEnded) {
-  const Error error = error_of([&] {
+  expect_error(Code::comm, {"rank 1 has ended"}, [&] {
     run_on_threads(3, {.timeout_s = 0.2}, [&](World& world) {
       if (world.rank() != 1) world.control().barrier();
     });
   });
-  EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(error, "rank 1 has ended before it")) << error.what();
 }
 
 TEST(Engine, WaitsWithoutUsingACore) {

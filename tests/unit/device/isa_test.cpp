@@ -7,7 +7,7 @@
 #include <sstream>
 #include <string>
 
-#include "base/error.h"
+#include "rigs/messages.h"
 
 namespace trainer::device {
 namespace {
@@ -90,13 +90,7 @@ TEST(Isa, TheVariableChoosesAnySetTheCpuHas) {
 
 TEST(Isa, AnUnknownSetIsRefusedByName) {
   const WithVariable variable("avx512_bf16");
-  try {
-    detect_isa();
-    FAIL() << "not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::usage);
-    EXPECT_NE(std::string(error.what()).find("avx512bf16"), std::string::npos) << error.what();
-  }
+  tests::expect_error(Code::usage, {"avx512bf16"}, [] { detect_isa(); });
 }
 
 }  // namespace

@@ -1,46 +1,27 @@
 #include "device/numa.h"
 
 #include <gtest/gtest.h>
-#include <stdlib.h>
-
-#include <fstream>
 
 #include "device/pages.h"
+#include "rigs/files.h"
 
 namespace trainer::device {
 namespace {
 
-namespace fs = std::filesystem;
-
-/// A folder like /sys.
-struct Sys {
-  Sys() {
-    std::string name = (fs::temp_directory_path() / "numa-test-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw std::runtime_error("mkdtemp: " + name);
-    folder = name;
-  }
-  ~Sys() { fs::remove_all(folder); }
-  void write(const fs::path& file, const std::string& text) const {
-    fs::create_directories((folder / file).parent_path());
-    std::ofstream(folder / file) << text << "\n";
-  }
-  fs::path folder;
-};
-
 TEST(Numa, NodesWithMemoryAreCounted) {
-  const Sys sys;
-  EXPECT_EQ(memory_nodes(sys.folder)->count(), 1) << "a system that says nothing";
+  const tests::TempFolder sys;  // like /sys
+  EXPECT_EQ(memory_nodes(sys)->count(), 1) << "a system that says nothing";
   for (const auto& [text, nodes] : {std::pair{"0", 1}, {"0-1", 2}, {"0,2", 2}, {"0-3,8-11", 8}, {"1", 1}}) {
-    sys.write("devices/system/node/has_memory", text);
-    EXPECT_EQ(memory_nodes(sys.folder)->count(), nodes) << text;
+    tests::write(sys / "devices/system/node/has_memory", text);
+    EXPECT_EQ(memory_nodes(sys)->count(), nodes) << text;
   }
 }
 
 TEST(Numa, TheNodeBesideADeviceIsTheOneTheSystemNames) {
-  const Sys sys;
-  sys.write("bus/pci/devices/0000:3d:00.0/numa_node", "1");
-  sys.write("bus/pci/devices/0000:17:00.0/numa_node", "-1");
-  const std::unique_ptr<MemoryNodes> nodes = memory_nodes(sys.folder);
+  const tests::TempFolder sys;  // like /sys
+  tests::write(sys / "bus/pci/devices/0000:3d:00.0/numa_node", "1");
+  tests::write(sys / "bus/pci/devices/0000:17:00.0/numa_node", "-1");
+  const std::unique_ptr<MemoryNodes> nodes = memory_nodes(sys);
   EXPECT_EQ(nodes->beside("0000:3D:00.0"), 1);  // as CUDA writes it
   EXPECT_EQ(nodes->beside("0000:17:00.0"), std::nullopt);
   EXPECT_EQ(nodes->beside("0000:99:00.0"), std::nullopt);

@@ -108,10 +108,9 @@ TEST(Signals, AreInstalledOnceAtATime) {
 }
 
 TEST(Signals, HaveNames) {
-  EXPECT_STREQ(signal_name(SIGTERM), "SIGTERM");
-  EXPECT_STREQ(signal_name(SIGUSR1), "SIGUSR1");
-  EXPECT_STREQ(signal_name(SIGINT), "SIGINT");
-  EXPECT_STREQ(signal_name(SIGUSR2), "SIGUSR2");
+  for (const auto& [signal, name] :
+       {std::pair{SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGINT, "SIGINT"}, {SIGUSR2, "SIGUSR2"}})
+    EXPECT_STREQ(signal_name(signal), name);
 }
 
 }  // namespace
