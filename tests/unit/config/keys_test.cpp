@@ -21,38 +21,18 @@ TEST(Keys, AreDeclaredOnceInAKnownSectionAndExplained) {
 
 TEST(Keys, StoreEachValueInAMemberOfItsOwn) {
   // Setting one key must change what exactly that key reads back.
+  const std::map<Type, Value> others = {{Type::integer, int64_t{77}},
+                                        {Type::number, 0.375},
+                                        {Type::string, std::string("elsewhere")},
+                                        {Type::list, StringList{"a", "b"}},
+                                        {Type::integers, IntegerList{2, 3, 4}},
+                                        {Type::layers, LayerList{LayerTags{.stream = "r", .qkv = "c"}}},
+                                        {Type::any, std::string("3/8")}};
   for (const Key& key : keys()) {
     Config config = defaults();
-    Value other;
-    switch (key.type) {
-      case Type::boolean:
-        other = key.initial == Value(true) ? false : true;
-        break;
-      case Type::integer:
-        other = int64_t{77};
-        break;
-      case Type::number:
-        other = 0.375;
-        break;
-      case Type::string:
-        other = std::string("elsewhere");
-        break;
-      case Type::list:
-        other = StringList{"a", "b"};
-        break;
-      case Type::integers:
-        other = IntegerList{2, 3, 4};
-        break;
-      case Type::layers:
-        other = LayerList{LayerTags{.stream = "r", .qkv = "c"}};
-        break;
-      case Type::choice:
-        other = key.names.back();
-        break;
-      case Type::any:
-        other = std::string("3/8");
-        break;
-    }
+    const Value other = key.type == Type::boolean  ? Value(key.initial != Value(true))
+                        : key.type == Type::choice ? Value(key.names.back())
+                                                   : others.at(key.type);
     key.set(config, other);
     EXPECT_EQ(key.get(config), other) << key.path();
     const Config untouched = defaults();

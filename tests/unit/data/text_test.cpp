@@ -203,13 +203,6 @@ TEST(Text, RefusesWhatBeginsAsNoText) {
     EXPECT_EQ(documents({write(folder / "a.txt", text)}, {}, 100).size(), 1u) << text;
 }
 
-TEST(Text, RefusesMissingAndEmptyFiles) {
-  TempFolder folder;
-  expect_error(Code::data, {"none.txt", "cannot open"}, [&] { documents({(folder / "none.txt").string()}, {}, 100); });
-  const std::string empty = write(folder / "empty.txt", "");
-  expect_error(Code::data, {"empty.txt", "offset 0", "empty"}, [&] { documents({empty}, {}, 100); });
-}
-
 TEST(Text, SamplesAreSpreadOverAllFiles) {
   TempFolder folder;
   std::string a, b;

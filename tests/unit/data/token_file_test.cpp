@@ -77,21 +77,6 @@ TEST(TokenFile, ReadsHeaderlessFiles) {
   EXPECT_EQ(all_of(one), std::vector<int32_t>{7});
 }
 
-TEST(TokenFile, ReadsMegatronFilesAndTheirDocuments) {
-  TempFolder folder;
-  const auto ids = numbers(60, 40000);
-  for (const auto& [code, width] : {std::pair{8, 2}, {4, 4}}) {
-    const std::string name = fmt::format("m{}", code);
-    write(folder / (name + ".idx"), megatron_index({10, 20, 30}, static_cast<uint8_t>(code), width));
-    const TokenStream stream(
-        {write(folder / (name + ".bin"), width == 2 ? packed<uint16_t>(ids) : packed<int32_t>(ids))});
-    EXPECT_EQ(all_of(stream), ids);
-    EXPECT_EQ(stream.document_end_near(26, 10), 30);
-    EXPECT_EQ(stream.document_end_near(14, 10), 10);
-    EXPECT_EQ(stream.document_end_near(20, 5), std::nullopt);
-  }
-}
-
 std::string from_hex(std::string_view digits) {
   std::string bytes;
   for (size_t i = 0; i < digits.size(); i += 2)

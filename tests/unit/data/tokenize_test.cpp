@@ -215,7 +215,7 @@ TEST(Tokenize, RefusesInputWithoutText) {
   };
   expect_error(Code::data, {empty, "offset 0", "empty"}, [&] { run(empty); });
   expect_error(Code::data, {blank, "no text"}, [&] { run(blank); });
-  expect_error(Code::data, {"missing.txt"}, [&] { run((folder / "missing.txt").string()); });
+  expect_error(Code::data, {"missing.txt", "cannot open"}, [&] { run((folder / "missing.txt").string()); });
 }
 
 TEST(Tokenize, ReportsOutputThatCannotBeWritten) {

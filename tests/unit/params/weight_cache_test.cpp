@@ -69,18 +69,23 @@ struct Rig {
     use(ex, order);
     store.weights().end();
     arena.end();
-    most_live = 0;
-    const auto& taken = arena.programs().at(key).intervals;
-    for (const Arena::Interval& at : taken) {
-      int live = 0;
-      for (const Arena::Interval& each : taken) live += each.first <= at.first && at.first < each.last;
-      most_live = std::max(most_live, live);
-    }
+    most_live = most_live_of(key);
     const int64_t gathers = gathered(real);
     if (kept < 0) {
       EXPECT_EQ(gathered(planned), gathers);
     }
     return gathers;
+  }
+  /// Of a program: how many tensors are in memory at once.
+  int most_live_of(const std::string& key) const {
+    int most = 0;
+    const auto& taken = arena.programs().at(key).intervals;
+    for (const Arena::Interval& at : taken) {
+      int live = 0;
+      for (const Arena::Interval& each : taken) live += each.first <= at.first && at.first < each.last;
+      most = std::max(most, live);
+    }
+    return most;
   }
   int64_t gathered(const Meter& meter) const {
     int64_t elements = 0;
@@ -205,15 +210,8 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
       rig.arena.begin("backward");
       backward(ex);
       rig.arena.end();
-      int most = 0;
-      const auto& taken = rig.arena.programs().at("backward").intervals;
-      EXPECT_EQ(taken.size(), 4u);
-      for (const Arena::Interval& at : taken) {
-        int live = 0;
-        for (const Arena::Interval& each : taken) live += each.first <= at.first && at.first < each.last;
-        most = std::max(most, live);
-      }
-      EXPECT_EQ(most, overlap ? 2 : 1);
+      EXPECT_EQ(rig.arena.programs().at("backward").intervals.size(), 4u);
+      EXPECT_EQ(rig.most_live_of("backward"), overlap ? 2 : 1);
       for (const params::Param& param : rig.store.params()) {
         if (param.name == "w4") continue;  // whole: its sum over z is nobody's wish
         for (const mesh::Run& run : param.runs)

@@ -56,8 +56,7 @@ TEST_P(Replicas, ThreadsAndTimingChangeNoBit) {
   Case fast = how();
   fast.zero_stage = 1;
   const Result first = train(fast, DType::f32, arch(), 3), second = train(slow, DType::f32, arch(), 3);
-  EXPECT_EQ(first.losses, second.losses);
-  EXPECT_TRUE(first.state == second.state);
+  expect_same_bits(first, second);
 }
 
 TEST_P(Replicas, SendTheBytesThatWerePredicted) {

@@ -1,7 +1,4 @@
-// What sums over ranks in bf16 or in fp32 do to gradients in bf16, for every site and number of ranks. The
-// disabled test prints the table of tests/bench/RESULTS.md.
-#include <cstdio>
-
+// What sums over ranks in bf16 or in fp32 do to gradients in bf16, for every site.
 #include "parallel/tagged.h"
 #include "rigs/layouts.h"
 
@@ -113,39 +110,6 @@ TEST(SumTypes, KeepBf16GradientsWithinOneAndAHalfTimesTheErrorOfOneRank) {
   for (const Sums& sums : {of_rows(8), of_columns(8), of_both(4, 2)})
     for (const auto& [site, ratio] : ratios(all, sums, DType::bf16)) EXPECT_LE(ratio, 1.5) << sums.name << ": " << site;
   for (const auto& [site, ratio] : ratios(all, of_columns(8), DType::f32)) EXPECT_LE(ratio, 1.1) << "fp32: " << site;
-}
-
-TEST(SumTypes, DISABLED_Table) {  // minutes of work, nothing to assert
-  const auto all = references(4);
-  Errors one;
-  for (const Reference& reference : all) add_errors(one, reference.one, reference.exact);
-  std::string names = "| sums of | over | in | worst |", rule = "|---|---|---|---|", errors = "| | one rank | | |";
-  for (const auto& [site, error] : one) {
-    names += " " + site + " |";
-    rule += "---|";
-    errors += format(" {:.4f} |", error.mean());
-  }
-  std::printf("%s\n%s\n%s\n", names.c_str(), rule.c_str(), errors.c_str());
-  const auto print = [&](const std::string& label, const Sums& sums) {
-    for (const DType type : {DType::bf16, DType::f32}) {
-      double worst = 0;
-      std::string text;
-      for (const auto& [site, ratio] : ratios(all, sums, type)) {
-        text += format(" {:.2f} |", ratio);
-        worst = std::max(worst, ratio);
-      }
-      std::printf("| %s | %s | %s | %.2f |%s\n", sums.name, label.c_str(), std::string(name_of(type)).c_str(), worst,
-                  text.c_str());
-      std::fflush(stdout);
-    }
-  };
-  for (const int ranks : {2, 3, 4, 8, 12}) {
-    print(format("{}", ranks), of_rows(ranks));
-    print(format("{}", ranks), of_columns(ranks));
-  }
-  print("2 x 2", of_both(2, 2));
-  print("2 x 4", of_both(2, 4));
-  print("4 x 2", of_both(4, 2));
 }
 
 }  // namespace
