@@ -145,6 +145,9 @@ config::Config configure(const Shape& s) {
   return c;
 }
 
+/// The case that recomputes nothing: "NAME/TYPE" of "NAME/TYPE/full".
+std::string plain_of(const std::string& name) { return name.substr(0, name.find('/', name.find('/') + 1)); }
+
 }  // namespace
 
 std::vector<Case> cases() {
@@ -241,13 +244,24 @@ Goldens read(const std::string& path) {
   return goldens;
 }
 
+Aspects expected(const Goldens& goldens, const std::string& name) {
+  Aspects all;
+  for (const std::string& each : {name, plain_of(name)})
+    if (goldens.contains(each)) all.insert(goldens.at(each).begin(), goldens.at(each).end());
+  return all;
+}
+
 void write(const std::string& path, const Goldens& goldens) {
   std::ofstream file(path);
   file << "# What training computes (tests/golden/goldens.h). Written by TRAINER_WRITE_GOLDENS=this file; a commit "
           "that\n"
           "# changes a line says why.\n";
-  for (const auto& [name, aspects] : goldens)
-    for (const auto& [aspect, value] : aspects) file << name << ' ' << aspect << ' ' << value << '\n';
+  for (const auto& [name, aspects] : goldens) {
+    const Aspects shared = plain_of(name) == name ? Aspects() : goldens.at(plain_of(name));
+    for (const auto& line : aspects)
+      if (!shared.contains(line.first) || shared.at(line.first) != line.second)
+        file << name << ' ' << line.first << ' ' << line.second << '\n';
+  }
 }
 
 std::string golden_file(const std::string& source_dir) {

@@ -34,9 +34,12 @@ device::Isa instruction_set();
 /// A hash of the C library's functions that a run uses.
 std::string library_hash();
 
-/// "NAME ASPECT VALUE" lines with comments.
+/// "NAME ASPECT VALUE" lines with comments. What recomputing leaves as it was is not written again: a case
+/// "NAME/TYPE/full" has its own lines where it differs from "NAME/TYPE".
 using Goldens = std::map<std::string, Aspects>;
 Goldens read(const std::string& path);
+/// All aspects of a case.
+Aspects expected(const Goldens& goldens, const std::string& name);
 void write(const std::string& path, const Goldens& goldens);
 /// TRAINER_GOLDENS, or the file of the project.
 std::string golden_file(const std::string& source_dir);
