@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "report/csv.h"
+#include "report/page.h"
 #include "report/summary.h"
 
 namespace trainer::report {
@@ -27,7 +28,7 @@ std::vector<ComparedRun> read_runs(const std::vector<NamedRun>& runs);
 std::string comparison_html(const std::vector<ComparedRun>& runs);
 
 /// Returns the keys whose values are not the same in all runs, with the value in each; "-" where a run has none.
-std::vector<std::pair<std::string, std::vector<std::string>>> differing_keys(const std::vector<ComparedRun>& runs);
+page::Grid differing_keys(const std::vector<ComparedRun>& runs);
 
 /// Returns names of rows, the values of each run, and how they relate to those of the first run, aligned for a
 /// terminal.

@@ -1,35 +1,18 @@
 #include "report/csv.h"
 
-#include <algorithm>
 #include <fstream>
 #include <map>
 #include <set>
 
 #include "base/error.h"
+#include "base/join.h"
 #include "report/events_json.h"
 
 namespace trainer::report {
 namespace {
 
-using Row = std::map<std::string, std::string>;  // text of the value, by column
-
-constexpr const char* kFirstColumns[] = {"run",
-                                         "step",
-                                         "tokens",
-                                         "epoch",
-                                         "loss",
-                                         "validation.loss",
-                                         "validation.perplexity",
-                                         "validation.bits_per_byte",
-                                         "lr",
-                                         "grad_norm",
-                                         "skipped",
-                                         "step_ms",
-                                         "tokens_per_s",
-                                         "tflops_per_device",
-                                         "mfu",
-                                         "mfu_causal",
-                                         "hfu"};
+/// Columns and the texts of their values, in the order of the event.
+using Row = std::vector<std::pair<std::string, std::string>>;
 
 std::filesystem::path log_of(const NamedRun& run) { return run.folder / "metrics.jsonl"; }
 
@@ -40,58 +23,31 @@ std::string quoted(const std::string& text) {
   return out + "\"";
 }
 
-std::string cell(const Json& value) {
-  if (value.is_null()) return "";
-  return quoted(value.is_string() ? value.get<std::string>() : to_line(value));
-}
-
-/// Adds the values of an event, and of the objects in it, under their names.
-void flatten(const Json& object, const std::string& prefix, Row& row) {
-  for (const auto& [key, value] : object.items()) {
-    if (value.is_object()) {
-      flatten(value, prefix + key + ".", row);
-    } else if (key != "event") {
-      row[prefix + key] = cell(value);
-    }
-  }
-}
-
 /// Calls use(row) for each step of a run. An evaluation joins the row of its step.
 void for_each_row(const NamedRun& run, const std::function<void(const Row&)>& use) {
   std::ifstream in(log_of(run), std::ios::binary);
   if (!in) throw Error(Code::io, format("cannot read {}", log_of(run).string()));
   Row row;
+  Json step;  // of the row
   const auto end_row = [&] {
     if (!row.empty()) use(row);
     row.clear();
   };
-  const auto begin_row = [&](const Json& event) {
-    end_row();
-    row["run"] = quoted(run.name);
-    row["step"] = cell(event.value("step", Json()));
-  };
   for (std::string line; std::getline(in, line);) {
-    const Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    Json event = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!event.is_object()) continue;  // torn by a crash
-    const Json kind = event.value("event", Json());
-    if (kind == "step") {
-      begin_row(event);
-      flatten(event, "", row);
-    } else if (kind == "eval") {
-      if (row.empty() || row["step"] != cell(event.value("step", Json()))) begin_row(event);
-      Row values;
-      flatten(event, "validation.", values);
-      values.erase("validation.step");
-      row.merge(values);
+    const Json kind = event.value("event", Json()), at = event.value("step", Json());
+    if (kind != "step" && kind != "eval") continue;
+    if (kind == "step" || row.empty() || step != at) {
+      end_row();
+      step = at;
+      row = {{"run", quoted(run.name)}, {"step", quoted(to_text(at))}};
     }
+    for (const char* key : {"event", "step"}) event.erase(key);
+    flatten(event, kind == "eval" ? "validation." : "", '.',
+            [&](const std::string& name, const Json& value) { row.emplace_back(name, quoted(to_text(value))); });
   }
   end_row();
-}
-
-std::string joined(const std::vector<std::string>& cells) {
-  std::string line;
-  for (size_t i = 0; i < cells.size(); ++i) line += (i == 0 ? "" : ",") + cells[i];
-  return line + "\n";
 }
 
 }  // namespace
@@ -120,27 +76,20 @@ std::vector<NamedRun> named_runs(const std::vector<std::string>& folders) {
 }
 
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out) {
-  std::set<std::string> found;
+  std::map<std::string, size_t> columns;  // with their places
   for (const NamedRun& run : runs)
     for_each_row(run, [&](const Row& row) {
-      for (const auto& [column, value] : row) found.insert(column);
+      for (const auto& [column, value] : row) columns.try_emplace(column, columns.size());
     });
-  std::vector<std::string> columns;
-  for (const char* column : kFirstColumns)
-    if (found.erase(column) > 0) columns.emplace_back(column);
-  columns.insert(columns.end(), found.begin(), found.end());
-  std::vector<std::string> names;
-  for (const std::string& column : columns) names.push_back(quoted(column));
-  out(joined(names));
-  for (const NamedRun& run : runs)
-    for_each_row(run, [&](const Row& row) {
-      std::vector<std::string> cells;
-      for (const std::string& column : columns) {
-        const auto value = row.find(column);
-        cells.push_back(value == row.end() ? "" : value->second);
-      }
-      out(joined(cells));
-    });
+  const auto write = [&](const Row& row) {
+    std::vector<std::string> cells(columns.size());
+    for (const auto& [column, value] : row) cells[columns.at(column)] = value;
+    out(format("{}\n", fmt::join(cells, ",")));
+  };
+  Row head;
+  for (const auto& [column, place] : columns) head.emplace_back(column, quoted(column));
+  write(head);
+  for (const NamedRun& run : runs) for_each_row(run, write);
 }
 
 }  // namespace trainer::report

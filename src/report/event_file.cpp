@@ -6,14 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <charconv>
 #include <ctime>
 
-#include "base/error.h"
-#include "base/file_io.h"
-#include "base/files.h"
-#include "base/log.h"
+#include "base/format.h"
 
 namespace trainer::report {
 namespace {
@@ -79,11 +75,20 @@ Message event(double wall_time, int64_t step) {
   return message;
 }
 
-/// The number in the name of an event file: the second in which it was made; 0 for other files.
-int64_t second_of(const std::string& name) {
-  int64_t second = 0;
-  if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), second);
-  return second;
+/// Returns the name of a new event file. It holds the second in which the file is made, or a later one than others
+/// have.
+std::string file_name(const std::filesystem::path& folder) {
+  int64_t second = std::time(nullptr);
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+    const std::string name = entry.path().filename().string();
+    int64_t made = 0;
+    if (name.starts_with(kPrefix)) std::from_chars(name.data() + kPrefix.size(), name.data() + name.size(), made);
+    second = std::max(second, made + 1);
+  }
+  char host[256] = "host";
+  gethostname(host, sizeof host - 1);
+  return format("{}{:010}.{}.{}.0", kPrefix, second, host, getpid());
 }
 
 }  // namespace
@@ -122,34 +127,6 @@ std::string text_event(double wall_time, int64_t step, const std::string& tag, c
   return event(wall_time, step).message(kSummary, Message().message(kValue, value)).text();
 }
 
-EventFile::EventFile(const std::filesystem::path& folder) {
-  int64_t second = std::time(nullptr);
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, none))
-    second = std::max(second, second_of(entry.path().filename().string()) + 1);
-  char host[256] = "host";
-  gethostname(host, sizeof host - 1);
-  path_ = folder / format("{}{:010}.{}.{}.0", kPrefix, second, host, getpid());
-  descriptor_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (descriptor_ >= 0) return;
-  const int reason = errno;
-  throw Error(Code::io, format("cannot write {}: {}; check run.dir", path_.string(), system_reason(reason)));
-}
-
-EventFile::~EventFile() { close(descriptor_); }
-
-void EventFile::write(std::string_view message) {
-  const std::string record = event_record(message);
-  const ssize_t written = uninterrupted([&] { return pwrite(descriptor_, record.data(), record.size(), size_); });
-  if (written == static_cast<ssize_t>(record.size())) {
-    size_ += written;
-    return;
-  }
-  const int reason = written < 0 ? errno : ENOSPC;  // a short write to a file means that the disk is full
-  const bool cut = written <= 0 || ftruncate(descriptor_, size_) == 0;
-  if (!lost_ || !cut)
-    log::warning("cannot write {}: {}; training continues without it", path_.string(), system_reason(reason));
-  lost_ = true;
-}
+EventFile::EventFile(const std::filesystem::path& folder) : file_(folder / file_name(folder), O_EXCL) {}
 
 }  // namespace trainer::report

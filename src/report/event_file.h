@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "report/record_file.h"
+
 namespace trainer::report {
 
 /// CRC-32C (Castagnoli), as RFC 3720 has it.
@@ -26,25 +28,18 @@ std::string scalar_event(double wall_time, int64_t step, const std::vector<std::
 /// `text` is Markdown.
 std::string text_event(double wall_time, int64_t step, const std::string& tag, const std::string& text);
 
-/// An event file that is open for writing. It never stops a run: a failure (disk full) is warned about once, and later
-/// records are tried again. A record is written whole or not at all, since readers stop at a torn one.
+/// An event file that is open for writing.
 class EventFile {
  public:
   /// Makes a new file in `folder`, whose name sorts behind those there: TensorBoard reads files in that order. Throws
   /// Code::io naming the file.
   explicit EventFile(const std::filesystem::path& folder);
-  ~EventFile();
-  EventFile(const EventFile&) = delete;
-  EventFile& operator=(const EventFile&) = delete;
 
-  void write(std::string_view message);
-  const std::filesystem::path& path() const { return path_; }
+  void write(std::string_view message) { file_.write(event_record(message)); }
+  const std::filesystem::path& path() const { return file_.path(); }
 
  private:
-  std::filesystem::path path_;
-  int descriptor_ = -1;
-  int64_t size_ = 0;  // of whole records
-  bool lost_ = false;
+  RecordFile file_;
 };
 
 }  // namespace trainer::report

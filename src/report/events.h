@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "config/config.h"
 #include "device/power.h"
 #include "measure/costs.h"
 #include "measure/flops.h"
@@ -96,10 +97,9 @@ struct StartReport {
   int64_t step = 0;           // completed steps: above 0 after a resume
   int64_t data_position = 0;  // samples that they saw
   std::string name, time;     // time: UTC, ISO 8601 (utc_now())
-  // The model with the values in force.
+  config::Model model;        // values in force
   std::string arch, compute;
-  int64_t n_layer = 0, n_head = 0, n_kv_head = 0, d_model = 0, d_ff = 0, seq_len = 0, vocab_size = 0;
-  int64_t parameters = 0;
+  int64_t vocab_size = 0, parameters = 0;
   // The work.
   int64_t total_steps = 0;
   int64_t global_batch = 0, micro_batch = 0, accumulation = 0, data_replicas = 1;  // sequences

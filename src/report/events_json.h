@@ -1,5 +1,10 @@
 #pragma once
-// Events of metrics.jsonl as JSON values and back. Keys keep the order of events.h.
+// Events of metrics.jsonl as JSON values and back. fields() names each field of a struct once, in the order of its
+// keys; a Writer and a Reader visit them. What is not a variable (a constant, a number that follows from others) is
+// only written.
+#include <cmath>
+#include <concepts>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "report/events.h"
@@ -8,30 +13,232 @@ namespace trainer::report {
 
 using Json = nlohmann::ordered_json;
 
-Json to_json(const measure::PhaseMs& phase);
-Json to_json(const measure::PeakReport& peak);
-Json to_json(const OffloadReport& offload);
-/// Each has "event" and "step".
-Json to_json(const StartReport& start);
-Json to_json(const StepReport& step);
-Json to_json(const EvalReport& eval);
-Json to_json(const CheckpointReport& checkpoint);
-Json to_json(const WarningReport& warning);
-Json to_json(const EndReport& end);
-
 /// Returns one line of text. Doubles survive a round trip, NaN and infinity are null, bad UTF-8 is replaced.
 std::string to_line(const Json& value, int indent = -1);
 
-/// Returns the number under `key`; NaN when it is null or missing. Throws Json::exception when it is something else.
-double number_of(const Json& object, const char* key);
+/// Returns a value as people read it: a string without quotes, nothing for null.
+std::string to_text(const Json& value);
 
-/// Read an event. Missing keys keep their defaults. Throw Json::exception on a value of the wrong kind.
-OffloadReport offload_from(const Json& object);
-StartReport start_from(const Json& object);
-StepReport step_from(const Json& object);
-EvalReport eval_from(const Json& object);
-CheckpointReport checkpoint_from(const Json& object);
-WarningReport warning_from(const Json& object);
-EndReport end_from(const Json& object);
+/// Calls use(name, value) for each value in an object and in the objects within it, which prefix its name: "a.b" for a
+/// `separator` of '.'.
+void flatten(const Json& object, const std::string& prefix, char separator,
+             const std::function<void(const std::string& name, const Json& value)>& use);
+
+/// Returns the config as a JSON object, so that readers of the log need no TOML. Text that is not TOML stays text.
+Json config_json(const std::string& toml_text);
+
+/// Returns measured over predicted values, of memory, a step's time, and the bytes of each operation along each axis.
+Json ratios(const Estimate& measured, const Estimate& predicted);
+
+template <typename T>
+Json to_json(const T& value);
+/// Reads a struct. Missing keys keep their defaults, and unknown ones are ignored; a number that is missing or null is
+/// NaN. Throws Json::exception on a value of the wrong kind.
+template <typename T>
+T from_json(const Json& object);
+
+struct Writer {
+  static constexpr bool kReads = false;
+  Json& json;
+
+  template <typename T, typename... More>
+  void operator()(const char* key, const T& value, const More&... more) {
+    if constexpr (std::invocable<const T&, Writer&>) {
+      Writer inner{json[key] = Json::object()};
+      value(inner);
+    } else if constexpr (std::same_as<T, std::optional<double>>) {
+      json[key] = value.value_or(kUnknown);
+    } else if constexpr (requires { fields(*this, value); }) {
+      json[key] = to_json(value);
+    } else if constexpr (requires { fields(*this, *value); }) {
+      if (value) json[key] = to_json(*value);
+    } else {
+      json[key] = value;
+    }
+    if constexpr (sizeof...(more) > 0) (*this)(more...);
+  }
+  /// Of bytes, 0 stands for "not known" and becomes null.
+  void bytes(const char* key, int64_t value) { json[key] = value > 0 ? Json(value) : Json(); }
+  void tera(const char* key, double value) { json[key] = value / 1e12; }
+};
+
+struct Reader {
+  static constexpr bool kReads = true;
+  const Json& json;
+
+  double number(const char* key) const {
+    const auto found = json.find(key);
+    return found == json.end() || found->is_null() ? kUnknown : found->template get<double>();
+  }
+  const Json& child(const char* key) const {
+    static const Json empty = Json::object();
+    const auto found = json.find(key);
+    return found == json.end() ? empty : *found;
+  }
+  template <typename T, typename... More>
+  void operator()(const char* key, T&& value, More&&... more) {
+    using Value = std::remove_reference_t<T>;
+    if constexpr (std::invocable<T, Reader&>) {
+      Reader inner{child(key)};
+      value(inner);
+    } else if constexpr (!std::is_lvalue_reference_v<T> || std::is_const_v<Value>) {  // only written
+    } else if constexpr (std::same_as<Value, double>) {
+      value = number(key);
+    } else if constexpr (std::same_as<Value, std::optional<double>>) {
+      if (const double known = number(key); !std::isnan(known)) value = known;
+    } else if constexpr (requires { fields(*this, value); }) {
+      value = from_json<Value>(child(key));
+    } else if constexpr (requires { fields(*this, *value); }) {
+      if (const Json& inner = child(key); !inner.empty()) value = from_json<typename Value::value_type>(inner);
+    } else if (const auto found = json.find(key); found != json.end()) {
+      value = found->template get<Value>();
+    }
+    if constexpr (sizeof...(more) > 0) (*this)(std::forward<More>(more)...);
+  }
+  void bytes(const char* key, int64_t& value) {
+    if (const double known = number(key); !std::isnan(known)) value = static_cast<int64_t>(known);
+  }
+  void tera(const char* key, double& value) { value = number(key) * 1e12; }
+};
+
+template <typename T>
+Json to_json(const T& value) {
+  Json json = Json::object();
+  Writer writer{json};
+  fields(writer, value);
+  return json;
+}
+
+template <typename T>
+T from_json(const Json& object) {
+  T value;
+  Reader reader{object};
+  fields(reader, value);
+  return value;
+}
+
+/// A struct as the visitor V sees it: a Writer changes nothing.
+template <typename V, typename T>
+using In = std::conditional_t<V::kReads, T, const T>;
+
+template <typename V>
+void fields(V& v, In<V, measure::PhaseMs>& p) {
+  v("data", p.data, "forward", p.forward, "backward", p.backward, "optimizer", p.optimizer);
+  v("comm_exposed", p.comm_exposed);
+}
+
+template <typename V>
+void fields(V& v, In<V, measure::FlopsPerToken>& f) {
+  v("definition", measure::kFlopsDefinition, "full", f.full(), "causal", f.causal(), "hardware", f.hardware());
+  v("matmul", f.matmul, "attention", f.attention, "recomputed", f.recomputed);
+}
+
+template <typename V>
+void fields(V& v, In<V, measure::PeakReport>& p) {
+  v.tera("tflops", p.flops);
+  v("origin", p.origin);
+  if (V::kReads || !p.unit.empty()) v("unit", p.unit);
+  if (V::kReads || p.windows > 0) {
+    v("windows", p.windows);
+    v.tera("median_tflops", p.median_flops);
+    v.tera("lowest_tflops", p.lowest_flops);
+  }
+  if (V::kReads || !p.raised_by.empty()) v("raised_by", p.raised_by);
+}
+
+/// The peak of a start or end event. Versions that measured once wrote two numbers.
+template <typename V>
+void peak_field(V& v, In<V, measure::PeakReport>& peak) {
+  v("peak", peak);
+  if (V::kReads && std::isnan(peak.flops)) v("peak_flops", peak.flops, "peak_origin", peak.origin);
+}
+
+template <typename V>
+void fields(V& v, In<V, device::PowerMeter::Reading>& r) {
+  v("watts", r.watts, "sm_mhz", r.sm_mhz, "celsius", r.celsius);
+}
+
+template <typename V>
+void fields(V& v, In<V, Estimate>& e) {
+  v("step_ms", e.step_ms, "wait_ms", e.wait_ms);
+  v.bytes("memory_bytes", e.memory_bytes);
+  v("comm_bytes", e.comm_bytes);
+}
+
+template <typename V>
+void fields(V& v, In<V, Environment>& e) {
+  v("version", e.version, "commit", e.commit, "device", e.device, "isa", e.isa, "product_path", e.product_path);
+  v("ranks", e.ranks, "threads", e.threads);
+}
+
+template <typename V>
+void fields(V& v, In<V, Sample>& s) {
+  v("step", s.step, "prompt", s.prompt, "text", s.text);
+}
+
+template <typename V>
+void fields(V& v, In<V, OffloadReport>& o) {
+  v("gpu_fraction", o.device_share);
+  v("parameters", [&](V& p) { p("host", o.host, "streamed", o.streamed, "resident", o.resident); });
+  v("bytes", o.bytes, "exposed_ms", o.exposed_ms, "busy_ms", o.busy_ms, "update_ms", o.update_ms);
+  v("plan", [&](V& p) {
+    p("subgroups", o.subgroups, "largest", o.largest_subgroup, "resident", o.resident_subgroups, "slots", o.slots);
+    p("host_memory", o.host_memory);
+  });
+  if (V::kReads || std::isfinite(o.emulated_ms))
+    v("emulated", [&](V& e) { e("update_ms", o.emulated_ms, "predicted_ms", o.predicted_ms); });
+  if (std::isfinite(o.emulated_ms)) return;
+  v("predicted_ms", o.predicted_ms, "parameters_per_s", o.parameters_per_s);
+  v("overlapped", o.overlapped, "memory_share", o.memory_share);
+}
+
+template <typename V>
+void fields(V& v, In<V, StartReport>& s) {
+  v("event", "start", "step", s.step, "name", s.name, "time", s.time);
+  v("model", [&](V& m) {
+    m("arch", s.arch, "n_layer", s.model.n_layer, "n_head", s.model.n_head, "n_kv_head", s.model.n_kv_head);
+    m("d_model", s.model.d_model, "d_ff", s.model.d_ff, "seq_len", s.model.seq_len, "vocab_size", s.vocab_size);
+  });
+  v("compute", s.compute, "parameters", s.parameters, "total_steps", s.total_steps, "global_batch", s.global_batch);
+  v("micro_batch", s.micro_batch, "accumulation", s.accumulation, "data_replicas", s.data_replicas);
+  v("train_tokens", s.train_tokens, "val_tokens", s.val_tokens, "windows", s.windows);
+  v("unigram_entropy", s.unigram_entropy, "flops_per_token", s.flops);
+  peak_field(v, s.peak);
+  v("predicted", s.predicted, "environment", s.environment, "config", config_json(s.config_toml));
+}
+
+template <typename V>
+void fields(V& v, In<V, StepReport>& s) {
+  v("event", "step", "step", s.step, "tokens", s.tokens, "loss", s.loss, "lr", s.lr, "grad_norm", s.grad_norm);
+  v("skipped", s.skipped, "step_ms", s.step_ms, "tokens_per_s", s.tokens_per_s);
+  v("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
+  v("peak_tflops", s.peak_tflops, "phase_ms", s.phase_ms, "comm_bytes", s.comm_bytes, "comm_wait_ms", s.comm_wait_ms);
+  v("memory_bytes", s.memory_bytes, "data_position", s.data_position, "epoch", s.epoch);
+  if (V::kReads || s.skipped) v("bad_tensor", s.bad_tensor);
+  v("offload", s.offload, "gpu", s.gpu);
+}
+
+template <typename V>
+void fields(V& v, In<V, EvalReport>& e) {
+  v("event", "eval", "step", e.step, "loss", e.loss, "perplexity", e.perplexity);
+  v("bits_per_byte", e.bits_per_byte, "tokens", e.tokens);
+}
+
+template <typename V>
+void fields(V& v, In<V, CheckpointReport>& c) {
+  v("event", "checkpoint", "step", c.step, "path", c.path, "bytes", c.bytes, "seconds", c.seconds, "best", c.best);
+}
+
+template <typename V>
+void fields(V& v, In<V, WarningReport>& w) {
+  v("event", "warning", "step", w.step, "message", w.message);
+}
+
+template <typename V>
+void fields(V& v, In<V, EndReport>& e) {
+  v("event", "end", "step", e.step, "tokens", e.tokens, "outcome", e.outcome, "wall_s", e.wall_s);
+  v("predicted", e.predicted, "measured", e.measured, "ratio", ratios(e.measured, e.predicted));
+  peak_field(v, e.peak);
+}
 
 }  // namespace trainer::report

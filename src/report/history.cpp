@@ -64,9 +64,9 @@ void settle(History& history, Process& process) {
 void add_event(History& history, Process& process, const std::string& line) {
   const Json json = Json::parse(line);
   const auto event = json.at("event").get<std::string>();
-  if (event == "step") add_step(history, step_from(json));
+  if (event == "step") add_step(history, from_json<StepReport>(json));
   if (event == "start") {
-    history.start = start_from(json);
+    history.start = from_json<StartReport>(json);
     history.starts.push_back(history.start->step);
     settle(history, process);
     const std::string before =
@@ -76,11 +76,11 @@ void add_event(History& history, Process& process, const std::string& line) {
       history.memory_bytes.clear();
     }
   }
-  if (event == "eval") history.evals.push_back(eval_from(json));
-  if (event == "checkpoint") history.checkpoints.push_back(checkpoint_from(json));
-  if (event == "warning") history.warnings.push_back(warning_from(json));
+  if (event == "eval") history.evals.push_back(from_json<EvalReport>(json));
+  if (event == "checkpoint") history.checkpoints.push_back(from_json<CheckpointReport>(json));
+  if (event == "warning") history.warnings.push_back(from_json<WarningReport>(json));
   if (event == "end") {
-    history.ends.push_back(end_from(json));
+    history.ends.push_back(from_json<EndReport>(json));
     if (history.ends.back().peak.flops > 0) process.peak = history.ends.back().peak;
   }
 }
@@ -94,8 +94,7 @@ History read_history(const std::filesystem::path& file) {
   for (std::string line; std::getline(in, line);) {
     try {
       add_event(history, process, line);
-    } catch (const Json::exception&) {
-      ++history.unreadable_lines;
+    } catch (const Json::exception&) {  // torn by a crash, or not an event
     }
   }
   settle(history, process);

@@ -21,7 +21,6 @@ struct History {
   measure::PeakReport peak;               // the best peak that the last process found
   size_t setup_from = 0;                  // where last_setup() begins
   measure::BytesByCategory memory_bytes;  // largest value of each category in that setup
-  int64_t unreadable_lines = 0;
 
   /// The steps that ran in the setup of the last process: same model, batch, layout and machine. Speed is theirs.
   std::span<const StepReport> last_setup() const {
@@ -31,8 +30,7 @@ struct History {
 
 /// Reads the history of a run. A step was written with its share of the best peak known at that time. Here its share is
 /// of the best peak that its process found. It is never above 1 of a measured peak, except mfu by the full count of
-/// attention. Lines that are no events (a torn last line) are counted and skipped. A missing file gives an empty
-/// history.
+/// attention. Lines that are no events (a torn last line) are skipped. A missing file gives an empty history.
 History read_history(const std::filesystem::path& file);
 
 }  // namespace trainer::report

@@ -16,13 +16,10 @@
 namespace trainer::report {
 namespace {
 
+using page::bytes_text;
 using svg::escape;
 
-constexpr size_t kChartPoints = 1000;
-constexpr size_t kSmoothedFrom = 50;  // steps: a shorter curve is not smoothed
-
-std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
-std::string count_text(int64_t count) { return format_count(count); }
+std::string count_text(int64_t count) { return format_count(static_cast<double>(count)); }
 std::string loss_number(double loss) { return std::isfinite(loss) ? format("{:.4f}", loss) : "-"; }
 
 // --- key figures ---------------------------------------------------------------------------------------------------
@@ -47,16 +44,18 @@ std::string tiles(const Summary& summary) {
   out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
     const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
-    out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
+    out += tile(full ? "Utilisation" : "Utilisation, causal",
+                format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
   if (summary.measured_memory > 0) {
     out += tile("Memory", bytes_text(summary.measured_memory),
                 summary.predicted_memory > 0 ? bytes_text(summary.predicted_memory) + " predicted" : "measured");
   }
-  out += tile("Tokens seen", count_text(summary.tokens),
-              format("{} steps{}", summary.step,
-                     std::isfinite(summary.wall_s) ? " in " + format_duration(summary.wall_s) : std::string()));
+  out +=
+      tile("Tokens seen", count_text(summary.tokens),
+           format("{} steps{}", summary.step,
+                  std::isfinite(summary.wall_s) ? " in " + format_duration(summary.wall_s) : std::string()));
   return out + "</dl>\n";
 }
 
@@ -71,14 +70,9 @@ std::vector<svg::Point> curve(const History& history, double StepReport::*member
 
 /// Adds the curve itself, and its average over it when the curve is long enough.
 void add_smoothed(svg::LineChart& chart, const std::string& name, const std::vector<svg::Point>& points) {
-  if (points.size() < kSmoothedFrom) {
-    chart.series.push_back({name, svg::downsample(points, kChartPoints), 0, svg::Series::Style::line});
-    return;
-  }
-  chart.series.push_back({name + ", each step", svg::downsample(points, kChartPoints), 0, svg::Series::Style::faint});
-  const size_t window = std::max<size_t>(5, points.size() / 25);
-  chart.series.push_back(
-      {name, svg::downsample(svg::smooth(points, window), kChartPoints), 0, svg::Series::Style::line});
+  if (points.size() >= svg::kSmoothedFrom)
+    chart.series.push_back({name + ", each step", points, 0, svg::Series::Style::faint});
+  chart.series.push_back({name, svg::smooth(points)});
 }
 
 std::string loss_chart(const Summary& summary, const History& history) {
@@ -87,63 +81,56 @@ std::string loss_chart(const Summary& summary, const History& history) {
   add_smoothed(chart, "training", curve(history, &StepReport::loss));
   svg::Series validation{"validation", {}, 1, svg::Series::Style::dotted};
   for (const EvalReport& eval : history.evals) validation.points.push_back({static_cast<double>(eval.step), eval.loss});
-  validation.points = svg::downsample(validation.points, kChartPoints);
   if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   if (std::isfinite(summary.start.unigram_entropy)) {
     chart.levels.push_back({summary.start.unigram_entropy, "loss of token frequencies alone"});
   }
-  return svg::line_chart(chart);
+  return svg::line_chart(std::move(chart));
+}
+
+svg::LineChart small_chart(const char* id, const char* title) {
+  return {.id = id, .title = title, .x_name = "step", .width = 480, .height = 260, .from_zero = true};
 }
 
 std::string throughput_chart(const History& history) {
-  svg::LineChart chart{
-      .id = "speed", .title = "Tokens per second", .x_name = "step", .width = 480, .height = 260, .from_zero = true};
+  svg::LineChart chart = small_chart("speed", "Tokens per second");
   add_smoothed(chart, "", curve(history, &StepReport::tokens_per_s));
-  return svg::line_chart(chart);
+  return svg::line_chart(std::move(chart));
 }
 
 std::string rate_chart(const History& history) {
-  svg::LineChart chart{
-      .id = "lr", .title = "Learning rate", .x_name = "step", .width = 480, .height = 260, .from_zero = true};
-  chart.series.push_back(
-      {"", svg::downsample(curve(history, &StepReport::lr), kChartPoints), 2, svg::Series::Style::line});
-  return svg::line_chart(chart);
+  svg::LineChart chart = small_chart("lr", "Learning rate");
+  chart.series.push_back({"", curve(history, &StepReport::lr), 2});
+  return svg::line_chart(std::move(chart));
 }
 
 std::string norm_chart(const History& history) {
-  svg::LineChart chart{
-      .id = "norm", .title = "Gradient norm, before clipping", .x_name = "step", .width = 480, .height = 260};
-  const std::vector<svg::Point> points = curve(history, &StepReport::grad_norm);
-  std::vector<double> values;
-  for (const svg::Point& point : points) {
-    if (std::isfinite(point.y)) values.push_back(point.y);
-  }
-  std::sort(values.begin(), values.end());
+  svg::LineChart chart = small_chart("norm", "Gradient norm, before clipping");
+  chart.series.push_back({"", curve(history, &StepReport::grad_norm), 3});
   // A logarithmic axis keeps one spike from flattening everything else.
-  chart.logarithmic =
-      !values.empty() && values[values.size() / 2] > 0 && values.back() > 20 * values[values.size() / 2];
+  const double middle = median_of(history.steps, &StepReport::grad_norm);
+  double largest = 0;
+  for (const StepReport& step : history.steps)
+    if (std::isfinite(step.grad_norm)) largest = std::max(largest, step.grad_norm);
+  chart.logarithmic = middle > 0 && largest > 20 * middle;
   chart.from_zero = !chart.logarithmic;
-  chart.series.push_back({"", svg::downsample(points, kChartPoints), 3, svg::Series::Style::line});
-  return svg::line_chart(chart);
+  return svg::line_chart(std::move(chart));
 }
 
 std::string time_split(const Summary& summary) {
   const measure::PhaseMs& phase = summary.phase_ms;
   const double named = phase.data + phase.forward + phase.backward + phase.optimizer;
-  const std::vector<std::pair<const char*, double>> times = {{"forward", phase.forward},
-                                                             {"backward", phase.backward},
-                                                             {"optimizer", phase.optimizer},
-                                                             {"data", phase.data},
-                                                             {"other", summary.mean_step_ms - named}};
-  std::vector<svg::Part> parts;
-  for (const auto& [name, ms] : times) {
-    const int colour = std::string_view(name) == "other" ? 7 : static_cast<int>(parts.size());
-    parts.push_back({name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour});
-  }
-  const std::string waits = phase.comm_exposed > 0 ? format(", {} of it waits for communication",
-                                                            format_percent(phase.comm_exposed / summary.mean_step_ms))
-                                                   : "";
-  return svg::stacked_bar("time", format("Time of a step{}", waits), parts);
+  const auto part = [](const char* name, double ms, int colour) {
+    return svg::Part{name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour};
+  };
+  const std::string waits = phase.comm_exposed > 0
+                                ? format(", {} of it waits for communication",
+                                         format_percent(phase.comm_exposed / summary.mean_step_ms))
+                                : "";
+  return svg::stacked_bar(
+      "time", "Time of a step" + waits,
+      {part("forward", phase.forward, 0), part("backward", phase.backward, 1), part("optimizer", phase.optimizer, 2),
+       part("data", phase.data, 3), part("other", summary.mean_step_ms - named, 7)});
 }
 
 std::string memory_bars(const Summary& summary) {
@@ -163,64 +150,59 @@ using page::table;
 using Rows = page::Facts;
 
 Rows model_rows(const StartReport& start) {
-  Rows rows = {{"family", start.arch}};
-  rows.emplace_back("parameters", format("{} ({})", start.parameters, count_text(start.parameters)));
-  rows.emplace_back("layers × width", format("{} × {} (feed-forward {})", start.n_layer, start.d_model, start.d_ff));
-  std::string heads = format("{}", start.n_head);
-  if (start.n_kv_head != start.n_head && start.n_kv_head > 0)
-    heads += format(" ({} for keys and values)", start.n_kv_head);
-  rows.emplace_back("heads", heads);
-  rows.emplace_back("sequence", format("{} tokens", start.seq_len));
-  rows.emplace_back("vocabulary", format("{}", start.vocab_size));
-  rows.emplace_back("compute type", start.compute);
-  rows.emplace_back("batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas",
-                                    start.global_batch, start.micro_batch, start.accumulation, start.data_replicas));
-  rows.emplace_back("data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens));
-  rows.emplace_back("FLOPs per token", format("{} full, {} causal, {} with recomputation; {}",
-                                              format_count(start.flops.full()), format_count(start.flops.causal()),
-                                              format_count(start.flops.hardware()), measure::kFlopsDefinition));
-  return rows;
+  const bool grouped = start.model.n_kv_head != start.model.n_head && start.model.n_kv_head > 0;
+  return {
+      {"family", start.arch},
+      {"parameters", format("{} ({})", start.parameters, count_text(start.parameters))},
+      {"layers × width",
+       format("{} × {} (feed-forward {})", start.model.n_layer, start.model.d_model, start.model.d_ff)},
+      {"heads",
+       format("{}{}", start.model.n_head, grouped ? format(" ({} for keys and values)", start.model.n_kv_head) : "")},
+      {"sequence", format("{} tokens", start.model.seq_len)},
+      {"vocabulary", format("{}", start.vocab_size)},
+      {"compute type", start.compute},
+      {"batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas", start.global_batch,
+                       start.micro_batch, start.accumulation, start.data_replicas)},
+      {"data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens)},
+      {"FLOPs per token", format("{} full, {} causal, {} with recomputation; {}",
+                                 format_count(start.flops.full()), format_count(start.flops.causal()),
+                                 format_count(start.flops.hardware()), measure::kFlopsDefinition)}};
 }
 
 Rows result_rows(const Summary& summary, const History& history) {
-  Rows rows = {{"outcome", format("{} at step {} of {}", summary.outcome, summary.step, summary.start.total_steps)},
-               {"started", summary.start.time}};
-  if (std::isfinite(summary.wall_s)) rows.emplace_back("wall time", format_duration(summary.wall_s));
-  rows.emplace_back("tokens seen", format("{}", summary.tokens));
-  rows.emplace_back("training loss", format("{} → {} (mean of the last steps)", loss_number(summary.first_loss),
-                                            loss_number(summary.last_loss)));
-  if (summary.last_eval) {
-    const EvalReport& eval = *summary.last_eval;
-    rows.emplace_back("validation loss",
-                      format("{} at step {}, over {} tokens", loss_number(eval.loss), eval.step, eval.tokens));
-    rows.emplace_back("perplexity", format_number(eval.perplexity, 5));
-    if (eval.bits_per_byte) rows.emplace_back("bits per byte", format("{:.4f}", *eval.bits_per_byte));
-  }
-  if (summary.best_eval) {
-    rows.emplace_back("best validation loss",
-                      format("{} at step {}", loss_number(summary.best_eval->loss), summary.best_eval->step));
-  }
-  if (std::isfinite(summary.start.unigram_entropy)) {
-    rows.emplace_back("loss of token frequencies alone", loss_number(summary.start.unigram_entropy) +
-                                                             " (of the training text, with one added to each count)");
-  }
-  if (std::isfinite(summary.tokens_per_s))
-    rows.emplace_back("tokens per second", format("{:.0f} ({})", summary.tokens_per_s, median_text(summary)));
-  if (std::isfinite(summary.step_ms))
-    rows.emplace_back("step", format("{:.2f} ms ({})", summary.step_ms, median_text(summary)));
-  if (std::isfinite(summary.tflops_per_device))
-    rows.emplace_back("speed", format("{:.4g} TFLOP/s per device", summary.tflops_per_device));
-  if (std::isfinite(summary.mfu)) rows.emplace_back("utilisation", utilisation_text(summary));
-  if (summary.peak.windows > 0)
-    rows.emplace_back("peak", format("{:.3g} TFLOP/s; the {} windows it was measured in: median {:.3g}, lowest {:.3g}",
-                                     summary.peak.flops / 1e12, summary.peak.windows, summary.peak.median_flops / 1e12,
-                                     summary.peak.lowest_flops / 1e12));
-  if (summary.measured_memory > 0) rows.emplace_back("memory measured", bytes_text(summary.measured_memory));
-  if (summary.predicted_memory > 0) rows.emplace_back("memory predicted", bytes_text(summary.predicted_memory));
-  rows.emplace_back("skipped steps", format("{}", summary.skipped_steps));
-  if (!history.warnings.empty())
-    rows.emplace_back("warnings", format("{}, the last: {}", history.warnings.size(), history.warnings.back().message));
-  return rows;
+  const auto known = [](bool is, const std::string& text) { return is ? text : ""; };
+  const auto finite = [&](double value, const std::string& text) { return known(std::isfinite(value), text); };
+  const EvalReport last = summary.last_eval.value_or(EvalReport()), best = summary.best_eval.value_or(EvalReport());
+  const measure::PeakReport& peak = summary.peak;
+  return {
+      {"outcome", format("{} at step {} of {}", summary.outcome, summary.step, summary.start.total_steps)},
+      {"started", summary.start.time},
+      {"wall time", format_duration(summary.wall_s)},
+      {"tokens seen", format("{}", summary.tokens)},
+      {"training loss",
+       format("{} → {} (mean of the last steps)", loss_number(summary.first_loss), loss_number(summary.last_loss))},
+      {"validation loss", known(summary.last_eval.has_value(), format("{} at step {}, over {} tokens",
+                                                                      loss_number(last.loss), last.step, last.tokens))},
+      {"perplexity", format_number(last.perplexity, 5)},
+      {"bits per byte", loss_number(last.bits_per_byte.value_or(kUnknown))},
+      {"best validation loss", finite(best.loss, format("{} at step {}", loss_number(best.loss), best.step))},
+      {"loss of token frequencies alone",
+       finite(summary.start.unigram_entropy,
+              loss_number(summary.start.unigram_entropy) + " (of the training text, with one added to each count)")},
+      {"tokens per second",
+       finite(summary.tokens_per_s, format("{:.0f} ({})", summary.tokens_per_s, median_text(summary)))},
+      {"step", finite(summary.step_ms, format("{:.2f} ms ({})", summary.step_ms, median_text(summary)))},
+      {"speed", finite(summary.tflops_per_device, format("{:.4g} TFLOP/s per device", summary.tflops_per_device))},
+      {"utilisation", finite(summary.mfu, utilisation_text(summary))},
+      {"peak", known(peak.windows > 0,
+                     format("{:.3g} TFLOP/s; the {} windows it was measured in: median {:.3g}, lowest {:.3g}",
+                            peak.flops / 1e12, peak.windows, peak.median_flops / 1e12, peak.lowest_flops / 1e12))},
+      {"memory measured", bytes_text(summary.measured_memory)},
+      {"memory predicted", bytes_text(summary.predicted_memory)},
+      {"skipped steps", format("{}", summary.skipped_steps)},
+      {"warnings", history.warnings.empty()
+                       ? ""
+                       : format("{}, the last: {}", history.warnings.size(), history.warnings.back().message)}};
 }
 
 Rows environment_rows(const Environment& env) {
@@ -253,7 +235,13 @@ std::string read_text(const std::filesystem::path& file) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-Json bytes_json(int64_t bytes) { return bytes > 0 ? Json(bytes) : Json(nullptr); }
+/// Returns an evaluation, or null, as it is in the report.
+Json eval_json(const std::optional<EvalReport>& eval) {
+  if (!eval) return nullptr;
+  Json json = to_json(*eval);
+  json.erase("event");
+  return json;
+}
 
 }  // namespace
 
@@ -286,47 +274,21 @@ std::string report_html(const Summary& summary, const History& history, const st
 std::string report_json(const Summary& summary, const History& history) {
   Json facts = to_json(summary.start);
   for (const char* key : {"event", "step", "config", "peak"}) facts.erase(key);
-  Json evals = Json::array(), samples = Json::array();
-  for (const EvalReport& eval : history.evals) {
-    evals.push_back(to_json(eval));
-    evals.back().erase("event");
-  }
-  for (const Sample& sample : summary.samples) {
-    samples.push_back({{"step", sample.step}, {"prompt", sample.prompt}, {"text", sample.text}});
-  }
-  const auto eval_json = [](const std::optional<EvalReport>& eval) {
-    if (!eval) return Json(nullptr);
-    Json json = to_json(*eval);
-    json.erase("event");
-    return json;
-  };
-  const Json report = {{"outcome", summary.outcome},
-                       {"step", summary.step},
-                       {"tokens", summary.tokens},
-                       {"skipped_steps", summary.skipped_steps},
-                       {"wall_s", summary.wall_s},
-                       {"first_loss", summary.first_loss},
-                       {"last_loss", summary.last_loss},
-                       {"validation", eval_json(summary.last_eval)},
-                       {"best_validation", eval_json(summary.best_eval)},
-                       {"unigram_entropy", summary.start.unigram_entropy},
-                       {"medians_from_step", summary.medians_from},
-                       {"step_ms", summary.step_ms},
-                       {"predicted_step_ms", summary.predicted_step_ms},
-                       {"tokens_per_s", summary.tokens_per_s},
-                       {"tflops_per_device", summary.tflops_per_device},
-                       {"mfu", summary.mfu},
-                       {"mfu_causal", summary.mfu_causal},
-                       {"hfu", summary.hfu},
-                       {"peak", to_json(summary.peak)},
-                       {"phase_ms", to_json(summary.phase_ms)},
-                       {"offload", summary.offload ? to_json(*summary.offload) : Json(nullptr)},
-                       {"measured_memory_bytes", bytes_json(summary.measured_memory)},
-                       {"predicted_memory_bytes", bytes_json(summary.predicted_memory)},
-                       {"memory_bytes", summary.memory_by_category},
-                       {"run", facts},
-                       {"evals", evals},
-                       {"samples", samples}};
+  Json evals = Json::array(), samples = Json::array(), report;
+  for (const EvalReport& eval : history.evals) evals.push_back(eval_json(eval));
+  for (const Sample& sample : summary.samples) samples.push_back(to_json(sample));
+  const Summary& s = summary;
+  Writer write{report};
+  write("outcome", s.outcome, "step", s.step, "tokens", s.tokens, "skipped_steps", s.skipped_steps);
+  write("wall_s", s.wall_s, "first_loss", s.first_loss, "last_loss", s.last_loss);
+  write("validation", eval_json(s.last_eval), "best_validation", eval_json(s.best_eval));
+  write("unigram_entropy", s.start.unigram_entropy, "medians_from_step", s.medians_from, "step_ms", s.step_ms);
+  write("predicted_step_ms", s.predicted_step_ms, "tokens_per_s", s.tokens_per_s);
+  write("tflops_per_device", s.tflops_per_device, "mfu", s.mfu, "mfu_causal", s.mfu_causal, "hfu", s.hfu);
+  write("peak", s.peak, "phase_ms", s.phase_ms, "offload", s.offload ? to_json(*s.offload) : Json());
+  write.bytes("measured_memory_bytes", s.measured_memory);
+  write.bytes("predicted_memory_bytes", s.predicted_memory);
+  write("memory_bytes", s.memory_by_category, "run", facts, "evals", evals, "samples", samples);
   return to_line(report, 2) + "\n";
 }
 
@@ -341,11 +303,8 @@ std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t l
   std::vector<Sample> samples;
   const Json report = Json::parse(read_text(run_dir / "report.json"), nullptr, /*allow_exceptions=*/false);
   try {
-    for (const Json& json : report.at("samples")) {
-      Sample sample{json.at("step").get<int64_t>(), json.at("prompt").get<std::string>(),
-                    json.at("text").get<std::string>()};
-      if (sample.step <= last_step) samples.push_back(std::move(sample));
-    }
+    for (const Json& json : report.at("samples"))
+      if (Sample sample = from_json<Sample>(json); sample.step <= last_step) samples.push_back(std::move(sample));
   } catch (const Json::exception&) {  // no report, or one of another version: no samples
     samples.clear();
   }

@@ -1,39 +1,17 @@
 #pragma once
 // metrics.jsonl: one JSON object a line, in the order things happened. See events.h for the events.
 #include <filesystem>
-#include <string>
+#include <nlohmann/json_fwd.hpp>
 
-#include "report/events.h"
+#include "report/record_file.h"
 
 namespace trainer::report {
 
-class MetricsLog {
+class MetricsLog : public RecordFile {
  public:
-  /// Opens `file` for appending and creates it when missing; a line torn by a crash is ended first. Throws Code::io
-  /// naming the file when it cannot be opened.
-  explicit MetricsLog(std::filesystem::path file);
-  ~MetricsLog();
-  MetricsLog(const MetricsLog&) = delete;
-  MetricsLog& operator=(const MetricsLog&) = delete;
-
-  /// Each writes one line before it returns (one system call, so that a crash tears at most the last line). A failure
-  /// (disk full) is warned about once and never stops the run; later lines are tried again.
-  void write(const StartReport& start);
-  void write(const StepReport& step);
-  void write(const EvalReport& eval);
-  void write(const CheckpointReport& checkpoint);
-  void write(const WarningReport& warning);
-  void write(const EndReport& end);
-  /// Returns the number of lines lost so far.
-  int64_t lost() const { return lost_; }
-
- private:
-  void write_line(std::string line);
-
-  std::filesystem::path file_;
-  int descriptor_ = -1;
-  bool torn_ = false;  // the last write stopped inside a line
-  int64_t lost_ = 0;
+  /// Appends to `file`; truncate_after_step() has removed what a crash tore.
+  explicit MetricsLog(std::filesystem::path file) : RecordFile(std::move(file)) {}
+  void write(const nlohmann::ordered_json& event);
 };
 
 /// Cuts a log back to a resumed step. Removes the events of later steps and lines that are no JSON objects; keeps the

@@ -1,6 +1,7 @@
 #include "report/page.h"
 
 #include "base/format.h"
+#include "base/units.h"
 #include "report/style.h"
 #include "report/svg.h"
 
@@ -17,7 +18,7 @@ std::string begin(const std::string& title, const std::string& heading, const st
 }
 
 std::string end(const std::string& footer) {
-  return format("<footer>{}</footer>\n</main></body></html>\n", escape(footer));
+  return (footer.empty() ? "" : "<footer>" + escape(footer) + "</footer>\n") + "</main></body></html>\n";
 }
 
 std::string section(const std::string& html) { return html.empty() ? "" : "<section>" + html + "</section>\n"; }
@@ -28,10 +29,13 @@ std::string side_by_side(const std::vector<std::string>& sections_html) {
   return "<div class=\"two\">" + out + "</div>\n";
 }
 
+std::string bytes_text(int64_t bytes) { return bytes > 0 ? format_bytes(static_cast<double>(bytes)) : "-"; }
+
 std::string table(const Facts& facts) {
   std::string out = "<table>";
   for (const auto& [name, value] : facts) {
-    if (!value.empty()) out += format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(name), escape(value));
+    if (!value.empty() && value != "-")
+      out += format("<tr><th scope=\"row\">{}</th><td>{}</td></tr>", escape(name), escape(value));
   }
   return out + "</table>";
 }

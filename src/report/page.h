@@ -1,6 +1,7 @@
 #pragma once
 // Parts that the pages of reports share: their begin and end, sections, tables. Pages are well-formed as HTML and as
 // XML. All texts are escaped here, but for those called `html`.
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,14 +10,17 @@ namespace trainer::report::page {
 
 /// Begins a page: its title, and a heading with a line below it.
 std::string begin(const std::string& title, const std::string& heading, const std::string& below);
-std::string end(const std::string& footer);
+std::string end(const std::string& footer = "");
 
 /// Returns a section around the content; nothing around nothing.
 std::string section(const std::string& html);
 /// Returns sections side by side where there is room.
 std::string side_by_side(const std::vector<std::string>& sections_html);
 
-/// Names and values; empty values are left out.
+/// Returns "1.50 MiB", or "-" where the number is not known (0).
+std::string bytes_text(int64_t bytes);
+
+/// Names and values; values that are empty or "-" are left out.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Facts& facts);
 

@@ -36,7 +36,6 @@ class Progress {
   void step(const StepReport& report);
   /// Something that takes a while between steps, "evaluating 3/20"; stands in the redrawn line until the next step.
   void status(const std::string& activity);
-  bool redrawing() const { return redrawing_; }
 
  private:
   std::string plain_line(const StepReport& report) const;

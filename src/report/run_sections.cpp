@@ -4,7 +4,6 @@
 #include <cmath>
 #include <map>
 
-#include "base/median.h"
 #include "base/units.h"
 #include "report/page.h"
 #include "report/svg.h"
@@ -36,32 +35,6 @@ std::map<AxisAndOperation, Moved> moved_in(const History& history) {
   return all;
 }
 
-/// Medians over steps that know a value.
-class OffloadMedians {
- public:
-  explicit OffloadMedians(const History& history) {
-    for (const StepReport& step : history.last_setup())
-      if (step.offload && !step.skipped) steps_.push_back(&*step.offload);
-  }
-  bool empty() const { return steps_.empty(); }
-  const OffloadReport& last() const { return *steps_.back(); }
-  template <typename F>
-  double of(F&& value) const {
-    std::vector<double> values;
-    for (const OffloadReport* step : steps_)
-      if (const double x = value(*step); std::isfinite(x)) values.push_back(x);
-    return values.empty() ? kUnknown : median(std::move(values));
-  }
-  double of(double OffloadReport::*value) const {
-    return of([value](const OffloadReport& step) { return step.*value; });
-  }
-
- private:
-  std::vector<const OffloadReport*> steps_;
-};
-
-std::string milliseconds(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : ""; }
-
 std::string ms_text(double ms) { return std::isfinite(ms) ? format("{:.4g} ms", ms) : "-"; }
 
 page::Grid::Row compared(const std::string& name, double predicted, double measured, std::string (*text)(double)) {
@@ -71,21 +44,16 @@ page::Grid::Row compared(const std::string& name, double predicted, double measu
 
 /// Draws what steps waited for updates, and how long updates took, over the steps.
 std::string update_chart(const History& history) {
-  constexpr size_t kMostPoints = 500;
   svg::LineChart chart{.id = "updates", .title = "Updates, ms a step", .x_name = "step", .width = 1000, .height = 260};
   chart.from_zero = true;
-  svg::Series waits{"waited for", {}, 1}, updates{"from the norm to new weights", {}, 0};
+  chart.series = {{"from the norm to new weights", {}, 0}, {"waited for", {}, 1}};
   for (const StepReport& step : history.steps) {
     if (!step.offload) continue;
     const auto at = static_cast<double>(step.step);
-    waits.points.push_back({at, step.offload->exposed_ms});
-    updates.points.push_back({at, step.offload->update_ms});
+    chart.series[0].points.push_back({at, step.offload->update_ms});
+    chart.series[1].points.push_back({at, step.offload->exposed_ms});
   }
-  for (svg::Series* series : {&updates, &waits}) {
-    series->points = svg::downsample(series->points, kMostPoints);
-    chart.series.push_back(std::move(*series));
-  }
-  return svg::line_chart(chart);
+  return svg::line_chart(std::move(chart));
 }
 
 }  // namespace
@@ -108,35 +76,37 @@ std::string prediction(const Summary& summary) {
 }
 
 std::string optimizer_offload(const History& history) {
-  const OffloadMedians steps(history);
+  std::vector<const OffloadReport*> steps;
+  for (const StepReport& step : history.last_setup())
+    if (step.offload && !step.skipped) steps.push_back(&*step.offload);
   if (steps.empty()) return "";
-  const OffloadReport& last = steps.last();
+  const OffloadReport& last = *steps.back();
   const double all = static_cast<double>(std::max<int64_t>(1, last.host + last.streamed + last.resident));
   const auto part = [&](int64_t count) { return format_percent(static_cast<double>(count) / all); };
   const bool emulated = std::isfinite(last.emulated_ms);
-  const double rate = steps.of(&OffloadReport::parameters_per_s), overlapped = steps.of(&OffloadReport::overlapped);
-  const double memory = steps.of(&OffloadReport::memory_share);
+  const double rate = median_of(steps, &OffloadReport::parameters_per_s);
   const page::Facts facts = {
       {"updated on the host", part(last.host)},
       {"streamed through the device", part(last.streamed)},
       {"resident on the device", part(last.resident)},
-      {"subgroups", format("{} of at most {} parameters, {} slots, {} resident", last.subgroups, last.largest_subgroup,
-                           last.slots, last.resident_subgroups)},
+      {"subgroups", format("{} of at most {} parameters, {} slots, {} resident", last.subgroups,
+                           last.largest_subgroup, last.slots, last.resident_subgroups)},
       {"host memory", last.host_memory == "plain" ? "" : last.host_memory},
-      {"an update", emulated ? "" : milliseconds(steps.of(&OffloadReport::update_ms))},
-      {"on the emulated device", milliseconds(steps.of(&OffloadReport::emulated_ms))},
-      {"predicted", milliseconds(steps.of(&OffloadReport::predicted_ms))},
-      {"a step waits for it", milliseconds(steps.of(&OffloadReport::exposed_ms))},
-      {"work that no step waited for", std::isfinite(overlapped) ? format_percent(overlapped) : ""},
+      {"an update", emulated ? "" : ms_text(median_of(steps, &OffloadReport::update_ms))},
+      {"on the emulated device", ms_text(median_of(steps, &OffloadReport::emulated_ms))},
+      {"predicted", ms_text(median_of(steps, &OffloadReport::predicted_ms))},
+      {"a step waits for it", ms_text(median_of(steps, &OffloadReport::exposed_ms))},
+      {"work that no step waited for", format_percent(median_of(steps, &OffloadReport::overlapped))},
       {"rate", std::isfinite(rate) ? format_count(rate) + " parameters/s" : ""},
-      {"of the host's memory rate", std::isfinite(memory) ? format_percent(memory) : ""}};
+      {"of the host's memory rate", format_percent(median_of(steps, &OffloadReport::memory_share))}};
   page::Grid moved{.head = {"bytes a step"}, .rows = {}}, lanes{.head = {"at work, ms a step"}, .rows = {}};
-  for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {format_bytes(bytes)}});
+  for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {page::bytes_text(bytes)}});
   for (const auto& [lane, unused] : last.busy_ms)
-    lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", steps.of([&](const OffloadReport& step) {
-                                          const auto found = step.busy_ms.find(lane);
-                                          return found == step.busy_ms.end() ? kUnknown : found->second;
-                                        }))}});
+    lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", median_of(steps, [&](const OffloadReport* step) {
+                                                           const auto found = step->busy_ms.find(lane);
+                                                           return found == step->busy_ms.end() ? kUnknown
+                                                                                               : found->second;
+                                                         }))}});
   return "<h2>Optimizer offload</h2><p>Medians over the steps, of the first rank.</p>" + page::table(facts) +
          page::table(moved) + (emulated ? "" : page::table(lanes)) + update_chart(history);
 }
@@ -146,12 +116,11 @@ std::string communication(const History& history) {
   if (all.empty()) return "";
   page::Grid grid{.head = {"sent", "predicted", "ratio", "waiting, ms a step"}, .rows = {}};
   for (const auto& [what, moved] : all) {
-    const auto bytes = [&](int64_t count) { return count > 0 ? format_bytes(count) : std::string("-"); };
     const bool known = moved.predicted > 0;
     const double ratio = static_cast<double>(moved.sent) / static_cast<double>(std::max<int64_t>(1, moved.predicted));
     grid.rows.push_back({.name = what.first + " " + what.second,
-                         .cells = {bytes(moved.sent), bytes(moved.predicted), known ? format("{:.4g}", ratio) : "-",
-                                   format("{:.3f}", moved.wait_ms)},
+                         .cells = {page::bytes_text(moved.sent), page::bytes_text(moved.predicted),
+                                   known ? format("{:.4g}", ratio) : "-", format("{:.3f}", moved.wait_ms)},
                          .marked = known && moved.sent != moved.predicted});
   }
   return "<h2>Communication by axis</h2>" + page::table(grid);
@@ -169,7 +138,7 @@ std::string time_line(const History& history) {
     evaluations.marks.push_back({at(eval.step), format("step {}: validation loss {:.4f}", eval.step, eval.loss)});
   for (const CheckpointReport& saved : history.checkpoints)
     checkpoints.marks.push_back(
-        {at(saved.step), format("step {}: {} in {:.2f} s{}", saved.step, format_bytes(saved.bytes), saved.seconds,
+        {at(saved.step), format("step {}: {} in {:.2f} s{}", saved.step, page::bytes_text(saved.bytes), saved.seconds,
                                 saved.best ? ", the best so far" : "")});
   for (const WarningReport& warning : history.warnings) warnings.marks.push_back({at(warning.step), warning.message});
   const int64_t first = history.starts.empty() ? 0 : std::ranges::min(history.starts);

@@ -13,24 +13,6 @@ namespace {
 
 constexpr size_t kWarmUpSteps = 2;
 
-/// Returns the median of the values; NaN when there are none.
-double median_of(std::vector<double> values) {
-  if (values.empty()) return kUnknown;
-  const auto middle = values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  if (values.size() % 2 == 1) return *middle;
-  return (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
-
-/// Returns the median of a member's finite values; NaN when there are none.
-double median(std::span<const StepReport> steps, double StepReport::*member) {
-  std::vector<double> values;
-  for (const StepReport& step : steps) {
-    if (std::isfinite(step.*member)) values.push_back(step.*member);
-  }
-  return median_of(std::move(values));
-}
-
 double mean_of_last_losses(std::span<const StepReport> steps) {
   const size_t wanted = std::clamp<size_t>(steps.size() / 10, 1, 10);
   double sum = 0;
@@ -43,24 +25,16 @@ double mean_of_last_losses(std::span<const StepReport> steps) {
   return count == 0 ? kUnknown : sum / static_cast<double>(count);
 }
 
-void average_phases(std::span<const StepReport> steps, Summary& summary) {
-  double count = 0;
+/// Returns the mean over the steps whose time is known.
+template <typename F>
+double mean(std::span<const StepReport> steps, F value) {
+  double sum = 0, count = 0;
   for (const StepReport& step : steps) {
     if (!std::isfinite(step.step_ms)) continue;
     count += 1;
-    summary.mean_step_ms += step.step_ms;
-    for (double measure::PhaseMs::*phase :
-         {&measure::PhaseMs::data, &measure::PhaseMs::forward, &measure::PhaseMs::backward,
-          &measure::PhaseMs::optimizer, &measure::PhaseMs::comm_exposed}) {
-      if (std::isfinite(step.phase_ms.*phase)) summary.phase_ms.*phase += step.phase_ms.*phase;
-    }
+    if (const double x = std::invoke(value, step); std::isfinite(x)) sum += x;
   }
-  if (count == 0) return;
-  summary.mean_step_ms /= count;
-  measure::PhaseMs& phases = summary.phase_ms;
-  for (double* sum : {&phases.data, &phases.forward, &phases.backward, &phases.optimizer, &phases.comm_exposed}) {
-    *sum /= count;
-  }
+  return count == 0 ? 0 : sum / count;
 }
 
 }  // namespace
@@ -83,24 +57,26 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.epoch = steps.back().epoch;
     summary.first_loss = steps.front().loss;
     summary.last_loss = mean_of_last_losses(steps);
-    summary.skipped_steps =
-        std::count_if(steps.begin(), steps.end(), [](const StepReport& step) { return step.skipped; });
+    summary.skipped_steps = std::ranges::count(steps, true, &StepReport::skipped);
     summary.setup_changed = history.setup_from > 0;
     const auto alike = history.last_setup();
     summary.medians_from = alike.empty() ? 0 : alike.front().step;
     const auto warm = alike.subspan(alike.size() > 2 * kWarmUpSteps ? kWarmUpSteps : 0);
-    summary.step_ms = median(warm, &StepReport::step_ms);
-    summary.tokens_per_s = median(warm, &StepReport::tokens_per_s);
-    summary.tflops_per_device = median(warm, &StepReport::tflops_per_device);
-    summary.mfu = median(warm, &StepReport::mfu);
-    summary.mfu_causal = median(warm, &StepReport::mfu_causal);
-    summary.hfu = median(warm, &StepReport::hfu);
-    average_phases(warm, summary);
+    summary.step_ms = median_of(warm, &StepReport::step_ms);
+    summary.tokens_per_s = median_of(warm, &StepReport::tokens_per_s);
+    summary.tflops_per_device = median_of(warm, &StepReport::tflops_per_device);
+    summary.mfu = median_of(warm, &StepReport::mfu);
+    summary.mfu_causal = median_of(warm, &StepReport::mfu_causal);
+    summary.hfu = median_of(warm, &StepReport::hfu);
+    summary.mean_step_ms = mean(warm, &StepReport::step_ms);
+    using measure::PhaseMs;
+    for (double PhaseMs::*phase :
+         {&PhaseMs::data, &PhaseMs::forward, &PhaseMs::backward, &PhaseMs::optimizer, &PhaseMs::comm_exposed})
+      summary.phase_ms.*phase = mean(warm, [&](const StepReport& step) { return step.phase_ms.*phase; });
     summary.offload = steps.back().offload;
-    std::vector<double> exposed;
-    for (const StepReport& step : warm)
-      if (step.offload) exposed.push_back(step.offload->exposed_ms);
-    if (summary.offload) summary.offload->exposed_ms = median_of(std::move(exposed));
+    if (summary.offload)
+      summary.offload->exposed_ms =
+          median_of(warm, [](const StepReport& step) { return step.offload ? step.offload->exposed_ms : kUnknown; });
   }
 
   for (const EvalReport& eval : history.evals) {

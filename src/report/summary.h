@@ -1,11 +1,14 @@
 #pragma once
 // The end of a run in numbers, for the last lines on stderr and for the report. Computed from the run's history, so
 // that a run folder is enough to compute it again.
+#include <cmath>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/median.h"
 #include "report/history.h"
 
 namespace trainer::report {
@@ -33,6 +36,15 @@ struct Summary {
   measure::BytesByCategory memory_by_category;
   std::vector<Sample> samples;
 };
+
+/// Returns the median of the finite values of the items; NaN when there are none. `value`: a member or a function.
+template <typename Items, typename F>
+double median_of(const Items& items, F value) {
+  std::vector<double> values;
+  for (const auto& item : items)
+    if (const double x = std::invoke(value, item); std::isfinite(x)) values.push_back(x);
+  return values.empty() ? kUnknown : median(std::move(values));
+}
 
 /// `samples` in the order they were drawn. An empty history gives an empty summary.
 Summary summarize(const History& history, std::vector<Sample> samples);

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
-#include "base/utf8.h"
+#include "report/printable.h"
 
 namespace trainer::report::svg {
 namespace {
@@ -111,7 +111,8 @@ std::string path(const LineChart& chart, const Series& series, const Axis& x, co
       out += format("<circle class=\"f{}\" r=\"3.2\"", series.colour) + attribute("cx", x(point.x)) +
              attribute("cy", y(point.y)) +
              format("><title>{}</title></circle>",
-                    escape(format("{}: {} at {}", series.name, format_number(point.y, 5), format_number(point.x, 9))));
+                    escape(format("{}: {} at {}", series.name, format_number(point.y, 5),
+                                  format_number(point.x, 9))));
     }
   }
   return out;
@@ -131,7 +132,8 @@ std::string describe(const LineChart& chart) {
     description += format("{}: from {} to {}, at the end {}. ", series.name, format_number(range.low),
                           format_number(range.high), format_number(last));
   }
-  for (const Level& level : chart.levels) description += format("{}: {}. ", level.name, format_number(level.y));
+  for (const Level& level : chart.levels)
+    description += format("{}: {}. ", level.name, format_number(level.y));
   return description.empty() ? "No data." : description;
 }
 
@@ -194,7 +196,9 @@ std::vector<Point> downsample(const std::vector<Point>& points, size_t max_point
   return kept;
 }
 
-std::vector<Point> smooth(const std::vector<Point>& points, size_t window) {
+std::vector<Point> smooth(const std::vector<Point>& points) {
+  if (points.size() < kSmoothedFrom) return points;
+  const size_t window = std::max<size_t>(5, points.size() / 25);
   std::vector<Point> out;
   std::vector<double> sums = {0};  // sums[i] is the sum of the first i finite values
   for (const Point& point : points) {
@@ -222,52 +226,19 @@ std::vector<double> nice_ticks(double low, double high, int wanted) {
 }
 
 std::string escape(std::string_view input) {
-  constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
-  std::string out;
-  for (size_t i = 0; i < input.size();) {
-    const auto lead = static_cast<unsigned char>(input[i]);
-    if (lead < 0x80) {
-      switch (lead) {
-        case '&':
-          out += "&amp;";
-          break;
-        case '<':
-          out += "&lt;";
-          break;
-        case '>':
-          out += "&gt;";
-          break;
-        case '"':
-          out += "&quot;";
-          break;
-        case '\'':
-          out += "&#39;";
-          break;
-        default:
-          if (lead >= 0x20 || lead == '\n' || lead == '\t') {
-            out += static_cast<char>(lead);
-          } else {
-            out += kReplacement;
-          }
-      }
-      ++i;
-      continue;
-    }
-    const size_t length = utf8_character(input.substr(i));
-    const bool control = lead == 0xC2 && length == 2 && static_cast<unsigned char>(input[i + 1]) < 0xA0;
-    const bool valid = length > 0 && !control && (length != 3 || input.substr(i, 3) < "\xEF\xBF\xBE");
-    if (valid) {
-      out += input.substr(i, length);
-      i += length;
-    } else {
-      out += kReplacement;
-      ++i;
-    }
-  }
-  return out;
+  return replaced(input, [](std::string_view character) -> std::string {
+    if (character == "&") return "&amp;";
+    if (character == "<") return "&lt;";
+    if (character == ">") return "&gt;";
+    if (character == "\"") return "&quot;";
+    if (character == "'") return "&#39;";
+    const bool allowed = !is_control(character) && character != "\xEF\xBF\xBE" && character != "\xEF\xBF\xBF";
+    return allowed ? std::string(character) : "\xEF\xBF\xBD";
+  });
 }
 
-std::string line_chart(const LineChart& chart) {
+std::string line_chart(LineChart chart) {
+  for (Series& series : chart.series) series.points = downsample(series.points, kMostPoints);
   std::string out = chart.width > kNarrow ? "<figure class=\"wide\">" : "<figure>";
   out +=
       open_svg(chart.id, chart.title, describe(chart), chart.width, chart.height) + text("title", 12, 18, chart.title);

@@ -15,9 +15,10 @@ struct Point {
 /// Returns at most `max_points` (>= 4) of them: the first, the last, and of each stretch its lowest and highest in
 /// their order. So no peak is lost. A stretch without a finite value stays a gap.
 std::vector<Point> downsample(const std::vector<Point>& points, size_t max_points);
-/// Returns the moving average over up to `window` points centred on each (fewer towards the ends), so that it does not
-/// lag; gaps are skipped.
-std::vector<Point> smooth(const std::vector<Point>& points, size_t window);
+/// Returns the moving average over a 25th of the points, centred on each (fewer towards the ends), so that it does not
+/// lag; gaps are skipped. A curve of fewer than kSmoothedFrom points stays as it is.
+std::vector<Point> smooth(const std::vector<Point>& points);
+inline constexpr size_t kSmoothedFrom = 50;
 
 /// Returns round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], about `wanted` of them.
 std::vector<double> nice_ticks(double low, double high, int wanted);
@@ -47,8 +48,9 @@ struct LineChart {
   bool logarithmic = false;  // y; values <= 0 are gaps
   bool legend = true;        // names of the series beside the title; false: the page has them
 };
-/// Says "no data" when no series has a finite point.
-std::string line_chart(const LineChart& chart);
+/// Draws at most so many points of a series; says "no data" when no series has a finite point.
+inline constexpr size_t kMostPoints = 1000;
+std::string line_chart(LineChart chart);
 
 struct Part {
   std::string name;

@@ -3,7 +3,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "base/format.h"
+#include "report/events_json.h"
 #include "report/printable.h"
 
 namespace trainer::report {
@@ -34,35 +34,24 @@ void TensorBoardLog::write(const StartReport& start) {
 }
 
 void TensorBoardLog::write(const StepReport& step) {
-  Scalars scalars = {{"optim/lr", step.lr},
-                     {"optim/grad_norm", step.grad_norm},
-                     {"data/tokens", static_cast<double>(step.tokens)},
-                     {"data/epoch", step.epoch},
-                     {"speed/step_ms", step.step_ms},
-                     {"speed/tokens_per_s", step.tokens_per_s},
-                     {"speed/tflops_per_device", step.tflops_per_device},
-                     {"speed/mfu", step.mfu},
-                     {"speed/mfu_causal", step.mfu_causal},
-                     {"speed/hfu", step.hfu},
-                     {"time_ms/data", step.phase_ms.data},
-                     {"time_ms/forward", step.phase_ms.forward},
-                     {"time_ms/backward", step.phase_ms.backward},
-                     {"time_ms/optimizer", step.phase_ms.optimizer},
-                     {"time_ms/comm_exposed", step.phase_ms.comm_exposed}};
-  for (const auto& [axis, operations] : step.comm_wait_ms)
-    for (const auto& [operation, ms] : operations) scalars.emplace_back(format("wait_ms/{}/{}", axis, operation), ms);
-  for (const auto& [axis, operations] : step.comm_bytes)
-    for (const auto& [operation, bytes] : operations)
-      scalars.emplace_back(format("comm_bytes/{}/{}", axis, operation), static_cast<double>(bytes));
-  for (const auto& [category, bytes] : step.memory_bytes)
-    scalars.emplace_back("memory_bytes/" + category, static_cast<double>(bytes));
-  if (step.gpu) {
-    scalars.emplace_back("gpu/watts", step.gpu->watts);
-    scalars.emplace_back("gpu/sm_mhz", step.gpu->sm_mhz);
-    scalars.emplace_back("gpu/celsius", step.gpu->celsius);
-  }
-  std::erase_if(scalars, [](const auto& scalar) { return std::isnan(scalar.second); });
-  scalars.emplace_back("loss/train", step.loss);
+  Json groups = {{"optim", {{"lr", step.lr}, {"grad_norm", step.grad_norm}}},
+                 {"data", {{"tokens", step.tokens}, {"epoch", step.epoch}}},
+                 {"speed",
+                  {{"step_ms", step.step_ms},
+                   {"tokens_per_s", step.tokens_per_s},
+                   {"tflops_per_device", step.tflops_per_device},
+                   {"mfu", step.mfu},
+                   {"mfu_causal", step.mfu_causal},
+                   {"hfu", step.hfu}}},
+                 {"time_ms", to_json(step.phase_ms)},
+                 {"wait_ms", step.comm_wait_ms},
+                 {"comm_bytes", step.comm_bytes},
+                 {"memory_bytes", step.memory_bytes}};
+  if (step.gpu) groups["gpu"] = to_json(*step.gpu);
+  Scalars scalars = {{"loss/train", step.loss}};
+  flatten(groups, "", '/', [&](const std::string& tag, const Json& value) {
+    if (const auto number = value.get<double>(); !std::isnan(number)) scalars.emplace_back(tag, number);
+  });
   file_.write(scalar_event(seconds_since_1970(), step.step, scalars));
 }
 

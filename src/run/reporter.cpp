@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/log.h"
+#include "report/events_json.h"
 #include "report/printable.h"
 #include "report/summary.h"
 #include "run/run_folder.h"
@@ -84,7 +85,7 @@ void Reporter::start(const report::StartReport& start, std::string_view transpor
   log_start(start_, machine_.compute_reason, transport);
   for (const std::string& note : notes)
     if (!note.empty()) log::info("{}", note);
-  if (metrics_) metrics_->write(start_);
+  if (metrics_) metrics_->write(to_json(start_));
   if (tensorboard_) tensorboard_->write(start_);
 }
 
@@ -108,7 +109,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   r.skipped = outcome.skipped;
   r.bad_tensor = outcome.norm.bad_tensor;
   r.step_ms = seconds * 1e3;
-  r.tokens_per_s = static_cast<double>(start_.global_batch * start_.seq_len) / seconds;
+  r.tokens_per_s = static_cast<double>(start_.global_batch * start_.model.seq_len) / seconds;
   const double tokens_per_device = r.tokens_per_s / machine_.ranks;
   r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
   judge_peak(r.step, plan_.flops.hardware() * tokens_per_device, trainer.meter());
@@ -132,7 +133,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
                                : measure::kUnknown;
   if (trainer.offload() != nullptr) r.offload = offload_report(*trainer.offload());
   if (power_) r.gpu = power_->recent();
-  if (metrics_) metrics_->write(r);
+  if (metrics_) metrics_->write(to_json(r));
   if (tensorboard_) tensorboard_->write(r);
   skipped_ += r.skipped;
   wait_seconds_ += r.phase_ms.comm_exposed * 1e-3;
@@ -164,7 +165,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
 void Reporter::evaluation(const report::EvalReport& eval) {
   if (!first_) return;
   last_eval_ = eval;
-  if (metrics_) metrics_->write(eval);
+  if (metrics_) metrics_->write(to_json(eval));
   if (tensorboard_) tensorboard_->write(eval);
   if (!std::isfinite(eval.loss))
     return warn(eval.step, format("step {}: the validation loss is not finite", eval.step));
@@ -177,7 +178,7 @@ void Reporter::status(const std::string& activity) {
 }
 
 void Reporter::checkpoint(const report::CheckpointReport& checkpoint) {
-  if (metrics_) metrics_->write(checkpoint);
+  if (metrics_) metrics_->write(to_json(checkpoint));
 }
 
 void Reporter::sample(report::Sample sample) {
@@ -191,8 +192,9 @@ void Reporter::sample(report::Sample sample) {
 void Reporter::warn(int64_t step, const std::string& message) {
   if (!first_) return;
   log::warning("{}", message);
-  if (metrics_) metrics_->write(report::WarningReport{step, message});
-  if (tensorboard_) tensorboard_->write(report::WarningReport{step, message});
+  const report::WarningReport warning{step, message};
+  if (metrics_) metrics_->write(to_json(warning));
+  if (tensorboard_) tensorboard_->write(warning);
 }
 
 int64_t Reporter::measured_memory(const train::Trainer& trainer) const {
@@ -244,10 +246,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   end.tokens = state.tokens_seen;
   end.outcome = outcome;
   end.wall_s = now_seconds() - started_;
-  end.predicted = {.step_ms = start_.predicted.step_ms,
-                   .wait_ms = start_.predicted.wait_ms,
-                   .memory_bytes = start_.predicted.memory_bytes,
-                   .comm_bytes = plan_.comm_bytes};
+  end.predicted = start_.predicted;
   for (auto& [axis, operations] : end.predicted.comm_bytes)
     for (auto& [operation, bytes] : operations) bytes *= steps_;
   const double steps = steps_ > 0 ? static_cast<double>(steps_) : measure::kUnknown;
@@ -257,7 +256,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
                   .comm_bytes = comm_bytes_};
   end.peak = peak_.report();
   judge_prediction(end);
-  metrics_->write(end);
+  metrics_->write(to_json(end));
   report::History history = report::read_history(metrics_file(config_));
   if (metrics_->lost() > 0) {
     log::warning("{} lacks {} lines, as they could not be written", metrics_file(config_).string(), metrics_->lost());

@@ -12,18 +12,12 @@ namespace trainer::run {
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
                                  const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer) {
-  const config::Model& model = config.model;
   report::StartReport start;
   start.name = config.run.name;
   start.time = report::utc_now();
-  start.arch = model.arch == config::Arch::llama ? "llama" : "gpt2";
+  start.arch = config.model.arch == config::Arch::llama ? "llama" : "gpt2";
   start.compute = name_of(machine.compute);
-  start.n_layer = model.n_layer;
-  start.n_head = model.n_head;
-  start.n_kv_head = model.n_kv_head;
-  start.d_model = model.d_model;
-  start.d_ff = model.d_ff;
-  start.seq_len = model.seq_len;
+  start.model = config.model;
   start.vocab_size = datasets.vocab;
   start.parameters = plan.parameters;
   start.global_batch = config.train.global_batch;
@@ -58,17 +52,20 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
   const report::Environment& environment = start.environment;
-  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name, format_count(start.parameters),
-            start.vocab_size, start.compute, compute_reason, environment.product_path);
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
+            format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
+            compute_reason, environment.product_path);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
-            start.global_batch * start.seq_len);
-  log::info("{} ({}) of {} on {}, peak of each {}", counted(environment.ranks, "rank"), transport,
-            counted(environment.threads, "thread"), environment.isa, to_string(start.peak));
+            start.global_batch * start.model.seq_len);
+  log::info("{} rank{} ({}) of {} thread{} on {}, peak of each {}", environment.ranks,
+            environment.ranks == 1 ? "" : "s", transport, environment.threads, environment.threads == 1 ? "" : "s",
+            environment.isa, to_string(start.peak));
   if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
   log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
-            format_bytes(start.predicted.memory_bytes), format_count(start.train_tokens),
-            format_count(start.val_tokens),
+            format_bytes(static_cast<double>(start.predicted.memory_bytes)),
+            format_count(static_cast<double>(start.train_tokens)),
+            format_count(static_cast<double>(start.val_tokens)),
             static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch) /
                 static_cast<double>(start.windows));
 }

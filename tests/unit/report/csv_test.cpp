@@ -1,25 +1,14 @@
 #include "report/csv.h"
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
-#include <fstream>
-
-#include "base/error.h"
-#include "report/metrics.h"
 #include "unit/report/run_history.h"
 
 namespace trainer::report {
 namespace {
 
-namespace fs = std::filesystem;
-
-class Csv : public testing::Test {
+class Csv : public RunFolder {
  protected:
-  ~Csv() override { fs::remove_all(folder_); }
-  std::string run(const std::string& name, const std::string& log) {
-    fs::create_directories(folder_ / name);
-    std::ofstream(folder_ / name / "metrics.jsonl") << log;
+  std::string run(const std::string& name, const std::string& log) const {
+    put(name + "/metrics.jsonl", log);
     return (folder_ / name).string();
   }
   static std::string table(const std::vector<std::string>& runs) {
@@ -27,30 +16,21 @@ class Csv : public testing::Test {
     write_csv(named_runs(runs), [&](std::string_view line) { text += line; });
     return text;
   }
-  const fs::path folder_ = fs::path(testing::TempDir()) / ("csv_test_" + std::to_string(getpid()));
 };
 
 TEST_F(Csv, HasARowForEachStepAndTheEvaluationAfterIt) {
   const std::string one = run("one",
                               R"({"event":"start","step":0,"name":"x"}
-{"event":"step","step":1,"loss":2.5,"skipped":false,"phase_ms":{"data":1,"forward":0.125}}
+{"event":"step","step":1,"loss":0.30000000000000004,"skipped":false,"phase_ms":{"data":1,"forward":0.125}}
 {"event":"eval","step":1,"loss":3,"perplexity":20.5,"tokens":64}
 {"event":"warning","step":1,"message":"a, b"}
 {"event":"step","step":2,"loss":null,"skipped":true,"bad_tensor":"w, \"q\"","comm_bytes":{"data":{"all_reduce":64}}}
 {"event":"st)");
   EXPECT_EQ(table({one}),
-            "run,step,loss,validation.loss,validation.perplexity,skipped,bad_tensor,comm_bytes.data.all_reduce,"
-            "phase_ms.data,phase_ms.forward,validation.tokens\n"
-            "one,1,2.5,3,20.5,false,,,1,0.125,64\n"
-            "one,2,,,,true,\"w, \"\"q\"\"\",64,,,\n");
-}
-
-TEST_F(Csv, NumbersKeepAllTheirDigits) {
-  fs::create_directories(folder_ / "digits");
-  StepReport step = example_history(1).steps.front();
-  step.loss = 0.1 + 0.2;
-  MetricsLog(folder_ / "digits" / "metrics.jsonl").write(step);
-  EXPECT_NE(table({(folder_ / "digits").string()}).find("digits,1,6144,,0.30000000000000004,"), std::string::npos);
+            "run,step,loss,skipped,phase_ms.data,phase_ms.forward,validation.loss,validation.perplexity,"
+            "validation.tokens,bad_tensor,comm_bytes.data.all_reduce\n"
+            "one,1,0.30000000000000004,false,1,0.125,3,20.5,64,,\n"
+            "one,2,,true,,,,,,\"w, \"\"q\"\"\",64\n");
 }
 
 TEST_F(Csv, SeveralRunsShareTheColumns) {
@@ -63,13 +43,7 @@ TEST_F(Csv, SeveralRunsShareTheColumns) {
 }
 
 TEST_F(Csv, AFolderWithoutALogIsNamed) {
-  try {
-    named_runs({(folder_ / "none").string()});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::usage);
-    EXPECT_NE(std::string(error.what()).find("none: no metrics.jsonl there"), std::string::npos) << error.what();
-  }
+  expect_error(Code::usage, "none: no metrics.jsonl there", [&] { named_runs({(folder_ / "none").string()}); });
 }
 
 }  // namespace

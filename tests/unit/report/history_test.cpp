@@ -1,12 +1,12 @@
-// What reading metrics.jsonl makes of a whole run.
+// metrics.jsonl as a file: cut back when a run resumes, and read as a whole run.
 #include <tuple>
 
-#include "unit/report/metrics_fixture.h"
+#include "unit/report/run_history.h"
 
 namespace trainer::report {
 namespace {
 
-class ReadHistory : public Metrics {};
+using ReadHistory = RunFolder;
 
 /// A step whose utilisation is written as a share of `peak_tflops`, which it does not tell when that is unknown.
 StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflops) {
@@ -22,20 +22,17 @@ StepReport step_at(int64_t step, double mfu_causal, double hfu, double peak_tflo
 TEST_F(ReadHistory, GivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
   StartReport start;
   start.peak = {.flops = 0.5e12, .origin = "measured", .unit = "AVX2 fma", .windows = 48};
-  EndReport end;
-  end.step = 2;
+  EndReport end{.step = 2};
   end.peak = {.flops = 1e12, .origin = "measured", .unit = "AVX2 fma", .windows = 60};
-  {
-    MetricsLog log(file_);
-    log.write(start);
-    log.write(step_at(1, 0.75, 1, 0.5));
-    log.write(step_at(2, 0.5, 0.5, 0.75));
-    log.write(end);
-    start.peak.flops = 2e12;  // on another machine, and killed
-    log.write(start);
-    log.write(step_at(3, 0.5, 0.5, 2));
-    log.write(step_at(4, 0.25, 0.5, 4));
-  }
+  MetricsLog log(file_);
+  log.write(to_json(start));
+  log.write(to_json(step_at(1, 0.75, 1, 0.5)));
+  log.write(to_json(step_at(2, 0.5, 0.5, 0.75)));
+  log.write(to_json(end));
+  start.peak.flops = 2e12;  // on another machine, and killed
+  log.write(to_json(start));
+  log.write(to_json(step_at(3, 0.5, 0.5, 2)));
+  log.write(to_json(step_at(4, 0.25, 0.5, 4)));
   const History history = read_history(file_);
   const auto shares = [&](size_t i) {
     const StepReport& step = history.steps.at(i);
@@ -50,42 +47,38 @@ TEST_F(ReadHistory, GivesStepsAsSharesOfTheBestPeakThatTheirProcessKnew) {
 }
 
 TEST_F(ReadHistory, OfALogAboveItsMeasuredPeakStaysBelowOneAndAGivenPeakIsLeftAlone) {
-  for (const auto& [origin, first, second] : {std::tuple{"measured", 0.5, 1.0}, {"user", 0.625, 1.25}}) {
-    std::ofstream(file_) << R"({"event": "start", "step": 0, "peak_flops": 1e12, "peak_origin": ")" << origin << "\"}\n"
-                         << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
-                         << "\n"
-                         << R"({"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25})"
-                         << "\n";
+  const std::string steps = R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625}
+{"event": "step", "step": 2, "mfu": 1.5, "mfu_causal": 1.25, "hfu": 1.25}
+)";
+  for (const auto& [origin, first, second, peak] :
+       {std::tuple{"measured", 0.5, 1.0, 1.25e12}, {"user", 0.625, 1.25, 1e12}}) {
+    put("metrics.jsonl",
+        format(R"({{"event": "start", "step": 0, "peak_flops": 1e12, "peak_origin": "{}"}})", origin) + "\n" + steps);
     const History history = read_history(file_);
     EXPECT_EQ(history.steps.at(0).mfu_causal, first) << origin;
     EXPECT_EQ(history.steps.at(1).mfu_causal, second) << origin;
     EXPECT_EQ(history.steps.at(1).hfu, second) << origin;
-    EXPECT_EQ(history.peak.flops, std::string(origin) == "user" ? 1e12 : 1.25e12);
+    EXPECT_EQ(history.peak.flops, peak) << origin;
   }
-  std::ofstream(file_) << R"({"event": "step", "step": 1, "mfu": 0.75, "mfu_causal": 0.625, "hfu": 0.625})"
-                       << "\n";
+  put("metrics.jsonl", steps);
   EXPECT_EQ(read_history(file_).steps.at(0).mfu, 0.75) << "of a log without a start";
 }
 
 TEST_F(ReadHistory, KnowsWhereTheLastSetupBegins) {
   StartReport start;
-  start.global_batch = 8;
-  start.environment.ranks = 2;
   start.config_toml = "[parallel]\ntensor = 2\n[optim]\nlr = 0.1\n";
-  StepReport step = step_at(1, 0.5, 0.5, 1);
+  StepReport step{.step = 1};
   step.memory_bytes = {{"weights", 100}};
-  {
-    MetricsLog log(file_);
-    log.write(start);
-    log.write(step);
-    start.config_toml = "[parallel]\ntensor = 2\n[optim]\nlr = 0.2\n";  // resumed at another rate: the same setup
-    start.environment.commit = "other";
-    log.write(start);
-    log.write(step_at(2, 0.5, 0.5, 1));
-  }
+  MetricsLog log(file_);
+  log.write(to_json(start));
+  log.write(to_json(step));
+  start.config_toml = "[parallel]\ntensor = 2\n[optim]\nlr = 0.2\n";  // resumed at another rate: the same setup
+  start.environment.commit = "other";
+  log.write(to_json(start));
+  log.write(to_json(StepReport{.step = 2}));
   EXPECT_EQ(read_history(file_).last_setup().size(), 2u);
   EXPECT_EQ(read_history(file_).memory_bytes.at("weights"), 100);
-  const StartReport before = start;
+  step = {.step = 2};
   for (const auto& change : std::vector<void (*)(StartReport&)>{
            [](StartReport& s) { s.config_toml = "[parallel]\ndata = 2\n"; },
            [](StartReport& s) { s.global_batch = 16; },
@@ -93,15 +86,13 @@ TEST_F(ReadHistory, KnowsWhereTheLastSetupBegins) {
            [](StartReport& s) { s.environment.isa = "another CPU"; },
            [](StartReport& s) { s.compute = "bf16"; },
        }) {
-    start = before;
-    change(start);
-    const int64_t steps = static_cast<int64_t>(read_history(file_).steps.size());
-    step.step = steps + 1;
+    StartReport changed = start;
+    change(changed);
+    ++step.step;
     step.memory_bytes = {{"weights", 60}};
-    MetricsLog log(file_);
-    log.write(start);
+    log.write(to_json(changed));
     EXPECT_TRUE(read_history(file_).last_setup().empty());
-    log.write(step);
+    log.write(to_json(step));
     const History history = read_history(file_);
     ASSERT_EQ(history.last_setup().size(), 1u);
     EXPECT_EQ(history.last_setup().front().step, step.step);
@@ -110,21 +101,48 @@ TEST_F(ReadHistory, KnowsWhereTheLastSetupBegins) {
 }
 
 TEST_F(ReadHistory, KeepsTheLargestMemoryAndPassesOverNonsense) {
-  {
-    MetricsLog log(file_);
-    StepReport step = full_step();
-    log.write(step);
-    step.memory_bytes = {{"weights", 5}, {"activations", 20}, {"late", 1}};
-    log.write(step);
-  }
-  std::ofstream(file_, std::ios::app)
-      << "[1]\n{\"event\":3}\n{\"event\":\"step\",\"step\":\"x\"}\n\n\x01\n{\"event\":\"new\"}\n";
+  put("metrics.jsonl", R"({"event":"step","step":1,"memory_bytes":{"weights":1152921504606846977,"activations":12}}
+[1]
+{"event":3}
+{"event":"step","step":"x"}
+
+{"event":"new"}
+{"event":"step","step":2,"memory_bytes":{"weights":5,"activations":20,"late":1}}
+{"event":"step","st)");
   const History history = read_history(file_);
   EXPECT_EQ(history.steps.size(), 2);
   EXPECT_TRUE(history.steps[0].memory_bytes.empty());
   EXPECT_EQ(history.memory_bytes,
             (measure::BytesByCategory{{"weights", (int64_t{1} << 60) + 1}, {"activations", 20}, {"late", 1}}));
-  EXPECT_EQ(history.unreadable_lines, 5);
+}
+
+TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {
+  const std::string kept = R"({"event":"start","step":0}
+{"event": "step",  "step":4, "loss":1.50}
+{"event":"eval","step":5}
+{"event":"warning","message":"no step"}
+)",
+                    saved = "{\"event\":\"checkpoint\",\"step\":5}\n", torn = "{\"event\":\"step\",\"step\":5";
+  put("metrics.jsonl",
+      kept + "{\"event\":\"step\",\"step\":6}\nnonsense\n{\"event\":\"end\",\"step\":7}\n" + saved + torn);
+  for (int again = 0; again < 2; ++again) {
+    truncate_after_step(file_, 5);
+    EXPECT_EQ(read(file_), kept + saved);
+  }
+  MetricsLog(file_).write(Json{{"event", "eval"}});
+  EXPECT_EQ(read(file_), kept + saved + "{\"event\":\"eval\"}\n");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1) << "no temporary file stays";
+  put("metrics.jsonl", kept + torn);  // only the end goes
+  truncate_after_step(file_, 5);
+  EXPECT_EQ(read(file_), kept);
+}
+
+TEST_F(ReadHistory, OfAMissingFileIsEmptyAndAFolderIsNoFile) {
+  truncate_after_step(file_, 5);
+  EXPECT_FALSE(fs::exists(file_));
+  EXPECT_TRUE(read_history(file_).steps.empty());
+  EXPECT_THROW(truncate_after_step(folder_, 5), Error);
+  EXPECT_THROW(MetricsLog(folder_ / "missing" / "metrics.jsonl"), Error);
 }
 
 }  // namespace

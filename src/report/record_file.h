@@ -1,0 +1,31 @@
+#pragma once
+#include <cstdint>
+#include <filesystem>
+#include <string_view>
+
+namespace trainer::report {
+
+/// A file to whose end records are written, each whole or not at all. It never stops a run: a failure (disk full) is
+/// warned about once, and later records are tried again.
+class RecordFile {
+ public:
+  /// Opens or makes the file; `flags` are further ones of open(). Throws Code::io naming the file.
+  explicit RecordFile(std::filesystem::path path, int flags = 0);
+  ~RecordFile();
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  /// Makes one system call, so that a crash tears at most the last record.
+  void write(std::string_view record);
+  /// Returns the number of records lost so far.
+  int64_t lost() const { return lost_; }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t size_ = 0;  // of whole records
+  int64_t lost_ = 0;
+};
+
+}  // namespace trainer::report
