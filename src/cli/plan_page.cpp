@@ -5,13 +5,12 @@
 
 #include "base/format.h"
 #include "plan/plan_text.h"
-#include "report/style.h"
+#include "report/page.h"
 #include "report/svg.h"
 
 namespace trainer::cli {
 namespace {
 
-using report::svg::escape;
 using report::svg::Part;
 
 std::string ranking(const plan::Plan& plan, size_t top) {
@@ -39,14 +38,11 @@ std::string split(const plan::PlannedRun& run) {
 
 std::string plan_page(const plan::Plan& plan, const plan::Cluster& cluster, size_t top, const std::string& words) {
   const plan::PlannedRun& best = plan.runs.front();
-  return format(
-      "<!DOCTYPE html>\n<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\">\n<head><meta charset=\"utf-8\"/>"
-      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/><title>Plan for {}</title>\n"
-      "<style>{}</style></head>\n<body><main>\n<header><h1>Plan for {}</h1><p class=\"sub\">{} with {}: {:.4g} ms a "
-      "step</p></header>\n<section>{}</section>\n<section>{}</section>\n<section><pre>{}</pre></section>\n"
-      "</main></body></html>\n",
-      escape(cluster.name), report::kReportStyle, escape(cluster.name), escape(best.strategy), escape(best.layout),
-      best.time.total() * 1e3, ranking(plan, top), split(best), escape(words));
+  namespace page = report::page;
+  return page::begin("Plan for " + cluster.name, "Plan for " + cluster.name,
+                     format("{} with {}: {:.4g} ms a step", best.strategy, best.layout, best.time.total() * 1e3)) +
+         page::section(ranking(plan, top)) + page::section(split(best)) +
+         page::section("<pre>" + report::svg::escape(words) + "</pre>") + page::end();
 }
 
 }  // namespace trainer::cli
