@@ -11,8 +11,6 @@
 namespace trainer::report {
 namespace {
 
-using format_number;
-
 /// Returns the values in force by key; none where the file is missing or damaged.
 std::map<std::string, std::string> config_of(const std::filesystem::path& folder) {
   std::map<std::string, std::string> values;
