@@ -5,9 +5,7 @@
 #include <string>
 
 #include "cli/cli.h"
-#include "cli/configuration.h"
 #include "cli/process.h"
-#include "config/load.h"
 #include "measure/gpu_peak.h"
 #include "measure/peak.h"
 #include "plan/machine.h"
@@ -20,12 +18,7 @@ using nlohmann::json;
 /// Bench says where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
-    config = o.config.file.empty() ? config::load_text("", "", o.config.sets, {.files = false})
-                                   : load_configuration(o.config);
-    if (o.threads > 0) config.run.threads = o.threads;
-    if (o.compute == "fp32") config.precision.compute = config::Compute::fp32;
-    if (o.compute == "bf16") config.precision.compute = config::Compute::bf16;
-    if (o.compute == "fp64") config.precision.compute = config::Compute::fp64;
+    config = load_configuration(o.config);
     machine = plan::choose_machine(config, *world);
   }
   void require_config() const {
@@ -69,9 +62,21 @@ struct Bench {
   plan::Machine machine;
 };
 
+/// What operators run with.
+struct Computing {
+  explicit Computing(const plan::Machine& machine) : device(plan::make_device(machine)) {}
+
+  std::unique_ptr<device::Device> device;
+  Arena arena{*device, Arena::Mode::heap};
+  Meter meter;
+  Exec ex{*device, arena, meter};
+};
+
 inline json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
 
 /// Measures products (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
 json bench_gemm(const Bench& b);
+/// Plays the schedules of optimizer offload at the rates of this machine or of an emulated device (bench_offload.cpp).
+json bench_offload(const Bench& b);
 
 }  // namespace trainer::cli

@@ -57,9 +57,7 @@ int bench_profile_command(const BenchOptions& o) {
     world.control().run_on_all_ranks([&] {
       if (world.first()) require_replaceable(o.write_profile);
     });
-    plan::Machine machine = plan::choose_machine(config, world);
-    if (!o.compute.empty())
-      machine.compute = o.compute == "bf16" ? DType::bf16 : o.compute == "fp64" ? DType::f64 : DType::f32;
+    const plan::Machine machine = plan::choose_machine(config, world);
     const std::unique_ptr<device::Device> device = plan::make_device(machine);
     const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
     const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);

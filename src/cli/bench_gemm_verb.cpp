@@ -61,20 +61,18 @@ json tune_gemm(const Bench& b) {
 
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  Arena arena(*device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{*device, arena, meter};
-  measure::PeakTracker peak = b.measured_peak(*device);
+  Computing on(b.machine);
+  measure::PeakTracker peak = b.measured_peak(*on.device);
   std::vector<bench::GemmRate> measured;
   for (const bench::GemmShape& shape : gemm_shapes(b)) {
-    measured.push_back(bench::bench_gemm(ex, b.machine.compute, {&shape, 1}, {.repeats = b.options.repeats}).front());
+    measured.push_back(
+        bench::bench_gemm(on.ex, b.machine.compute, {&shape, 1}, {.repeats = b.options.repeats}).front());
     const bench::GemmRate& rate = measured.back();
     peak.measure();
     peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
   }
   b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
-               name_of(b.machine.compute), b.machine.threads, ops::product_path(*device, b.machine.compute),
+               name_of(b.machine.compute), b.machine.threads, ops::product_path(*on.device, b.machine.compute),
                b.peak_text(peak), "m, k, n", "forward", "dX", "dW"));
   json rates = json::array();
   for (const bench::GemmRate& rate : measured) {
@@ -93,7 +91,7 @@ json bench_gemm(const Bench& b) {
           {"peak_gflops", peak.flops() / 1e9},
           {"peak", peak_json(peak)},
           {"data_sheet_gflops", b.data_sheet_json()},
-          {"path", ops::product_path(*device, b.machine.compute)},
+          {"path", ops::product_path(*on.device, b.machine.compute)},
           {"rates", rates}};
 }
 

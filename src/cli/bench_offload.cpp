@@ -1,15 +1,13 @@
-#include "cli/bench_offload.h"
+#include "base/units.h"
+#include "bench/offload.h"
 
 #include <algorithm>
 
-#include "base/units.h"
-#include "bench/offload.h"
+#include "cli/bench.h"
 #include "offload/make.h"
 
 namespace trainer::cli {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kUsual = 3'800'000'000, kSubgroup = 25'000'000;
 
@@ -56,8 +54,10 @@ std::string table_of(const std::vector<bench::OffloadRung>& rungs) {
 
 }  // namespace
 
-json offload_ladder(const config::Config& config, const plan::Machine& machine, int64_t size,
-                    const std::function<void(const std::string&)>& say) {
+json bench_offload(const Bench& b) {
+  const config::Config& config = b.config;
+  const plan::Machine& machine = b.machine;
+  const int64_t size = b.options.size;
   const bool bf16 = machine.compute == DType::bf16,
              sends_bf16 = config.offload.grad_transport != config::GradTransport::fp32;
   const int64_t state = machine.compute == DType::f64 ? 8 : 4;
@@ -69,14 +69,15 @@ json offload_ladder(const config::Config& config, const plan::Machine& machine, 
   work.rates = bench::rates_of(config, *device, machine.compute, kSubgroup);
   const std::vector<bench::OffloadRung> rungs = bench::offload_ladder(work);
   const offload::Rates& rates = work.rates;
-  say(format(
+  b.say(format(
       "rates {}: to the device {:.1f} GB/s, to the host {:.1f} GB/s, update on the host {:.2f} and on the "
       "device {:.2f} billion parameters/s, host memory {:.1f} GB/s\n"
       "update of {} parameters in subgroups of {}, by a virtual clock at these rates, from the end of the backward "
       "pass until all weights are new\n",
       origin_of(config, machine), rates.to_device * 1e-9, rates.to_host * 1e-9, rates.host * 1e-9, rates.device * 1e-9,
-      rates.memory * 1e-9, format_count(work.parameters), format_count(work.subgroup)));
-  say(table_of(rungs));
+      rates.memory * 1e-9, format_count(work.parameters),
+      format_count(work.subgroup)));
+  b.say(table_of(rungs));
   return {{"clock", "virtual"},
           {"emulated", offload::rates_of(config.debug).has_value()},
           {"parameters", work.parameters},

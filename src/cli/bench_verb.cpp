@@ -7,8 +7,6 @@
 #include "bench/optimizer.h"
 #include "bench/step.h"
 #include "cli/bench.h"
-#include "cli/bench_offload.h"
-#include "cli/unknown_word.h"
 #include "measure/memory_probe.h"
 #include "plan/run_plan.h"
 
@@ -33,14 +31,12 @@ std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
 }
 
 json bench_attention(const Bench& b) {
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  Arena arena(*device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{*device, arena, meter};
-  measure::PeakTracker peak = b.measured_peak(*device);
+  Computing on(b.machine);
+  measure::PeakTracker peak = b.measured_peak(*on.device);
   std::vector<std::pair<ops::AttentionShape, bench::AttentionRate>> measured;
   for (const ops::AttentionShape& shape : attention_shapes(b)) {
-    measured.emplace_back(shape, bench::bench_attention(ex, b.machine.compute, shape, {.repeats = b.options.repeats}));
+    measured.emplace_back(shape,
+                          bench::bench_attention(on.ex, b.machine.compute, shape, {.repeats = b.options.repeats}));
     const bench::AttentionRate& rate = measured.back().second;
     peak.measure();
     peak.raise_to_rate(1e9 * std::max(rate.forward_gflops, rate.backward_gflops), "attention");
@@ -65,7 +61,7 @@ json bench_attention(const Bench& b) {
   }
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
-          {"path", ops::attention_path(*device)},
+          {"path", ops::attention_path(*on.device)},
           {"peak_gflops", peak.flops() / 1e9},
           {"peak", peak_json(peak)},
           {"data_sheet_gflops", b.data_sheet_json()},
@@ -95,11 +91,8 @@ json bench_optimizer(const Bench& b) {
   constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
   std::vector<int64_t> pieces{b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual};
   if (b.options.size == 0 && !b.options.config.file.empty()) pieces = bench::update_pieces(b.config, b.machine);
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  Arena arena(*device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{*device, arena, meter};
-  const bench::OptimizerRate rate = bench::bench_optimizer(ex, pieces, b.options.repeats);
+  Computing on(b.machine);
+  const bench::OptimizerRate rate = bench::bench_optimizer(on.ex, pieces, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(format(
       "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n"
@@ -120,18 +113,11 @@ json bench_optimizer(const Bench& b) {
           {"copying_share_of_traffic", rate.copying_share()}};
 }
 
-json bench_offload(const Bench& b) {
-  return offload_ladder(b.config, b.machine, b.options.size, [&](const std::string& text) { b.say(text); });
-}
-
 json bench_elementwise(const Bench& b) {
   const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  Arena arena(*device, Arena::Mode::heap);
-  Meter meter;
-  Exec ex{*device, arena, meter};
-  const bench::ElementwiseRates rates =
-      bench::bench_elementwise(ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);
+  Computing on(b.machine);
+  const bench::ElementwiseRates rates = bench::bench_elementwise(
+      on.ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);
   b.say(format("{}; copying {:.1f} GB/s\n{:<26}{:>10}{:>10}{:>10}\n", name_of(b.machine.compute), rates.copy_gb_per_s,
                "operator", "us", "GB/s", "of copy"));
   json list = json::array();
@@ -204,7 +190,8 @@ json bench_memory(const Bench& b) {
   const int64_t measured = bench::memory_of_steps(b.config, b.machine, 3, probe);
   const double ratio = static_cast<double>(measured) / static_cast<double>(plan.total);
   b.say(plan::to_text(plan, b.config, b.machine));
-  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n", format_bytes(measured), ratio));
+  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
+               format_bytes(measured), ratio));
   return {
       {"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
 }
@@ -212,30 +199,8 @@ json bench_memory(const Bench& b) {
 }  // namespace
 
 int bench_command(const BenchOptions& o) {
-  if (!o.write_profile.empty()) {
-    if (o.what != "all" && o.what != "collectives")
-      throw Error(Code::usage, format("--write-profile goes with `bench all`, not `bench {}`", o.what));
-    return bench_profile_command(o);
-  }
+  if (!o.write_profile.empty()) return bench_profile_command(o);
   if (o.what == "collectives") return bench_collectives_command(o);
-  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
-      {"peak", bench_peak},           {"gemm", bench_gemm},
-      {"attention", bench_attention}, {"elementwise", bench_elementwise},
-      {"optimizer", bench_optimizer}, {"offload", bench_offload},
-      {"step", bench_step},           {"memory", bench_memory}};
-  if (o.what != "all" && std::none_of(all.begin(), all.end(), [&](const auto& item) { return item.first == o.what; }))
-    throw unknown_word(
-        "bench", o.what,
-        {"peak", "gemm", "attention", "elementwise", "optimizer", "offload", "step", "memory", "collectives", "all"});
-  for (const auto& [given, option] :
-       {std::pair{!o.shapes.empty(), "--shape"}, {!o.write_tuning.empty(), "--write-tuning"}})
-    if (given && o.what != "gemm")
-      throw Error(Code::usage, format("{} goes with `bench gemm`, not `bench {}`", option, o.what));
-  if (o.dry_run && o.what != "step")
-    throw Error(Code::usage, format("--dry-run goes with `bench step`, not `bench {}`", o.what));
-  if (!o.write_tuning.empty() && !o.shapes.empty())
-    throw Error(Code::usage,
-                "--write-tuning measures the products of the configuration in all forms: leave out --shape");
   if (const int ranks = comm::launched_ranks().value_or(1); ranks > 1)
     throw Error(Code::usage,
                 format("`bench {}` measures one process, and {} ranks were started: leave out mpirun; `bench "
@@ -243,6 +208,11 @@ int bench_command(const BenchOptions& o) {
                        o.what, ranks));
   const Bench bench(o);
   if (o.what == "all") bench.require_config();
+  const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {
+      {"peak", bench_peak},           {"gemm", bench_gemm},
+      {"attention", bench_attention}, {"elementwise", bench_elementwise},
+      {"optimizer", bench_optimizer}, {"offload", bench_offload},
+      {"step", bench_step},           {"memory", bench_memory}};
   json document;
   for (const auto& [name, run] : all)
     if (o.what == "all" || o.what == name) document[name] = run(bench);

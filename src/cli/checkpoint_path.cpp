@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "config/load.h"
 #include "run/run_folder.h"
+#include "run/signals.h"
 
 namespace trainer::cli {
 
@@ -27,14 +28,25 @@ std::vector<std::string> computing_sets(const comm::World& world, const std::str
   return taken;
 }
 
-std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
-  if (checkpoint.empty() == config.file.empty())
+void require_source(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
+  if (checkpoint.empty() && config.file.empty())
     throw Error(Code::usage,
-                format("`{}` needs either --checkpoint PATH (a step folder, a checkpoints folder or a run folder) or "
-                       "--config FILE (then the newest checkpoint of its run)",
+                format("`{}` needs --checkpoint PATH (a step folder, a checkpoints folder or a run folder) or --config "
+                       "FILE (for the newest checkpoint of its run)",
                        verb));
+}
+
+std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config) {
+  require_source(verb, checkpoint, config);
   if (!checkpoint.empty()) return checkpoint;
   return run::checkpoint_folder(config::load(config.file, config.sets, {.files = false})).string();
+}
+
+int stopped(const comm::World& world, const char* what) {
+  const int signal = run::stop_signal();
+  if (world.first())
+    log::info("{} stopped by {}", what, signal == 0 ? "a signal to another rank" : run::signal_name(signal));
+  return run::kStoppedBySignal;
 }
 
 }  // namespace trainer::cli

@@ -13,8 +13,14 @@ namespace trainer::cli {
 std::vector<std::string> computing_sets(const comm::World& world, const std::string& verb, const ConfigOptions& config,
                                         const std::vector<std::string>& uses);
 
+/// Throws Code::usage when neither a checkpoint nor a configuration is given. The parser refuses both.
+void require_source(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config);
+
 /// Returns the checkpoint that a verb reads: `checkpoint`, or the checkpoint folder of the run that the configuration
-/// describes. Throws Code::usage unless exactly one of the two is given.
+/// describes.
 std::string checkpoint_path(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config);
+
+/// Logs which signal stopped the work of all ranks, and returns the exit status.
+int stopped(const comm::World& world, const char* what);
 
 }  // namespace trainer::cli

@@ -3,8 +3,12 @@
 // It throws Error; main() turns that into a message and a status.
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "comm/agreement.h"
+#include "config/config.h"
 
 namespace trainer::cli {
 
@@ -12,7 +16,11 @@ struct ConfigOptions {
   std::string file;
   std::vector<std::string> sets;  // "section.key=value", later ones win
   std::string resume;             // overrides checkpoint.resume when not empty
+  comm::Facts asked;              // the verb and its options, the same on all ranks
 };
+/// Loads the file with the overrides, and resolves and checks it for one rank; without a file, defaults and overrides,
+/// which need to fit no number of ranks. Throws Code::config with all mistakes.
+config::Config load_configuration(const ConfigOptions& options);
 
 struct TrainOptions {
   ConfigOptions config;
@@ -37,8 +45,8 @@ int eval_command(const EvalOptions& options);
 
 struct GenerateOptions {
   ConfigOptions config;
-  std::string checkpoint, prompt, prompt_file, prompts, output, stop;
-  bool prompt_given = false;
+  std::string checkpoint, prompt_file, prompts, output, stop;
+  std::optional<std::string> prompt;
   int64_t tokens = 256, samples = 1, top_k = 0;
   double temperature = 1, top_p = 1;
   uint64_t seed = 0;
@@ -57,8 +65,7 @@ int tokenize_command(const TokenizeOptions& options);
 struct BenchOptions {
   std::string what;  // one of peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all
   ConfigOptions config;
-  std::string compute;  // empty: by the configuration, else as `train` would choose
-  int threads = 0, warmup = 2, repeats = 5;
+  int warmup = 2, repeats = 5;
   std::string write_profile;                   // all, collectives: measure the machine and write its profile there
   std::string write_tuning;                    // gemm: measure a configuration's products and write the table there
   std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
@@ -87,7 +94,8 @@ struct CheckpointOptions {
   std::string what;  // inspect | verify | strip | export | import
   ConfigOptions config;
   std::string checkpoint, output;       // output: for strip, export, import
-  std::string input, format, dtype;     // import; export, import; export
+  std::string input, format;            // import; export, import
+  std::string dtype = "fp32";           // export
   int64_t shard_bytes = 5'000'000'000;  // export
   bool json = false;
 };

@@ -3,81 +3,108 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 
+#include "base/format.h"
 #include "config/keys.h"
 
 namespace trainer::cli {
-namespace {
 
-std::vector<std::string> split(const std::string& text, const std::string& by) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(by, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + by.size();
-  }
-  return parts;
+using Options = std::vector<const CLI::Option*>;
+
+bool is_shown(const CLI::App* app) { return !app->get_group().empty(); }
+
+Options options_of_verb(const CLI::App& app) {
+  if (!app.get_fallthrough()) return {};
+  const CLI::App& verb = *app.get_parent();
+  return verb.get_options([&](const CLI::Option* option) { return option != verb.get_help_ptr(); });
 }
 
-/// The values that a set of words allows: "TEXT:{auto,text}" has auto and text.
-std::vector<std::string> members(const std::string& type) {
-  const size_t open = type.find('{'), close = type.find('}');
-  if (open == std::string::npos || close == std::string::npos) return {};
-  return split(type.substr(open + 1, close - open - 1), ",");
+Options options_at(const CLI::App& app) {
+  Options options = app.get_options();
+  std::ranges::copy(options_of_verb(app), std::back_inserter(options));
+  return options;
 }
 
-/// The words of a help such as "inspect | verify | strip"; else none.
-std::vector<std::string> alternatives(const std::string& help) {
-  std::vector<std::string> words = split(help, " | ");
-  if (words.size() < 2 || help.find_first_of(",.:") != std::string::npos) words.clear();
-  return words;
-}
-
-/// Every key of the configuration, as --set takes it.
-std::vector<std::string> settings() {
-  std::vector<std::string> names;
-  for (const config::Key& key : config::keys()) names.push_back(key.path() + "=");
-  return names;
-}
-
-OptionText describe(const CLI::Option& option) {
-  OptionText text;
-  for (const std::string& name : option.get_lnames()) text.names.push_back("--" + name);
-  for (const std::string& name : option.get_snames()) text.names.push_back("-" + name);
+std::string value_of(const CLI::Option& option) {
+  if (option.get_type_size() == 0 || option.get_items_expected_max() == 0) return {};  // a flag
   const std::string type = option.get_type_name();
-  if (option.get_type_size() != 0 && option.get_items_expected_max() > 0) {  // flags expect none
-    text.value = type.substr(0, type.find_first_of(":{"));
-    if (text.value.empty()) text.value = "WORD";
+  return type.substr(0, type.find_first_of(":{"));
+}
+
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  std::vector<std::string> choices;
+  if (option.check_lname("set")) {
+    for (const config::Key& key : config::keys())
+      choices.push_back(key.path() + "=");
+    return choices;
   }
-  text.choices = members(type);
-  text.help = option.get_description();
-  if (text.names.empty()) {
-    text.choices = alternatives(text.help);
-    text.word = text.choices.empty() ? text.value : option.get_name();
+  const std::string type = option.get_type_name();  // "TEXT:{auto,text}"
+  const size_t open = type.find('{'), close = type.find('}');
+  if (close == std::string::npos) return {};
+  return CLI::detail::split(type.substr(open + 1, close - open - 1), ',');
+}
+
+std::string completions(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* at = &app;
+  const CLI::Option* open = nullptr;  // takes the next word as its value
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    const auto named = [&](const CLI::App* verb) { return verb->get_name() == words[i]; };
+    const std::vector<const CLI::App*> verbs = at->get_subcommands(named);
+    if (words[i].starts_with('-')) {
+      const Options options = options_at(*at);
+      const auto found =
+          std::ranges::find_if(options, [&](const auto* option) { return option->check_name(words[i]); });
+      open = found != options.end() && !value_of(**found).empty() ? *found : nullptr;
+    } else if (open != nullptr) {
+      if (open->get_items_expected_max() == 1) open = nullptr;
+    } else if (!verbs.empty()) {
+      at = verbs.front();
+    }
   }
-  if (std::ranges::count(text.names, "--set") > 0) text.choices = settings();
-  text.initial = option.get_default_str();
-  text.several = option.get_items_expected_max() > 1;
+  const std::string word = words.empty() ? "" : words.back();
+  std::string text;
+  const auto offer = [&](const std::string& candidate, const std::string& help) {
+    if (candidate.starts_with(word)) text += format("{}\t{}\n", candidate, help);
+  };
+  if (word.starts_with('-')) {
+    for (const CLI::Option* option : options_at(*at))
+      for (const std::string& name : option->get_lnames()) offer("--" + name, option->get_description());
+  } else if (open != nullptr) {
+    for (const std::string& choice : choices_of(*open)) offer(choice, "");
+  } else {
+    for (const CLI::App* verb : at->get_subcommands(is_shown)) offer(verb->get_name(), verb->get_description());
+  }
   return text;
 }
 
-VerbText describe_verb(CLI::App& app) {
-  VerbText verb{app.get_name(), app.get_description(), {}};
-  for (const CLI::Option* option : app.get_options()) verb.options.push_back(describe(*option));
-  return verb;
+std::string completion_script(const std::string& shell) {
+  if (shell == "bash")
+    return R"sh(# bash completion of trainer, as `trainer completion bash` prints it.
+_trainer() {
+  local words=("${COMP_WORDS[@]:1:COMP_CWORD}")
+  mapfile -t COMPREPLY < <("${COMP_WORDS[0]}" completion words -- "${words[@]}" 2> /dev/null | cut -f 1)
+  if [[ ${COMPREPLY[0]-} == *= ]]; then compopt -o nospace; fi
 }
-
-}  // namespace
-
-bool OptionText::names_files() const {
-  return choices.empty() &&
-         std::ranges::any_of(std::initializer_list<const char*>{"FILE", "PATH", "DIR", "RUN"},
-                             [&](const char* kind) { return value.find(kind) != std::string::npos; });
+complete -o default -F _trainer trainer
+)sh";
+  if (shell == "zsh")
+    return R"sh(#compdef trainer
+# zsh completion of trainer, as `trainer completion zsh` prints it.
+_trainer() {
+  local -a found
+  found=(${(f)"$($words[1] completion words -- "${(@)words[2,CURRENT]}" 2> /dev/null)"})
+  found=(${${found//:/\\:}/$'\t'/:})
+  if ((#found)); then _describe trainer found; else _files; fi
 }
-
-CommandText describe(CLI::App& app) {
-  CommandText command{describe_verb(app), app.get_footer(), {}};
-  for (CLI::App* verb : app.get_subcommands({})) command.verbs.push_back(describe_verb(*verb));
-  return command;
+if [[ $funcstack[1] == _trainer ]]; then _trainer; else compdef _trainer trainer; fi
+)sh";
+  return R"sh(# fish completion of trainer, as `trainer completion fish` prints it.
+function __trainer_words
+  set -l words (commandline -opc) (commandline -ct)
+  set -l found ($words[1] completion words -- $words[2..] 2> /dev/null)
+  if test (count $found) -gt 0; printf '%s\n' $found; else; __fish_complete_path (commandline -ct); end
+end
+complete -c trainer -f -a '(__trainer_words)'
+)sh";
 }
 
 }  // namespace trainer::cli

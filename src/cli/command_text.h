@@ -1,41 +1,32 @@
 #pragma once
-// The command line as data, taken from the declarations that --help prints: for shells' completion and the manual page.
+// The command line as data, for shells' completion and the manual page.
 #include <string>
 #include <vector>
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace trainer::cli {
 
-struct OptionText {
-  std::vector<std::string> names;    // "--config", "-c"; of a word without dashes: none
-  std::string word;                  // what stands for such a word
-  std::string value;                 // what stands for the value: FILE, N; of a flag: empty
-  std::vector<std::string> choices;  // the values there are; empty: any
-  std::string help, initial;         // initial: the default, where --help shows it
-  bool several = false;              // takes several values, or may be repeated
+/// Whether --help lists the verb or action.
+bool is_shown(const CLI::App* app);
+/// Returns the options that an action shares with the other actions of its verb; for a verb, none.
+std::vector<const CLI::Option*> options_of_verb(const CLI::App& app);
+/// Returns all options that a verb or an action takes.
+std::vector<const CLI::Option*> options_at(const CLI::App& app);
+/// Returns the placeholder of an option's value: FILE, N; of a flag: empty.
+std::string value_of(const CLI::Option& option);
+/// Returns the values that an option takes; empty: any.
+std::vector<std::string> choices_of(const CLI::Option& option);
 
-  bool names_files() const;
-};
-
-struct VerbText {
-  std::string name, help;
-  std::vector<OptionText> options;
-};
-
-/// Its own options are those of the command without a verb.
-struct CommandText : VerbText {
-  std::string footer;
-  std::vector<VerbText> verbs;
-};
-
-CommandText describe(CLI::App& app);
-
-/// Returns the script that completes the command's words in a shell: bash, zsh or fish. Throws Code::usage for another.
-std::string completion(const CommandText& command, const std::string& shell);
+/// Returns the script that completes words in a shell: bash, zsh or fish. It asks `trainer completion words`.
+std::string completion_script(const std::string& shell);
+/// Returns what may complete the last of these words, which follow the program's name: lines of a word, a tab and its
+/// help. Empty where a file's name may follow.
+std::string completions(const CLI::App& app, const std::vector<std::string>& words);
 /// Returns the manual page, in roff.
-std::string manual(const CommandText& command, const std::string& version);
+std::string manual(const CLI::App& app, const std::string& version);
 
 }  // namespace trainer::cli

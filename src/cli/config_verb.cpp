@@ -2,9 +2,7 @@
 
 #include "base/units.h"
 #include "cli/cli.h"
-#include "cli/configuration.h"
 #include "cli/process.h"
-#include "cli/unknown_word.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
@@ -24,17 +22,11 @@ std::string ranks_of(const config::Config& config) {
 
 }  // namespace
 
-config::Config load_configuration(const ConfigOptions& options) {
-  return config::load(options.file, options.sets, {.world = 1, .resume = options.resume});
-}
-
 int config_command(const ConfigVerbOptions& o) {
   if (o.what == "reference") {
     print(config::reference());
     return 0;
   }
-  if (o.what != "check" && o.what != "show") throw unknown_word("config", o.what, {"check", "show", "reference"});
-  if (o.config.file.empty()) throw Error(Code::usage, format("`config {}` needs --config FILE", o.what));
   config::Config config =
       config::load(o.config.file, o.config.sets, {.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt});
   const std::string text = format("{}: no mistakes, {}\n", o.config.file, ranks_of(config));

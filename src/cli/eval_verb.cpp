@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "base/join.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -27,15 +26,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
-
-/// Logs which signal stopped the evaluation, and returns the exit status. All ranks stop when one of them was told to.
-int stopped(comm::World& world) {
-  if (world.first()) {
-    const int signal = run::stop_signal();
-    log::info("evaluation stopped by {}", signal == 0 ? "a signal to another rank" : run::signal_name(signal));
-  }
-  return run::kStoppedBySignal;
-}
 
 /// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were
 /// made.
@@ -76,7 +66,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   world.control().run_on_all_ranks(
       [&] { questions = data::read_questions(o.choices, tokenizer, model.trainer->vocab(), o.questions); });
   const run::Accuracy result = run::answer_questions(*model.trainer, questions, show_progress(world, "questions"));
-  if (result.interrupted) return stopped(world);
+  if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
   if (!world.first()) return 0;
   const auto share = [&](double accuracy) {  // with the standard error of a share of so many draws
@@ -132,11 +122,11 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   });
   double missing = source.dataset ? 0 : 1;
   world.control().sum({&missing, 1});
-  if (missing > 0) return stopped(world);
+  if (missing > 0) return stopped(world, "evaluation");
   const run::Evaluation result =
       run::evaluate(*model.trainer, *source.dataset, {.groups = o.batches, .stride = o.stride}, tokenizer,
                     show_progress(world, "windows"));
-  if (result.interrupted) return stopped(world);
+  if (result.interrupted) return stopped(world, "evaluation");
   const report::EvalReport& report = result.report;
   const bool finite = std::isfinite(report.loss);
   if (!world.first()) return finite ? 0 : exit_status(Code::nonfinite);
@@ -163,19 +153,9 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
 }  // namespace
 
 int eval_command(const EvalOptions& o) {
-  if (o.config.file.empty() == o.checkpoint.empty())
-    throw Error(Code::usage,
-                "eval needs either --checkpoint PATH or --config FILE (then the latest checkpoint of its run)");
+  require_source("eval", o.checkpoint, o.config);
   return run_on_ranks(o.config,
-                      [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); },
-                      {{"the verb", "eval"},
-                       {"--checkpoint", o.checkpoint},
-                       {"--data", format("{}", fmt::join(o.data, " "))},
-                       {"--format", o.format},
-                       {"--batches", format("{}", o.batches)},
-                       {"--stride", format("{}", o.stride)},
-                       {"--choices", format("{}", fmt::join(o.choices, " "))},
-                       {"--questions", format("{}", o.questions)}});
+                      [&](comm::World& world, const config::Config& config) { return evaluate(world, o, config); });
 }
 
 }  // namespace trainer::cli

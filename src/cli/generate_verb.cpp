@@ -6,7 +6,6 @@
 #include <optional>
 
 #include "base/files.h"
-#include "base/join.h"
 #include "base/log.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
@@ -26,11 +25,11 @@ using Line = nlohmann::ordered_json;
 
 std::string prompt_text(const GenerateOptions& o) {
   if (!o.prompts.empty()) return read_input(o.prompts, "--prompts");
-  if (!o.prompt_given)
+  if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
+  if (!o.prompt)
     throw Error(Code::usage,
                 "no prompt: use --prompt TEXT, --prompt-file FILE, --prompt - for standard input, or --prompts FILE");
-  if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
-  return o.prompt == "-" ? read_input("-", "--prompt") : o.prompt;
+  return *o.prompt == "-" ? read_input("-", "--prompt") : *o.prompt;
 }
 
 /// Where lines go: standard output, or a file. They are written one by one, so that a run that is stopped keeps its
@@ -56,11 +55,6 @@ class Output {
   std::ofstream file_;
 };
 
-int stopped_before_its_end() {
-  log::info("stopped by {} before its end", run::signal_name(run::stop_signal()));
-  return run::kStoppedBySignal;
-}
-
 /// Writes each line of --prompts again, with its continuation.
 int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
   const std::vector<Line> lines = data::read_prompts(text, o.prompts);
@@ -81,7 +75,7 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
                                                 return !stop.met() && !run::stop_requested();
                                               });
       if (model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0)
-        return stopped_before_its_end();
+        return stopped(world, "generation");
       tokens += written;
       if (!output) continue;
       Line result = line;
@@ -124,9 +118,9 @@ int generate(comm::World& world, const GenerateOptions& o) {
   const auto readable = [=](const std::string& text) { return terminal ? report::printable(text) : text; };
   nlohmann::json samples = nlohmann::json::array();
   int64_t tokens = 0;
-  bool stopped = false;
+  bool interrupted = false;
   const double start = now_seconds();
-  for (int64_t i = 0; i < o.samples && !stopped; ++i, ++sampling.seed) {
+  for (int64_t i = 0; i < o.samples && !interrupted; ++i, ++sampling.seed) {
     if (shown && i > 0) print("---\n");
     if (shown) print(readable(prompt));
     std::string text;
@@ -144,7 +138,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     if (shown) print("\n");
     tokens += written;
     samples.push_back({{"text", text}, {"tokens", written}, {"seed", sampling.seed}});
-    stopped = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
+    interrupted = model.trainer->scalars().broadcast_from_first_rank(run::stop_requested()) != 0;
   }
   const double seconds = now_seconds() - start;
   if (world.first() && o.json) {
@@ -160,26 +154,13 @@ int generate(comm::World& world, const GenerateOptions& o) {
   } else if (world.first()) {
     log::info("{} tokens in {:.2f} s ({:.0f} tokens/s)", tokens, seconds, static_cast<double>(tokens) / seconds);
   }
-  return stopped ? stopped_before_its_end() : 0;
+  return interrupted ? stopped(world, "generation") : 0;
 }
 
 }  // namespace
 
 int generate_command(const GenerateOptions& o) {
-  return run_on_ranks([&](comm::World& world) { return generate(world, o); },
-                      {{"--checkpoint", o.checkpoint},
-                       {"--config", o.config.file},
-                       {"--set", format("{}", fmt::join(o.config.sets, " "))},
-                       {"--prompt", o.prompt},
-                       {"--prompt-file", o.prompt_file},
-                       {"--prompts", o.prompts},
-                       {"--tokens", format("{}", o.tokens)},
-                       {"--samples", format("{}", o.samples)},
-                       {"--stop", o.stop},
-                       {"--temperature", format("{}", o.temperature)},
-                       {"--top-k", format("{}", o.top_k)},
-                       {"--top-p", format("{}", o.top_p)},
-                       {"--seed", format("{}", o.seed)}});
+  return run_on_ranks([&](comm::World& world) { return generate(world, o); }, o.config.asked);
 }
 
 }  // namespace trainer::cli

@@ -1,3 +1,5 @@
+#include <CLI/CLI.hpp>
+
 #include "base/format.h"
 #include "base/join.h"
 #include "cli/command_text.h"
@@ -21,54 +23,63 @@ std::string roff(const std::string& text) {
   return out;
 }
 
-std::string paragraph(const std::string& text) { return roff(text) + "\n"; }
-
-std::string option(const OptionText& text) {
-  std::string out = ".TP\n";
-  std::string separator;
-  for (const std::string& name : text.names) {
-    out += separator + "\\fB" + roff(name) + "\\fR";
-    separator = ", ";
+std::string options(const CLI::App& app) {
+  std::string out;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_name(true, true), value = value_of(*option),
+                      initial = option->get_default_str();
+    const std::vector<std::string> choices = choices_of(*option);
+    out += format(".TP\n\\fB{}\\fR", roff(name));
+    if (!value.empty()) out += format(" \\fI{}\\fR", roff(value));
+    out += "\n" + roff(option->get_description());
+    if (!choices.empty() && !choices.back().ends_with('=')) out += roff(format(": {}", fmt::join(choices, ", ")));
+    if (!initial.empty()) out += roff(format(" (default: {})", initial));
+    out += ".\n";
   }
-  if (text.names.empty()) {
-    out += "\\fI" + roff(text.word) + "\\fR";
-  } else if (!text.value.empty()) {
-    out += " \\fI" + roff(text.value) + "\\fR";
-  }
-  out += "\n" + roff(text.help);
-  const bool listed = !text.choices.empty() && text.choices.back().back() != '=' && !text.names.empty();
-  if (listed) out += roff(format(": {}", fmt::join(text.choices, ", ")));
-  if (!text.initial.empty()) out += roff(format(" (default: {})", text.initial));
-  return out + ".\n";
+  return out;
 }
 
-std::string options(const VerbText& verb) {
+std::string verbs(const CLI::App& app, const std::string& command) {
   std::string out;
-  for (const OptionText& each : verb.options) out += option(each);
+  for (const CLI::App* verb : app.get_subcommands(is_shown)) {
+    const std::string name = command + " " + verb->get_name();
+    out += format(".SS {}\n{}.\n", name, roff(verb->get_description())) + options(*verb) + verbs(*verb, name);
+  }
   return out;
 }
 
 }  // namespace
 
-std::string manual(const CommandText& command, const std::string& version) {
-  std::string out = format(".\\\" As `{0} manual` prints it.\n.TH TRAINER 1 \"\" \"{0} {1}\" \"User Commands\"\n",
-                           command.name, roff(version));
-  out += format(".SH NAME\n{} \\- pretrain GPT\\-style language models\n", command.name);
-  out += format(".SH SYNOPSIS\n.B {0}\n.BI \\-\\-config \" FILE\"\n.br\n.B {0}\n.IR VERB \" [\" OPTIONS ]\n",
-                command.name);
-  out += ".SH DESCRIPTION\n" + paragraph(command.help) + ".SH OPTIONS\nWithout a verb:\n" + options(command);
-  out += ".SH VERBS\n";
-  for (const VerbText& verb : command.verbs)
-    out += format(".SS {} {}\n{}.\n", command.name, verb.name, roff(verb.help)) + options(verb);
-  out += ".SH ENVIRONMENT\n.TP\n.B TRAINER_ISA\nthe instruction set to use: plain, avx2, avx512, avx512bf16 or amx.\n";
-  out +=
-      ".SH FILES\nA run writes into the folder that\n.B run.dir\nof its configuration names: report.html "
-      "and\nreport.json, "
-      "metrics.jsonl, config.toml, tokenizer.model or tokenizer.json, checkpoints and, where asked for, event files "
-      "of\n"
-      "TensorBoard and trace.json.\n";
-  out += ".SH NOTES\n" + paragraph(command.footer);
-  return out;
+std::string manual(const CLI::App& app, const std::string& version) {
+  return format(R"(.\" As `{0} manual` prints it.
+.TH TRAINER 1 "" "{0} {1}" "User Commands"
+.SH NAME
+{0} \- pretrain GPT\-style language models
+.SH SYNOPSIS
+.B {0}
+.BI \-\-config " FILE"
+.br
+.B {0}
+.IR VERB " [" OPTIONS ]
+.SH DESCRIPTION
+{2}
+.SH OPTIONS
+Without a verb:
+{3}.SH VERBS
+{4}.SH ENVIRONMENT
+.TP
+.B TRAINER_ISA
+the instruction set to use: plain, avx2, avx512, avx512bf16 or amx.
+.SH FILES
+A run writes into the folder that
+.B run.dir
+of its configuration names: report.html and report.json, metrics.jsonl, config.toml, tokenizer.model or tokenizer.json,
+checkpoints and, where asked for, event files of TensorBoard and trace.json.
+.SH NOTES
+{5}
+)",
+                app.get_name(), roff(version), roff(app.get_description()), options(app), verbs(app, app.get_name()),
+                roff(app.get_footer()));
 }
 
 }  // namespace trainer::cli

@@ -1,336 +1,369 @@
 #include "cli/options.h"
 
 #include <CLI/CLI.hpp>
-#include <charconv>
-#include <limits>
 
+#include "base/error.h"
 #include "base/files.h"
-#include "base/format.h"
+#include "base/join.h"
+#include "cli/command_text.h"
+#include "cli/process.h"
+#include "cli/ranks.h"
+#include "config/suggest.h"
 
 namespace trainer::cli {
 namespace {
 
-/// Expands "~/x" in paths, which shells leave unchanged inside a word (--config=~/x).
-CLI::Validator home_path() {
-  return CLI::Validator(
-      [](std::string& path) {
-        path = expand_home(path);
-        return std::string();
-      },
-      "");
+constexpr int64_t kMost = int64_t{1} << 60;  // CLI11 2.1 takes a number beyond 64 bits for the largest one
+
+/// Help of an action also lists the options that its verb has for all actions.
+struct Help : CLI::Formatter {
+  std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override {
+    const std::vector<const CLI::Option*> shared = options_of_verb(*app);
+    if (shared.empty()) return Formatter::make_subcommands(app, mode);
+    return make_group("Options of `" + app->get_parent()->get_name() + "`", false, shared);
+  }
+};
+
+std::vector<std::string> names_of(const std::vector<const CLI::App*>& verbs) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : verbs) names.push_back(verb->get_name());
+  return names;
 }
 
-void add_config(CLI::App& app, ConfigOptions& options, bool required) {
-  CLI::Option* file =
-      app.add_option("--config,-c", options.file, "configuration (TOML); see `trainer config reference`")
-          ->type_name("FILE")
-          ->transform(home_path());
-  if (required) file->required();
-  app.add_option("--set,-s", options.sets, "override keys of the configuration: several words, or repeated")
-      ->type_name("section.key=value")
-      ->allow_extra_args(false);
+/// Describes a word that nothing takes at this place.
+std::string unexpected(const CLI::App& at, const std::string& command, const std::string& word) {
+  if (!word.starts_with('-')) {
+    const std::vector<std::string> known = names_of(at.get_subcommands(is_shown));
+    const std::string remedy =
+        word.ends_with(".toml") ? "; a configuration is given as --config FILE" : config::did_you_mean(word, known);
+    if (known.empty()) return format("`{}`: unexpected word \"{}\"{}", command, word, remedy);
+    return format("`{} {}`: expected one of {}{}", command, word, fmt::join(known, ", "), remedy);
+  }
+  const std::string name = word.substr(0, word.find('='));
+  const auto takes = [&](const CLI::App* other) { return other->get_option_no_throw(name) != nullptr; };
+  const CLI::App& parent = at.get_parent() != nullptr ? *at.get_parent() : at;
+  if (const std::vector<const CLI::App*> others = parent.get_subcommands(takes); !others.empty())
+    return format("{} goes with `{}`, not `{}`", name, fmt::join(names_of(others), "`, `"), command);
+  std::vector<std::string> known;
+  for (const CLI::Option* option : options_at(at)) known.push_back(option->get_name());
+  return format("unknown option {}{}", word, config::did_you_mean(name, known));
 }
 
-/// Accepts whole numbers from `least` to `most`.
-CLI::Validator at_least(int64_t least, int64_t most = std::numeric_limits<int64_t>::max()) {
-  const auto mistake = [least, most](const std::string& text) -> std::string {
-    int64_t number = 0;
-    const char* end = text.data() + text.size();
-    const auto [stop, error] = std::from_chars(text.data(), end, number);
-    const bool whole = error == std::errc{} && stop == end;
-    if (whole && number >= least && number <= most) return {};
-    if ((whole && number > most) || (error == std::errc::result_out_of_range && stop == end && text.front() != '-'))
-      return format("{} is too large a number: at most {}", text, most);
-    return format("{} is not a whole number of at least {}", text, least);
+void refuse_options_before(const CLI::App& verb) {
+  const CLI::App& app = *verb.get_parent();
+  std::vector<std::string> before = app.remaining();
+  for (const CLI::Option* option : app.get_options())
+    if (option->count() > 0 && option != app.get_help_ptr() && option != app.get_version_ptr())
+      before.push_back(option->get_name());
+  if (!before.empty())
+    throw Error(Code::usage, format("{0} before the verb `{1}`: options follow the verb, as in `trainer {1} {0} …`",
+                                    before.front(), verb.get_name()));
+}
+
+/// Returns the verb and its options as given.
+comm::Facts facts_of(const CLI::App& verb) {
+  comm::Facts facts{{"the verb", verb.get_name()}};
+  for (const CLI::Option* option : verb.get_options())
+    facts.emplace_back(option->get_name(),
+                       option->count() > 0 ? format("{}", fmt::join(option->results(), " ")) : "absent");
+  return facts;
+}
+
+enum class Ranks { all, first };  // which ranks run a command
+
+template <typename Options>
+CLI::App& add_verb(CLI::App& app, CommandLine& line, const char* name, const char* help, Options& options,
+                   int (*command)(const Options&), Ranks ranks) {
+  CLI::App& verb = *app.add_subcommand(name, help);
+  verb.callback([&, command, ranks] {
+    const comm::Facts asked = facts_of(verb);
+    if constexpr (requires { options.config; }) options.config.asked = asked;
+    if constexpr (requires { options.what; }) options.what = verb.get_subcommands().front()->get_name();
+    const auto run = [&] { return command(options); };
+    line.status = ranks == Ranks::all ? run() : run_on_first_rank(run, asked);
+  });
+  return verb;
+}
+
+/// One of the things that a verb does. The verb's own options may stand before and behind it.
+CLI::App& add_action(CLI::App& verb, const char* name, const char* help) {
+  verb.require_subcommand(1);
+  return *verb.add_subcommand(name, help)->fallthrough();
+}
+
+/// "~/x" is expanded, which shells leave unchanged inside a word (--config=~/x).
+template <typename T>
+CLI::Option* add_path(CLI::App& app, const char* names, T& value, const char* type, const char* help) {
+  const auto expand = [](std::string& path) {
+    path = expand_home(path);
+    return std::string();
   };
-  return CLI::Validator(mistake, "");
+  return app.add_option(names, value, help)->type_name(type)->transform(CLI::Validator(expand, ""));
 }
 
-CLI::Validator not_empty(const char* expected) {
-  return CLI::Validator(
-      [=](const std::string& text) { return text.empty() ? format("expected {}, found nothing", expected) : ""; }, "");
+template <typename T>
+CLI::Option* add_number(CLI::App& app, const char* names, T& value, int64_t least, const char* help,
+                        int64_t most = kMost) {
+  CLI::Option* option =
+      app.add_option(names, value, help)->type_name("N")->check(CLI::Range(least, most).description(""));
+  return value >= static_cast<T>(least) ? option->capture_default_str() : option;
 }
 
-constexpr const char* kWholeCheckpoint = "a step folder, or the newest whole one of a checkpoints or run folder";
+CLI::Option* add_choice(CLI::App& app, const char* names, std::string& value, const std::vector<std::string>& choices,
+                        const char* help) {
+  return app.add_option(names, value, help)->check(CLI::IsMember(choices))->capture_default_str();
+}
 
-constexpr const char* kOrConfig = "; or --config: the newest of that run";
+CLI::Option* add_text(CLI::App& app, const char* names, std::string& value, const char* type, const char* help) {
+  const auto empty = [](const std::string& text) { return std::string(text.empty() ? "an empty text" : ""); };
+  return app.add_option(names, value, help)->type_name(type)->check(CLI::Validator(empty, ""));
+}
+
+/// Adds another name for a key of the configuration.
+CLI::Option* add_key(CLI::App& app, const char* name, ConfigOptions& config, const std::string& key, const char* help) {
+  const auto set = [&config, key](const std::string& value) { config.sets.push_back(key + "=" + value); };
+  return app.add_option_function<std::string>(name, set, help);
+}
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
-}  // namespace
+/// Returns --config and --set.
+std::pair<CLI::Option*, CLI::Option*> add_config(CLI::App& app, ConfigOptions& o) {
+  return {add_path(app, "--config,-c", o.file, "FILE",
+                   "read this configuration (TOML); `trainer config reference` lists all keys"),
+          app.add_option("--set,-s", o.sets, "override keys of the configuration (several words, or repeated)")
+              ->type_name("section.key=value")};
+}
 
-void declare_train(CLI::App& app, TrainOptions& o) {
-  add_config(app, o.config, false);
-  app.add_option(
-         "--resume", o.config.resume,
-         "the checkpoint to resume from; auto: the newest that is whole, if there is any (overrides checkpoint.resume)")
-      ->type_name("auto|must|never|PATH")
-      ->check(not_empty("auto, must, never or a path"));
-  app.add_option("--max-steps", o.max_steps, "save and stop after N further steps")->type_name("N")->check(at_least(1));
-  app.add_option("--max-time", o.max_time,
-                 "save and stop this long after the start, tokenizing included, once the current step is done; exit "
-                 "status 0: 23h50m, 90s, 3600")
-      ->type_name("TIME")
-      ->check(not_empty("a time such as 23h50m"));
+CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option* config) {
+  return add_path(app, "--checkpoint", checkpoint, "PATH",
+                  "read a step folder, or the newest one in this folder (default: in the run of --config)")
+      ->excludes(config);
+}
+
+void add_train(CLI::App& app, TrainOptions& o) {
+  add_config(app, o.config);
+  add_text(app, "--resume", o.config.resume, "auto|must|never|PATH",
+           "resume from this checkpoint; auto: the newest whole one, if any (checkpoint.resume)");
+  add_number(app, "--max-steps", o.max_steps, 1, "save and stop after N further steps");
+  add_text(app, "--max-time", o.max_time, "TIME",
+           "save and stop this long after the start, such as 23h50m, 90s or 3600");
   app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
 }
 
-CLI::App& declare_eval(CLI::App& app, EvalOptions& eval) {
-  CLI::App& eval_verb = *app.add_subcommand(
-      "eval", "loss, perplexity and bits per byte of a checkpoint on held-out text, or multiple choice");
-  add_config(eval_verb, eval.config, false);
-  eval_verb.add_option("--checkpoint", eval.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
-      ->type_name("PATH")
-      ->transform(home_path());
-  eval_verb.add_option("--data", eval.data, "files to evaluate on (default: the validation data of the run)")
-      ->type_name("FILES")
-      ->transform(home_path());
-  eval_verb.add_option("--format", eval.format, "what FILES hold; auto: told by their extensions")
-      ->check(CLI::IsMember({"auto", "text", "jsonl", "tokens"}))
-      ->capture_default_str();
-  eval_verb.add_option("--batches", eval.batches, "groups of train.global_batch windows; 0: all")->check(at_least(0));
-  eval_verb
-      .add_option("--stride", eval.stride,
-                  "windows slide by N tokens, at most model.seq_len: every token is predicted once, from as much "
-                  "context as they leave it; without it windows follow each other, and an incomplete last one is left "
-                  "out")
-      ->type_name("N")
-      ->check(at_least(1));
+void add_eval(CLI::App& verb, EvalOptions& o) {
+  add_checkpoint(verb, o.checkpoint, add_config(verb, o.config).first);
+  add_path(verb, "--data", o.data, "FILES", "evaluate on these files (default: the validation data of the run)");
+  add_choice(verb, "--format", o.format, {"auto", "text", "jsonl", "tokens"},
+             "set the format of FILES; auto: by their extensions");
+  add_number(verb, "--batches", o.batches, 0, "evaluate N groups of train.global_batch windows; 0: all");
+  add_number(verb, "--stride", o.stride, 1, "slide windows by N tokens, at most model.seq_len (default: no overlap)");
   CLI::Option* choices =
-      eval_verb
-          .add_option("--choices", eval.choices,
-                      "instead of the loss, answer questions: HellaSwag's JSON lines (ctx, endings, label) or llm.c's "
-                      ".bin of them")
-          ->type_name("FILES")
-          ->transform(home_path())
+      add_path(verb, "--choices", o.choices, "FILES",
+               "answer questions instead: HellaSwag's JSON lines (ctx, endings, label) or llm.c's .bin")
           ->excludes("--data", "--stride", "--batches");
-  eval_verb.add_option("--questions", eval.questions, "with --choices: answer the first N alone")
-      ->type_name("N")
-      ->check(at_least(1))
-      ->needs(choices);
-  add_json(eval_verb, eval.json);
-  return eval_verb;
+  add_number(verb, "--questions", o.questions, 1, "answer only the first N questions of --choices")->needs(choices);
+  add_json(verb, o.json);
 }
 
-CLI::App& declare_generate(CLI::App& app, GenerateOptions& generate) {
-  CLI::App& generate_verb = *app.add_subcommand("generate", "continue a text, or many of them");
-  add_config(generate_verb, generate.config, false);
-  generate_verb.add_option("--checkpoint", generate.checkpoint, std::string(kWholeCheckpoint) + kOrConfig)
-      ->type_name("PATH")
-      ->transform(home_path());
-  CLI::Option* prompt = generate_verb.add_option(
-      "--prompt", generate.prompt, "text to continue, - for standard input; a space at its end begins the next word");
-  generate_verb.add_option("--prompt-file", generate.prompt_file, "file with the text to continue")
-      ->type_name("FILE")
-      ->transform(home_path())
-      ->excludes(prompt);
+void add_generate(CLI::App& verb, GenerateOptions& o) {
+  add_checkpoint(verb, o.checkpoint, add_config(verb, o.config).first);
+  CLI::Option* prompt = verb.add_option(
+      "--prompt", o.prompt, "continue this text, - for standard input; a space at its end begins the next word");
+  add_path(verb, "--prompt-file", o.prompt_file, "FILE", "continue the text of this file")->excludes(prompt);
   CLI::Option* prompts =
-      generate_verb
-          .add_option(
-              "--prompts", generate.prompts,
-              "JSON lines with a \"prompt\" each: every line is written again, with \"text\" and \"tokens\" of its "
-              "continuation")
-          ->type_name("FILE")
-          ->transform(home_path())
+      add_path(verb, "--prompts", o.prompts, "FILE",
+               "continue the \"prompt\" of each JSON line, and write the lines with \"text\" and \"tokens\"")
           ->excludes(prompt, "--prompt-file");
-  generate_verb.add_option("--output", generate.output, "with --prompts: file to write instead of standard output")
-      ->type_name("FILE")
-      ->transform(home_path())
+  add_path(verb, "--output", o.output, "FILE", "write the lines of --prompts here (default: standard output)")
       ->needs(prompts);
-  generate_verb.add_option("--tokens", generate.tokens, "tokens to generate at most")
-      ->check(at_least(1))
+  add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
+  add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
+  add_text(verb, "--stop", o.stop, "TEXT", "end before this text");
+  verb.add_option("--temperature", o.temperature, "set the temperature of sampling; 0: always the likeliest token")
       ->capture_default_str();
-  generate_verb.add_option("--samples", generate.samples, "continuations, each with the next seed")
-      ->type_name("N")
-      ->check(at_least(1))
+  add_number(verb, "--top-k", o.top_k, 0, "draw from the N likeliest tokens; 0: all");
+  verb.add_option("--top-p", o.top_p, "draw from the likeliest tokens that hold this probability")
       ->capture_default_str();
-  generate_verb.add_option("--stop", generate.stop, "end before this text")
-      ->type_name("TEXT")
-      ->check(not_empty("a text"));
-  generate_verb.add_option("--temperature", generate.temperature, "0: always the likeliest token")
-      ->capture_default_str();
-  generate_verb.add_option("--top-k", generate.top_k, "draw among the k likeliest tokens; 0: all")
-      ->check(at_least(0))
-      ->capture_default_str();
-  generate_verb.add_option("--top-p", generate.top_p, "draw among the likeliest tokens that hold this probability")
-      ->capture_default_str();
-  generate_verb.add_option("--seed", generate.seed, "the same seed gives the same text")
-      ->check(at_least(0))
-      ->capture_default_str();
-  add_json(generate_verb, generate.json);
-  return generate_verb;
+  add_number(verb, "--seed", o.seed, 0, "set the seed: the same seed gives the same text");
+  add_json(verb, o.json);
 }
 
-CLI::App& declare_tokenize(CLI::App& app, TokenizeOptions& tokenize) {
-  CLI::App& tokenize_verb = *app.add_subcommand("tokenize", "turn text into token files");
-  tokenize_verb
-      .add_option("--input", tokenize.input, "text (.txt, .text, .md) or JSON lines (.jsonl, .ndjson), globs allowed")
-      ->type_name("FILES")
-      ->transform(home_path())
+void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
+  add_path(verb, "--input", o.input, "FILES",
+           "read text (.txt, .text, .md) or JSON lines (.jsonl, .ndjson), globs allowed")
       ->required();
-  tokenize_verb.add_option("--output", tokenize.output, "folder for tokens, document index and tokenizer")
-      ->type_name("DIR")
-      ->transform(home_path())
+  add_path(verb, "--output", o.output, "DIR", "write tokens, document index and tokenizer into this folder")
       ->required();
-  CLI::Option* given = tokenize_verb
-                           .add_option("--tokenizer", tokenize.tokenizer,
-                                       "tokenizer to use: a file or folder, as data.tokenizer takes it")
-                           ->type_name("PATH")
-                           ->transform(home_path());
-  tokenize_verb.add_option("--train-vocab", tokenize.train_vocab, "train a tokenizer of so many pieces on the input")
-      ->type_name("N")
-      ->check(at_least(1))
-      ->excludes(given);
-  tokenize_verb.add_option("--text-key", tokenize.text_key, "key of the text in JSON lines")->capture_default_str();
-  tokenize_verb.add_option("--format", tokenize.format, "what the files hold; auto: told by their extensions")
-      ->check(CLI::IsMember({"auto", "text", "jsonl"}))
-      ->capture_default_str();
-  tokenize_verb
-      .add_option("--document", tokenize.document, "a document is a file, a line, or a block between empty lines")
-      ->check(CLI::IsMember({"file", "line", "block"}))
-      ->capture_default_str();
-  tokenize_verb.add_flag("--strict", tokenize.strict, "bad UTF-8 is an error instead of being replaced and counted");
-  add_json(tokenize_verb, tokenize.json);
-  return tokenize_verb;
+  CLI::Option* given = add_path(verb, "--tokenizer", o.tokenizer, "PATH",
+                                "use this tokenizer: a file or folder, as data.tokenizer takes it");
+  add_number(verb, "--train-vocab", o.train_vocab, 1, "train a tokenizer of N tokens on the input")->excludes(given);
+  verb.add_option("--text-key", o.text_key, "set the key of the text in JSON lines")->capture_default_str();
+  add_choice(verb, "--format", o.format, {"auto", "text", "jsonl"},
+             "set the format of the files; auto: by their extensions");
+  add_choice(verb, "--document", o.document, {"file", "line", "block"},
+             "make a document of each file, line, or block between empty lines");
+  verb.add_flag("--strict", o.strict, "fail on bad UTF-8 instead of replacing and counting it");
+  add_json(verb, o.json);
 }
 
-CLI::App& declare_bench(CLI::App& app, BenchOptions& bench) {
-  CLI::App& bench_verb = *app.add_subcommand(
-      "bench",
-      "measure this machine: its peak, products, attention, other operators, offload, whole steps, memory, "
-      "collectives");
-  bench_verb
-      .add_option("benchmark", bench.what,
-                  "peak | gemm | attention | elementwise | optimizer | offload | step | memory | collectives | all")
-      ->required();
-  add_config(bench_verb, bench.config, false);
-  bench_verb.add_option("--compute", bench.compute, "fp32, bf16 or fp64")
+void add_bench(CLI::App& verb, BenchOptions& o) {
+  add_config(verb, o.config);
+  add_key(verb, "--compute", o.config, "precision.compute", "compute in this type (precision.compute)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
-  bench_verb.add_option("--threads", bench.threads, "threads; 0: as many as the machine gives")
-      ->check(at_least(0, 4096));  // as run.threads: taking all threads of the system would starve other programs
-  bench_verb.add_option("--warmup", bench.warmup, "repetitions that are not timed")
-      ->check(at_least(0))
-      ->capture_default_str();
-  bench_verb.add_option("--repeats", bench.repeats, "timed repetitions")->check(at_least(1))->capture_default_str();
-  bench_verb
-      .add_option(
-          "--write-tuning", bench.write_tuning,
-          "gemm: instead, find the fastest algorithm for each product of the configuration on this GPU, with an "
-          "operand transposed first where that gains, and write the table to FILE (hardware.gemm_tuning)")
-      ->type_name("FILE")
-      ->transform(home_path());
-  bench_verb
-      .add_option("--write-profile", bench.write_profile,
-                  "all: instead, measure what `trainer plan --profile` predicts from, in about a minute, and write it "
-                  "to FILE; under mpirun for the ranks of the job")
-      ->type_name("FILE")
-      ->transform(home_path());
-  bench_verb
-      .add_option("--shape", bench.shapes,
-                  "gemm: token rows m and a weight [k, n], instead of the configuration's layers")
-      ->delimiter(',')
-      ->type_name("M,K,N")
-      ->check(at_least(1));
-  bench_verb
-      .add_option(
-          "--size", bench.size,
-          "elementwise, optimizer: bytes of an operand, 0: far beyond caches; offload: parameters of a rank, 0: 3.8e9")
-      ->check(at_least(0));
-  bench_verb.add_flag("--dry-run", bench.dry_run,
-                      "step: count the FLOPs and bytes of every kind of operator, without computing");
-  add_json(bench_verb, bench.json);
-  return bench_verb;
+  add_key(verb, "--threads", o.config, "run.threads", "use N threads (run.threads)")->type_name("N");
+  add_number(verb, "--warmup", o.warmup, 0, "repeat N times before timing");
+  add_number(verb, "--repeats", o.repeats, 1, "time N repetitions");
+  add_json(verb, o.json);
+  add_action(verb, "peak", "measure the peak FLOP/s");
+  CLI::App& gemm = add_action(verb, "gemm", "time GEMMs of the configuration's layers, or of usual shapes");
+  CLI::Option* shapes = gemm.add_option("--shape", o.shapes, "time GEMMs of M token rows with a weight [K, N] instead")
+                            ->delimiter(',')
+                            ->type_name("M,K,N")
+                            ->check(CLI::Range(int64_t{1}, kMost).description(""));
+  add_path(gemm, "--write-tuning", o.write_tuning, "FILE",
+           "find the fastest algorithm of each GEMM on this GPU and write them (hardware.gemm_tuning)")
+      ->excludes(shapes);
+  add_action(verb, "attention", "time attention of the configuration, or of usual shapes");
+  add_number(add_action(verb, "elementwise", "time operators that are bound by memory"), "--size", o.size, 0,
+             "use operands of N bytes; 0: far beyond caches");
+  add_number(add_action(verb, "optimizer", "time the update of the weights"), "--size", o.size, 0,
+             "use operands of N bytes; 0: far beyond caches");
+  add_number(add_action(verb, "offload", "predict the update by schedules of optimizer offload"), "--size", o.size, 0,
+             "update N parameters of a rank; 0: 3.8e9");
+  add_action(verb, "step", "time whole optimizer steps by operator")
+      .add_flag("--dry-run", o.dry_run, "count FLOPs and bytes of each operator without computing");
+  add_action(verb, "memory", "compare predicted and measured memory");
+  for (CLI::App* action : {&add_action(verb, "collectives", "time collectives among the ranks"),
+                           &add_action(verb, "all", "measure all of these on one rank")})
+    add_path(*action, "--write-profile", o.write_profile, "FILE",
+             "measure what `trainer plan --profile` needs, on all ranks, and write it to FILE");
 }
 
-CLI::App& declare_checkpoint(CLI::App& app, CheckpointOptions& checkpoint) {
-  CLI::App& checkpoint_verb = *app.add_subcommand(
-      "checkpoint",
-      "look into a checkpoint, check every byte of it, write one that has its weights only, or exchange models with "
-      "Hugging Face's transformers");
-  checkpoint_verb.add_option("action", checkpoint.what, "inspect | verify | strip | export | import")->required();
-  add_config(checkpoint_verb, checkpoint.config, false);
-  checkpoint_verb
-      .add_option("--checkpoint", checkpoint.checkpoint,
-                  std::string("a step folder, or the newest of a checkpoints or run folder") + kOrConfig)
-      ->type_name("PATH")
-      ->transform(home_path());
-  checkpoint_verb
-      .add_option("--output", checkpoint.output, "strip, export, import: the folder to write, which must not exist")
-      ->type_name("DIR")
-      ->transform(home_path());
-  checkpoint_verb.add_option("--format", checkpoint.format, "export, import: the files of Hugging Face's transformers")
-      ->check(CLI::IsMember({"hf"}));
-  checkpoint_verb.add_option("--input", checkpoint.input, "import: the folder with config.json and model.safetensors")
-      ->type_name("DIR")
-      ->transform(home_path());
-  checkpoint_verb.add_option("--dtype", checkpoint.dtype, "export: the type of the weights (default: fp32)")
-      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-  checkpoint_verb.add_option("--shard-bytes", checkpoint.shard_bytes, "export: bytes of weights in one file at most")
-      ->check(at_least(1))
-      ->capture_default_str();
-  add_json(checkpoint_verb, checkpoint.json);
-  return checkpoint_verb;
+void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
+  const auto [config, set] = add_config(verb, o.config);
+  set->needs(config);
+  CLI::Option* checkpoint = add_checkpoint(verb, o.checkpoint, config);
+  add_json(verb, o.json);
+  add_action(verb, "inspect", "show what is in a checkpoint");
+  add_action(verb, "verify", "compare every byte with its checksum");
+  CLI::App& strip = add_action(verb, "strip", "write a step folder that has the weights only");
+  CLI::App& to = add_action(verb, "export", "write a model for Hugging Face's transformers");
+  CLI::App& from = add_action(verb, "import", "make a checkpoint from a model of Hugging Face's transformers");
+  for (CLI::App* action : {&strip, &to, &from})
+    add_path(*action, "--output", o.output, "DIR", "write this folder, which must not exist")->required();
+  for (CLI::App* action : {&to, &from})
+    add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face's transformers")->required();
+  add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
+  add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into one file");
+  add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
+  from.excludes(checkpoint)->excludes(config);
 }
 
-CLI::App& declare_config(CLI::App& app, ConfigVerbOptions& config) {
-  CLI::App& config_verb =
-      *app.add_subcommand("config", "check a configuration, show the values in force, or print every key");
-  config_verb.add_option("action", config.what, "check | show | reference")->required();
-  add_config(config_verb, config.config, false);
-  config_verb
-      .add_option("--ranks", config.ranks, "check or show it as on so many ranks (default: any number that suits it)")
-      ->type_name("N")
-      ->check(at_least(1));
-  return config_verb;
+void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {
+  CLI::Option* file = add_config(verb, o.config).first;
+  add_number(verb, "--ranks", o.ranks, 1, "check it for N ranks (default: any number that suits it)");
+  add_action(verb, "check", "print all mistakes, or the numbers of ranks that fit").needs(file);
+  add_action(verb, "show", "print the values in force and where they came from").needs(file);
+  add_action(verb, "reference", "print all keys with default, range, unit and meaning");
 }
 
-CLI::App& declare_report(CLI::App& app, ReportOptions& report) {
-  CLI::App& report_verb = *app.add_subcommand(
-      "report", "make the report of a run anew, compare several runs on one page, or print their steps");
-  report_verb.add_option("runs", report.runs, "folders of runs (run.dir)")
-      ->type_name("RUN")
-      ->transform(home_path())
-      ->required();
-  report_verb.add_flag("--csv", report.csv, "print every step with all its numbers as CSV, instead");
-  report_verb
-      .add_option("--output", report.output,
-                  "file for the comparison (default: comparison.html) or for --csv (default: standard output)")
-      ->type_name("FILE")
-      ->transform(home_path());
-  return report_verb;
+void add_report(CLI::App& verb, ReportOptions& o) {
+  add_path(verb, "runs", o.runs, "RUN", "read these run folders (run.dir)")->required();
+  verb.add_flag("--csv", o.csv, "print every step with all its numbers as CSV instead");
+  add_path(verb, "--output", o.output, "FILE",
+           "write the comparison (default: comparison.html) or the CSV (default: stdout) here");
 }
 
-CLI::App& declare_plan(CLI::App& app, PlanOptions& plan) {
-  CLI::App& plan_verb = *app.add_subcommand(
-      "plan", "predict every layout of a model on a cluster and rank them: time of a step, memory, bytes");
-  add_config(plan_verb, plan.config, true);
-  CLI::Option* cluster =
-      plan_verb.add_option("--cluster", plan.cluster, "description of a cluster; configs/clusters has some")
-          ->type_name("FILE")
-          ->transform(home_path());
-  plan_verb.add_option("--profile", plan.profile, "measured profile, which `trainer bench all --write-profile` writes")
-      ->type_name("FILE")
-      ->transform(home_path())
+void add_plan(CLI::App& verb, PlanOptions& o) {
+  add_config(verb, o.config).first->required();
+  CLI::Option* cluster = add_path(verb, "--cluster", o.cluster, "FILE",
+                                  "plan for this description of a cluster; configs/clusters has some");
+  add_path(verb, "--profile", o.profile, "FILE",
+           "plan by the profile that `trainer bench all --write-profile` measured")
       ->excludes(cluster);
-  plan_verb.add_option("--devices", plan.devices, "ranks to plan for (default: those of the profile, or of one node)")
-      ->type_name("N")
-      ->check(at_least(1, 1'000'000));
-  plan_verb.add_option("--top", plan.top, "layouts to show")->type_name("K")->check(at_least(1))->capture_default_str();
-  plan_verb
-      .add_option("--free", plan.free,
-                  "search this key although the configuration gives it, or every key of a section; all: the whole "
-                  "layout with train.micro_batch and train.recompute")
+  add_number(verb, "--devices", o.devices, 1, "plan for N ranks (default: those of the profile, or of one node)",
+             1'000'000);
+  add_number(verb, "--top", o.top, 1, "show N layouts");
+  verb.add_option("--free", o.free, "search this key or section although the configuration gives it; all: the layout")
       ->type_name("section.key");
-  plan_verb.add_option("--emit", plan.emit, "write the configuration of the fastest layout, ready to run")
-      ->type_name("OUT.toml")
-      ->transform(home_path());
-  plan_verb.add_option("--html", plan.html, "write the ranking as a page with a picture")
-      ->type_name("OUT.html")
-      ->transform(home_path());
-  plan_verb.add_flag("--explain", plan.explain,
-                     "where the time goes, what binds it, and what would make the next strategy win");
-  add_json(plan_verb, plan.json);
-  return plan_verb;
+  add_path(verb, "--emit", o.emit, "OUT.toml", "write the configuration of the fastest layout, ready to run");
+  add_path(verb, "--html", o.html, "OUT.html", "write the ranking as a page with a picture");
+  verb.add_flag("--explain", o.explain, "print where the time goes, and what would make the next strategy win");
+  add_json(verb, o.json);
+}
+
+void add_descriptions(CLI::App& app, CommandLine& line) {
+  CLI::App& completion =
+      *app.add_subcommand("completion", "print a shell's completion: source <(trainer completion bash)");
+  for (const char* shell : {"bash", "zsh", "fish"})
+    add_action(completion, shell, "print the script for this shell").callback([shell] {
+      print(completion_script(shell));
+    });
+  CLI::App& words = add_action(completion, "words", "print what may complete the last of these words");
+  words.group("")->add_option("words", line.words, "");
+  words.callback([&] { print(completions(app, line.words)); });
+  app.add_subcommand("manual", "print the manual page: trainer manual | man -l -")->callback([&] {
+    print(manual(app, version()));
+  });
+}
+
+}  // namespace
+
+void declare(CLI::App& app, CommandLine& line) {
+  app.formatter(std::make_shared<Help>());
+  app.set_version_flag("--version,-V", [] { return version_text(); });
+  app.require_subcommand(0, 1);
+  add_train(app, line.bare);
+  app.callback([&] {
+    if (!app.get_subcommands().empty()) return;
+    line.bare.config.asked = facts_of(app);
+    line.status = train_command(line.bare);
+  });
+  const auto verb = [&](const char* name, const char* help, auto& options, auto* command, Ranks ranks) -> CLI::App& {
+    return add_verb(app, line, name, help, options, command, ranks);
+  };
+  add_train(verb("train", "train a model, with evaluation, samples, checkpoints and a report", line.train,
+                 train_command, Ranks::all),
+            line.train);
+  add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
+                eval_command, Ranks::all),
+           line.eval);
+  add_generate(verb("generate", "continue a text, or many of them", line.generate, generate_command, Ranks::all),
+               line.generate);
+  add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
+               line.tokenize);
+  add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);
+  add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, export or import a checkpoint", line.checkpoint,
+                              checkpoint_command, Ranks::first),
+                         line.checkpoint);
+  add_config_actions(verb("config", "check a configuration, show the values in force, or print all keys", line.config,
+                          config_command, Ranks::first),
+                     line.config);
+  add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps", line.report,
+                  report_command, Ranks::first),
+             line.report);
+  add_descriptions(app, line);
+  add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted time, with memory and bytes", line.plan,
+                plan_command, Ranks::first),
+           line.plan);
+  for (CLI::App* each : app.get_subcommands({}))
+    each->preparse_callback([each](size_t) { refuse_options_before(*each); });
+}
+
+std::string mistake(const CLI::App* app, const CLI::Error& error) {
+  const std::vector<std::string> rest = app->remaining(true);
+  std::string command = app->get_name();
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    command += " " + app->get_name();
+  }
+  std::string what = error.what();
+  if (!rest.empty())
+    what = unexpected(*app, command, rest.front());
+  else if (app->get_require_subcommand_min() > 0)
+    what = format("`{}`: expected one of {}", command, fmt::join(names_of(app->get_subcommands(is_shown)), ", "));
+  return format("trainer: {}\nrun `{} --help` for what it takes\n", what, command);
 }
 
 }  // namespace trainer::cli

@@ -1,23 +1,34 @@
 #pragma once
-// The options of every verb, declared with the words of --help. Parsing fills them in; they outlive the parser.
+// The verbs with their options, declared with the words of --help.
 #include "cli/cli.h"
 
 namespace CLI {
 class App;
-}
+class Error;
+}  // namespace CLI
 
 namespace trainer::cli {
 
-/// Adds the options of `train` to a command: the verb, or the program without a verb.
-void declare_train(CLI::App& command, TrainOptions& options);
-/// Each adds a verb to the program and returns it.
-CLI::App& declare_eval(CLI::App& app, EvalOptions& options);
-CLI::App& declare_generate(CLI::App& app, GenerateOptions& options);
-CLI::App& declare_tokenize(CLI::App& app, TokenizeOptions& options);
-CLI::App& declare_bench(CLI::App& app, BenchOptions& options);
-CLI::App& declare_checkpoint(CLI::App& app, CheckpointOptions& options);
-CLI::App& declare_config(CLI::App& app, ConfigVerbOptions& options);
-CLI::App& declare_report(CLI::App& app, ReportOptions& options);
-CLI::App& declare_plan(CLI::App& app, PlanOptions& options);
+/// Parsing fills in the options of the verb that is given, runs it and leaves its exit status.
+struct CommandLine {
+  TrainOptions bare, train;  // without a verb, and with it
+  EvalOptions eval;
+  GenerateOptions generate;
+  TokenizeOptions tokenize;
+  BenchOptions bench;
+  CheckpointOptions checkpoint;
+  ConfigVerbOptions config;
+  ReportOptions report;
+  PlanOptions plan;
+  std::vector<std::string> words;  // to complete
+  int status = 0;
+};
+
+/// Adds all verbs and options to the program. `line` outlives it.
+void declare(CLI::App& app, CommandLine& line);
+
+/// Returns the message for a mistake that the parser found: what is unknown, with its nearest neighbour, and where help
+/// is.
+std::string mistake(const CLI::App* app, const CLI::Error& error);
 
 }  // namespace trainer::cli

@@ -76,7 +76,7 @@ int64_t vocabulary(const config::Config& config) {
 }  // namespace
 
 int plan_command(const PlanOptions& o) {
-  if (o.cluster.empty() == o.profile.empty())
+  if (o.cluster.empty() && o.profile.empty())
     throw Error(Code::usage,
                 "give one of --cluster FILE (configs/clusters has some) and --profile FILE (`trainer bench all "
                 "--write-profile FILE` makes it)");

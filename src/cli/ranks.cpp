@@ -4,12 +4,11 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
-#include <sstream>
 
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/philox.h"
-#include "cli/configuration.h"
+#include "config/keys.h"
 #include "config/load.h"
 #include "config/resolve.h"
 #include "config/text.h"
@@ -37,35 +36,27 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
-/// Returns defaults and --set where there is no file. They need to fit no number of ranks.
-config::Config configuration_without_file(const ConfigOptions& options) {
-  return config::load_text("", "", options.sets, {.files = false});
-}
-
 /// Returns every value in force, by its key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
-  std::istringstream lines(config::to_toml(config));
-  std::string section;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with('[')) section = line.substr(1, line.find(']') - 1);
-    const size_t equals = line.find('=');
-    if (line.starts_with('#') || equals == std::string::npos) continue;
-    const size_t end = line.find_last_not_of(' ', equals - 1), value = line.find_first_not_of(' ', equals + 1);
-    facts.emplace_back(section + "." + line.substr(0, end + 1), line.substr(std::min(value, line.size())));
-  }
+  for (const config::Key& key : config::keys())
+    facts.emplace_back(key.path(), config::to_toml(key.get(config)));
   return facts;
 }
 
 /// The first rank reads and checks the file. Then every rank has its configuration, or throws the same error. A rank
 /// that was given another file or other --set is refused.
-config::Config shared_configuration(comm::World& world, const ConfigOptions& options, comm::Facts asked) {
-  asked.emplace_back("--config", options.file.empty() ? "absent" : "given");
+config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
+  comm::Facts asked = options.asked;
+  for (auto& [name, value] : asked) {  // the values in force are compared instead
+    if (name == "--config" && !options.file.empty()) value = "given";
+    if (name == "--set" || name == "--resume") value.clear();
+  }
   comm::require_same(world, asked, Code::usage, kOneCommand);
   std::string text, path = options.file;
   config::Config config;
   world.control().run_on_all_ranks([&] {
-    if (options.file.empty()) config = configuration_without_file(options);
+    if (options.file.empty()) config = load_configuration(options);
     if (options.file.empty() || !world.first()) return;
     text = config::read_text(options.file);
     config = config::load_text(text, config::name_of(options.file), options.sets,
@@ -108,16 +99,19 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
 
 }  // namespace
 
-int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb,
-                 const comm::Facts& asked) {
+config::Config load_configuration(const ConfigOptions& options) {
+  if (options.file.empty()) return config::load_text("", "", options.sets, {.files = false});
+  return config::load(options.file, options.sets, {.world = 1, .resume = options.resume});
+}
+
+int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb) {
   if (launched() > 1)
     return as_mpi_rank([&](comm::World& world) {
-      const config::Config config = shared_configuration(world, options, asked);
+      const config::Config config = shared_configuration(world, options);
       world.configure(world_options(config));
       return verb(world, config);
     });
-  const config::Config config =
-      options.file.empty() ? configuration_without_file(options) : load_configuration(options);
+  const config::Config config = load_configuration(options);
   const auto ranks = static_cast<int>(config::world_size(config, 1));
   if (ranks == 1) return verb(*comm::solo_world(), config);
   std::vector<int> status(static_cast<size_t>(ranks));
@@ -131,26 +125,25 @@ int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::Wor
 int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked) {
   if (launched() <= 1) return verb(*comm::solo_world());
   return as_mpi_rank([&](comm::World& world) {
-    comm::Facts all = {{"the verb", "one without a configuration"}};
-    all.insert(all.end(), asked.begin(), asked.end());
-    comm::require_same(world, all, Code::usage, kOneCommand);
+    comm::require_same(world, asked, Code::usage, kOneCommand);
     return verb(world);
   });
 }
 
-int run_on_first_rank(const std::function<int()>& verb, const std::string& what) {
+int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked) {
   if (launched() <= 1) return verb();
-  return run_on_ranks([&](comm::World& world) {
+  const auto on_first = [&](comm::World& world) {
     constexpr double kAsLongAsItTakes = 1e9;  // seconds
     world.configure({.timeout_s = kAsLongAsItTakes});
-    if (world.first()) log::info("rank 0 of {} {}", world.size(), what);
+    if (world.first()) log::info("rank 0 of {} does the work alone", world.size());
     double status = 0;
     world.control().run_on_all_ranks([&] {
       if (world.first()) status = verb();
     });
     world.control().sum({&status, 1});
     return static_cast<int>(status);
-  });
+  };
+  return run_on_ranks(on_first, asked);
 }
 
 int report(const std::exception_ptr& exception, int rank) {

@@ -7,7 +7,6 @@
 #include "base/log.h"
 #include "cli/cli.h"
 #include "cli/process.h"
-#include "cli/ranks.h"
 #include "cli/tokenizing.h"
 #include "data/file_list.h"
 #include "device/thread_pool.h"
@@ -22,7 +21,11 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
-int tokenize(const TokenizeOptions& o) {
+}  // namespace
+
+int tokenize_command(const TokenizeOptions& o) {
+  if (o.tokenizer.empty() && o.train_vocab == 0)
+    throw Error(Code::usage, "`tokenize` needs --tokenizer MODEL or --train-vocab N");
   const run::SignalGuard signals;
   const config::DataFormat stated = format_named(o.format);
   const std::vector<std::string> files = data::expand_files(o.input, stated, "--format");
@@ -61,14 +64,6 @@ int tokenize(const TokenizeOptions& o) {
                  result.documents, tokenizer.vocab_size(), result.reused ? " (was there already)" : ""));
   }
   return 0;
-}
-
-}  // namespace
-
-int tokenize_command(const TokenizeOptions& o) {
-  if (o.tokenizer.empty() == (o.train_vocab == 0))
-    throw Error(Code::usage, "tokenize needs either --tokenizer MODEL or --train-vocab N");
-  return run_on_first_rank([&] { return tokenize(o); }, "tokenizes alone, with threads");
 }
 
 }  // namespace trainer::cli

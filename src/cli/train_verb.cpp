@@ -31,12 +31,7 @@ int train_command(const TrainOptions& o) {
       throw;
     }
   };
-  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1)
-    return run_on_ranks(options, run,
-                        {{"the verb", "train"},
-                         {"--max-steps", format("{}", o.max_steps)},
-                         {"--max-time", o.max_time.empty() ? "absent" : o.max_time},
-                         {"--dry-run", o.dry_run ? "given" : "absent"}});
+  if (!o.dry_run || comm::launched_ranks().value_or(1) > 1) return run_on_ranks(options, run);
   // A plan needs no other ranks to be running.
   config::Config config = config::load(options.file, options.sets, {.resume = options.resume});
   const int64_t ranks = config::fewest_ranks(config);

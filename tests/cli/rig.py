@@ -5,6 +5,7 @@ Each <name>_test.py is a unittest program; TRAINER names the program: TRAINER=bu
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -53,6 +54,12 @@ report = false
 [hardware]
 peak_tflops = 1.0
 """
+
+
+def subcommands(text):
+    """The verbs or actions that this --help lists."""
+    listed = re.search(r"^subcommands:\n((?:  .*\n)+)", text, re.M | re.I)
+    return re.findall(r"^  (\w+) ", listed.group(1), re.M) if listed else []
 
 
 # Sanitizers keep freed memory and shadows of it: what a process takes says nothing then.
