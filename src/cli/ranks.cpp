@@ -147,32 +147,30 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
 }
 
 int report(const std::exception_ptr& exception, int rank) {
-  const std::string who = rank > 0 ? format("trainer: rank {}", rank) : "trainer";
+  Code code = Code::internal;
+  std::string text;
+  bool reported = false;  // by another rank
   try {
     std::rethrow_exception(exception);
   } catch (const Error& error) {
-    const bool told_elsewhere = error.scope() == Scope::another_rank || (error.scope() == Scope::all_ranks && rank > 0);
-    if (error.code() == Code::internal) {
-      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
-    } else if (!told_elsewhere) {
-      std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
-    }
-    return exit_status(error.code());
+    code = error.code();
+    text = error.what();
+    reported = error.scope() == Scope::another_rank || (error.scope() == Scope::all_ranks && rank > 0);
   } catch (const std::bad_alloc&) {
-    std::fprintf(stderr, "%s: out of memory; `trainer train --dry-run` prints what a run needs\n", who.c_str());
-    return exit_status(Code::plan);
+    code = Code::plan;
+    text = "out of memory; `trainer train --dry-run` prints what a run needs";
   } catch (const std::filesystem::filesystem_error& error) {
-    std::fprintf(stderr, "%s: %s\n", who.c_str(), error.what());
-    return exit_status(Code::io);
+    code = Code::io;
+    text = error.what();
   } catch (const std::exception& error) {
-    if (code_of(error) == Code::plan) {
-      std::fprintf(stderr, "%s: %s\n", who.c_str(),
-                   no_more_threads("this run", std::make_error_code(std::errc::resource_unavailable_try_again)).what());
-    } else {
-      std::fprintf(stderr, "%s: internal error (a bug, please report it): %s\n", who.c_str(), error.what());
-    }
-    return exit_status(code_of(error));
+    code = code_of(error);
+    const std::error_code refused = std::make_error_code(std::errc::resource_unavailable_try_again);
+    text = code == Code::plan ? no_more_threads("this run", refused).what() : error.what();
   }
+  if (code == Code::internal) text = "internal error (a bug, please report it): " + text;
+  const std::string who = rank > 0 ? format("trainer: rank {}", rank) : "trainer";
+  if (!reported || code == Code::internal) std::fprintf(stderr, "%s: %s\n", who.c_str(), text.c_str());
+  return exit_status(code);
 }
 
 }  // namespace trainer::cli

@@ -226,13 +226,13 @@ class HuggingFace(rig.Runs):
     def test_mistakes_are_told(self):
         self.train("train.steps=3")
         for args, status, part in [
-                (["export", "--checkpoint", "run", "--output", "o"], USAGE, "needs --format hf"),
-                (["export", "--format", "hf", "--checkpoint", "run"], USAGE, "needs --output DIR"),
+                (["export", "--checkpoint", "run", "--output", "o"], USAGE, "--format is required"),
+                (["export", "--format", "hf", "--checkpoint", "run"], USAGE, "--output is required"),
                 (["export", "--format", "gguf", "--checkpoint", "run", "--output", "o"], USAGE, "--format"),
                 (["export", "--format", "hf", "--checkpoint", "run", "--output", "o", "--dtype", "int8"], USAGE, "--dtype"),
                 (["export", "--format", "hf", "--checkpoint", "none", "--output", "o"], CHECKPOINT, "none"),
                 (["export", "--format", "hf", "--checkpoint", "run", "--output", "tokens"], IO, "exists already"),
-                (["import", "--format", "hf", "--output", "o"], USAGE, "needs --input DIR"),
+                (["import", "--format", "hf", "--output", "o"], USAGE, "--input is required"),
                 (["import", "--format", "hf", "--input", "tokens", "--output", "o"], CHECKPOINT, "config.json"),
                 (["import", "--format", "hf", "--input", "x", "--checkpoint", "run", "--output", "o"], USAGE, "--checkpoint"),
                 (["inspect", "--checkpoint", "run", "--format", "hf"], USAGE, "--format goes with"),
