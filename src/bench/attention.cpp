@@ -6,7 +6,7 @@
 
 namespace trainer::bench {
 
-AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const measure::Timing& timing) {
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const ops::Timing& timing) {
   const int64_t query_cols = shape.heads * shape.head_dim, key_cols = shape.kv_heads * shape.head_dim;
   const int64_t queries = shape.batch * shape.q_len;
   const int64_t keys = shape.batch * (shape.k_capacity == 0 ? shape.k_len : shape.k_capacity);
@@ -18,9 +18,9 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& 
   const Buffer dq(ex.device, category, {queries, query_cols}, dtype),
       dkv(ex.device, category, {keys, 2 * key_cols}, dtype);
   const Buffer lse(ex.device, category, {shape.batch * shape.heads, shape.q_len}, accumulator_of(dtype));
-  measure::fill_uniform(ex.device, q, "q");
-  measure::fill_uniform(ex.device, kv, "kv");
-  measure::fill_uniform(ex.device, dout, "dout");
+  ops::fill_uniform(ex.device, q, "q");
+  ops::fill_uniform(ex.device, kv, "kv");
+  ops::fill_uniform(ex.device, dout, "dout");
 
   const double scale = 1 / std::sqrt(static_cast<double>(shape.head_dim));
   const Tensor k = kv.tensor().col_range(0, key_cols), v = kv.tensor().col_range(key_cols, key_cols);
@@ -43,10 +43,10 @@ AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& 
   }
 
   AttentionRate rate;
-  rate.forward_seconds = measure::seconds_of(ex, forward, timing);
+  rate.forward_seconds = ops::seconds_of(ex, forward, timing);
   rate.forward_gflops = cost(forward).flops / rate.forward_seconds * 1e-9;
   if (both) {
-    rate.backward_seconds = measure::seconds_of(ex, backward, timing);
+    rate.backward_seconds = ops::seconds_of(ex, backward, timing);
     rate.backward_gflops = cost(backward).flops / rate.backward_seconds * 1e-9;
   }
   return rate;

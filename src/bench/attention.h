@@ -1,7 +1,7 @@
 #pragma once
 // Rates of attention on this machine, for `trainer bench attention`.
-#include "measure/op_timing.h"
 #include "ops/attention.h"
+#include "ops/op_timing.h"
 
 namespace trainer::bench {
 
@@ -14,6 +14,6 @@ struct AttentionRate {
 
 /// Runs forward and backward on random operands. q, k and v are side by side in token rows, as in a model. Throws
 /// Code::plan when the operands do not fit into memory.
-AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const measure::Timing& timing);
+AttentionRate bench_attention(Exec& ex, DType dtype, const ops::AttentionShape& shape, const ops::Timing& timing);
 
 }  // namespace trainer::bench

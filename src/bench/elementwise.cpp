@@ -1,11 +1,11 @@
 #include "bench/elementwise.h"
 
 #include "base/philox.h"
-#include "measure/op_timing.h"
 #include "ops/activation.h"
 #include "ops/cross_entropy.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
+#include "ops/op_timing.h"
 #include "ops/rope.h"
 #include "tensor/host_copy.h"
 
@@ -23,13 +23,13 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
   const Buffer gain = buffer({kCols}, compute), bias = buffer({kCols}, compute), dgain = buffer({kCols}, sum),
                dbias = buffer({kCols}, sum), mean = buffer({rows}, sum), rstd = buffer({rows}, sum);
   for (const auto& [tensor, name] : {std::pair{&x, "x"}, {&y, "y"}, {&z, "z"}, {&gain, "gain"}, {&bias, "bias"}})
-    measure::fill_uniform(ex.device, *tensor, name);
+    ops::fill_uniform(ex.device, *tensor, name);
 
   ElementwiseRates rates;
   rates.copy_gb_per_s =
-      2e-9 * static_cast<double>(x.tensor().bytes()) / measure::median_seconds(ex, ops::Copy{x, u}, repeats);
+      2e-9 * static_cast<double>(x.tensor().bytes()) / ops::median_seconds(ex, ops::Copy{x, u}, repeats);
   const auto time = [&](const char* name, const auto& op, double operand_bytes) {
-    const double seconds = measure::median_seconds(ex, op, repeats);
+    const double seconds = ops::median_seconds(ex, op, repeats);
     const double rate = operand_bytes / seconds * 1e-9;
     rates.operators.push_back({name, seconds, rate, rate / rates.copy_gb_per_s});
   };
@@ -78,7 +78,7 @@ ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int r
     const int64_t tokens = std::max<int64_t>(1, bytes / (kVocab * size_of(sum)));
     const Buffer logits = buffer({tokens, kVocab}, sum), gradient = buffer({tokens, kVocab}, compute),
                  targets = buffer({tokens}, DType::i32), loss = buffer({tokens}, DType::f64);
-    measure::fill_uniform(ex.device, logits, "logits");
+    ops::fill_uniform(ex.device, logits, "logits");
     time("cross-entropy, gradient",
          ops::CrossEntropy{
              .logits = logits, .targets = targets, .weights = {}, .loss = loss, .dlogits = gradient, .vocab = kVocab},

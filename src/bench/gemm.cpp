@@ -6,8 +6,8 @@ namespace trainer::bench {
 namespace {
 
 /// Returns the GFLOP/s of one product.
-double rate(Exec& ex, const ops::Gemm& op, const measure::Timing& timing) {
-  return cost(op).flops / measure::seconds_of(ex, op, timing) / 1e9;
+double rate(Exec& ex, const ops::Gemm& op, const ops::Timing& timing) {
+  return cost(op).flops / ops::seconds_of(ex, op, timing) / 1e9;
 }
 
 Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
@@ -26,9 +26,9 @@ struct Layer {
         w(ex.device, "bench", {shape.k, shape.n}, dtype),
         y(ex.device, "bench", {shape.m, shape.n}, dtype),
         sums(ex.device, "bench", {shape.k, shape.n}, accumulator_of(dtype)) {
-    measure::fill_normal(ex.device, x, "x");
-    measure::fill_normal(ex.device, w, "w");
-    measure::fill_normal(ex.device, y, "y");
+    ops::fill_normal(ex.device, x, "x");
+    ops::fill_normal(ex.device, w, "w");
+    ops::fill_normal(ex.device, y, "y");
     forward = {.a = x, .b = w, .c = y};
     dx = {.a = y, .b = w, .c = x, .trans_b = true};
     dw = {.a = x, .b = y, .c = sums, .trans_a = true, .accumulate = true};
@@ -43,8 +43,7 @@ struct Layer {
 
 }  // namespace
 
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
-                                 const measure::Timing& timing) {
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, const ops::Timing& timing) {
   TRAINER_CHECK(timing.repeats >= 1, "{} repeats", timing.repeats);
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {

@@ -3,8 +3,8 @@
 #include <span>
 #include <vector>
 
-#include "measure/op_timing.h"
 #include "ops/gemm.h"
+#include "ops/op_timing.h"
 
 namespace trainer::bench {
 
@@ -21,7 +21,6 @@ struct GemmRate {
 
 /// Normal random operands. Uses the device of ex, not its arena: scratch is planned as in training. At least one
 /// repeat. Throws Code::plan when the operands do not fit into memory.
-std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes,
-                                 const measure::Timing& timing);
+std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShape> shapes, const ops::Timing& timing);
 
 }  // namespace trainer::bench

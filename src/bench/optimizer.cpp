@@ -50,8 +50,8 @@ void read(Exec& ex, const Arrays& arrays, int64_t parameters) {
 
 }  // namespace
 
-std::vector<int64_t> update_pieces(const config::Config& config, const plan::Machine& machine) {
-  const std::unique_ptr<device::Device> dry = plan::make_dry_device(machine);
+std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine) {
+  const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   train::Trainer trainer(*dry, *world, config, config.data.vocab_size, machine.compute, true);
   const optim::DecayRanges ranges(trainer.store());

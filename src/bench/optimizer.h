@@ -3,7 +3,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/machine.h"
+#include "setup/machine.h"
 #include "tensor/exec.h"
 
 namespace trainer::bench {
@@ -22,7 +22,7 @@ struct OptimizerRate {
 };
 
 /// Returns the ranges that one update of a model is done in, as the trainer does it: of equal weight decay.
-std::vector<int64_t> update_pieces(const config::Config& config, const plan::Machine& machine);
+std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine);
 
 /// Medians over `repeats` passes of each, in turns, over arrays of as many elements as the pieces have together (18
 /// bytes of memory each). Every piece is an update of its own.

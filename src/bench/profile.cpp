@@ -15,11 +15,11 @@
 #include "bench/over_ranks.h"
 #include "bench/random_steps.h"
 #include "bench/step_rates.h"
-#include "measure/op_timing.h"
-#include "measure/peak.h"
 #include "offload/make.h"
 #include "ops/elementwise.h"
+#include "ops/op_timing.h"
 #include "plan/prediction.h"
+#include "setup/peak.h"
 
 namespace trainer::bench {
 namespace {
@@ -31,8 +31,8 @@ struct Work {
         b(device, "benchmark", {kExtent, kExtent}, compute),
         c(device, "benchmark", {kExtent, kExtent}, compute),
         product{.a = a, .b = b, .c = c} {
-    measure::fill_normal(device, a, "a");
-    measure::fill_normal(device, b, "b");
+    ops::fill_normal(device, a, "a");
+    ops::fill_normal(device, b, "b");
   }
   void repeat(Exec& ex, int64_t times) const {
     for (int64_t i = 0; i < times; ++i) ops::run(ex, product);
@@ -45,12 +45,13 @@ struct Work {
 /// Profile measures one thing after the other into a Cluster.
 class Profile {
  public:
-  Profile(comm::World& world, const config::Config& config, const plan::Machine& machine, const ProfileOptions& options)
+  Profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
+          const ProfileOptions& options)
       : world_(world),
         config_(config),
         machine_(machine),
         options_(options),
-        device_(plan::make_device(machine)),
+        device_(setup::make_device(machine)),
         arena_(*device_, Arena::Mode::heap),
         ex_{*device_, arena_, meter_} {}
 
@@ -70,14 +71,14 @@ class Profile {
     cluster_.measured = true;
     cluster_.ranks = world_.size();
     cluster_.devices_per_node = world_.local_size();
-    cluster_.device = plan::device_text(machine_);
+    cluster_.device = setup::device_text(machine_);
     cluster_.cpu = !machine_.gpu.has_value();
     cluster_.memory_bytes = static_cast<double>(machine_.memory_limit);
     cluster_.lanes = world_.transport() == "nccl" ? 1 : 3;
   }
 
   void compute() {
-    measure::PeakTracker peak = measure::make_peak(*device_, machine_.compute, config_, world_);
+    setup::PeakTracker peak = setup::make_peak(*device_, machine_.compute, config_, world_);
     peak.measure();
     const double flops = mean_over_ranks(world_, peak.flops());
     cluster_.peaks[machine_.compute] = flops;
@@ -91,9 +92,9 @@ class Profile {
   /// Single operators on a CPU are measured by the first rank while the others wait: what ranks take from each other
   /// is a part of what steps reach. GPUs measure all at once.
   bool measures_operators() const { return !cluster_.cpu || world_.first(); }
-  measure::Timing timing_of_operators() const {
+  ops::Timing timing_of_operators() const {
     if (cluster_.cpu) return {.repeats = options_.repeats};
-    measure::Timing timing = on_all_ranks_;
+    ops::Timing timing = on_all_ranks_;
     timing.window = 0.03;
     return timing;
   }
@@ -108,7 +109,7 @@ class Profile {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
           to(*device_, "benchmark", {elements}, DType::f32);
-      return 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, ops::Copy{from, to}, on_all_ranks_));
+      return 1 / mean_over_ranks(world_, 1 / ops::seconds_of(ex_, ops::Copy{from, to}, on_all_ranks_));
     };
     constexpr int64_t kLarge = 8 << 20, kSmall = 64;
     cluster_.memory_rate = 8.0 * static_cast<double>(kLarge) / seconds_of_copy(kLarge);
@@ -188,7 +189,7 @@ class Profile {
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
     const Work work(*device_, machine_.compute);
-    const double mean = 1 / mean_over_ranks(world_, 1 / measure::seconds_of(ex_, work.product, on_all_ranks_));
+    const double mean = 1 / mean_over_ranks(world_, 1 / ops::seconds_of(ex_, work.product, on_all_ranks_));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
     const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 3 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
@@ -280,14 +281,14 @@ class Profile {
 
   comm::World& world_;
   const config::Config& config_;
-  const plan::Machine& machine_;
+  const setup::Machine& machine_;
   const ProfileOptions& options_;
   std::unique_ptr<device::Device> device_;
   Arena arena_;
   Meter meter_;
   Exec ex_;
   plan::Cluster cluster_;
-  const measure::Timing on_all_ranks_{
+  const ops::Timing on_all_ranks_{
       .repeats = options_.repeats, .window = 0.2, .largest_on_any_rank = [this](double value) {
         return largest_over_ranks(world_, value);
       }};
@@ -295,7 +296,7 @@ class Profile {
 
 }  // namespace
 
-plan::Host measure_host(comm::World& world, const config::Config& config, const plan::Machine& machine,
+plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device) {
   const bool linked = device.kind() == device::Kind::cuda || offload::rates_of(config.debug);
   if (mean_over_ranks(world, linked ? 1 : 0) < 1) return {};  // ranks without a link would not measure
@@ -322,7 +323,7 @@ std::vector<std::vector<int>> profiled_groups(int ranks, int rank) {
   return all;
 }
 
-plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
+plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options) {
   return Profile(world, config, machine, options).measure();
 }

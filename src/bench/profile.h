@@ -3,7 +3,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "plan/cluster.h"
-#include "plan/machine.h"
+#include "setup/machine.h"
 
 namespace trainer::bench {
 
@@ -20,13 +20,13 @@ struct ProfileOptions {
 /// what steps and collectives cost each other. Steps, memory, hosts and collectives are measured by all ranks at the
 /// same moment, so that what they share is shared; products and attention on CPUs by the first rank alone. All ranks
 /// call and get the same profile.
-plan::Cluster measure_profile(comm::World& world, const config::Config& config, const plan::Machine& machine,
+plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options);
 
 /// Returns what a rank has of its host, for updates of the optimizer's state there: means over the ranks, which measure
 /// at the same moment (offload/calibrate.h) unless debug.emulate_device gives the rates. Not known where a rank
 /// computes on a CPU without such a device: its state is in the same memory. All ranks call and get the same.
-plan::Host measure_host(comm::World& world, const config::Config& config, const plan::Machine& machine,
+plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 
 /// Returns the groups of a world of so many ranks that are measured: members of this rank's group, by size and by how

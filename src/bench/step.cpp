@@ -7,30 +7,30 @@
 #include "base/median.h"
 #include "base/units.h"
 #include "bench/random_steps.h"
-#include "config/layout_rules.h"
-#include "measure/flops.h"
-#include "measure/roofline.h"
+#include "bench/roofline.h"
+#include "config/flops.h"
+#include "config/layouts.h"
 #include "ops/gemm.h"
-#include "plan/gemm_tuning.h"
-#include "plan/run_plan.h"
+#include "setup/gemm_tuning.h"
+#include "setup/run_plan.h"
 #include "train/trainer.h"
 
 namespace trainer::bench {
 
-StepCount count_step(const config::Config& whole, const plan::Machine& machine) {
+StepCount count_step(const config::Config& whole, const setup::Machine& machine) {
   config::Config config = whole;
   config.train.global_batch = whole.train.micro_batch;  // all micro-steps do the same work
   const int64_t micro_steps = whole.train.global_batch / whole.train.micro_batch, vocab = config.data.vocab_size;
   const std::unique_ptr<comm::World> world = comm::solo_world();
-  plan::use_gemm_tuning(config, *world, *plan::make_dry_device(machine));
-  const std::unique_ptr<device::Device> dry = plan::make_dry_device(machine);
+  setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
+  const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
   train::Trainer trainer(*dry, *world, config, vocab, machine.compute, true);
   trainer.store().weights().expect_uses(micro_steps);
   trainer.plan();
   StepCount count{.parameters = trainer.store().parameter_count(),
                   .tokens = whole.train.global_batch * config.model.seq_len,
                   .compute = std::string(name_of(machine.compute)),
-                  .model_flops_per_token = measure::flops_per_token(config.model, vocab, config.train.recompute).full(),
+                  .model_flops_per_token = config::flops_per_token(config.model, vocab, config.train.recompute).full(),
                   .operators = {}};
   for (int i = 0; i < kOpKinds; ++i) {
     const auto kind = static_cast<OpKind>(i);
@@ -59,17 +59,17 @@ std::string to_text(const StepCount& count) {
   return text;
 }
 
-StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps) {
+StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps) {
   const int64_t vocab = config.data.vocab_size;
   const std::unique_ptr<comm::World> world = comm::solo_world();
-  plan::use_gemm_tuning(config, *world, *plan::make_dry_device(machine));
-  plan::require_memory(plan::plan_run(config, vocab, machine, true), config, vocab, machine);
-  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  setup::use_gemm_tuning(config, *world, *setup::make_dry_device(machine));
+  setup::require_memory(setup::plan_run(config, vocab, machine, true), config, vocab, machine);
+  const std::unique_ptr<device::Device> device = setup::make_device(machine);
   train::Trainer trainer(*device, *world, config, vocab, machine.compute, true);
   trainer.plan();
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const train::BatchSource random = random_batches(config);
-  measure::PeakTracker peak = measure::make_peak(*device, machine.compute, config, *world);
+  setup::PeakTracker peak = setup::make_peak(*device, machine.compute, config, *world);
   peak.measure();
 
   StepBench bench;
@@ -83,7 +83,7 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
     if (i == warmup) trainer.meter().reset();
     const double ms = timed_step(i);
     if (i >= warmup) bench.step_ms.push_back(ms);
-    peak.measure(measure::PeakTracker::kBetweenSteps);
+    peak.measure(setup::PeakTracker::kBetweenSteps);
   }
   bench.median_ms = median(bench.step_ms);
   bench.parameters = trainer.store().parameter_count();
@@ -92,7 +92,7 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   bench.compute = name_of(machine.compute);
   bench.product_path = ops::product_path(*device, machine.compute);
   bench.tokens_per_s = static_cast<double>(bench.tokens) / bench.median_ms * 1e3;
-  const measure::FlopsPerToken flops = measure::flops_per_token(config.model, vocab, config.train.recompute);
+  const config::FlopsPerToken flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   bench.model_tflops = flops.full() * bench.tokens_per_s * 1e-12;
   const double fastest_ms = *std::min_element(bench.step_ms.begin(), bench.step_ms.end());
   std::vector<std::pair<double, const char*>> rates = {
@@ -106,12 +106,12 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   for (const auto& [rate, what] : rates)
     if (const std::string told = peak.raise_to_rate(rate, what); !told.empty()) log::warning("{}", told);
   bench.peak = peak.report();
-  const measure::Utilisation use = measure::utilisation(flops, bench.tokens_per_s, peak.flops());
+  const config::Utilisation use = config::utilisation(flops, bench.tokens_per_s, peak.flops());
   bench.mfu = use.mfu;
   bench.mfu_causal = use.mfu_causal;
   bench.hfu = use.hfu;
   for (const auto& [category, bytes] : trainer.memory()) bench.memory_bytes += bytes;
-  const measure::Roofline roofline{peak.flops(), measure::copy_rate(*device)};
+  const bench::Roofline roofline{peak.flops(), bench::copy_rate(*device)};
   bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
@@ -137,15 +137,15 @@ StepBench bench_step(const config::Config& config, const plan::Machine& machine,
   return bench;
 }
 
-ops::MeasuredGemms tune_products(const config::Config& whole, const plan::Machine& machine, int most, int repeats) {
+ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machine& machine, int most, int repeats) {
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
-  config.parallel.data = 1;     // all replicas compute the same
-  plan::Machine one = machine;  // one of the ranks that share a replica, without the others
+  config.parallel.data = 1;      // all replicas compute the same
+  setup::Machine one = machine;  // one of the ranks that share a replica, without the others
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
-  const auto planned = [&] { return plan::plan_run(config, vocab, one, true); };
-  plan::require_memory(planned(), config, vocab, one);
-  const std::unique_ptr<device::Device> device = plan::make_device(one);
+  const auto planned = [&] { return setup::plan_run(config, vocab, one, true); };
+  setup::require_memory(planned(), config, vocab, one);
+  const std::unique_ptr<device::Device> device = setup::make_device(one);
   const std::unique_ptr<comm::World> world = comm::dry_world(one.ranks, one.rank);
   ops::measure_gemms(*device, most, repeats, /*forms=*/true);
   if (const int64_t needed = planned().total; needed > one.memory_limit) {
@@ -163,9 +163,8 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const plan::Machin
   return ops::measured_gemms(*device);
 }
 
-int64_t memory_of_steps(const config::Config& config, const plan::Machine& machine, int steps,
-                        measure::MemoryProbe& probe) {
-  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+int64_t memory_of_steps(const config::Config& config, const setup::Machine& machine, int steps, MemoryProbe& probe) {
+  const std::unique_ptr<device::Device> device = setup::make_device(machine);
   const std::unique_ptr<comm::World> world = comm::solo_world();
   train::Trainer trainer(*device, *world, config, config.data.vocab_size, machine.compute, true);
   trainer.plan();

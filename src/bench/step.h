@@ -2,10 +2,10 @@
 // `trainer bench step`: whole optimizer steps on random tokens, timed, with the time of each kind of operator.
 #include <vector>
 
-#include "measure/memory_probe.h"
-#include "measure/peak.h"
+#include "base/memory_probe.h"
 #include "ops/gemm_tuning.h"
-#include "plan/machine.h"
+#include "setup/machine.h"
+#include "setup/peak.h"
 
 namespace trainer::bench {
 
@@ -22,7 +22,7 @@ struct StepCount {
   double model_flops_per_token = 0;
   std::vector<OpShare> operators;
 };
-StepCount count_step(const config::Config& config, const plan::Machine& machine);
+StepCount count_step(const config::Config& config, const setup::Machine& machine);
 std::string to_text(const StepCount& count);
 
 struct StepBench {
@@ -30,7 +30,7 @@ struct StepBench {
   int threads = 0;
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
-  measure::PeakReport
+  setup::PeakReport
       peak;  // the best of windows before, between and after the steps, or what a step or its operators reached
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
   double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
@@ -40,17 +40,16 @@ struct StepBench {
 };
 /// `steps` timed steps after `warmup`, seeds fixed. The configuration's data and tokenizer are not used; its vocabulary
 /// must be given (data.vocab_size).
-StepBench bench_step(const config::Config& config, const plan::Machine& machine, int warmup, int steps);
+StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
 /// Measures up to `most` algorithms for every product of a step of this configuration on a GPU, and returns the
 /// fastest. Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. All
 /// forms are measured, or only the plain one where memory does not suffice for the copies.
-ops::MeasuredGemms tune_products(const config::Config& config, const plan::Machine& machine, int most, int repeats);
+ops::MeasuredGemms tune_products(const config::Config& config, const setup::Machine& machine, int most, int repeats);
 
 /// Returns the growth of the process's anonymous memory in bytes since `probe` was made, after `steps` steps on random
 /// tokens.
-int64_t memory_of_steps(const config::Config& config, const plan::Machine& machine, int steps,
-                        measure::MemoryProbe& probe);
+int64_t memory_of_steps(const config::Config& config, const setup::Machine& machine, int steps, MemoryProbe& probe);
 
 }  // namespace trainer::bench

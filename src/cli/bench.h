@@ -6,10 +6,10 @@
 
 #include "cli/cli.h"
 #include "cli/process.h"
-#include "measure/gpu_peak.h"
-#include "measure/peak.h"
-#include "plan/machine.h"
 #include "report/events_json.h"
+#include "setup/gpu_peak.h"
+#include "setup/machine.h"
+#include "setup/peak.h"
 
 namespace trainer::cli {
 
@@ -19,7 +19,7 @@ using nlohmann::json;
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = load_configuration(o.config);
-    machine = plan::choose_machine(config, *world);
+    machine = setup::choose_machine(config, *world);
   }
   void require_config() const {
     if (options.config.file.empty())
@@ -28,18 +28,18 @@ struct Bench {
   }
   /// Returns the peak that rates are shares of. A peak given by the user saves the time of measuring one. On a GPU the
   /// data sheet's stands beside it.
-  measure::PeakTracker measured_peak(device::Device& device) const {
+  setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
-      return {measure::best_product_flops(device, machine.compute), "measured", "products of the library"};
-    measure::PeakTracker peak = measure::make_peak(device, machine.compute, config, *world);
+      return {setup::best_product_flops(device, machine.compute), "measured", "products of the library"};
+    setup::PeakTracker peak = setup::make_peak(device, machine.compute, config, *world);
     peak.measure();
     return peak;
   }
   /// Returns the data sheet's peak of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {
-    return machine.gpu ? measure::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
+    return machine.gpu ? setup::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }
-  std::string peak_text(const measure::PeakTracker& peak) const {
+  std::string peak_text(const setup::PeakTracker& peak) const {
     const std::optional<double> promised = data_sheet_peak();
     return "peak " + to_string(peak.report()) +
            (promised ? format(", data sheet {:.3g} TFLOP/s", *promised * 1e-12) : "");
@@ -59,12 +59,12 @@ struct Bench {
   BenchOptions options;
   std::unique_ptr<comm::World> world = comm::solo_world();
   config::Config config;
-  plan::Machine machine;
+  setup::Machine machine;
 };
 
 /// What operators run with.
 struct Computing {
-  explicit Computing(const plan::Machine& machine) : device(plan::make_device(machine)) {}
+  explicit Computing(const setup::Machine& machine) : device(setup::make_device(machine)) {}
 
   std::unique_ptr<device::Device> device;
   Arena arena{*device, Arena::Mode::heap};
@@ -72,7 +72,7 @@ struct Computing {
   Exec ex{*device, arena, meter};
 };
 
-inline json peak_json(const measure::PeakTracker& peak) { return report::to_json(peak.report()); }
+inline json peak_json(const setup::PeakTracker& peak) { return report::to_json(peak.report()); }
 
 /// Measures products (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
 json bench_gemm(const Bench& b);

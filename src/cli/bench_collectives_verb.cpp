@@ -9,7 +9,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "comm/gpu_transport.h"
-#include "plan/machine.h"
+#include "setup/machine.h"
 
 namespace trainer::cli {
 namespace {
@@ -17,9 +17,9 @@ namespace {
 using nlohmann::json;
 
 int run(comm::World& world, const config::Config& config, const BenchOptions& o) {
-  plan::Machine machine = plan::choose_machine(config, world);
+  setup::Machine machine = setup::choose_machine(config, world);
   machine.threads = 1;  // progress threads compute the sums of collectives
-  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  const std::unique_ptr<device::Device> device = setup::make_device(machine);
   const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
   comm::World& carrier = gpus ? *gpus : world;
@@ -57,8 +57,8 @@ int bench_profile_command(const BenchOptions& o) {
     world.control().run_on_all_ranks([&] {
       if (world.first()) require_replaceable(o.write_profile);
     });
-    const plan::Machine machine = plan::choose_machine(config, world);
-    const std::unique_ptr<device::Device> device = plan::make_device(machine);
+    const setup::Machine machine = setup::choose_machine(config, world);
+    const std::unique_ptr<device::Device> device = setup::make_device(machine);
     const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
     const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);
     const plan::Cluster cluster = bench::measure_profile(gpus ? *gpus : world, config, machine, {.repeats = o.repeats});

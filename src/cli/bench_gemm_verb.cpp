@@ -62,7 +62,7 @@ json tune_gemm(const Bench& b) {
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
   Computing on(b.machine);
-  measure::PeakTracker peak = b.measured_peak(*on.device);
+  setup::PeakTracker peak = b.measured_peak(*on.device);
   std::vector<bench::GemmRate> measured;
   for (const bench::GemmShape& shape : gemm_shapes(b)) {
     measured.push_back(

@@ -37,7 +37,7 @@ json to_json(const offload::Rates& rates) {
           {"pageable_bytes_per_s", rates.pageable > 0 ? json(rates.pageable) : json()}};
 }
 
-std::string origin_of(const config::Config& config, const plan::Machine& machine) {
+std::string origin_of(const config::Config& config, const setup::Machine& machine) {
   if (offload::rates_of(config.debug)) return "of debug.emulate_device, not measured";
   if (machine.gpu) return "measured between " + machine.gpu->name + " and its host";
   return "measured on the CPU alone, where copies stay in the host's memory";
@@ -56,7 +56,7 @@ std::string table_of(const std::vector<bench::OffloadRung>& rungs) {
 
 json bench_offload(const Bench& b) {
   const config::Config& config = b.config;
-  const plan::Machine& machine = b.machine;
+  const setup::Machine& machine = b.machine;
   const int64_t size = b.options.size;
   const bool bf16 = machine.compute == DType::bf16,
              sends_bf16 = config.offload.grad_transport != config::GradTransport::fp32;
@@ -65,7 +65,7 @@ json bench_offload(const Bench& b) {
                           .slots = static_cast<int>(config.offload.slots),
                           .sizes = {.state = state, .compute = bf16 ? 2 : state, .gradient = sends_bf16 ? 2 : state}};
   work.subgroup = std::min(kSubgroup, std::max<int64_t>(64, work.parameters));
-  const std::unique_ptr<device::Device> device = plan::make_device(machine);
+  const std::unique_ptr<device::Device> device = setup::make_device(machine);
   work.rates = bench::rates_of(config, *device, machine.compute, kSubgroup);
   const std::vector<bench::OffloadRung> rungs = bench::offload_ladder(work);
   const offload::Rates& rates = work.rates;
@@ -75,8 +75,7 @@ json bench_offload(const Bench& b) {
       "update of {} parameters in subgroups of {}, by a virtual clock at these rates, from the end of the backward "
       "pass until all weights are new\n",
       origin_of(config, machine), rates.to_device * 1e-9, rates.to_host * 1e-9, rates.host * 1e-9, rates.device * 1e-9,
-      rates.memory * 1e-9, format_count(work.parameters),
-      format_count(work.subgroup)));
+      rates.memory * 1e-9, format_count(work.parameters), format_count(work.subgroup)));
   b.say(table_of(rungs));
   return {{"clock", "virtual"},
           {"emulated", offload::rates_of(config.debug).has_value()},

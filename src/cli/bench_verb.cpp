@@ -1,14 +1,14 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/memory_probe.h"
 #include "base/units.h"
 #include "bench/attention.h"
 #include "bench/elementwise.h"
 #include "bench/optimizer.h"
 #include "bench/step.h"
 #include "cli/bench.h"
-#include "measure/memory_probe.h"
-#include "plan/run_plan.h"
+#include "setup/run_plan.h"
 
 namespace trainer::cli {
 namespace {
@@ -32,7 +32,7 @@ std::vector<ops::AttentionShape> attention_shapes(const Bench& b) {
 
 json bench_attention(const Bench& b) {
   Computing on(b.machine);
-  measure::PeakTracker peak = b.measured_peak(*on.device);
+  setup::PeakTracker peak = b.measured_peak(*on.device);
   std::vector<std::pair<ops::AttentionShape, bench::AttentionRate>> measured;
   for (const ops::AttentionShape& shape : attention_shapes(b)) {
     measured.emplace_back(shape,
@@ -71,17 +71,17 @@ json bench_attention(const Bench& b) {
 // Measures within a moment what this machine reaches at most in a compute type. Scripts ask it whether the machine is
 // quiet.
 json bench_peak(const Bench& b) {
-  const std::unique_ptr<device::Device> device = plan::make_device(b.machine);
-  measure::PeakTracker peak = b.measured_peak(*device);
+  const std::unique_ptr<device::Device> device = setup::make_device(b.machine);
+  setup::PeakTracker peak = b.measured_peak(*device);
   if (!b.machine.gpu) peak.measure(kPeakWindows);
-  const measure::PeakReport report = peak.report();
+  const setup::PeakReport report = peak.report();
   b.say(format("{}, {} threads on {}: {}\n", name_of(b.machine.compute), b.machine.threads,
-               plan::device_text(b.machine), b.peak_text(peak)));
+               setup::device_text(b.machine), b.peak_text(peak)));
   if (report.windows > 0)
     b.say(format("median {:.3g}, lowest {:.3g} TFLOP/s\n", report.median_flops * 1e-12, report.lowest_flops * 1e-12));
   return {{"compute", name_of(b.machine.compute)},
           {"threads", b.machine.threads},
-          {"device", plan::device_text(b.machine)},
+          {"device", setup::device_text(b.machine)},
           {"peak_gflops", peak.flops() / 1e9},
           {"peak", peak_json(peak)},
           {"data_sheet_gflops", b.data_sheet_json()}};
@@ -185,13 +185,12 @@ json bench_step(const Bench& b) {
 // Compares predicted memory with what the process takes in a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
-  const plan::RunPlan plan = plan::plan_run(b.config, b.config.data.vocab_size, b.machine, true);
-  measure::MemoryProbe probe;
+  const setup::RunPlan plan = setup::plan_run(b.config, b.config.data.vocab_size, b.machine, true);
+  MemoryProbe probe;
   const int64_t measured = bench::memory_of_steps(b.config, b.machine, 3, probe);
   const double ratio = static_cast<double>(measured) / static_cast<double>(plan.total);
-  b.say(plan::to_text(plan, b.config, b.machine));
-  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n",
-               format_bytes(measured), ratio));
+  b.say(to_text(plan, b.config, b.machine));
+  b.say(format("measured growth of anonymous memory {} = {:.3f} x predicted\n", format_bytes(measured), ratio));
   return {
       {"predicted_bytes", plan.total}, {"measured_bytes", measured}, {"ratio", ratio}, {"by_category", plan.memory}};
 }

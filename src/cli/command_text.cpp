@@ -33,8 +33,7 @@ std::string value_of(const CLI::Option& option) {
 std::vector<std::string> choices_of(const CLI::Option& option) {
   std::vector<std::string> choices;
   if (option.check_lname("set")) {
-    for (const config::Key& key : config::keys())
-      choices.push_back(key.path() + "=");
+    for (const config::Key& key : config::keys()) choices.push_back(key.path() + "=");
     return choices;
   }
   const std::string type = option.get_type_name();  // "TEXT:{auto,text}"

@@ -10,6 +10,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/tokenizing.h"
+#include "config/layouts.h"
 #include "data/questions.h"
 #include "data/source.h"
 #include "report/status_line.h"
@@ -100,7 +101,7 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
       computing_sets(world, "eval", o.config,
                      {"run.name", "run.dir", "data.train", "data.val", "checkpoint.dir", "checkpoint.allow_other_data",
                       "parallel.transport", "parallel.timeout"});
-  run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts, 0, sets);
+  run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 0, sets);
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
   if (o.stride > model.config.model.seq_len)

@@ -12,6 +12,7 @@
 #include "cli/process.h"
 #include "cli/ranks.h"
 #include "cli/stop_text.h"
+#include "config/layouts.h"
 #include "data/prompts.h"
 #include "report/printable.h"
 #include "run/loaded_model.h"
@@ -105,7 +106,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
   world.control().broadcast(path);
   const std::vector<std::string> sets =
       computing_sets(world, "generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
-  run::LoadedModel model = run::load_model(world, path, parallel::generation_layouts, 0, sets);
+  run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 0, sets);
   if (!model.tokenizer)
     throw Error(Code::data,
                 format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))

@@ -8,7 +8,6 @@
 #include "cli/plan_page.h"
 #include "cli/process.h"
 #include "config/keys.h"
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "config/text.h"
@@ -86,7 +85,7 @@ int plan_command(const PlanOptions& o) {
                 format("{}: cluster.ranks is missing: this is no measured profile; use --cluster", o.profile));
   if (!o.profile.empty()) {
     const std::unique_ptr<comm::World> world = comm::solo_world();
-    plan::Machine machine = plan::choose_machine(config::defaults(), *world);
+    setup::Machine machine = setup::choose_machine(config::defaults(), *world);
     plan::require_own_profile(cluster, machine);
   }
   if (cluster.products.empty() && cluster.efficiency == 1)

@@ -39,8 +39,7 @@ comm::WorldOptions world_options(const config::Config& config) {
 /// Returns every value in force, by its key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
-  for (const config::Key& key : config::keys())
-    facts.emplace_back(key.path(), config::to_toml(key.get(config)));
+  for (const config::Key& key : config::keys()) facts.emplace_back(key.path(), config::to_toml(key.get(config)));
   return facts;
 }
 

@@ -80,7 +80,8 @@ struct LayerTags {
   std::string stream, attention;
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
-  int64_t layers = 0;  // how many layers have these tags; 0: all that are left
+  std::string schedule;  // of its linears: at_once or ring; empty: at_once
+  int64_t layers = 0;    // how many layers have these tags; 0: all that are left
   bool operator==(const LayerTags&) const = default;
 };
 

@@ -77,7 +77,8 @@ void declare_parallel(std::vector<Key>& keys) {
       "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (without it: "
       "all that are left). Tags say what each axis cuts. stream, attention and hidden (between up and down): "
       "r rows, c columns, - nothing; the linears qkv, out, up and down: r rows, c columns, k the "
-      "contraction, f rows, with the matrix stored in flat pieces, - nothing.");
+      "contraction, f rows, with the matrix stored in flat pieces, - nothing. schedule: at_once, or ring: "
+      "GEMMs step by step (SUMMA).");
   parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
                   "autoddl: tags of the final norm and the head, as of stream; empty: those of the last layer.");
   parallel.string(

@@ -2,22 +2,119 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "base/error.h"
 #include "base/join.h"
 #include "config/keys.h"
-#include "config/layout_rules.h"
+#include "config/tags.h"
+#include "config/text.h"
 
 namespace trainer::config {
 namespace {
 
+using sharding::ModelSharding;
+
+const Key& extents_key(const Config& config) {
+  const std::string_view path = strategy_of(config).extents_key;
+  return *find_key("parallel", path.substr(path.find('.') + 1));
+}
+
+/// Returns the extents of a replica; "tensor" is one number.
+std::vector<int64_t> extents(const Config& config) {
+  const Value value = extents_key(config).get(config);
+  if (const auto* one = std::get_if<int64_t>(&value)) return {*one};
+  return std::get<IntegerList>(value);
+}
+
+/// Returns what keeps the keys of the configured strategy from saying a sharding.
+std::vector<BrokenRule> malformed_keys(const Config& config) {
+  std::vector<BrokenRule> broken;
+  const NamedStrategy& strategy = strategy_of(config);
+  if (strategy.check_keys != nullptr) strategy.check_keys(config, broken);
+  return broken;
+}
+
+/// Calls visit(key) for every key that the configured strategy has of its own.
+template <typename Visit>
+void for_own_keys(const Config& config, const Visit& visit) {
+  for (const Key& key : keys())
+    if (key.section == "parallel" && key.belongs(strategy_of(config).name)) visit(key);
+}
+
+/// Returns the own keys that differ, with the values of `other`: "mesh = [2, 2]".
+std::vector<std::string> differing(const Config& config, const Config& other) {
+  std::vector<std::string> all;
+  for_own_keys(config, [&](const Key& key) {
+    const Value value = key.get(other);
+    if (value != key.get(config)) all.push_back(key.name + " = " + to_toml(value));
+  });
+  return all;
+}
+
+/// Returns the sum of |log2 a/b| over extents, plus a little for every other key that differs.
+double distance(const Config& config, const Config& other) {
+  std::vector<int64_t> a = extents(config), b = extents(other);
+  a.resize(std::max(a.size(), b.size()), 1);
+  b.resize(a.size(), 1);
+  double sum = 1e-3 * static_cast<double>(differing(config, other).size());
+  for (size_t i = 0; i < a.size(); ++i)
+    sum += std::abs(std::log2(static_cast<double>(a[i]) / static_cast<double>(b[i])));
+  return sum;
+}
+
+/// Returns the settings nearest to the given ones that fit: those for the same ranks, else for the nearest smaller and
+/// the nearest larger number of ranks (twice as many at most). Among those for one number of ranks, by distance().
+std::vector<Config> nearest_settings(const Config& config) {
+  const int64_t ranks = ranks_of_replica(config);
+  const auto best_of = [&](int64_t count) {
+    std::optional<Config> best;
+    double least = std::numeric_limits<double>::infinity();
+    Config trial = config;
+    strategy_of(config).each(config, count, [&](const Parallel& parallel) {
+      trial.parallel = parallel;
+      if (!layout_fits(trial)) return;
+      const double apart = distance(config, trial);
+      if (apart >= least) return;
+      least = apart;
+      best = trial;
+    });
+    return best;
+  };
+  std::vector<Config> all;
+  for (int64_t count = ranks; count >= 1 && all.empty(); --count)
+    if (const auto best = best_of(count)) all.push_back(*best);
+  if (!all.empty() && ranks_of_replica(all[0]) == ranks) return all;
+  for (int64_t count = ranks + 1; count <= 2 * ranks; ++count)
+    if (const auto best = best_of(count)) {
+      all.push_back(*best);
+      break;
+    }
+  return all;
+}
+
+/// Returns "; tensor = 4 or 6 fits"; empty where nothing near fits.
+std::string nearest_text(const Config& config) {
+  std::string text;
+  const std::string key = extents_key(config).name + " = ";
+  for (const Config& other : nearest_settings(config)) {
+    const std::string setting = format("{}", fmt::join(differing(config, other), " with "));
+    text += text.empty() ? "; " + setting : " or " + (setting.starts_with(key) ? setting.substr(key.size()) : setting);
+  }
+  return text.empty() ? text : text + " fits";
+}
+
+const char* key_of(sharding::Extent extent) {
+  constexpr const char* kKeys[] = {"model.n_layer", "model.n_head",        "model.n_kv_head",      "model.n_kv_head",
+                                   "model.d_model", "model.d_ff",          "model.vocab_multiple", "train.micro_batch",
+                                   "model.seq_len", "model.tie_embeddings"};
+  return kKeys[static_cast<size_t>(extent)];
+}
+
 std::vector<int64_t> divisors(int64_t n) {
   std::vector<int64_t> all;
-  for (int64_t d = 1; d * d <= n; ++d) {
-    if (n % d != 0) continue;
-    all.push_back(d);
-    if (d != n / d) all.push_back(n / d);
-  }
-  std::ranges::sort(all);
+  for (int64_t d = 1; d <= n; ++d)
+    if (n % d == 0) all.push_back(d);
   return all;
 }
 
@@ -25,7 +122,15 @@ std::vector<int64_t> divisors(int64_t n) {
 class Enumeration {
  public:
   Enumeration(const Config& config, int64_t devices, std::string& broken)
-      : config_(config), devices_(devices), broken_(broken) {}
+      : config_(config),
+        devices_(devices),
+        broken_(broken),
+        tables_(wants_tags(config)),
+        any_(tables_ || is_automatic(config) || !is_given(config, "parallel.strategy")) {
+    for (const Key& key : keys())
+      if (key.section == "parallel" && key.name != "strategy" && is_given(config, key.path().c_str()))
+        given_.emplace_back(&key, key.get(config));
+  }
 
   std::vector<Config> all() {
     for (const int64_t data : divisors(devices_)) {
@@ -36,85 +141,68 @@ class Enumeration {
       }
       for (const int64_t micro : divisors(config_.train.global_batch / data)) {
         if (is_given(config_, "train.micro_batch") && config_.train.micro_batch != micro) continue;
-        trial_ = config_;
-        trial_.parallel.data = data;
-        trial_.train.micro_batch = micro;
-        strategies(devices_ / data);
+        seen_.clear();
+        for (const NamedStrategy& strategy : strategies()) {
+          trial_ = config_;
+          trial_.parallel.data = data;
+          trial_.train.micro_batch = micro;
+          trial_.parallel.strategy = strategy.name;
+          if (any_ || config_.parallel.strategy == strategy.name) add_all(strategy, devices_ / data);
+        }
       }
     }
     return std::move(found_);
   }
 
  private:
-  bool wants(const char* strategy) const {
-    return !is_given(config_, "parallel.strategy") || config_.parallel.strategy == "auto" ||
-           config_.parallel.strategy == strategy;
-  }
-
-  void strategies(int64_t ranks) {
-    if (wants("megatron-1d") && allows("parallel.tensor", config_.parallel.tensor == ranks)) {
-      for (const bool sequences : {true, false}) {
-        if (!allows("parallel.sequence_parallel", config_.parallel.sequence_parallel == sequences)) continue;
-        if (ranks == 1 && !sequences) continue;
-        trial_.parallel.strategy = "megatron-1d";
-        trial_.parallel.tensor = ranks;
-        trial_.parallel.sequence_parallel = sequences;
-        add();
-      }
-    }
-    if (wants("optimus-2d")) squares(ranks);
-    if (wants("axonn-4d")) grids(ranks);
-    if (wants("autoddl")) {
-      trial_.parallel.strategy = "autoddl";
-      if (is_given(config_, "parallel.layer")) {
-        trial_.parallel.axes = config_.parallel.axes;
-        if (ranks_of_replica(trial_) == ranks) add();
-      } else if (ranks > 1) {
-        trial_.parallel.axes = {ranks};
-        trial_.parallel.layer.clear();
-        trial_.parallel.head.clear();
-        trial_.parallel.table.clear();
+  void add_all(const NamedStrategy& strategy, int64_t ranks) {
+    const Config base = trial_;
+    if (has_tags(base) && !is_given(config_, "parallel.layer")) {
+      trial_.parallel.layer.clear();
+      trial_.parallel.head.clear();
+      trial_.parallel.table.clear();
+      trial_.parallel.axes = {ranks};
+      if (ranks > 1) {
         found_.push_back(trial_);
-      }
-    }
-  }
-
-  void squares(int64_t ranks) {
-    const std::vector<int64_t>& given = config_.parallel.mesh;
-    trial_.parallel.strategy = "optimus-2d";
-    for (int64_t q = 2; q * q <= ranks; ++q) {
-      if (ranks % (q * q) != 0) continue;
-      const int64_t depth = ranks / (q * q);
-      trial_.parallel.mesh = depth == 1 ? std::vector<int64_t>{q, q} : std::vector<int64_t>{q, q, depth};
-      if (!allows("parallel.mesh", given == trial_.parallel.mesh)) continue;
-      for (const char* panels : {"gather", "ring"}) {
-        if (!allows("parallel.panels", config_.parallel.panels == panels)) continue;
-        trial_.parallel.panels = panels;
+      } else {  // nothing to search: replicas only
+        sharding::ModelSharding whole;
+        whole.layers.front().count = config_.model.n_layer;
+        set_tables(trial_, whole);
         add();
       }
+      return;
     }
+    const std::vector<BrokenRule> malformed = malformed_keys(base);
+    for (const BrokenRule& rule : malformed) note(rule.text);
+    if (!malformed.empty()) return;
+    strategy.each(base, ranks, [&](const Parallel& parallel) {
+      trial_.parallel = parallel;
+      for (const auto& [key, value] : given_)
+        if (key->belongs(strategy.name) && key->get(trial_) != value) return;
+      add();
+    });
   }
-
-  void grids(int64_t ranks) {
-    trial_.parallel.strategy = "axonn-4d";
-    for (const int64_t x : divisors(ranks))
-      for (const int64_t y : divisors(ranks / x)) {
-        trial_.parallel.grid = {x, y, ranks / (x * y)};
-        const bool given = is_given(config_, "parallel.grid") || is_given(config_, "parallel.strategy");
-        if (!given && ranks == x) continue;  // as megatron-1d
-        if (allows("parallel.grid", config_.parallel.grid == trial_.parallel.grid)) add();
-      }
-  }
-
-  bool allows(const char* key, bool same) const { return same || !is_given(config_, key); }
 
   void add() {
-    if (layout_fits(trial_)) {
-      found_.push_back(trial_);
-    } else if (broken_.empty()) {
-      for (const LayoutRule& rule : layout_rules(trial_))
-        if (!rule.holds) note(rule.text);
+    if (tables_ && !has_tags(trial_)) {
+      if (!layout_fits(trial_)) return;
+      const Config named = trial_;
+      set_tables(trial_, sharding_of(named));
+      add();
+      trial_ = named;
+      return;
     }
+    if (!layout_fits(trial_)) {
+      if (broken_.empty())
+        for (const BrokenRule& rule : broken_rules(trial_)) note(rule.text);
+      return;
+    }
+    if (any_) {  // the same layout under a second name is left out
+      const ModelSharding same = anonymous(sharding_of(trial_));
+      if (std::ranges::count(seen_, same) > 0) return;
+      seen_.push_back(same);
+    }
+    found_.push_back(trial_);
   }
   void note(const std::string& text) {
     if (broken_.empty()) broken_ = text;
@@ -123,7 +211,11 @@ class Enumeration {
   const Config& config_;
   const int64_t devices_;
   std::string& broken_;
+  const bool tables_;  // every layout is wanted as tables
+  const bool any_;     // of all strategies
+  std::vector<std::pair<const Key*, Value>> given_;
   Config trial_;
+  std::vector<ModelSharding> seen_;  // of this number of replicas and micro-batch
   std::vector<Config> found_;
 };
 
@@ -140,58 +232,56 @@ void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, 
 
 }  // namespace
 
-namespace {
-
-/// Says whether matrices of layers are gathered from pieces, so that they can be kept.
-bool gathers_weights(const Parallel& p) {
-  if (p.strategy == "axonn-4d") return p.grid.at(2) > 1;
-  if (p.strategy != "autoddl") return false;
-  return std::ranges::any_of(p.layer, [](const LayerTags& tags) {
-    return (tags.qkv + tags.out + tags.up + tags.down).find('f') != std::string::npos;
-  });
+int64_t ranks_of_replica(const Config& config) {
+  int64_t product = 1;
+  for (const int64_t extent : extents(config)) product *= extent;
+  return product;
 }
 
-}  // namespace
+const char* replica_key(const Config& config) { return strategy_of(config).extents_key; }
 
-std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
-  std::vector<Config> all;
-  const Parallel& p = config.parallel;
-  const auto add = [&](auto member, const auto& value) {
-    Config other = config;
-    other.parallel.*member = value;
-    if (layout_fits(other)) all.push_back(std::move(other));
-  };
-  const bool spans = ranks_of_replica(config) * p.data > devices_per_node;
-  if (p.strategy == "axonn-4d") {
-    // Axes of one rank have no place.
-    const auto places = [&](std::string order) {
-      std::erase_if(order, [&](char axis) { return axis != 'd' && p.grid.at(axis - 'x') == 1; });
-      return order;
-    };
-    std::vector<std::string> seen = {places(p.order)};
-    if (spans && !is_given(config, "parallel.order"))
-      for (const char* order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
-        if (std::ranges::count(seen, places(order)) > 0) continue;
-        seen.push_back(places(order));
-        add(&Parallel::order, order);
-      }
+std::string replica_text(const Config& config) {
+  const Key& key = extents_key(config);
+  return key.name + " = " + to_toml(key.get(config));
+}
+
+std::vector<BrokenRule> broken_rules(const Config& config) {
+  if (is_automatic(config)) return {};
+  std::vector<BrokenRule> broken = malformed_keys(config);
+  if (!broken.empty()) return broken;
+  const ModelSharding s = sharding_of(config);
+  std::optional<std::string> fits;
+  for (const sharding::Violation& violation : violations(s, extents_of(config))) {
+    if (!fits) fits = nearest_text(config);
+    std::string remedy = *fits;
+    if (const std::string own = violation.remedy(s); remedy.empty() && !own.empty()) remedy = "; " + own;
+    broken.push_back({{replica_key(config), key_of(violation.extent)}, violation.text(s) + remedy});
+    if (violation.extent == sharding::Extent::token_rows) broken.back().keys.push_back("train.micro_batch");
   }
-  if (gathers_weights(p) && p.cache_layers == 0 && !is_given(config, "parallel.cache_layers"))
-    add(&Parallel::cache_layers, config.model.n_layer);
-  if (p.strategy == "optimus-2d" && spans && !is_given(config, "parallel.node_tile"))
-    for (const int64_t rows : divisors(devices_per_node)) {
-      const int64_t cols = devices_per_node / rows;
-      const bool fits = p.mesh.at(0) % rows == 0 && p.mesh.at(1) % cols == 0;
-      if (fits && rows > 1) add(&Parallel::node_tile, std::vector<int64_t>{rows, cols});
-    }
-  return all;
+  return broken;
+}
+
+bool layout_fits(const Config& config) {
+  return malformed_keys(config).empty() && !first_violation(sharding_of(config), extents_of(config));
+}
+
+void require_layout(const Config& config) {
+  if (layout_fits(config)) return;
+  throw Error(Code::config, broken_rules(config).front().text);
+}
+
+ModelSharding sharding_on(const Config& config, int64_t world) {
+  require_layout(config);
+  ModelSharding s = sharding_of(config);
+  const int64_t replica = s.ranks_of_replica();
+  TRAINER_CHECK(world % replica == 0, "{} ranks, {} of a replica", world, replica);
+  s.axes.front().size = world / replica;
+  return on_mesh(std::move(s), extents_of(config).n_kv_head);
 }
 
 bool is_automatic(const Config& config) { return config.parallel.strategy == "auto"; }
-
-bool has_tags(const Config& config) { return config.parallel.strategy == "autoddl"; }
+bool has_tags(const Config& config) { return config.parallel.strategy == strategies().back().name; }
 bool wants_tags(const Config& config) { return has_tags(config) && config.parallel.layer.empty(); }
-
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
@@ -229,6 +319,55 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
   return all;
 }
 
+std::vector<Config> variants(const Config& config, int64_t devices_per_node) {
+  std::vector<Config> all;
+  std::vector<ModelSharding> seen = {anonymous(sharding_of(config))};
+  strategy_of(config).variants(config, devices_per_node, [&](const Parallel& parallel) {
+    Config other = config;
+    other.parallel = parallel;
+    bool kept = true;
+    for_own_keys(config, [&](const Key& key) {
+      if (is_given(config, key.path().c_str())) kept &= key.get(other) == key.get(config);
+    });
+    if (!kept || !layout_fits(other)) return;
+    seen.push_back(anonymous(sharding_of(other)));
+    if (std::count(seen.begin(), seen.end(), seen.back()) == 1) all.push_back(std::move(other));
+  });
+  return all;
+}
+
+std::vector<Parallel> replica_layouts(const Config& config, int world) {
+  Config trial = config;
+  trial.parallel.strategy = strategies().front().name;
+  const bool own_strategy = config.parallel.strategy == trial.parallel.strategy;
+  const int64_t own = ranks_of_replica(config), own_tensor = own_strategy ? config.parallel.tensor : 1;
+  std::vector<Parallel> layouts;
+  const auto add = [&](int64_t tensor) {
+    trial.parallel.tensor = tensor;
+    trial.parallel.data = world / tensor;
+    trial.parallel.sequence_parallel = config.parallel.sequence_parallel;
+    if (!layout_fits(trial)) trial.parallel.sequence_parallel = false;
+    if (world % tensor == 0 && layout_fits(trial)) layouts.push_back(trial.parallel);
+  };
+  add(1);
+  if (own_tensor > 1) add(own_tensor);
+  if (!own_strategy && own > 1 && world % own == 0 && layout_fits(config)) {
+    layouts.push_back(config.parallel);
+    layouts.back().data = world / own;
+  }
+  for (int64_t tensor = 2; tensor <= world; ++tensor)
+    if (world % own_tensor != 0 || tensor > own_tensor) add(tensor);
+  return layouts;
+}
+
+std::vector<Parallel> generation_layouts(const Config& config, int world) {
+  Config one_by_one = config;
+  one_by_one.parallel.sequence_parallel = false;  // generation has one row at a time, which cannot be split
+  std::vector<Parallel> layouts = replica_layouts(one_by_one, world);
+  std::erase_if(layouts, [](const Parallel& layout) { return layout.strategy != strategies().front().name; });
+  return {std::ranges::max(layouts, {}, &Parallel::tensor)};
+}
+
 void drop_other_strategies(Config& config) {
   for (const Key& key : keys()) {
     if (key.section != "parallel" || key.belongs_to.empty() || key.belongs(config.parallel.strategy)) continue;
@@ -243,20 +382,15 @@ std::string recompute_text(const Config& config) {
 
 std::string layout_text(const Config& config) {
   const Parallel& p = config.parallel;
-  const std::string kept = p.cache_layers > 0 ? format(", {} layers kept", p.cache_layers) : "";
-  std::string text;
-  if (p.strategy == "autoddl") {
-    text = format("axes {}", fmt::join(p.axes, " x ")) + kept;
-  } else if (p.strategy == "optimus-2d") {
-    text = format("mesh {}, {}", fmt::join(p.mesh, " x "), p.panels);
-    if (p.node_tile != std::vector<int64_t>{1, 1}) text += format(", tiles {}", fmt::join(p.node_tile, " x "));
-  } else if (p.strategy == "axonn-4d") {
-    text = format("grid {}", fmt::join(p.grid, " x "));
-    if (p.order != "yxzd") text += ", order " + p.order;
-    text += kept;
-  } else {
-    text = format("tensor {}{}", p.tensor, p.tensor > 1 && !p.sequence_parallel ? ", all rows" : "");
-  }
+  std::string text = format("{} {}", extents_key(config).name, fmt::join(extents(config), " x "));
+  for_own_keys(config, [&](const Key& key) {
+    const Value value = key.get(config);
+    if (&key == &extents_key(config) || value == key.initial || key.type == Type::layers || key.type == Type::string)
+      return;
+    std::string shown = to_toml(value);
+    std::erase(shown, '"');
+    text += format(", {} {}", key.name, shown);
+  });
   text += format(", data {}", p.data) + (p.zero_stage == 1 ? ", zero 1" : "");
   if (config.offload.optimizer == OffloadOptimizer::none) return text;
   return text + ", state on the host" + (config.offload.resident > 0 ? format(" but {}", config.offload.resident) : "");

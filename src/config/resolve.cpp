@@ -5,7 +5,7 @@
 
 #include "base/files.h"
 #include "base/shape.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 
 namespace trainer::config {
 namespace {

@@ -56,7 +56,8 @@ StringList members_of(const LayerTags& tags) {
   StringList members;
   if (tags.layers > 0) members.push_back(format("layers = {}", tags.layers));
   for (const TagMember& member : kTagMembers)
-    members.push_back(format("{} = {}", member.name, toml_string(tags.*member.member)));
+    if (member.letters != nullptr || !(tags.*member.member).empty())
+      members.push_back(format("{} = {}", member.name, toml_string(tags.*member.member)));
   return members;
 }
 

@@ -12,7 +12,7 @@
 #include "base/join.h"
 #include "base/units.h"
 #include "config/file_kind.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "config/resolve.h"
 #include "config/suggest.h"
 #include "config/text.h"
@@ -35,9 +35,7 @@ class Checker {
                   Args&&... args) {
     if (!ok) add(code, std::span(keys.begin(), keys.size()), fmt::format(text, std::forward<Args>(args)...));
   }
-  void require(const LayoutRule& rule) {
-    if (!rule.holds) add(Code::config, rule.keys, rule.text);
-  }
+  void add(const BrokenRule& rule) { add(Code::config, rule.keys, rule.text); }
 
  private:
   void add(Code code, std::span<const char* const> keys, const std::string& text) {
@@ -252,18 +250,9 @@ void check_log(const Log& log, Checker& checker) {
 
 void check_world(const Config& config, const LoadOptions& options, Checker& checker) {
   const Parallel& parallel = config.parallel;
-  checker.require(parallel.grid.size() == 3, {"parallel.grid"}, "expected three extents [x, y, z], found {}",
-                  parallel.grid.size());
-  checker.require(parallel.mesh.size() == 2 || parallel.mesh.size() == 3, {"parallel.mesh"},
-                  "expected two extents [q, q] or three [q, q, d], found {}", parallel.mesh.size());
-  checker.require(parallel.node_tile.size() == 2, {"parallel.node_tile"}, "expected two extents [r, c], found {}",
-                  parallel.node_tile.size());
-  if (parallel.grid.size() != 3 || parallel.mesh.size() < 2 || parallel.mesh.size() > 3 ||
-      parallel.node_tile.size() != 2)
-    return;
   if (options.plans) return;
   const std::optional<int64_t> launched = options.world;
-  for (const LayoutRule& rule : layout_rules(config)) checker.require(rule);
+  for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);
   checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
                   {"parallel.strategy", "hardware.profile"},
                   "\"auto\" chooses by hardware.profile, which is not given; `trainer bench all --write-profile FILE` "

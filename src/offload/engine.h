@@ -55,8 +55,8 @@ class Engine final : public optim::Optimizer, public params::Keeper {
     std::function<void(const Operation&)> before = {};
     bool poison = false;  // tests: what nobody should read any more is overwritten
   };
-  /// store and optim outlive it; the store is allocated, and its state is in the memory of store.home(). On a dry device
-  /// memory is counted and nothing is done.
+  /// store and optim outlive it; the store is allocated, and its state is in the memory of store.home(). On a dry
+  /// device memory is counted and nothing is done.
   Engine(params::ParamStore& store, const config::Optim& optim, const Plan& plan, const Options& options);
   ~Engine() override;
 

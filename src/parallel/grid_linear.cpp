@@ -17,7 +17,7 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
       weights_(
           store, group, spec,
           [&](const LinearPart& part, const Layout& whole) -> Weights::Placed {
-            const Grid& g = place.grid;
+            const sharding::LinearSharding& g = place.grid;
             const AxisSet cols = parts_.cut_axes(part, product_spread(0));
             return {whole.with(g.contraction, split(0)).with(cols, split(1)).with(g.flat, mesh::kFlat),
                     (g.rows & ~g.flat) | (g.cols & ~cols)};
@@ -26,37 +26,33 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
             const AxisSet cols = parts_.cut_axes(part, output_spread());
             return {whole.with(cols, split(0)), place.to.rows | (place.to.cols & ~cols)};
           }) {
-  const Grid& g = place.grid;
-  TRAINER_CHECK((g.rows & g.cols) == 0 && (g.rows & g.contraction) == 0 && (g.cols & g.contraction) == 0 &&
-                    (g.flat & ~g.rows) == 0,
-                "one axis cuts {} in two ways", spec.parts.front().name);
-  if (place.keep) weights_.keep();
+  if (place.grid.keep) weights_.keep();
 }
 
 // Heads stay whole only where the next layer needs them cut over the same axes.
 PartSpread GridLinear::product_spread(AxisSet partial) const {
-  const Grid& g = place_.grid;
+  const sharding::LinearSharding& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
 }
 
 Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) {
-  const Grid& g = place_.grid;
+  const sharding::LinearSharding& g = place_.grid;
   const Scratch moved =
       ranks_.start_move(ex, ranks_.layout(place_.from, rows, in_), ranks_.layout({g.rows, g.contraction}, rows, in_), x)
           .finish(ex);
   const Tensor& own_x = moved ? moved.tensor() : x;
   const PartSpread here = product_spread(g.contraction), there = output_spread();
   if (!parts_.needs_move(rows, here, there)) return multiply_and_finish(ex, weights_, own_x, fusion);
-  Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, sums(x.dtype));
+  Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, x.dtype);
   weights_.multiply(ex, own_x, y);
-  y = cast_to(ex, parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex), x.dtype);
+  y = parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex);
   finish(ex, y, weights_.bias(), fusion);
   return y;
 }
 
 Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                              GradSink& grads) {
-  const Grid& g = place_.grid;
+  const sharding::LinearSharding& g = place_.grid;
   const PartSpread here = product_spread(0), there = output_spread();
   const Layout home = ranks_.layout(place_.from, rows, in_), used = ranks_.layout({g.rows, g.contraction}, rows, in_);
   const Layout partial = used.with(g.cols, mesh::kPartial);
@@ -68,8 +64,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
   Transit x_coming = ranks_.start_move(ex, home, used, x);
-  Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()},
-                       leaves ? sums(dy.dtype) : dy.dtype);
+  Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()}, dy.dtype);
   weights_.multiply_transposed(ex, own_dy, dx,
                                leaves ? ops::Epilogue{} : activation_backward(fusion));  // hides x in flight
   const Scratch x_moved = x_coming.finish(ex);
@@ -81,7 +76,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   } else {
     weights_.add_gradients(ex, own_x, own_dy, grads);
   }
-  dx = cast_to(ex, dx_leaving.finish(ex), dy.dtype);
+  dx = dx_leaving.finish(ex);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;
 }

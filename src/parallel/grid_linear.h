@@ -15,21 +15,11 @@
 
 namespace trainer::parallel {
 
-/// Grid says what axes do to a product. The sets are disjoint, except that `flat` is within `rows`: over its ranks the
-/// matrix is stored in pieces.
-struct Grid {
-  AxisSet rows = 0, cols = 0, contraction = 0, flat = 0;
-};
-
 class GridLinear final : public Linear {
  public:
   struct Place {
-    Grid grid;
+    sharding::LinearSharding grid;
     Spread from, to;  // spreads of X and dX; of Y and dY
-    /// The type in which partial sums are formed and added; none: the compute type.
-    std::optional<DType> sums = {};
-    /// Whether the gathered matrix is kept until the weights change.
-    bool keep = false;
   };
   /// Throws Code::config where an extent does not divide.
   GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
@@ -42,7 +32,6 @@ class GridLinear final : public Linear {
   /// Where Y is after the product, with partial sums, and where the next layer has it.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
-  DType sums(DType compute) const { return place_.sums.value_or(compute); }
 
   const Ranks ranks_;
   ParamStore& store_;

@@ -5,16 +5,13 @@
 // value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
 // backward of a move between two spreads is the move back.
 #include "mesh/redistribute.h"
+#include "sharding/sharding.h"
 
 namespace trainer::parallel {
 
 using mesh::AxisSet;
-
-/// Token rows are cut over `rows`, columns over `cols`; ranks along all other axes hold copies.
-struct Spread {
-  AxisSet rows = 0, cols = 0;
-  bool operator==(const Spread&) const = default;
-};
+using sharding::Spread;
+using sharding::VocabSpread;
 
 /// The token rows of a pass. Where they are not cut (generation, which has one row at a time), every spread means all
 /// rows.
@@ -32,12 +29,6 @@ struct Tile {
 struct AttentionTile {
   int64_t first_sequence = 0, sequences = 0;
   int64_t first_head = 0, heads = 0, kv_heads = 0;
-};
-
-/// VocabSpread says how the table [V, H] of an embedding or a head is stored. Its rows are cut over `vocab`, its
-/// columns over `hidden`. The block that is left is cut in equal pieces over `flat` and gathered for use.
-struct VocabSpread {
-  AxisSet vocab = 0, hidden = 0, flat = 0;
 };
 
 /// Ranks is this rank among the others of the mesh; or alone, without a mesh.

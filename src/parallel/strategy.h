@@ -1,10 +1,9 @@
 #pragma once
-// Strategy: how the layers of a model are spread over ranks. A strategy says where activations are (spreads, ranks.h)
-// and makes the linears between them. Norms, the embedding, the head and the split of attention follow from the spreads
-// and are the same for all. The block, the optimizer, checkpoints and the loop do not know the strategy.
+// Strategy: the layers of a model on this rank, as a ModelSharding (sharding/sharding.h) cuts them over ranks. It makes
+// linears between the spreads of activations; norms, the embedding, the head and the split of attention follow from the
+// spreads. The block, the optimizer, checkpoints and the loop do not know how the model is cut.
 //
 // Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix.
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,9 +21,8 @@ namespace trainer::parallel {
 using params::GradSink;
 using params::ParamStore;
 
-/// The linears of a block. qkv and up read the residual stream; out and down write it, by adding to it.
-enum class Site : uint8_t { qkv, out, up, down };
-constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
+using sharding::reads_residual;
+using sharding::Site;
 
 struct LinearPart {
   std::string name;  // "blocks.0.attn.q": the parameters are name + ".weight" and name + ".bias"
@@ -67,16 +65,16 @@ class Linear {
 
 class Strategy {
  public:
-  virtual ~Strategy() = default;
-  /// Where the residual stream of a layer is, norms and skips included; layer n_layer: of the final norm and the head.
-  virtual Spread stream(int layer) const = 0;
-  /// Where q, k, v and the output of attention are: whole sequences cut over `rows`, heads over `cols`.
-  virtual Spread attention(int layer) const = 0;
-  /// Where the tables of embedding and head are.
-  virtual VocabSpread vocab() const = 0;
-  virtual std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec) = 0;
+  /// `sharding` as the mesh has it (sharding::on_mesh). `overlap` false: every collective blocks immediately.
+  Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap = true);
+  /// Everything on one rank, without a mesh.
+  Strategy(ParamStore& store, int64_t n_layer);
 
-  // The same for all.
+  /// Returns where the residual stream of a layer is, norms and skips included; layer n_layer: of the final norm and
+  /// the head.
+  Spread stream(int layer) const;
+  /// Makes y = x·W + b with the schedule and the cuts of its layer and site.
+  std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);
   /// `tied`: shares the embedding's table, which must have been made before.
@@ -86,32 +84,14 @@ class Strategy {
   AttentionTile attention_tile(int layer, const Batch& batch, int64_t heads, int64_t kv_heads) const;
   const Ranks& ranks() const { return ranks_; }
 
- protected:
-  Strategy(ParamStore& store, const Ranks& ranks) : store_(store), ranks_(ranks) {}
-  ParamStore& store_;
-  const Ranks ranks_;
-
  private:
+  ParamStore& store_;
+  const sharding::ModelSharding sharding_;
+  const Ranks ranks_;
   std::optional<Table> table_;  // the embedding's table
 };
 
-/// Returns the axes of the configured strategy for a world of `world` ranks: "data", outermost, and the strategy's own.
-/// Throws Code::config when the strategy does not fit the model (config/layout_rules.h).
-mesh::MeshShape make_mesh_shape(const config::Config& config, int world);
-/// Returns layouts in which `world` ranks can evaluate a trained model (config resolved), in order of preference:
-///   - a replica on each rank;
-///   - for models that one rank cannot hold, the layout of the configuration;
-///   - replicas shared by as few ranks as possible.
-std::vector<config::Parallel> replica_layouts(const config::Config& config, int world);
-/// Returns layouts for one sequence that grows token by token: as many ranks as possible share a replica.
-std::vector<config::Parallel> generation_layouts(const config::Config& config, int world);
-/// Makes the configured strategy on that mesh.
-std::unique_ptr<Strategy> make_strategy(const config::Config& config, mesh::Mesh& mesh, ParamStore& store);
-
-/// StrategyFactory makes mesh and layers of a run: the configured ones, or others.
-struct StrategyFactory {
-  std::function<mesh::MeshShape(const config::Config&, int world)> mesh_shape = make_mesh_shape;
-  std::function<std::unique_ptr<Strategy>(const config::Config&, mesh::Mesh&, ParamStore&)> strategy = make_strategy;
-};
+/// Returns the axes of a sharding and the names of its groups.
+mesh::MeshShape mesh_shape(const sharding::ModelSharding& sharding);
 
 }  // namespace trainer::parallel

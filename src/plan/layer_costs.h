@@ -3,22 +3,23 @@
 // that the search minimises; layouts that win are then recorded and priced as whole programs (plan/price.h), which is
 // exact in bytes and in what overlaps.
 //
-//   variable                 choices                     node                                        edges to
-//   stream                   spreads: r c - by axis      norms and residuals of both branches        qkv, out, up, down
-//   qkv, out, up, down       grids: r f c k by axis      three products; matrix gathered and         its two spreads
-//                                                        gradients scattered over f, summed over r
-//   attention, hidden        spreads                     the core; the activation function           two linears each
+//   variable                 choices                           node                                  edges to
+//   stream                   Spread                            norms and residuals of both branches  qkv, out, up, down
+//   qkv, out, up, down       LinearSharding                    three GEMMs; matrix gathered and      its two spreads
+//                                                              gradients scattered over flat axes,
+//                                                              all-reduced over other axes of rows
+//   attention, hidden        Spread                            attention; the activation function    two linears each
 //
-// An edge is what moves activations between a spread and a linear, forward and backward. Moves hide under the products
-// that the trainer runs beside them. A layer's variables form two cycles through `stream`; without it they are two
-// chains, so the least cost of a layer is found exactly (search.h).
+// An edge is what moves activations between a spread and a linear, forward and backward. Moves are overlapped with the
+// GEMMs that the trainer runs next to them. A layer's variables form two cycles through `stream`; without it they are
+// two chains, so the least cost of a layer is found exactly (search.h).
+#include <array>
 #include <map>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "config/tags.h"
+#include "config/config.h"
 #include "plan/cluster.h"
 #include "plan/price.h"
 #include "plan/route_shares.h"
@@ -26,74 +27,77 @@
 
 namespace trainer::plan {
 
-using config::TagLayout;
+using sharding::AxisSet;
+using sharding::LinearSharding;
+using sharding::ModelSharding;
+using sharding::Site;
+using sharding::Spread;
 
 class LayerCosts {
  public:
-  /// config resolved, with parallel.data; `axes` of a replica. Costs are of one micro-step; what happens once a step
-  /// counts by its share.
+  /// config resolved, with parallel.data; `axes` as ModelSharding has them, "data" first. Costs are of one micro-step;
+  /// what happens once a step counts by its share.
   LayerCosts(const Cluster& cluster, const config::Config& config, int64_t vocab, DType compute,
-             std::vector<config::TagAxis> axes, RouteShares& routes);
+             const ModelSharding& axes, RouteShares& routes);
 
-  /// Returns the seconds of a step of the whole model in this layout.
-  double step_seconds(const TagLayout& layout);
-  /// Returns the layout of the least cost whose rules hold (config::tag_rules) in at most `cap` bytes of weights,
+  /// Returns the seconds of a step of the whole model. A ring schedule counts as one GEMM at once does.
+  double step_seconds(const ModelSharding& layout);
+  /// Returns the layout of the least cost, the same in all layers, whose rules hold in at most `cap` bytes of weights,
   /// gradients and optimizer state; none when no layout does.
-  std::optional<TagLayout> best(double cap);
-  /// Returns the problem of one layer, and the tags of each variable's choices: stream, qkv, attention, out, up,
-  /// hidden, down.
-  SearchProblem problem(std::vector<std::vector<std::string>>& choices);
-  /// Returns bytes of weights, gradients and optimizer state of one layer's linear. Where ZeRO may be used it is.
-  double matrix_bytes(const std::string& grid, double in, double out) const;
+  std::optional<ModelSharding> best(double cap);
+  /// The choices of the variables.
+  struct Choices {
+    std::vector<Spread> stream, attention, hidden;
+    std::array<std::vector<LinearSharding>, 4> linears;  // by Site
+  };
+  /// Returns the problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
+  SearchProblem problem(Choices& choices);
+  /// Returns bytes of weights, gradients and optimizer state of one matrix. Where ZeRO may be used it is.
+  double matrix_bytes(AxisSet cut, double in, double out) const;
   /// Returns bytes that a rank needs at least, with as much recomputation as may be used: the state, the inputs of all
   /// layers, and the widest activations of one.
-  double least_bytes(const TagLayout& layout) const;
+  double least_bytes(const ModelSharding& layout) const;
 
  private:
-  using Set = mesh::AxisSet;  // axes of the replica as bits, the first one lowest
   struct Matrix {
     double in, out;
   };
   struct Products {
     double forward, dx, dw;
   };
-  int64_t ranks(Set axes) const;
-  Set with(const std::string& tags, std::string_view letters) const { return config::axes_with(tags, letters); }
-  GroupShape group(Set mesh_axes);
-  /// `axes` of the mesh, "data" the lowest.
-  double collective(Set axes, CommOp op, DType dtype, double elements);
-  /// Seconds to move a matrix of `elements` of the replica between two placements: by axis 'r', 'c', 'p' or '-'.
-  double move(const std::string& from, const std::string& to, double elements);
-  Matrix matrix_of(size_t site) const;
-  const Products& products(size_t site, const std::string& grid);
-  double linear(size_t site, const std::string& grid);
-  /// Returns what communication along these axes of the mesh, which takes so many seconds alone, adds to compute.
-  double added(Set axes, double communication, double compute);
-  double read(size_t site, const std::string& spread, const std::string& grid);
-  double write(size_t site, const std::string& grid, const std::string& spread);
-  double stream(const std::string& spread);
-  double attention(const std::string& spread);
-  double hidden(const std::string& spread);
-  double node(size_t variable, const std::string& tags);
-  double edge(size_t a, size_t b, const std::string& tags_of_a, const std::string& tags_of_b);
-  double vocabulary(const std::string& stream, const std::string& table);
+  double ranks(AxisSet axes) const { return static_cast<double>(axes_.ranks(axes)); }
+  GroupShape group(AxisSet axes);
+  double collective(AxisSet axes, CommOp op, DType dtype, double elements);
+  /// Seconds to move a matrix of `elements` of the replica between two placements.
+  double move(const Placement& from, const Placement& to, double elements);
+  Matrix matrix_of(Site site) const;
+  const Products& products(Site site, const LinearSharding& linear);
+  double linear(Site site, const LinearSharding& linear);
+  /// Returns what communication along these axes, which takes so many seconds on its own, adds to compute.
+  double added(AxisSet axes, double communication, double compute);
+  double read(Site site, const Spread& spread, const LinearSharding& linear);
+  double write(Site site, const LinearSharding& linear, const Spread& spread);
+  double stream(const Spread& spread);
+  double attention(const Spread& spread);
+  double hidden(const Spread& spread);
+  double vocabulary(const Spread& stream, const sharding::VocabSpread& table);
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
-  bool divides(const std::string& spread, double rows, double cols) const;
+  bool divides(const Spread& spread, double rows, double cols) const;
 
   const Cluster& cluster_;
   const config::Config& config_;
   const DType compute_;
-  const std::vector<config::TagAxis> axes_;
-  mesh::MeshShape mesh_;                                   // "data" and the axes
+  const ModelSharding axes_;  // its axes only
+  const mesh::MeshShape mesh_;
   double rows_, width_, wide_, heads_, kv_width_, vocab_;  // of a replica's micro-batch; of the model
   double element_, accumulation_;
   bool gated_, splits_state_;
-  std::map<Set, GroupShape> groups_;
+  std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;
-  std::unordered_map<std::string, double> moves_;
-  std::unordered_map<std::string, Products> products_;
+  std::map<double, std::unordered_map<uint64_t, double>> moves_;  // by elements
+  std::unordered_map<uint64_t, Products> products_;
 };
 
 }  // namespace trainer::plan

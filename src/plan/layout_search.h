@@ -2,7 +2,6 @@
 // LayoutSearch: layouts in the order in which the additive model likes them (plan/layer_costs.h).
 #include <vector>
 
-#include "config/tags.h"
 #include "plan/layer_costs.h"
 #include "plan/pricing.h"
 
@@ -25,8 +24,8 @@ class LayoutSearch {
   std::vector<PlannedRun> neighbours(const config::Config& config);
 
  private:
-  double estimate(LayerCosts& costs, const TagLayout& layout) const;
-  LayerCosts costs_of(const config::Config& config, const std::vector<config::TagAxis>& axes) {
+  double estimate(LayerCosts& costs, const ModelSharding& layout) const;
+  LayerCosts costs_of(const config::Config& config, const ModelSharding& axes) {
     return {cluster_, config, vocab_, compute_, axes, routes_};
   }
 

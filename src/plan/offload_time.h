@@ -5,18 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "offload/cost.h"
 #include "plan/cluster.h"
+#include "setup/run_plan.h"
 
 namespace trainer::plan {
 
-/// The update that a run's engine would do.
-struct OffloadWork {
-  offload::Plan plan;
-  bool chosen = false;  // the share is left to the rates of the machine
-  std::vector<offload::Subgroup> subgroups;
-  offload::Sizes sizes;
-};
+using setup::OffloadWork;
 
 /// Returns the rates of a rank. A CPU without [host] updates in its own memory. Throws Code::config where a GPU's host
 /// is not known.

@@ -4,7 +4,6 @@
 
 #include "base/join.h"
 #include "base/units.h"
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/text.h"
 #include "parallel/strategy.h"
@@ -40,8 +39,7 @@ std::string beside_lower_bound(const PlannedRun& run, DType compute) {
     least += 2 * least_words(product, ranks);
   const int64_t steps = run.config.train.global_batch / (run.config.train.micro_batch * run.config.parallel.data);
   least *= static_cast<double>(m.n_layer * steps * size_of(compute));
-  const mesh::MeshShape mesh =
-      parallel::make_mesh_shape(run.config, static_cast<int>(ranks * run.config.parallel.data));
+  const mesh::MeshShape mesh = parallel::mesh_shape(config::sharding_on(run.config, ranks * run.config.parallel.data));
   double moved = 0;
   for (const auto& [axes, operations] : run.plan.comm_bytes) {
     mesh::AxisSet set = 0;

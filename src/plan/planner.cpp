@@ -1,4 +1,5 @@
 #include "plan/planner.h"
+#include "plan/offload_time.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,9 +12,9 @@
 #include "base/error.h"
 #include "base/join.h"
 #include "base/units.h"
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/tags.h"
+#include "config/text.h"
 #include "plan/layout_search.h"
 
 namespace trainer::plan {
@@ -219,7 +220,7 @@ class Planning {
       if (config::has_tags(run.config) || config::ranks_of_replica(run.config) == 1) continue;
       if (!strategies.insert(run.strategy).second) continue;
       Config tagged = run.config;
-      config::set_tag_layout(tagged, config::tag_layout(run.config));
+      config::set_tables(tagged, config::sharding_of(run.config));
       if (!config::layout_fits(tagged) || seen_.contains(identity(tagged))) continue;
       next.push_back(planned(std::move(tagged)));
       next.back().estimate = run.estimate;
@@ -255,10 +256,8 @@ class Planning {
   static std::string identity(const Config& config) {
     std::string text =
         format("{} {} {}", config.parallel.strategy, config::layout_text(config), config.train.micro_batch);
-    if (!config::has_tags(config)) return text;
-    const config::TagLayout layout = config::tag_layout(config);
-    for (const config::TagMember& member : config::kTagMembers) text += " " + layout.layer.*member.member;
-    return text + " " + layout.last + " " + layout.table;
+    const config::Parallel& p = config.parallel;
+    return config::has_tags(config) ? text + config::to_toml(p.layer) + p.head + " " + p.table : text;
   }
 
   const PlanRequest& request_;

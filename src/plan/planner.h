@@ -1,7 +1,7 @@
 #pragma once
 // The planner: which strategy, layout, micro-batch, recomputation and ZeRO stage make a step fast on a machine.
 //
-//   1. enumerate   replicas x micro-batch x layouts of every strategy whose rules hold (config/layout_rules.h). Keys
+//   1. enumerate   replicas x micro-batch x layouts of every strategy whose rules hold (config/layouts.h). Keys
 //                  that the configuration gives are constraints; the others are searched.
 //   2. estimate    each by the additive model (plan/layer_costs.h); for layouts by tags its search finds them
 //   3. price       the best of each strategy: the trainer's own program, recorded on a dry device, with as little

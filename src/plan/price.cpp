@@ -1,4 +1,5 @@
 #include "plan/price.h"
+#include "plan/offload_time.h"
 
 #include <algorithm>
 #include <deque>

@@ -1,10 +1,10 @@
 #include "plan/pricing.h"
+#include "plan/offload_time.h"
 
 #include <optional>
 
-#include "config/layout_rules.h"
 #include "config/layouts.h"
-#include "plan/offload_memory.h"
+#include "setup/offload_memory.h"
 
 namespace trainer::plan {
 namespace {
@@ -68,7 +68,7 @@ PlannedRun planned(Config config) {
 
 DType choose_compute(const Config& config, const Cluster& cluster) {
   const bool fast = cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32);
-  return given_compute(config).value_or(fast ? DType::bf16 : DType::f32);
+  return setup::given_compute(config).value_or(fast ? DType::bf16 : DType::f32);
 }
 
 Pricer::Pricer(const Cluster& cluster, const Config& config, int64_t vocab, int64_t ranks)
@@ -102,7 +102,7 @@ void Pricer::price(PlannedRun& run) const {
       run.time.offload =
           offload_seconds(*run.plan.offload, cluster_,
                           last_backward_seconds(run.time.compute() / static_cast<double>(more.accumulation)));
-    run.plan.flops = measure::flops_per_token(run.config.model, vocab_, run.config.train.recompute);
+    run.plan.flops = config::flops_per_token(run.config.model, vocab_, run.config.train.recompute);
   }
   if (!cluster_.cpu) run.plan.total = memory_of(run.plan).device;
   run.fits = fits(run.plan, cluster_, machine_.memory_limit);

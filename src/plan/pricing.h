@@ -4,8 +4,8 @@
 
 #include "config/config.h"
 #include "plan/cluster.h"
-#include "plan/machine.h"
 #include "plan/price.h"
+#include "setup/machine.h"
 
 namespace trainer::plan {
 

@@ -1,6 +1,6 @@
 #include "plan/program.h"
 
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "parallel/strategy.h"
 
 namespace trainer::plan {
@@ -28,7 +28,7 @@ StepProgram record_step(const config::Config& config, int64_t vocab, const Machi
   ProgramRecorder first, middle, last;
   StepProgram step;
   step.plan = plan_run(config, vocab, machine, true, {&first, &middle, &last});
-  step.mesh = parallel::make_mesh_shape(config, machine.ranks);
+  step.mesh = parallel::mesh_shape(config::sharding_on(config, machine.ranks));
   step.first = std::move(first.program);
   step.middle = std::move(middle.program);
   step.last = std::move(last.program);

@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "mesh/mesh_shape.h"
-#include "plan/run_plan.h"
+#include "setup/run_plan.h"
 
 namespace trainer::plan {
+
+using setup::Machine;
+using setup::RunPlan;
 
 struct Event {
   enum class Kind : uint8_t { compute, start, wait };

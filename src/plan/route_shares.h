@@ -1,31 +1,41 @@
 #pragma once
 // What moves between placements communicate, whatever the sizes of tensors are.
-#include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "config/tags.h"
 #include "mesh/route.h"
+#include "sharding/sharding.h"
 
 namespace trainer::plan {
 
-/// RouteShares says what share of a tensor's elements each collective of a move sends, by extents of the axes and the
-/// two placements. It depends on nothing else, so all layouts of a plan use one cache. The steps are those of the
-/// shortest route over axes of two ranks.
+/// Where a matrix is: axes that cut its rows, that cut its columns, and along which ranks hold partial sums.
+struct Placement {
+  sharding::AxisSet rows = 0, cols = 0, partial = 0;
+  bool operator==(const Placement&) const = default;
+};
+
+/// Returns both as one number: a mesh has at most eight axes.
+constexpr uint64_t pair_key(const Placement& a, const Placement& b) {
+  uint64_t key = 0;
+  for (const sharding::AxisSet set : {a.rows, a.cols, a.partial, b.rows, b.cols, b.partial}) key = key << 8 | set;
+  return key;
+}
+
+/// RouteShares says what share of a tensor's elements each collective of a move sends. The steps of a move are those of
+/// the shortest route over axes of two ranks; they depend on nothing else, so all layouts of a plan use one cache.
 class RouteShares {
  public:
   struct Leg {
-    mesh::AxisSet axes;  // of a mesh of "data" and the axes
+    mesh::AxisSet axes;
     CommOp op;
     double payload;  // share of the elements
   };
-  /// `from`, `to`: by axis r rows, c columns, p partial sums, - copies.
-  const std::vector<Leg>& of(const std::vector<config::TagAxis>& axes, const std::string& from, const std::string& to);
+  /// Axis 0 is "data", which takes no part.
+  std::vector<Leg> of(const std::vector<sharding::Axis>& axes, const Placement& from, const Placement& to);
 
  private:
-  const std::vector<mesh::Step>& steps_of(const std::string& from, const std::string& to);
-  std::unordered_map<std::string, std::vector<Leg>> legs_;
-  std::unordered_map<std::string, std::vector<mesh::Step>> steps_;
+  const std::vector<mesh::Step>& steps_of(size_t axes, const Placement& from, const Placement& to);
+  std::unordered_map<uint64_t, std::vector<mesh::Step>> steps_;
 };
 
 }  // namespace trainer::plan

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEqual = 1e-12;  // costs that differ by this share are equal
-constexpr int kMostMultipliers = 20;
+constexpr int kParts = 256;       // of the memory that may be used
 constexpr double kExhaustive = 1e6;
 
 size_t at(int i) { return static_cast<size_t>(i); }
@@ -46,6 +46,81 @@ Assignment polish(const SearchProblem& problem, Assignment best) {
   return best;
 }
 
+/// Dynamic programming over a chain of variables, from its end. A state is a choice and how many of `steps` equal parts
+/// of the memory above the least are left; 0: memory is ignored. Memory of choices is rounded up to whole parts.
+Assignment dp_over_chain(const SearchProblem& problem, int conditioned, int steps) {
+  const int n = problem.variables();
+  std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // to the variable before, in a chain
+  for (const SearchProblem::Edge& edge : problem.edges) {
+    if (conditioned >= 0 && (edge.a == conditioned || edge.b == conditioned)) continue;
+    TRAINER_CHECK(edge.b == edge.a + 1, "an edge from variable {} to {} is not of a chain", edge.a, edge.b);
+    links[at(edge.b)] = &edge;
+  }
+  double left = problem.cap;
+  std::vector<double> least(at(n), 0);
+  for (int i = 0; i < n && steps > 0; ++i) {
+    least[at(i)] = *std::ranges::min_element(problem.memory[at(i)]);
+    left -= least[at(i)];
+  }
+  if (left < 0) return {};
+  const auto parts = [&](int i, int choice) {
+    if (steps == 0) return 0;
+    const double share = (problem.memory[at(i)][at(choice)] - least[at(i)]) / left;
+    return share > 1 ? steps + 1 : static_cast<int>(std::ceil(share * steps - 1e-9));
+  };
+
+  const size_t width = at(steps) + 1;
+  Assignment best;
+  for (int fixed = 0; fixed < (conditioned < 0 ? 1 : problem.choices(conditioned)); ++fixed) {
+    std::vector<std::vector<double>> node = problem.nodes;
+    for (const SearchProblem::Edge& edge : problem.edges) {
+      if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) continue;
+      const int other = edge.a == conditioned ? edge.b : edge.a;
+      for (int choice = 0; choice < problem.choices(other); ++choice)
+        node[at(other)][at(choice)] +=
+            edge.a == conditioned ? cost_of(edge, problem, fixed, choice) : cost_of(edge, problem, choice, fixed);
+    }
+    std::vector<double> after(width, 0);             // cost of the rest, [choice of the next][parts left]
+    std::vector<std::vector<int>> taken(at(n) + 1);  // the next's choice, [choice][parts left]
+    int choices_after = 1;
+    for (int i = n - 1; i >= 0; --i) {
+      const SearchProblem::Edge* link = i + 1 < n ? links[at(i + 1)] : nullptr;
+      std::vector<double> now(at(problem.choices(i)) * width, kInfinity);
+      std::vector<int>& next = taken[at(i)];
+      next.assign(now.size(), 0);
+      for (int choice = 0; choice < problem.choices(i); ++choice) {
+        if ((i == conditioned && choice != fixed) || parts(i, choice) > steps) continue;
+        const size_t used = at(parts(i, choice)), row = at(choice) * width;
+        for (int d = 0; d < choices_after; ++d) {
+          const double edge = node[at(i)][at(choice)] + (link == nullptr ? 0 : cost_of(*link, problem, choice, d));
+          for (size_t m = used; m < width; ++m) {
+            const double total = edge + after[at(d) * width + m - used];
+            if (total >= now[row + m]) continue;
+            now[row + m] = total;
+            next[row + m] = d;
+          }
+        }
+      }
+      after = std::move(now);
+      choices_after = problem.choices(i);
+    }
+    size_t m = width - 1;
+    int choice = 0;
+    for (int c = 1; c < choices_after; ++c)
+      if (after[at(c) * width + m] < after[at(choice) * width + m]) choice = c;
+    if (std::isinf(after[at(choice) * width + m])) continue;
+    std::vector<int> choices(at(n), 0);
+    for (int i = 0; i < n; ++i) {
+      choices[at(i)] = choice;
+      choice = taken[at(i)][at(choice) * width + m];
+      m -= at(parts(i, choices[at(i)]));
+    }
+    const Assignment found = evaluate(problem, std::move(choices));
+    if (is_better(found, best)) best = found;
+  }
+  return best;
+}
+
 }  // namespace
 
 Assignment evaluate(const SearchProblem& problem, std::vector<int> choices) {
@@ -71,76 +146,12 @@ Assignment exhaustive(const SearchProblem& problem) {
   }
 }
 
-Assignment chain_dp(const SearchProblem& problem, int conditioned) {
-  const int n = problem.variables();
-  std::vector<const SearchProblem::Edge*> links(at(n), nullptr);  // to the variable before, in a chain
-  for (const SearchProblem::Edge& edge : problem.edges) {
-    if (conditioned >= 0 && (edge.a == conditioned || edge.b == conditioned)) continue;
-    TRAINER_CHECK(edge.b == edge.a + 1, "an edge from variable {} to {} is not of a chain", edge.a, edge.b);
-    links[at(edge.b)] = &edge;
-  }
-  Assignment best;
-  for (int fixed = 0; fixed < (conditioned < 0 ? 1 : problem.choices(conditioned)); ++fixed) {
-    std::vector<std::vector<double>> cost = problem.nodes;
-    std::vector<std::vector<int>> taken(at(n));  // by the choice of the variable before
-    for (const SearchProblem::Edge& edge : problem.edges) {
-      if (conditioned < 0 || (edge.a != conditioned && edge.b != conditioned)) continue;
-      const int other = edge.a == conditioned ? edge.b : edge.a;
-      for (int choice = 0; choice < problem.choices(other); ++choice)
-        cost[at(other)][at(choice)] +=
-            edge.a == conditioned ? cost_of(edge, problem, fixed, choice) : cost_of(edge, problem, choice, fixed);
-    }
-    for (int child = n - 1; child > 0; --child) {
-      if (links[at(child)] == nullptr) continue;
-      taken[at(child)].resize(at(problem.choices(child - 1)));
-      for (int above = 0; above < problem.choices(child - 1); ++above) {
-        double least = kInfinity;
-        for (int choice = 0; choice < problem.choices(child); ++choice) {
-          const double total = cost[at(child)][at(choice)] + cost_of(*links[at(child)], problem, above, choice);
-          if (total >= least) continue;
-          least = total;
-          taken[at(child)][at(above)] = choice;
-        }
-        cost[at(child - 1)][at(above)] += least;
-      }
-    }
-    std::vector<int> choices(at(n), 0);
-    for (int i = 0; i < n; ++i) {
-      const std::vector<double>& costs = cost[at(i)];
-      choices[at(i)] = i == conditioned          ? fixed
-                       : links[at(i)] != nullptr ? taken[at(i)][at(choices[at(i - 1)])]
-                                                 : static_cast<int>(std::ranges::min_element(costs) - costs.begin());
-    }
-    const Assignment now = evaluate(problem, std::move(choices));
-    if (is_better(now, best)) best = now;
-  }
-  return best;
-}
+Assignment chain_dp(const SearchProblem& problem, int conditioned) { return dp_over_chain(problem, conditioned, 0); }
 
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
   const Assignment free = chain_dp(problem, conditioned);
   if (!free.found() || free.memory <= problem.cap) return free;
-  // The least multiplier with which the cheapest assignment fits is found by bisection on a logarithmic scale.
-  Assignment best;
-  const auto fits_with = [&](double multiplier) {
-    SearchProblem relaxed = problem;
-    for (size_t i = 0; i < relaxed.nodes.size(); ++i)
-      for (size_t choice = 0; choice < relaxed.nodes[i].size(); ++choice)
-        relaxed.nodes[i][choice] += multiplier * problem.memory[i][choice];
-    const Assignment now = evaluate(problem, chain_dp(relaxed, conditioned).choices);
-    if (now.memory <= problem.cap && is_better(now, best)) best = now;
-    return now.memory <= problem.cap;
-  };
-  double low = 1e-6 * free.cost / free.memory, high = low;
-  for (int raised = 0; !fits_with(high); ++raised) {
-    if (raised == kMostMultipliers) return {};
-    high *= 32;
-  }
-  for (int round = 0; round < kMostMultipliers && high / low > 1 + 1e-3; ++round) {
-    const double middle = std::sqrt(low * high);
-    (fits_with(middle) ? high : low) = middle;
-  }
-  return polish(problem, std::move(best));
+  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses what rounding has left
 }
 
 Assignment search(const SearchProblem& problem, int conditioned) {

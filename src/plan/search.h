@@ -7,7 +7,7 @@
 //   exhaustive     all assignments                         the optimum
 //   chain DP       edges x choices²                        the optimum of chains without a cap of memory; and of a
 //                  x choices of one variable               graph that is chains without this variable
-//   relaxed DP     as chain DP, some 30 times              the optimum of a Lagrangian relaxation of the cap of memory
+//   capped DP      as chain DP, 256 times                  the optimum within the cap, with memory in parts of 1/256
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -43,8 +43,7 @@ Assignment exhaustive(const SearchProblem& problem);
 /// Returns the cheapest assignment whatever its memory. Edges that do not lead to `conditioned` (−1: none) connect a
 /// variable to the next one (internal error).
 Assignment chain_dp(const SearchProblem& problem, int conditioned = -1);
-/// Returns an assignment within the cap: the cheapest one of cost plus a Lagrange multiplier times memory. Assignments
-/// that no multiplier makes the cheapest are missed.
+/// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of what may be used.
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned = -1);
 
 /// Exhaustive where there are at most 10⁶ assignments, else chain DP within the cap.

@@ -7,29 +7,27 @@
 #include <vector>
 
 #include "config/config.h"
+#include "config/flops.h"
 #include "device/power.h"
-#include "measure/costs.h"
-#include "measure/flops.h"
-#include "measure/peak.h"
+#include "setup/peak.h"
+#include "tensor/costs.h"
 
 namespace trainer::report {
-
-using measure::kUnknown;
 
 /// Of a step whose optimizer state is in host memory; of this rank.
 struct OffloadReport {
   std::string device_share;                      // "1/2": streamed, of what is not resident
   int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
   std::map<std::string, int64_t> bytes;          // between host and device, by what they are
-  double exposed_ms = measure::kUnknown;         // that the step waited for updates
+  double exposed_ms = kUnknown;                  // that the step waited for updates
   std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
-  double update_ms = measure::kUnknown;          // of that update, from the norm until the last weights were new
-  double emulated_ms = measure::kUnknown;        // of an update on the emulated device, if there is one
-  double predicted_ms = measure::kUnknown;       // on that device, else here
+  double update_ms = kUnknown;                   // of that update, from the norm until the last weights were new
+  double emulated_ms = kUnknown;                 // of an update on the emulated device, if there is one
+  double predicted_ms = kUnknown;                // on that device, else here
   // Of the newest update that is done, where no device is emulated:
-  double parameters_per_s = measure::kUnknown;  // of this rank
-  double overlapped = measure::kUnknown;        // share of the lanes' work that no step waited for
-  double memory_share = measure::kUnknown;      // of updates on the host: of the rate measured for its memory
+  double parameters_per_s = kUnknown;  // of this rank
+  double overlapped = kUnknown;        // share of the lanes' work that no step waited for
+  double memory_share = kUnknown;      // of updates on the host: of the rate measured for its memory
   // The plan: pieces and their largest, how many stay on the device, places for others, where host memory lies.
   int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
   std::string host_memory;
@@ -46,10 +44,10 @@ struct StepReport {
   double tflops_per_device = kUnknown;  // model FLOPs, full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double peak_tflops = kUnknown;  // what utilisation is a share of: the best peak known at that time
-  measure::PhaseMs phase_ms;
-  measure::CommBytes comm_bytes;                        // of this step
-  measure::WaitMs comm_wait_ms;                         // of this rank, by axis and operation: comm_exposed in parts
-  measure::BytesByCategory memory_bytes;                // peaks so far
+  PhaseMs phase_ms;
+  CommBytes comm_bytes;                                 // of this step
+  WaitMs comm_wait_ms;                                  // of this rank, by axis and operation: comm_exposed in parts
+  BytesByCategory memory_bytes;                         // peaks so far
   int64_t data_position = 0;                            // samples seen
   double epoch = kUnknown;                              // samples seen over the windows of the training data
   std::optional<OffloadReport> offload = {};            // none: the optimizer's state is on the device
@@ -81,7 +79,7 @@ struct WarningReport {
 struct Estimate {
   double step_ms = kUnknown, wait_ms = kUnknown;
   int64_t memory_bytes = 0;  // 0: not known
-  measure::CommBytes comm_bytes = {};
+  CommBytes comm_bytes = {};
 };
 
 struct Environment {
@@ -106,8 +104,8 @@ struct StartReport {
   int64_t train_tokens = 0, val_tokens = 0;                                        // in the data
   int64_t windows = 0;                                                             // of training: those of one epoch
   double unigram_entropy = kUnknown;                                               // data::unigram_entropy()
-  measure::FlopsPerToken flops;
-  measure::PeakReport peak;  // so far
+  config::FlopsPerToken flops;
+  setup::PeakReport peak;  // so far
   Estimate predicted;
   Environment environment;
   std::string config_toml;  // values in force
@@ -118,7 +116,7 @@ struct EndReport {
   std::string outcome;       // "finished", "stopped by SIGTERM", "stopped at the time limit"
   double wall_s = kUnknown;  // of this process, since its machine, model and weights were ready
   Estimate predicted, measured;
-  measure::PeakReport peak;  // the best peak that this process found
+  setup::PeakReport peak;  // the best peak that this process found
 };
 
 /// A generated text.

@@ -122,19 +122,19 @@ template <typename V, typename T>
 using In = std::conditional_t<V::kReads, T, const T>;
 
 template <typename V>
-void fields(V& v, In<V, measure::PhaseMs>& p) {
+void fields(V& v, In<V, PhaseMs>& p) {
   v("data", p.data, "forward", p.forward, "backward", p.backward, "optimizer", p.optimizer);
   v("comm_exposed", p.comm_exposed);
 }
 
 template <typename V>
-void fields(V& v, In<V, measure::FlopsPerToken>& f) {
-  v("definition", measure::kFlopsDefinition, "full", f.full(), "causal", f.causal(), "hardware", f.hardware());
+void fields(V& v, In<V, config::FlopsPerToken>& f) {
+  v("definition", config::kFlopsDefinition, "full", f.full(), "causal", f.causal(), "hardware", f.hardware());
   v("matmul", f.matmul, "attention", f.attention, "recomputed", f.recomputed);
 }
 
 template <typename V>
-void fields(V& v, In<V, measure::PeakReport>& p) {
+void fields(V& v, In<V, setup::PeakReport>& p) {
   v.tera("tflops", p.flops);
   v("origin", p.origin);
   if (V::kReads || !p.unit.empty()) v("unit", p.unit);
@@ -148,7 +148,7 @@ void fields(V& v, In<V, measure::PeakReport>& p) {
 
 /// The peak of a start or end event. Versions that measured once wrote two numbers.
 template <typename V>
-void peak_field(V& v, In<V, measure::PeakReport>& peak) {
+void peak_field(V& v, In<V, setup::PeakReport>& peak) {
   v("peak", peak);
   if (V::kReads && std::isnan(peak.flops)) v("peak_flops", peak.flops, "peak_origin", peak.origin);
 }

@@ -24,7 +24,7 @@ void add_step(History& history, StepReport step) {
 /// Process is the steps of one process, from `first` on, the peak that its start and end events report, and its setup.
 struct Process {
   size_t first = 0;
-  measure::PeakReport peak;
+  setup::PeakReport peak;
   std::string setup;
 };
 
@@ -44,7 +44,7 @@ std::string setup_of(const Json& start) {
 
 /// Rescales the utilisation of a process's steps to shares of its best peak.
 void settle(History& history, Process& process) {
-  measure::PeakReport& peak = process.peak;
+  setup::PeakReport& peak = process.peak;
   const std::span<StepReport> steps = std::span(history.steps).subspan(process.first);
   for (StepReport& step : steps) {
     if (std::isnan(step.peak_tflops)) step.peak_tflops = peak.flops / 1e12;  // written before steps recorded their peak

@@ -16,11 +16,11 @@ struct History {
   std::vector<EvalReport> evals;
   std::vector<CheckpointReport> checkpoints;
   std::vector<WarningReport> warnings;
-  std::vector<EndReport> ends;            // one per process that ended in order
-  std::vector<int64_t> starts;            // completed steps where each process began
-  measure::PeakReport peak;               // the best peak that the last process found
-  size_t setup_from = 0;                  // where last_setup() begins
-  measure::BytesByCategory memory_bytes;  // largest value of each category in that setup
+  std::vector<EndReport> ends;   // one per process that ended in order
+  std::vector<int64_t> starts;   // completed steps where each process began
+  setup::PeakReport peak;        // the best peak that the last process found
+  size_t setup_from = 0;         // where last_setup() begins
+  BytesByCategory memory_bytes;  // largest value of each category in that setup
 
   /// The steps that ran in the setup of the last process: same model, batch, layout and machine. Speed is theirs.
   std::span<const StepReport> last_setup() const {

@@ -44,18 +44,16 @@ std::string tiles(const Summary& summary) {
   out += tile("Throughput", format_count(summary.tokens_per_s), "tokens per second");
   if (std::isfinite(summary.mfu)) {
     const bool full = summary.mfu <= 1;  // it exceeds 1 at very long contexts: the table has both
-    out += tile(full ? "Utilisation" : "Utilisation, causal",
-                format_percent(full ? summary.mfu : summary.mfu_causal),
+    out += tile(full ? "Utilisation" : "Utilisation, causal", format_percent(full ? summary.mfu : summary.mfu_causal),
                 format("of {:.3g} TFLOP/s, {}", summary.peak.flops / 1e12, summary.peak.origin));
   }
   if (summary.measured_memory > 0) {
     out += tile("Memory", bytes_text(summary.measured_memory),
                 summary.predicted_memory > 0 ? bytes_text(summary.predicted_memory) + " predicted" : "measured");
   }
-  out +=
-      tile("Tokens seen", count_text(summary.tokens),
-           format("{} steps{}", summary.step,
-                  std::isfinite(summary.wall_s) ? " in " + format_duration(summary.wall_s) : std::string()));
+  out += tile("Tokens seen", count_text(summary.tokens),
+              format("{} steps{}", summary.step,
+                     std::isfinite(summary.wall_s) ? " in " + format_duration(summary.wall_s) : std::string()));
   return out + "</dl>\n";
 }
 
@@ -118,15 +116,14 @@ std::string norm_chart(const History& history) {
 }
 
 std::string time_split(const Summary& summary) {
-  const measure::PhaseMs& phase = summary.phase_ms;
+  const PhaseMs& phase = summary.phase_ms;
   const double named = phase.data + phase.forward + phase.backward + phase.optimizer;
   const auto part = [](const char* name, double ms, int colour) {
     return svg::Part{name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour};
   };
-  const std::string waits = phase.comm_exposed > 0
-                                ? format(", {} of it waits for communication",
-                                         format_percent(phase.comm_exposed / summary.mean_step_ms))
-                                : "";
+  const std::string waits = phase.comm_exposed > 0 ? format(", {} of it waits for communication",
+                                                            format_percent(phase.comm_exposed / summary.mean_step_ms))
+                                                   : "";
   return svg::stacked_bar(
       "time", "Time of a step" + waits,
       {part("forward", phase.forward, 0), part("backward", phase.backward, 1), part("optimizer", phase.optimizer, 2),
@@ -151,29 +148,28 @@ using Rows = page::Facts;
 
 Rows model_rows(const StartReport& start) {
   const bool grouped = start.model.n_kv_head != start.model.n_head && start.model.n_kv_head > 0;
-  return {
-      {"family", start.arch},
-      {"parameters", format("{} ({})", start.parameters, count_text(start.parameters))},
-      {"layers × width",
-       format("{} × {} (feed-forward {})", start.model.n_layer, start.model.d_model, start.model.d_ff)},
-      {"heads",
-       format("{}{}", start.model.n_head, grouped ? format(" ({} for keys and values)", start.model.n_kv_head) : "")},
-      {"sequence", format("{} tokens", start.model.seq_len)},
-      {"vocabulary", format("{}", start.vocab_size)},
-      {"compute type", start.compute},
-      {"batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas", start.global_batch,
-                       start.micro_batch, start.accumulation, start.data_replicas)},
-      {"data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens)},
-      {"FLOPs per token", format("{} full, {} causal, {} with recomputation; {}",
-                                 format_count(start.flops.full()), format_count(start.flops.causal()),
-                                 format_count(start.flops.hardware()), measure::kFlopsDefinition)}};
+  return {{"family", start.arch},
+          {"parameters", format("{} ({})", start.parameters, count_text(start.parameters))},
+          {"layers × width",
+           format("{} × {} (feed-forward {})", start.model.n_layer, start.model.d_model, start.model.d_ff)},
+          {"heads", format("{}{}", start.model.n_head,
+                           grouped ? format(" ({} for keys and values)", start.model.n_kv_head) : "")},
+          {"sequence", format("{} tokens", start.model.seq_len)},
+          {"vocabulary", format("{}", start.vocab_size)},
+          {"compute type", start.compute},
+          {"batch", format("{} sequences = {} per micro-step × {} accumulated × {} replicas", start.global_batch,
+                           start.micro_batch, start.accumulation, start.data_replicas)},
+          {"data", format("{} training tokens, {} validation tokens", start.train_tokens, start.val_tokens)},
+          {"FLOPs per token",
+           format("{} full, {} causal, {} with recomputation; {}", format_count(start.flops.full()),
+                  format_count(start.flops.causal()), format_count(start.flops.hardware()), config::kFlopsDefinition)}};
 }
 
 Rows result_rows(const Summary& summary, const History& history) {
   const auto known = [](bool is, const std::string& text) { return is ? text : ""; };
   const auto finite = [&](double value, const std::string& text) { return known(std::isfinite(value), text); };
   const EvalReport last = summary.last_eval.value_or(EvalReport()), best = summary.best_eval.value_or(EvalReport());
-  const measure::PeakReport& peak = summary.peak;
+  const setup::PeakReport& peak = summary.peak;
   return {
       {"outcome", format("{} at step {} of {}", summary.outcome, summary.step, summary.start.total_steps)},
       {"started", summary.start.time},

@@ -6,7 +6,7 @@
 
 #include "base/format.h"
 #include "base/units.h"
-#include "measure/peak.h"
+#include "setup/peak.h"
 
 namespace trainer::report {
 namespace {
@@ -69,7 +69,6 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
     summary.mfu_causal = median_of(warm, &StepReport::mfu_causal);
     summary.hfu = median_of(warm, &StepReport::hfu);
     summary.mean_step_ms = mean(warm, &StepReport::step_ms);
-    using measure::PhaseMs;
     for (double PhaseMs::*phase :
          {&PhaseMs::data, &PhaseMs::forward, &PhaseMs::backward, &PhaseMs::optimizer, &PhaseMs::comm_exposed})
       summary.phase_ms.*phase = mean(warm, [&](const StepReport& step) { return step.phase_ms.*phase; });

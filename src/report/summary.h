@@ -15,8 +15,8 @@ namespace trainer::report {
 
 struct Summary {
   StartReport start;
-  measure::PeakReport peak;  // what utilisation is a share of: the best peak that the last process found
-  std::string outcome;       // of the last process; "not ended in order" when the log just stops
+  setup::PeakReport peak;  // what utilisation is a share of: the best peak that the last process found
+  std::string outcome;     // of the last process; "not ended in order" when the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
   double epoch = kUnknown;  // at its end
   double first_loss = kUnknown;
@@ -28,12 +28,12 @@ struct Summary {
   double step_ms = kUnknown, tokens_per_s = kUnknown, tflops_per_device = kUnknown;
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
   double predicted_step_ms = kUnknown, predicted_wait_ms = kUnknown;  // without a profile not known
-  measure::PhaseMs phase_ms;                                          // means over the same steps
+  PhaseMs phase_ms;                                                   // means over the same steps
   double mean_step_ms = 0;                            // the mean too: the phases, and the rest of a step
   double wall_s = kUnknown;                           // over all processes that ended in order
   int64_t predicted_memory = 0, measured_memory = 0;  // of the process; 0: not known
   std::optional<OffloadReport> offload;               // of the last step; exposed_ms: the median of all
-  measure::BytesByCategory memory_by_category;
+  BytesByCategory memory_by_category;
   std::vector<Sample> samples;
 };
 

@@ -111,8 +111,7 @@ std::string path(const LineChart& chart, const Series& series, const Axis& x, co
       out += format("<circle class=\"f{}\" r=\"3.2\"", series.colour) + attribute("cx", x(point.x)) +
              attribute("cy", y(point.y)) +
              format("><title>{}</title></circle>",
-                    escape(format("{}: {} at {}", series.name, format_number(point.y, 5),
-                                  format_number(point.x, 9))));
+                    escape(format("{}: {} at {}", series.name, format_number(point.y, 5), format_number(point.x, 9))));
     }
   }
   return out;
@@ -132,8 +131,7 @@ std::string describe(const LineChart& chart) {
     description += format("{}: from {} to {}, at the end {}. ", series.name, format_number(range.low),
                           format_number(range.high), format_number(last));
   }
-  for (const Level& level : chart.levels)
-    description += format("{}: {}. ", level.name, format_number(level.y));
+  for (const Level& level : chart.levels) description += format("{}: {}. ", level.name, format_number(level.y));
   return description.empty() ? "No data." : description;
 }
 

@@ -6,11 +6,11 @@
 #include "checkpoint/folder.h"
 #include "comm/gpu_transport.h"
 #include "config/load.h"
-#include "plan/gemm_tuning.h"
-#include "plan/run_plan.h"
 #include "run/fallback.h"
 #include "run/planning.h"
 #include "run/run_state.h"
+#include "setup/gemm_tuning.h"
+#include "setup/run_plan.h"
 
 namespace trainer::run {
 
@@ -30,19 +30,19 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
-    const plan::RunPlan plan = plan::plan_run(loaded.config, vocab, loaded.machine, false);
+    const setup::RunPlan plan = setup::plan_run(loaded.config, vocab, loaded.machine, false);
     double too_large = plan.total > loaded.machine.memory_limit ? 1 : 0;
     world.control().sum({&too_large, 1});
     if (too_large == 0) return;
     if (&layout != &layouts.back()) continue;
-    world.control().run_on_all_ranks([&] { plan::require_memory(plan, loaded.config, vocab, loaded.machine); });
+    world.control().run_on_all_ranks([&] { setup::require_memory(plan, loaded.config, vocab, loaded.machine); });
   }
 }
 
 /// Products take the algorithms that they had in the run, where its table can still be read.
 void take_tuning(comm::World& world, const LoadedModel& loaded) {
   try {
-    plan::use_gemm_tuning(loaded.config, world, *plan::make_dry_device(loaded.machine));
+    setup::use_gemm_tuning(loaded.config, world, *setup::make_dry_device(loaded.machine));
   } catch (const Error& error) {
     if (error.code() != Code::config) throw;
     if (world.first()) log::info("{}: the library chooses the algorithms of products", error.what());
@@ -71,12 +71,12 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(
         data::Tokenizer::from_bytes(header.tokenizer, (folder / data::tokenizer_file_name(header.tokenizer)).string()));
-  loaded.machine = plan::choose_machine(loaded.config, world);
+  loaded.machine = setup::choose_machine(loaded.config, world);
   take_tuning(world, loaded);
   const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, layouts(trained, world.size()), vocab, loaded);
-  loaded.device = plan::make_device(loaded.machine);
+  loaded.device = setup::make_device(loaded.machine);
   // The present machine counts, since the model may have been trained on another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,

@@ -7,7 +7,7 @@
 
 #include "checkpoint/reader.h"
 #include "data/tokenizer.h"
-#include "plan/machine.h"
+#include "setup/machine.h"
 #include "train/trainer.h"
 
 namespace trainer::run {
@@ -18,13 +18,13 @@ struct LoadedModel {
   int64_t step = 0;
   std::optional<data::Tokenizer> tokenizer;
   std::string tokenizer_hash, val_hash;
-  plan::Machine machine;
+  setup::Machine machine;
   std::unique_ptr<device::Device> device;
   std::unique_ptr<comm::World> gpu_world;   // for tensors between GPUs; null: the world of the ranks
   std::unique_ptr<train::Trainer> trainer;  // weights only
 };
 
-/// Returns the layouts for so many ranks: parallel::replica_layouts, parallel::generation_layouts. The first that fits
+/// Returns the layouts for so many ranks: config::replica_layouts, config::generation_layouts. The first that fits
 /// into the memory of all ranks is taken.
 using Layouts = std::function<std::vector<config::Parallel>(const config::Config&, int)>;
 

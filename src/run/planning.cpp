@@ -33,13 +33,13 @@ PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   }
 }
 
-std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
-                                           const plan::Machine& machine) {
+std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+                                            const setup::Machine& machine) {
   const PlanningWatch watch(world, config.model.n_layer);
-  plan::RunPlan plan;
+  setup::RunPlan plan;
   world.control().run_on_all_ranks([&] {
     plan = plan::plan_and_time(config, vocab, machine);
-    plan::require_memory(plan, config, vocab, machine);
+    setup::require_memory(plan, config, vocab, machine);
   });
   if (!stop_requested_on_any_rank(world)) return plan;
   const int signal = stop_signal();

@@ -4,8 +4,8 @@
 #include <optional>
 #include <thread>
 
-#include "plan/run_plan.h"
 #include "run/signals.h"
+#include "setup/run_plan.h"
 
 namespace trainer::run {
 
@@ -23,7 +23,7 @@ class PlanningWatch {
 
 /// Plans a training run. All ranks refuse it when it does not fit one of them (require_memory()), since memory may be
 /// short on one host only. Returns none when a signal asks a rank to stop, which is logged. Collective.
-std::optional<plan::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
-                                           const plan::Machine& machine);
+std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
+                                            const setup::Machine& machine);
 
 }  // namespace trainer::run

@@ -62,8 +62,8 @@ report::OffloadReport offload_report(offload::Engine& engine) {
 
 }  // namespace
 
-Reporter::Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
-                   const measure::MemoryProbe& memory, measure::PeakTracker& peak, bool first)
+Reporter::Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
+                   const MemoryProbe& memory, setup::PeakTracker& peak, bool first)
     : config_(config), plan_(plan), machine_(machine), peak_(peak), first_(first), memory_(memory) {}
 
 void Reporter::open(int64_t step) {
@@ -113,7 +113,7 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   const double tokens_per_device = r.tokens_per_s / machine_.ranks;
   r.tflops_per_device = plan_.flops.full() * tokens_per_device * 1e-12;
   judge_peak(r.step, plan_.flops.hardware() * tokens_per_device, trainer.meter());
-  const measure::Utilisation use = measure::utilisation(plan_.flops, tokens_per_device, peak_.flops());
+  const config::Utilisation use = config::utilisation(plan_.flops, tokens_per_device, peak_.flops());
   r.mfu = use.mfu;
   r.mfu_causal = use.mfu_causal;
   r.hfu = use.hfu;
@@ -129,8 +129,8 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
     for (const auto& [operation, bytes] : operations) comm_bytes_[axis][operation] += bytes;
   r.memory_bytes = trainer.memory();
   r.data_position = state.samples_seen;
-  r.epoch = start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows)
-                               : measure::kUnknown;
+  r.epoch =
+      start_.windows > 0 ? static_cast<double>(state.samples_seen) / static_cast<double>(start_.windows) : kUnknown;
   if (trainer.offload() != nullptr) r.offload = offload_report(*trainer.offload());
   if (power_) r.gpu = power_->recent();
   if (metrics_) metrics_->write(to_json(r));
@@ -141,8 +141,8 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   last_step_ = r;
   if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
     bytes_differ_ = true;
-    warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, measure::to_string(r.comm_bytes),
-                        measure::to_string(plan_.comm_bytes)));
+    warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, comm_text(r.comm_bytes),
+                        comm_text(plan_.comm_bytes)));
   }
   if (progress_) progress_->step(r);
 }
@@ -249,7 +249,7 @@ void Reporter::end(const checkpoint::TrainState& state, const std::string& outco
   end.predicted = start_.predicted;
   for (auto& [axis, operations] : end.predicted.comm_bytes)
     for (auto& [operation, bytes] : operations) bytes *= steps_;
-  const double steps = steps_ > 0 ? static_cast<double>(steps_) : measure::kUnknown;
+  const double steps = steps_ > 0 ? static_cast<double>(steps_) : kUnknown;
   end.measured = {.step_ms = step_seconds_ * 1e3 / steps,
                   .wait_ms = wait_seconds_ * 1e3 / steps,
                   .memory_bytes = measured_memory(trainer),

@@ -5,15 +5,15 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/memory_probe.h"
 #include "checkpoint/snapshot.h"
 #include "config/config.h"
-#include "measure/memory_probe.h"
-#include "measure/peak.h"
-#include "plan/run_plan.h"
 #include "report/html.h"
 #include "report/metrics.h"
 #include "report/progress.h"
 #include "report/tensorboard.h"
+#include "setup/peak.h"
+#include "setup/run_plan.h"
 #include "train/trainer.h"
 
 namespace trainer::run {
@@ -23,8 +23,8 @@ class Reporter {
  public:
   /// config, plan, machine and peak outlive it. `memory` was started before the run took any; `first`: this rank
   /// speaks.
-  Reporter(const config::Config& config, const plan::RunPlan& plan, const plan::Machine& machine,
-           const measure::MemoryProbe& memory, measure::PeakTracker& peak, bool first);
+  Reporter(const config::Config& config, const setup::RunPlan& plan, const setup::Machine& machine,
+           const MemoryProbe& memory, setup::PeakTracker& peak, bool first);
 
   /// Cuts metrics.jsonl back to `step` and appends from there. Throws Code::io.
   void open(int64_t step);
@@ -59,12 +59,12 @@ class Reporter {
   int64_t measured_memory(const train::Trainer& trainer) const;
 
   const config::Config& config_;
-  const plan::RunPlan& plan_;
-  const plan::Machine& machine_;
-  measure::PeakTracker& peak_;
+  const setup::RunPlan& plan_;
+  const setup::Machine& machine_;
+  setup::PeakTracker& peak_;
   const bool first_;
   double started_ = 0;
-  measure::MemoryProbe memory_;
+  MemoryProbe memory_;
   std::optional<report::MetricsLog> metrics_;
   std::optional<report::TensorBoardLog> tensorboard_;
   std::optional<report::Progress> progress_;
@@ -75,7 +75,7 @@ class Reporter {
   std::optional<report::StepReport> first_step_, last_step_;
   std::optional<report::EvalReport> last_eval_;
   int64_t skipped_ = 0;
-  measure::CommBytes comm_bytes_;  // of all steps of this process
+  CommBytes comm_bytes_;  // of all steps of this process
   double step_seconds_ = 0, wait_seconds_ = 0;
   int64_t steps_ = 0;
   bool bytes_differ_ = false;

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-data::OpenOptions open_options(const plan::Machine& machine, const Deadline& deadline) {
+data::OpenOptions open_options(const setup::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options;
   options.threads = machine.threads;
   options.stop = [deadline] { return stop_requested() || deadline.has_passed(); };
@@ -26,7 +26,7 @@ data::OpenOptions open_options(const plan::Machine& machine, const Deadline& dea
   return options;
 }
 
-data::Datasets open_first(const config::Config& config, const plan::Machine& machine, const Deadline& deadline) {
+data::Datasets open_first(const config::Config& config, const setup::Machine& machine, const Deadline& deadline) {
   data::OpenOptions options = open_options(machine, deadline);
   const std::optional<StoredHeader> stored = header_to_resume(config.checkpoint, checkpoint_folder(config));
   if (!stored) return data::open_data(config, options);
@@ -59,7 +59,7 @@ void warn_of_overlap(const data::Datasets& datasets) {
 
 }  // namespace
 
-data::Datasets open_run_data(comm::World& world, const config::Config& config, const plan::Machine& machine,
+data::Datasets open_run_data(comm::World& world, const config::Config& config, const setup::Machine& machine,
                              const Deadline& deadline) {
   data::Datasets datasets;
   std::string tokenizer;

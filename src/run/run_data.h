@@ -2,8 +2,8 @@
 // The data of a run. The first rank opens them, tokenizes where needed, and compares them with the checkpoint that the
 // run resumes from. The others open the files it has made.
 #include "data/source.h"
-#include "plan/machine.h"
 #include "run/deadline.h"
+#include "setup/machine.h"
 
 namespace trainer::run {
 
@@ -11,7 +11,7 @@ namespace trainer::run {
 /// tokenizer. Data that are not the checkpoint's are refused (Code::checkpoint, see checkpoint::require_compatible)
 /// before anything in the run folder changes. Collective; the first rank holds the locks of the folders that are
 /// written.
-data::Datasets open_run_data(comm::World& world, const config::Config& config, const plan::Machine& machine,
+data::Datasets open_run_data(comm::World& world, const config::Config& config, const setup::Machine& machine,
                              const Deadline& deadline);
 
 }  // namespace trainer::run

@@ -6,14 +6,14 @@
 #include "checkpoint/run_lock.h"
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
-#include "plan/gemm_tuning.h"
-#include "plan/offload_memory.h"
 #include "plan/prediction.h"
 #include "run/planning.h"
 #include "run/run_data.h"
 #include "run/run_folder.h"
 #include "run/signals.h"
 #include "run/training_loop.h"
+#include "setup/gemm_tuning.h"
+#include "setup/offload_memory.h"
 
 namespace trainer::run {
 namespace {
@@ -32,7 +32,7 @@ struct Locks {
 };
 
 /// Returns the configuration with the planner's choice in place of strategy "auto"; the first rank says why.
-config::Config with_chosen_strategy(comm::World& world, const config::Config& config, const plan::Machine& machine) {
+config::Config with_chosen_strategy(comm::World& world, const config::Config& config, const setup::Machine& machine) {
   if (!config::is_automatic(config)) return config;
   std::string reasons;
   config::Config chosen = plan::choose_strategy(world, config, data::planned_vocab(config), machine, reasons);
@@ -47,19 +47,19 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
 
 int run_session(comm::World& world, const config::Config& asked, const SessionOptions& options,
                 std::string& plan_text) {
-  plan::Machine machine = plan::choose_machine(asked, world);
-  const std::unique_ptr<device::Device> like_it = plan::make_dry_device(machine);
+  setup::Machine machine = setup::choose_machine(asked, world);
+  const std::unique_ptr<device::Device> like_it = setup::make_dry_device(machine);
   machine.nccl = comm::choose_gpu_transport(world, *like_it, asked.parallel.transport).nccl;
   const config::Config config = with_chosen_strategy(world, asked, machine);
-  const std::string tuning_hash = plan::use_gemm_tuning(config, world, *like_it);
+  const std::string tuning_hash = setup::use_gemm_tuning(config, world, *like_it);
   if (options.dry_run) {
     const int64_t vocab = data::planned_vocab(config);
     const PlanningWatch watch(world, config.model.n_layer);
-    const plan::RunPlan plan = plan::plan_and_time(config, vocab, machine);
-    plan_text = to_text(plan, config, machine) + plan::offload_table(plan, config, machine);
+    const setup::RunPlan plan = plan::plan_and_time(config, vocab, machine);
+    plan_text = to_text(plan, config, machine) + setup::offload_table(plan, config, machine);
     world.control().run_on_all_ranks([&] {
       try {
-        plan::require_memory(plan, config, vocab, machine);
+        setup::require_memory(plan, config, vocab, machine);
       } catch (const Error& error) {
         if (config.hardware.memory_limit > 0) throw;
         throw Error(
@@ -71,7 +71,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     });
     return 0;
   }
-  plan::require_one_compute(world, machine);
+  setup::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share the first one's
   if (world.first() || world.transport() != "threads") signals.emplace();
@@ -84,7 +84,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
     log::info("stopped while tokenizing; the same command resumes here");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
-  std::optional<plan::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
+  std::optional<setup::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
   if (!plan) return kStoppedBySignal;
   return TrainingLoop(world, config, options, deadline, {machine, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();

@@ -4,13 +4,13 @@
 
 #include "base/log.h"
 #include "base/units.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "ops/gemm.h"
 
 namespace trainer::run {
 
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
-                                 const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
+                                 const setup::RunPlan& plan, const setup::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer) {
   report::StartReport start;
   start.name = config.run.name;
@@ -23,7 +23,7 @@ report::StartReport start_report(const config::Config& config, const data::Datas
   start.global_batch = config.train.global_batch;
   start.micro_batch = config.train.micro_batch;
   start.accumulation = trainer.accumulation();
-  start.data_replicas = trainer.replicas() / config::depth_of_replica(config);
+  start.data_replicas = trainer.replicas() / config::sharding_of(config).depth();
   start.train_tokens = datasets.train->tokens();
   start.windows = datasets.train->windows();
   start.val_tokens = datasets.val ? datasets.val->tokens() : 0;
@@ -53,8 +53,8 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
   const report::Environment& environment = start.environment;
   log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
-            format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute,
-            compute_reason, environment.product_path);
+            format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
+            environment.product_path);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,
             start.micro_batch, start.accumulation, start.data_replicas, start.total_steps,
             start.global_batch * start.model.seq_len);
@@ -64,8 +64,7 @@ void log_start(const report::StartReport& start, std::string_view compute_reason
   if (std::isfinite(start.predicted.step_ms)) log::info("step: {:.4g} ms predicted", start.predicted.step_ms);
   log::info("memory: {} predicted; data: {} training and {} validation tokens; the run is {:.3g} epochs",
             format_bytes(static_cast<double>(start.predicted.memory_bytes)),
-            format_count(static_cast<double>(start.train_tokens)),
-            format_count(static_cast<double>(start.val_tokens)),
+            format_count(static_cast<double>(start.train_tokens)), format_count(static_cast<double>(start.val_tokens)),
             static_cast<double>(start.data_position + (start.total_steps - start.step) * start.global_batch) /
                 static_cast<double>(start.windows));
 }

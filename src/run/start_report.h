@@ -6,8 +6,8 @@
 
 #include "comm/gpu_transport.h"
 #include "data/source.h"
-#include "plan/run_plan.h"
 #include "report/events.h"
+#include "setup/run_plan.h"
 #include "train/trainer.h"
 
 namespace trainer::run {
@@ -15,7 +15,7 @@ namespace trainer::run {
 /// Makes the report from configuration, data, plan and a planned trainer. The caller adds step, peak, version, commit
 /// and config_toml.
 report::StartReport start_report(const config::Config& config, const data::Datasets& datasets,
-                                 const plan::RunPlan& plan, const plan::Machine& machine, const comm::World& world,
+                                 const setup::RunPlan& plan, const setup::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer);
 
 /// Returns lines for the log: how tensors go between GPUs, and what runs as graphs; empty where there is nothing to

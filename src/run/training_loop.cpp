@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "checkpoint/param_slices.h"
 #include "data/mapping_guard.h"
-#include "plan/offload_memory.h"
 #include "report/history.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
@@ -17,6 +16,7 @@
 #include "run/schedule.h"
 #include "run/signals.h"
 #include "run/start_report.h"
+#include "setup/offload_memory.h"
 #include "train/replica_check.h"
 #include "train/soundness.h"
 
@@ -41,14 +41,14 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       open_(std::move(open)),
       header_(snapshot_header(config, open_.datasets, open_.machine.compute, open_.tuning_hash)),
       total_steps_(config::total_steps(config)),
-      device_(plan::make_device(open_.machine)),
+      device_(setup::make_device(open_.machine)),
       between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
       gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
       trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, open_.datasets.vocab, open_.machine.compute, true),
       store_(checkpoint_folder(config),
              {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}, system_calls(),
              &world),
-      peak_(measure::make_peak(*device_, open_.machine.compute, config_, world)),
+      peak_(setup::make_peak(*device_, open_.machine.compute, config_, world)),
       reporter_(config_, open_.plan, open_.machine, memory_, peak_, world.first()),
       tracer_(world, config_, trainer_),
       batches_([&data = *open_.datasets.train](int64_t sample, int64_t sequences, data::TokenBatch& out) {
@@ -122,7 +122,7 @@ void TrainingLoop::prepare() {
 
 void TrainingLoop::begin() {
   measure_peak();
-  if (plan::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
+  if (setup::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
   reporter_.open(state_.step);
   if (world_.first()) write_run_files(config_, header_.config_toml, header_.tokenizer);
   measure_peak();
@@ -134,13 +134,13 @@ void TrainingLoop::begin() {
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
   std::vector<std::string> notes = start_notes(between_gpus_, trainer_);
-  notes.push_back(plan::offload_note(trainer_, open_.plan, config_, open_.machine));
+  notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
   reporter_.start(start, world_.transport(), notes);
 }
 
 // Measures at one moment of several, since disturbances come and go.
 void TrainingLoop::measure_peak() {
-  double late[] = {peak_.seconds() > measure::PeakTracker::kStartSeconds ? 1.0 : 0.0};
+  double late[] = {peak_.seconds() > setup::PeakTracker::kStartSeconds ? 1.0 : 0.0};
   world_.control().sum(late);
   if (late[0] == 0) peak_.measure();
 }
@@ -168,7 +168,7 @@ bool TrainingLoop::step() {
   state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
   if (!outcome.skipped) state_.adam_step = work.adam_step;
   state_.skipped_in_row = outcome.skipped ? state_.skipped_in_row + 1 : 0;
-  loss_of_last_ = measure::kUnknown;
+  loss_of_last_ = kUnknown;
   reporter_.step(work, outcome, seconds, state_, trainer_);
   tracer_.after_step(work.step);
   if (outcome.skipped) warn_of_skip(outcome);

@@ -7,21 +7,21 @@
 #include "checkpoint/store.h"
 #include "comm/gpu_transport.h"
 #include "data/source.h"
-#include "plan/run_plan.h"
 #include "run/deadline.h"
 #include "run/reporter.h"
 #include "run/session.h"
 #include "run/tracer.h"
+#include "setup/run_plan.h"
 #include "train/generate.h"
 
 namespace trainer::run {
 
 /// What is known and open before a run takes memory for its model.
 struct OpenRun {
-  plan::Machine machine;
+  setup::Machine machine;
   std::string tuning_hash;  // hash of the tuning table in use; empty: none
   data::Datasets datasets;
-  plan::RunPlan plan;
+  setup::RunPlan plan;
 };
 
 class TrainingLoop {
@@ -81,7 +81,7 @@ class TrainingLoop {
   SessionOptions options_;
   Deadline deadline_;
   OpenRun open_;
-  measure::MemoryProbe memory_;
+  MemoryProbe memory_;
   const checkpoint::Snapshot header_;  // what its checkpoints have in common
   int64_t total_steps_;
   std::unique_ptr<device::Device> device_;
@@ -89,15 +89,15 @@ class TrainingLoop {
   std::unique_ptr<comm::World> gpu_world_;  // null: world_
   train::Trainer trainer_;
   checkpoint::CheckpointStore store_;
-  measure::PeakTracker peak_;
+  setup::PeakTracker peak_;
   Reporter reporter_;
   Tracer tracer_;
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
-  double loss_of_last_ = measure::kUnknown;  // validation loss of the last step; infinite when it is not finite
-  bool evaluation_cut_ = false;              // whether the last evaluation was cut short
+  double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
+  bool evaluation_cut_ = false;     // whether the last evaluation was cut short
 };
 
 }  // namespace trainer::run

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "device/lane.h"
 #include "offload/make.h"
 #include "parallel/loss.h"
@@ -14,8 +14,6 @@
 namespace trainer::train {
 
 namespace {
-
-using measure::PhaseMs;
 
 std::string_view name_of(double PhaseMs::*phase) {
   if (phase == &PhaseMs::data) return "data";
@@ -29,8 +27,7 @@ std::string_view name_of(double PhaseMs::*phase) {
 /// it.
 class Trainer::PhaseClock {
  public:
-  PhaseClock(device::Device& device, measure::PhaseMs& phases, Trace* trace)
-      : device_(device), phases_(phases), trace_(trace) {}
+  PhaseClock(device::Device& device, PhaseMs& phases, Trace* trace) : device_(device), phases_(phases), trace_(trace) {}
   void charge(double PhaseMs::*phase) {
     device_.synchronize();
     const double now = now_seconds();
@@ -41,22 +38,23 @@ class Trainer::PhaseClock {
 
  private:
   device::Device& device_;
-  measure::PhaseMs& phases_;
+  PhaseMs& phases_;
   Trace* trace_;
   double last_ = now_seconds();
 };
 
 Trainer::Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-                 bool training, const parallel::StrategyFactory& factory)
+                 bool training, std::optional<sharding::ModelSharding> sharding)
     : device_(device),
       config_(config),
-      micro_batch_(config.train.micro_batch / config::depth_of_replica(config)),
+      sharding_(sharding ? std::move(*sharding) : config::sharding_on(config, world.size())),
+      micro_batch_(config.train.micro_batch / sharding_.depth()),
       arena_(device),
-      mesh_(world, device, factory.mesh_shape(config, world.size())),
-      store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1) {
+      mesh_(world, device, parallel::mesh_shape(sharding_)),
+      store_(device, compute, &mesh_, /*split_state=*/config.parallel.zero_stage == 1),
+      strategy_(mesh_, store_, sharding_, config.debug.overlap) {
   store_.weights().set_gather_ahead(config.debug.overlap && config.parallel.overlap_all_gather);
-  strategy_ = factory.strategy(config, mesh_, store_);
-  model_ = std::make_unique<model::Transformer>(device, store_, *strategy_, config.model, vocab, config.train.recompute,
+  model_ = std::make_unique<model::Transformer>(device, store_, strategy_, config.model, vocab, config.train.recompute,
                                                 static_cast<uint64_t>(config.run.seed));
   if (training && config.offload.optimizer != config::OffloadOptimizer::none) {
     state_home_ = device::make_host(device, config.offload.pinned);
@@ -104,12 +102,12 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
       return outcome;
     }
     const parallel::Batch batch = load(work, micro, tokens, batches);
-    clock.charge(&measure::PhaseMs::data);
+    clock.charge(&PhaseMs::data);
     const bool last = micro + 1 == work.micro_batches;
     micro_step(ex, batch, {.first = micro == 0, .last = last, .loss_scale = batch.loss_scale}, clock);
     draw_ahead(first_sample(work, micro + 1), batches);
     loss += parallel::sum_of_losses(ex, losses_);
-    clock.charge(&measure::PhaseMs::backward);
+    clock.charge(&PhaseMs::backward);
   }
   scalars_->sum_over_rows({&loss, 1});
   outcome.loss = loss / static_cast<double>(tokens);
@@ -120,7 +118,7 @@ Trainer::Outcome Trainer::step(const StepWork& work, const BatchSource& batches,
   } else {
     optimizer_->step(ex, {work.lr, work.adam_step, outcome.norm.clip_factor(config_.optim.grad_clip)});
   }
-  clock.charge(&measure::PhaseMs::optimizer);
+  clock.charge(&PhaseMs::optimizer);
   return outcome;
 }
 
@@ -172,7 +170,7 @@ void Trainer::launch(Exec& ex, const parallel::Batch& batch, bool last, PhaseClo
 
 void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last, PhaseClock* clock) {
   model_->forward(ex, batch, *saved_);
-  if (clock != nullptr) clock->charge(&measure::PhaseMs::forward);
+  if (clock != nullptr) clock->charge(&PhaseMs::forward);
   grads_->begin_micro(last);
   model_->backward(ex, batch, *saved_, *grads_);
 }
@@ -284,16 +282,16 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   graphs_ = std::make_unique<MicroGraphs>(device_, config_, !first.comm().empty(), last_communicates);
 }
 
-measure::CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
-  measure::CommBytes bytes;
+CommBytes Trainer::comm_bytes(const std::map<CommKey, CommCount>& counts) const {
+  CommBytes bytes;
   for (const auto& [key, count] : counts)
     if (key.axes != mesh::kControlAxes)
       bytes[mesh_.shape().name_of(key.axes)][std::string(name_of(key.op))] += count.wire_bytes;
   return bytes;
 }
 
-measure::BytesByCategory Trainer::memory() const {
-  measure::BytesByCategory bytes;
+BytesByCategory Trainer::memory() const {
+  BytesByCategory bytes;
   for (const auto& [category, use] : device_.memory()) bytes[category] = use.peak;
   if (state_home_ != nullptr)
     for (const auto& [category, use] : state_home_->memory()) bytes["host_" + category] = use.peak;

@@ -9,11 +9,11 @@
 
 #include "config/config.h"
 #include "data/dataset.h"
-#include "measure/costs.h"
 #include "mesh/mesh.h"
 #include "model/transformer.h"
 #include "offload/engine.h"
 #include "params/grad_sink.h"
+#include "tensor/costs.h"
 #include "train/micro_graphs.h"
 #include "train/rank_scalars.h"
 
@@ -43,9 +43,10 @@ struct StepRecorders {
 class Trainer {
  public:
   /// `config` resolved for a world of this size. `training` false: weights only, for evaluation and generation. Every
-  /// rank makes one and calls the same functions in the same order.
+  /// rank makes one and calls the same functions in the same order. `sharding`, on this world's mesh, replaces the
+  /// configured one.
   Trainer(device::Device& device, comm::World& world, const config::Config& config, int64_t vocab, DType compute,
-          bool training, const parallel::StrategyFactory& factory = {});
+          bool training, std::optional<sharding::ModelSharding> sharding = {});
 
   /// Records the programs of training and evaluation and takes the memory; before the first step. `recorders`: receive
   /// the programs of training.
@@ -68,7 +69,7 @@ class Trainer {
     params::GradNorm norm;
     bool skipped = false;  // loss or gradient not finite: no update was made
     bool interrupted = false;
-    measure::PhaseMs phase_ms;
+    PhaseMs phase_ms;
   };
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
@@ -100,9 +101,9 @@ class Trainer {
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
   /// Returns what one step communicates, as plan() counted it; the meter of real steps is compared with it.
-  const measure::CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
+  const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
   /// Returns the wire bytes of what a meter counted, by names of axes and operations, without control messages.
-  measure::CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
+  CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Micro-steps as graphs; after plan(), of training.
   const MicroGraphs& graphs() const { return *graphs_; }
@@ -112,7 +113,7 @@ class Trainer {
 
   /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. What
   /// the host keeps for the device begins with "host_".
-  measure::BytesByCategory memory() const;
+  BytesByCategory memory() const;
 
  private:
   void plan_training(const parallel::Batch& batch, const StepRecorders& recorders);
@@ -137,13 +138,14 @@ class Trainer {
 
   device::Device& device_;
   config::Config config_;
+  const sharding::ModelSharding sharding_;
   const int64_t micro_batch_;
   Meter meter_;
   Arena arena_;
   mesh::Mesh mesh_;
   std::unique_ptr<device::Device> state_home_;  // where the optimizer's state is; null: in the device's memory
   params::ParamStore store_;
-  std::unique_ptr<parallel::Strategy> strategy_;
+  parallel::Strategy strategy_;
   std::unique_ptr<model::Transformer> model_;
   std::unique_ptr<model::Transformer::Saved> saved_;
   std::unique_ptr<params::GradSink> grads_;
@@ -154,7 +156,7 @@ class Trainer {
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
   std::optional<int64_t> ahead_;  // the place of the batch in host_, drawn before it was asked for
-  measure::CommBytes comm_bytes_per_step_;
+  CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };
 

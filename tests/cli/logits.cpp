@@ -10,6 +10,8 @@
 #include "base/error.h"
 #include "comm/world.h"
 #include "run/loaded_model.h"
+
+#include "config/layouts.h"
 #include "tensor/host_copy.h"
 
 using namespace trainer;
@@ -25,7 +27,7 @@ std::vector<int32_t> read_tokens(const char* path) {
 }
 
 void write_logits(comm::World& world, const char* checkpoint, const std::vector<int32_t>& tokens, std::ofstream out) {
-  run::LoadedModel loaded = run::load_model(world, checkpoint, parallel::generation_layouts);
+  run::LoadedModel loaded = run::load_model(world, checkpoint, config::generation_layouts);
   train::Trainer& trainer = *loaded.trainer;
   model::Transformer::Cache cache(trainer.device(), trainer.model());
   Buffer id(trainer.device(), "data", {1}, DType::i32);

@@ -3,8 +3,8 @@
 #include "comm/nccl/nccl_world.h"
 #include "device/cuda/cuda_device.h"
 #include "nccl.h"
-#include "plan/run_plan.h"
 #include "rigs/layouts.h"
+#include "setup/run_plan.h"
 
 namespace trainer::tests {
 namespace {
@@ -89,12 +89,12 @@ TEST_P(TrainingByNccl, IsPlannedWithAsManyCommunicatorsAsItMakes) {
       SCOPED_TRACE(format("{}, {} ranks, {} lanes", many.parallel.strategy, ranks, lanes));
       std::atomic<int64_t> planned = 0;
       comm::run_on_threads(ranks, {.timeout_s = 60, .lanes = lanes}, [&](comm::World& world) {
-        plan::Machine machine{.threads = 1, .compute = DType::f32, .ranks = ranks, .rank = world.rank()};
+        setup::Machine machine{.threads = 1, .compute = DType::f32, .ranks = ranks, .rank = world.rank()};
         machine.gpu = device::cuda::devices()[static_cast<size_t>(world.rank())];
-        EXPECT_FALSE(plan::plan_run(many, kTinyVocab, machine, true).memory.contains("nccl"));
-        const int64_t without = plan::plan_run(many, kTinyVocab, machine, true).total;
+        EXPECT_FALSE(setup::plan_run(many, kTinyVocab, machine, true).memory.contains("nccl"));
+        const int64_t without = setup::plan_run(many, kTinyVocab, machine, true).total;
         machine.nccl = true;
-        const plan::RunPlan plan = plan::plan_run(many, kTinyVocab, machine, true);
+        const setup::RunPlan plan = setup::plan_run(many, kTinyVocab, machine, true);
         EXPECT_EQ(plan.total, without + plan.memory.at("nccl"));
         EXPECT_NE(to_text(plan, many, machine).find("\n  nccl "), std::string::npos);
         planned += plan.memory.at("nccl") / comm::nccl::kBytesOfCommunicator;

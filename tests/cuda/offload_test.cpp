@@ -44,7 +44,7 @@ TEST_F(CudaOffload, ReplicasThatSplitTheStateToo) {
 TEST_F(CudaOffload, ProfilesMeasureTheRatesOfTheHost) {
   config::Config c = tiny_config();
   c.offload.subgroup = 1 << 14;
-  const plan::Machine machine{.compute = DType::bf16, .host_limit = int64_t{1} << 30};
+  const setup::Machine machine{.compute = DType::bf16, .host_limit = int64_t{1} << 30};
   const std::unique_ptr<device::Device> device = device::cuda::make_device(0, 2);
   const plan::Host host = bench::measure_host(*comm::solo_world(), c, machine, *device);
   EXPECT_EQ(host.memory_bytes, 1 << 30);

@@ -11,10 +11,10 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "device/cuda/cuda_device.h"
-#include "plan/gemm_tuning.h"
-#include "plan/run_plan.h"
 #include "rigs/layouts.h"
 #include "run/run_state.h"
+#include "setup/gemm_tuning.h"
+#include "setup/run_plan.h"
 #include "train/generate.h"
 #include "train/replica_check.h"
 #include "unit/ops/test_device.h"
@@ -85,8 +85,8 @@ TEST_P(EveryModel, TakesTheMemoryOfItsPlan) {
   config::Config c = config_of(GetParam());
   Tiny run(nullptr, c, DType::bf16, gpu());
   run.step(1);
-  plan::Machine machine{.threads = 2, .compute = DType::bf16, .gpu = device::cuda::devices().front()};
-  const plan::RunPlan plan = plan::plan_run(c, kTinyVocab, machine, true);
+  setup::Machine machine{.threads = 2, .compute = DType::bf16, .gpu = device::cuda::devices().front()};
+  const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
   EXPECT_EQ(plan.total, run.device.memory_total());
 }
 
@@ -176,7 +176,7 @@ TEST_P(EveryModel, EvaluatesAndGeneratesAsTheCpu) {
   train::check_replicas(cuda.trainer, 1);
 }
 
-plan::Machine machine_of_gpu() {
+setup::Machine machine_of_gpu() {
   return {
       .threads = 2, .compute = DType::bf16, .memory_limit = int64_t{1} << 30, .gpu = device::cuda::devices().front()};
 }
@@ -190,12 +190,12 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   const auto world = comm::solo_world();
   const Result plain = train(c, DType::bf16, 3, kOnGpu);
 
-  const plan::Machine machine = machine_of_gpu();
+  const setup::Machine machine = machine_of_gpu();
   ops::MeasuredGemms measured = bench::tune_products(c, machine, 8, 1);
   EXPECT_GE(measured.tuning.products.size(), 10u) << "products of a micro-step";
   const std::string text = to_json(measured.tuning);
   replace_file(c.hardware.gemm_tuning, text);
-  const std::string hash = plan::use_gemm_tuning(c, *world, *device);
+  const std::string hash = setup::use_gemm_tuning(c, *world, *device);
   EXPECT_EQ(hash, to_string(checksum_of(text)));
   const Result tuned = train(c, DType::bf16, 3, kOnGpu);
   EXPECT_NEAR(tuned.losses.back(), plain.losses.back(), 2e-3 * plain.losses.back());
@@ -207,7 +207,7 @@ TEST_P(EveryModel, TrainsWithMeasuredProductsAndIgnoresAForeignTable) {
   const log::Sink before = log::set_sink([&](log::Level level, const std::string& line) {
     if (level == log::Level::warning) said += line;
   });
-  EXPECT_EQ(plan::use_gemm_tuning(c, *world, *device), "");
+  EXPECT_EQ(setup::use_gemm_tuning(c, *world, *device), "");
   log::set_sink(before);
   EXPECT_NE(said.find("is ignored: the tuning table was measured on"), std::string::npos) << said;
   expect_same_bits(train(c, DType::bf16, 3, kOnGpu), plain);
@@ -221,7 +221,7 @@ TEST_F(OnGpu, ProductsAreMeasuredAsARankOfTheGridHasThem) {
   c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {3, 2, 1};
   c.parallel.data = 2;
-  const plan::Machine machine = machine_of_gpu();
+  const setup::Machine machine = machine_of_gpu();
   const ops::GemmTuning tuning = bench::tune_products(c, machine, 2, 1).tuning;
   // Rows of two sequences of 11; the stream has 24 / 2 columns, the feed-forward layer 48 / 3, q, k and v 3 · 24 / 3.
   for (const char* product : {"22x24x12 nn ", "22x12x8 nn ", "22x16x12 nn ", "22x12x16 nn ", "12x16x22 tn "})
@@ -240,15 +240,15 @@ TEST_P(EveryModel, OperandsTransposedFirstArePlannedAndChangeNoMoreThanTheOrderO
   c.hardware.gemm_tuning = folder.path / "tuning.json";
   const auto device = gpu();
   const auto world = comm::solo_world();
-  const plan::Machine machine = machine_of_gpu();
+  const setup::Machine machine = machine_of_gpu();
   const Result plain = train(c, DType::bf16, 3, kOnGpu);
-  const int64_t without = plan::plan_run(c, kTinyVocab, machine, true).memory.at("activations");
+  const int64_t without = setup::plan_run(c, kTinyVocab, machine, true).memory.at("activations");
   ops::GemmTuning tuning = bench::tune_products(c, machine, 2, 1).tuning;
   for (const ops::GemmForm form : {ops::GemmForm::left_first, ops::GemmForm::right_first}) {
     for (auto& [name, product] : tuning.products) product.form = form;
     replace_file(c.hardware.gemm_tuning, to_json(tuning));
-    plan::use_gemm_tuning(c, *world, *plan::make_dry_device(machine));
-    const plan::RunPlan plan = plan::plan_run(c, kTinyVocab, machine, true);
+    setup::use_gemm_tuning(c, *world, *setup::make_dry_device(machine));
+    const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
     EXPECT_GT(plan.memory.at("activations"), without);
     {
       Tiny run(nullptr, c, DType::bf16, gpu());
@@ -275,7 +275,7 @@ TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
     on_two_ranks([&](comm::World& world) {
       config::Config mine = c;
       mine.hardware.gemm_tuning = folder.path / (world.first() ? "first.json" : others);
-      EXPECT_EQ(plan::use_gemm_tuning(mine, world, *gpu()), to_string(checksum_of(text))) << others;
+      EXPECT_EQ(setup::use_gemm_tuning(mine, world, *gpu()), to_string(checksum_of(text))) << others;
     });
   for (const char* first : {"other.json", "missing.json"}) {  // a clear error, on all
     std::atomic<int> refused = 0;
@@ -283,7 +283,7 @@ TEST_F(OnGpu, EveryRankTakesTheTableOfTheFirst) {
       config::Config mine = c;
       mine.hardware.gemm_tuning = folder.path / (world.first() ? first : "first.json");
       try {
-        plan::use_gemm_tuning(mine, world, *gpu());
+        setup::use_gemm_tuning(mine, world, *gpu());
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), Code::config);
         EXPECT_NE(std::string(error.what()).find("hardware.gemm_tuning"), std::string::npos) << error.what();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/world.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "device/isa.h"
 
 namespace trainer::goldens {

@@ -15,65 +15,6 @@ inline int ranks_of(const config::Config& c) {
   return static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(1, c.parallel.data));
 }
 
-inline void expect_follows_one_rank(const config::Config& c) {
-  const Result many = train(c, DType::f64, 20), one = train(on_one_rank(c), DType::f64, 20);
-  EXPECT_TRUE(many.start == one.start) << "initial weights";
-  expect_same_run(many, one);
-  expect_predicted_bytes(many, 20);
-}
-
-inline void expect_follows_one_rank_in_single_precision(config::Config c) {
-  c.model.init_std = 0.02;
-  const Result one = train(on_one_rank(c), DType::f32, 50), many = train(c, DType::f32, 50);
-  expect_same_gradients(many.gradients, one.gradients, 1e-5);
-  EXPECT_NEAR(many.losses[9], one.losses[9], 1e-6 * one.losses[9]);
-  EXPECT_NEAR(many.losses[49], one.losses[49], 1e-5 * one.losses[49]);
-}
-
-inline void expect_no_worse_than_one_rank_in_bf16(config::Config c) {
-  c.model.init_std = 0.02;
-  const Result exact = train(on_one_rank(c), DType::f64, 1);
-  const Result one = train(on_one_rank(c), DType::bf16, 10), many = train(c, DType::bf16, 10);
-  for (const auto& [name, values] : exact.gradients) {
-    if (is_key_bias(name)) continue;
-    EXPECT_LE(relative_error(many.gradients.at(name), values), 1.5 * relative_error(one.gradients.at(name), values))
-        << name;
-  }
-  EXPECT_NEAR(many.losses[9], one.losses[9], 2e-3 * one.losses[9]);
-}
-
-/// Compares runs under other schedules with the usual one.
-class Schedules {
- public:
-  Schedules(const config::Config& c, DType compute, int64_t steps)
-      : c_(c), compute_(compute), steps_(steps), usual_(train(c, compute, steps)) {}
-  /// Expects the same bits and the predicted bytes.
-  void same(const char* what, const std::function<void(config::Config&)>& change, const HowToRun& how = {}) const {
-    SCOPED_TRACE(what);
-    config::Config other = c_;
-    change(other);
-    const Result result = train(other, compute_, steps_, how);
-    expect_same_bits(result, usual_);
-    expect_predicted_bytes(result, steps_);
-  }
-  /// The changes that every strategy has.
-  void same_with_common_changes() const {
-    same("no overlap", [](config::Config& o) { o.debug.overlap = false; });
-    same("late messages", [](config::Config&) {}, {.threads = 2, .delay = 0.001});
-    for (const config::Recompute recompute : {config::Recompute::selective, config::Recompute::full})
-      same("recomputation", [&](config::Config& o) { o.train.recompute = recompute; });
-    same("late messages and recomputation", [](config::Config& o) { o.train.recompute = config::Recompute::full; },
-         {.delay = 0.001});
-    same("split optimizer state", [](config::Config& o) { o.parallel.zero_stage = 1; });
-  }
-
- private:
-  const config::Config c_;
-  const DType compute_;
-  const int64_t steps_;
-  const Result usual_;
-};
-
 /// Losses and norms of three steps of batches in which counts(sample, position) says which tokens count.
 template <typename Counts>
 std::vector<double> masked_steps(Tiny& run, const config::Config& c, const Counts& counts) {

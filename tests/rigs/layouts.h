@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "checkpoint/param_slices.h"
-#include "config/layout_rules.h"
+#include "config/layouts.h"
 #include "rigs/tiny.h"
 
 namespace trainer::tests {
@@ -44,7 +44,7 @@ struct Result {
   Tensors start;      // weights before the first step
   Tensors state;      // weights and moments after the last step, of owned pieces
   Tensors gradients;  // after the first step, of owned pieces
-  measure::CommBytes measured, predicted;
+  CommBytes measured, predicted;
   std::map<CommKey, CommCount> counted;
   int64_t optimizer_bytes = 0;  // of the first rank
 };
@@ -56,8 +56,8 @@ struct HowToRun {
   std::function<std::unique_ptr<device::Device>(int rank)> device = {};
   /// What carries its tensors, instead of the world of threads.
   Carrier carrier = {};
-  /// What makes mesh and layers, instead of the configuration; the ranks are as many as it says.
-  parallel::StrategyFactory factory = {};
+  /// How the model is cut, instead of as configured; its axis "data" is set to the replicas.
+  std::optional<sharding::ModelSharding> sharding = {};
 };
 
 /// `steps` steps of tensor × data ranks.
@@ -69,11 +69,17 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     options.delay = [&, n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
       return how.delay * static_cast<double>(philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 100) / 100;
     };
-  const auto ranks = static_cast<int>(config::ranks_of_replica(c) * std::max<int64_t>(c.parallel.data, 1));
+  std::optional<sharding::ModelSharding> sharding = how.sharding;
+  const int64_t data = std::max<int64_t>(c.parallel.data, 1);
+  if (sharding) {
+    sharding->axes.front().size = data;
+    sharding = sharding::on_mesh(std::move(*sharding), c.model.n_kv_head);
+  }
+  const auto ranks = static_cast<int>(data * (sharding ? sharding->ranks_of_replica() : config::ranks_of_replica(c)));
   comm::run_on_threads(ranks, options, [&](comm::World& world) {
     Tiny run(&world, c, compute,
              how.device ? how.device(world.rank()) : std::make_unique<device::CpuDevice>(how.threads), how.carrier,
-             how.factory);
+             sharding);
     {
       const std::lock_guard lock(mutex);
       for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), false))

@@ -14,7 +14,7 @@ struct Layout {
   int64_t kv_heads = 0;  // 0: all heads of gpt2, few of llama
 };
 inline std::string to_string(const Layout& l) {
-  return format("Tensor{}Data{}{}{}Each{}{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
+  return format("Tensor{}Data{}{}Each{}{}{}", l.tensor, l.data, l.sequence_parallel ? "Sp" : "", l.micro_batch,
                 l.arch == config::Arch::gpt2 ? "Gpt2" : "Llama", l.kv_heads > 0 ? format("Kv{}", l.kv_heads) : "");
 }
 inline std::ostream& operator<<(std::ostream& out, const Layout& l) { return out << to_string(l); }

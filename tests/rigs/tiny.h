@@ -70,7 +70,7 @@ struct Tiny {
   Tiny(comm::World* world, const config::Config& c, DType compute, int threads, device::Isa isa = device::detect_isa())
       : Tiny(world, c, compute, std::make_unique<device::CpuDevice>(threads, isa)) {}
   Tiny(comm::World* world, const config::Config& c, DType compute, std::unique_ptr<device::Device> where,
-       const Carrier& make_carrier = {}, const parallel::StrategyFactory& factory = {})
+       const Carrier& make_carrier = {}, std::optional<sharding::ModelSharding> sharding = {})
       : alone(world == nullptr ? comm::solo_world() : nullptr),
         owned(std::move(where)),
         device(*owned),
@@ -79,7 +79,7 @@ struct Tiny {
                 carrier            ? *carrier
                 : world == nullptr ? *alone
                                    : *world,
-                c, kTinyVocab, compute, true, factory),
+                c, kTinyVocab, compute, true, std::move(sharding)),
         batches(tiny_batches(c)) {
     trainer.plan();
     trainer.store().initialize(static_cast<uint64_t>(c.run.seed));

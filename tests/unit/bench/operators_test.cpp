@@ -8,8 +8,8 @@
 #include "bench/elementwise.h"
 #include "bench/gemm.h"
 #include "bench/optimizer.h"
-#include "measure/peak_windows.h"
 #include "rigs/tiny.h"
+#include "setup/peak_windows.h"
 
 namespace trainer::bench {
 namespace {
@@ -26,7 +26,7 @@ TEST_F(Benchmarks, MeasureEveryProductAndAPeakOfTheSameOrder) {
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
     const auto rates = bench_gemm(ex, dtype, shapes, {.repeats = 3});
     ASSERT_EQ(rates.size(), 1u);
-    measure::PeakWindows windows(cpu, dtype);
+    setup::PeakWindows windows(cpu, dtype);
     std::vector<double> seen(20);
     windows.run(seen);
     const double peak = *std::max_element(seen.begin(), seen.end()) / 1e9;
@@ -59,7 +59,7 @@ TEST_F(Benchmarks, MeasureAdamWBesideItsTraffic) {
 
 TEST(BenchOptimizer, PiecesOfAModelAreItsRangesOfEqualDecay) {
   const config::Config c = tests::tiny_config();
-  const plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32};
+  const setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32};
   config::Config with_vocabulary = c;
   with_vocabulary.data.vocab_size = tests::kTinyVocab;
   const std::vector<int64_t> pieces = update_pieces(with_vocabulary, machine);

@@ -20,7 +20,7 @@ config::Config config_with(const std::string& device) {
   return config;
 }
 
-plan::Machine machine_with(int64_t host_limit) {
+setup::Machine machine_with(int64_t host_limit) {
   return {.isa = device::detect_isa(), .memory_limit = 4 * kGiB, .host_limit = host_limit};
 }
 
@@ -32,7 +32,7 @@ plan::Cluster read_back(const plan::Cluster& profile) {
 TEST(Profile, HasTheHostOfAnEmulatedDevice) {
   const config::Config config = config_with("to_device=50,to_host=40,host=2.5,device=100,memory=80,pageable=3");
   comm::run_on_threads(2, {}, [&](comm::World& world) {
-    const plan::Machine machine = machine_with(world.first() ? 4 * kGiB : 8 * kGiB);
+    const setup::Machine machine = machine_with(world.first() ? 4 * kGiB : 8 * kGiB);
     const plan::Cluster profile = read_back(measure_profile(world, config, machine, kQuick));
     EXPECT_TRUE(profile.cpu);
     EXPECT_NE(profile.source.find("[host]: debug.emulate_device"), std::string::npos) << profile.source;

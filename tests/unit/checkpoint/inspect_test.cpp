@@ -36,7 +36,7 @@ TEST(Verify, FindsNothingInAWholeCheckpoint) {
     EXPECT_EQ(report.folder, step);
     EXPECT_EQ(report.tensors, 7);
     EXPECT_TRUE(report.problems.empty()) << report.problems[0];
-    EXPECT_NE(to_text(report).find("7 tensors, 1.2 KiB: whole"), std::string::npos) << to_text(report);
+    EXPECT_NE(to_text(report).find("7 tensors, 1.21 KiB: whole"), std::string::npos) << to_text(report);
     EXPECT_EQ(to_json(report)["whole"], true);
   }
 }

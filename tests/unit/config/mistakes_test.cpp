@@ -103,7 +103,7 @@ const Case kCases[] = {
     {"[data]\ntokenizer = 'train'", "2:13: data.tokenizer: ", {"data.vocab_size"}},
     {"[run]\nname = 'a/b'", "2:8: run.name: ", {"a/b"}},
     {"[parallel]\ntensor = 2", "2:10: parallel.tensor: ", {"tensor = 2", "data = any", "mpirun -np 2"}, kOneRank},
-    {"[parallel]\ntensor = 5", "2:10: parallel.tensor: ", {"n_head = 12", "tensor = 5"}},
+    {"[parallel]\ntensor = 5", "2:10: parallel.tensor: ", {"n_head = 12", "5 ranks along tensor"}},
     {"[log]\nreport = true\njsonl = false", "3:9: log.jsonl: ", {"report", "metrics.jsonl"}},
     // Files.
     {"[model]\nn_layer = 2", " data.train: ", {"missing"}, kFiles},

@@ -58,12 +58,13 @@ TEST(Tags, AreReadExpandedAndWrittenBack) {
   EXPECT_EQ(c.parallel.layer[0].layers, 2);
   EXPECT_EQ(c.parallel.layer[0].down, "fk");
   EXPECT_EQ(c.parallel.layer[1].stream, "r-");
-  const TagTable table = tag_table(c);
-  ASSERT_EQ(table.layers.size(), 6u);
-  EXPECT_EQ(table.layers[1].qkv, "fc");
-  EXPECT_EQ(table.layers[2].out, "rk");
-  EXPECT_EQ(table.layers[5].out, "rk");
-  EXPECT_EQ(table.last, "r-");
+  const sharding::ModelSharding table = sharding_of(c);  // "data", a, b
+  ASSERT_EQ(table.layers.size(), 2u);
+  EXPECT_EQ(table.layer(1).at(sharding::Site::qkv), (sharding::LinearSharding{.rows = 2, .cols = 4, .flat = 2}));
+  EXPECT_EQ(table.layer(2).at(sharding::Site::out), (sharding::LinearSharding{.rows = 2, .contraction = 4}));
+  EXPECT_EQ(table.layer(5), table.layer(2));
+  EXPECT_EQ(table.head, (sharding::Spread{.rows = 2}));
+  EXPECT_EQ(table.table, (sharding::VocabSpread{.vocab = 4, .flat = 2}));
   EXPECT_EQ(ranks_of_replica(c), 8);
   const Config again = load(to_toml(c));
   EXPECT_EQ(again.parallel.layer, c.parallel.layer);
@@ -80,10 +81,10 @@ TEST(Tags, OfHeadAndTableFollowTheLastLayer) {
   Config c = load(kFile);
   c.parallel.head.clear();
   c.parallel.table.clear();
-  EXPECT_EQ(tag_table(c).last, "r-");
-  EXPECT_EQ(tag_table(c).vocab, "fv");
+  EXPECT_EQ(sharding_of(c).head, (sharding::Spread{.rows = 2}));
+  EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.vocab = 4, .flat = 2}));
   c.parallel.head = "rc";
-  EXPECT_EQ(tag_table(c).vocab, "fh");
+  EXPECT_EQ(sharding_of(c).table, (sharding::VocabSpread{.hidden = 4, .flat = 2}));
 }
 
 TEST(Tags, SayWhatIsWrong) {
@@ -92,48 +93,10 @@ TEST(Tags, SayWhatIsWrong) {
   expect_mistake("out = \"rk\"", "out = \"rv\"", {"table 2: out = \"rv\"", "2 of the letters \"rckf-\""});
   expect_mistake("hidden = \"rc\"\nqkv = \"rc\"", "qkv = \"rc\"", {"table 2: hidden = \"\""});
   expect_mistake("layers = 2", "layers = 7", {"7 layers", "n_layer = 6"});
-  expect_mistake("axes = [2, 4]", "axes = [2, 2, 2, 1, 1, 1, 1]", {"one to 6 extents"});
+  expect_mistake("axes = [2, 4]", "axes = [2, 2, 2, 1, 1, 1, 1]", {"one to six extents"});
   expect_mistake("n_head = 8", "n_head = 2", {"n_head = 2", "4 ranks along b"});
   expect_mistake("micro_batch = 4", "micro_batch = 1", {"blocks.0: micro_batch = 1", "2 ranks along a"});
-}
-
-TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
-  std::string broken;
-  const auto count = [&](const std::vector<std::string>& sets, int64_t devices) {
-    broken.clear();
-    const Config c =
-        load_text("[model]\nn_head = 8\nd_model = 64\n[train]\nglobal_batch = 8\n", "x.toml", sets, {.files = false});
-    std::map<std::string, int> by_strategy;
-    for (const Config& each : enumerate_layouts(c, devices, broken)) {
-      EXPECT_EQ(ranks_of_replica(each) * each.parallel.data, devices);
-      EXPECT_TRUE(wants_tags(each) || layout_fits(each));
-      EXPECT_EQ(each.train.global_batch % (each.train.micro_batch * each.parallel.data), 0);
-      ++by_strategy[each.parallel.strategy];
-    }
-    return by_strategy;
-  };
-  // data 1, 2, 4 with 4, 3, 2 micro-batches; Megatron with and without sequence parallelism, of one rank once.
-  const auto all = count({}, 4);
-  EXPECT_EQ(all.at("megatron-1d"), 4 * 2 + 3 * 2 + 2);
-  EXPECT_EQ(all.at("optimus-2d"), 2 * 3) << "two kinds of panels; a micro-batch of 1 does not divide over two rows";
-  EXPECT_EQ(all.at("autoddl"), 4 + 3);
-  const auto given = count({"parallel.strategy=megatron-1d", "parallel.tensor=2", "train.micro_batch=2"}, 4);
-  EXPECT_EQ(given.size(), 1u);
-  EXPECT_EQ(given.at("megatron-1d"), 2);
-  EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
-  EXPECT_NE(broken.find("n_head = 8 heads do not divide over tensor = 3"), std::string::npos) << broken;
-}
-
-TEST(AxisLists, HaveAnAxisForTheRanksOfANode) {
-  using Lists = std::vector<std::vector<int64_t>>;
-  EXPECT_EQ(axis_lists(4, 1), (Lists{{2, 2}, {4}}));
-  for (const std::vector<int64_t>& list : axis_lists(64, 8)) {
-    int64_t product = 1, inner = 1;
-    for (const int64_t extent : list) product *= extent;
-    EXPECT_EQ(product, 64);
-    for (size_t i = list.size(); i-- > 0 && inner < 8;) inner *= list[i];
-    EXPECT_TRUE(inner == 8 || list.size() == 1);
-  }
+  expect_mistake("hidden = \"rc\"\nqkv", "hidden = \"rc\"\nschedule = \"rings\"\nqkv", {"\"at_once\" or \"ring\""});
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "model/transformer.h"
-#include "parallel/serial.h"
+#include "parallel/strategy.h"
 #include "reference/reference_model.h"
 
 namespace trainer::model_test {
@@ -45,7 +45,7 @@ class Rig {
       : device(options.threads),
         arena(device, Arena::Mode::heap),
         store(device, options.compute),
-        strategy(store),
+        strategy(store, spec.layers),
         model(device, store, strategy, to_config(spec), spec.vocab, options.recompute, spec.seed),
         sink(store),
         spec_(spec) {
@@ -128,7 +128,7 @@ class Rig {
   Meter meter;
   Exec ex{device, arena, meter};
   params::ParamStore store;
-  parallel::Serial strategy;
+  parallel::Strategy strategy;
   Transformer model;
   params::GradSink sink;
 

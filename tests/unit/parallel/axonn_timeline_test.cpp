@@ -1,12 +1,10 @@
 // When AxoNN-4D starts its collectives and when it waits for them, on one rank of a grid whose other ranks are not
 // there: counted in products that ran before.
-#include "parallel/axonn4d.h"
 #include "unit/parallel/timeline_rig.h"
 
 namespace trainer::pieces {
 namespace {
 
-using parallel::Axonn4D;
 using parallel::Site;
 
 constexpr int64_t kHidden = 24, kInner = 48;
@@ -16,13 +14,13 @@ constexpr double kProduct = 2.0 * (kRows / 2) * (kHidden / 2) * (kInner / 2);
 /// Forward and backward of the two linears of a feed-forward layer on 2 x 2 x 2.
 Timeline feed_forward(bool overlap) {
   config::Config c;
+  c.parallel.strategy = "axonn-4d";
   c.parallel.grid = {2, 2, 2};
   c.parallel.overlap_all_reduce = overlap;
   Timeline timeline;
   const Meter* meter = nullptr;
   NotingWorld world(8, meter, kProduct, timeline);
-  Rig rig(world, Axonn4D::mesh_shape(8, c.parallel, 0),
-          [&](mesh::Mesh& mesh, ParamStore& store) { return std::make_unique<Axonn4D>(mesh, store, c); });
+  Rig rig(world, on_ranks(c, 8, 0));
   meter = &rig.meter;
   const int group = rig.store.add_group("block");
   const auto up = rig.strategy->linear(0, group, {.site = Site::up, .in = kHidden, .parts = {{"up", kInner}}});

@@ -1,7 +1,5 @@
 // The wiring of AxoNN-4D through the strategy itself: who is where, who holds what, and that its linears, embedding and
 // head equal dense ones in every bit where all numbers are integers, so that sums are exact in single precision.
-#include "parallel/axonn4d.h"
-
 #include <cmath>
 #include <ostream>
 #include <tuple>
@@ -14,7 +12,6 @@ namespace {
 
 using mesh::AxisSet;
 using mesh::MeshShape;
-using parallel::Axonn4D;
 using parallel::LinearSpec;
 using parallel::Site;
 using seams::Matrix;
@@ -34,7 +31,8 @@ struct Grid {
     c.parallel.data = data;
     return c;
   }
-  MeshShape shape() const { return Axonn4D::mesh_shape(ranks(), config().parallel, kHeads); }
+  sharding::ModelSharding sharding() const { return on_ranks(config(), ranks(), kHeads); }
+  MeshShape shape() const { return parallel::mesh_shape(sharding()); }
   std::string text() const { return format("X{}Y{}Z{}Data{}{}", x, y, z, data, order); }
 };
 std::ostream& operator<<(std::ostream& out, const Grid& g) { return out << g.text(); }
@@ -57,13 +55,7 @@ std::vector<Grid> grids() {
 class AxonnWiring : public testing::TestWithParam<Grid> {
  protected:
   const Grid grid = GetParam();
-  Rig make_rig(comm::World& world) const {
-    return {world, grid.shape(),
-            [this](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-              return std::make_unique<Axonn4D>(mesh, store, grid.config());
-            },
-            DType::f32};
-  }
+  Rig make_rig(comm::World& world) const { return {world, grid.sharding(), DType::f32}; }
 };
 INSTANTIATE_TEST_SUITE_P(Grids, AxonnWiring, testing::ValuesIn(grids()),
                          [](const auto& info) { return info.param.text(); });
@@ -251,7 +243,7 @@ TEST_P(AxonnWiring, LinearsThatLeadOutEqualDenseOnesBitForBit) {
     rig.ready();
     fill_weights(rig.store, true);
     const Part in = part_of(rig, rig.strategy->stream(0), kHidden);
-    const Spread out = rig.strategy->attention(0);
+    const Spread out = grid.sharding().layer(0).attention;
     const Scratch x = local(rig, "x", in.shape, in.piece, true);
     const Scratch y = linear->forward(rig.ex, rig.batch.rows(), x, {});
     const Scratch dy = drawn_parts(rig, out, kQkv);
@@ -282,7 +274,7 @@ TEST_P(AxonnWiring, LinearsThatLeadBackFollowThoseThatLeadOutWithoutAMove) {
     rig.ready();
     fill_weights(rig.store, true);
     const Part stream = part_of(rig, rig.strategy->stream(0), kHidden);
-    const Part inner = part_of(rig, rig.strategy->attention(0), kInner);
+    const Part inner = part_of(rig, grid.sharding().layer(0).attention, kInner);
     const Scratch x = local(rig, "x", stream.shape, stream.piece, true),
                   residual = local(rig, "residual", stream.shape, stream.piece, true),
                   dy = local(rig, "dy", stream.shape, stream.piece, true);

@@ -3,33 +3,30 @@
 
 #include <atomic>
 
-#include "parallel/serial.h"
-#include "parallel/tagged.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
 namespace {
 
-using parallel::Grid;
 using parallel::GridLinear;
 using parallel::LinearSpec;
 using parallel::Site;
+using sharding::LinearSharding;
 
-/// A strategy of one linear.
-class OneLinear final : public Strategy {
- public:
-  OneLinear(mesh::Mesh& mesh, ParamStore& store, const GridLinear::Place& place, bool overlap)
-      : Strategy(store, parallel::Ranks(mesh, overlap)), place_(place) {}
-  Spread stream(int) const override { return {}; }
-  Spread attention(int) const override { return {}; }
-  parallel::VocabSpread vocab() const override { return {}; }
-  std::unique_ptr<parallel::Linear> linear(int, int group, const LinearSpec& spec) override {
-    return std::make_unique<GridLinear>(ranks_, store_, group, spec, place_);
-  }
-
- private:
-  const GridLinear::Place place_;
-};
+/// Axes by letters, one for each axis of the mesh.
+mesh::AxisSet axes_of(const std::string& word, std::string_view letters) {
+  mesh::AxisSet found = 0;
+  for (size_t a = 0; a < word.size(); ++a)
+    if (letters.find(word[a]) != std::string_view::npos) found |= mesh::AxisSet{1} << a;
+  return found;
+}
+Spread spread_of(const std::string& word) { return {axes_of(word, "r"), axes_of(word, "c")}; }
+LinearSharding grid_of(const std::string& word) {
+  return {.rows = axes_of(word, "rf"),
+          .cols = axes_of(word, "c"),
+          .contraction = axes_of(word, "k"),
+          .flat = axes_of(word, "f")};
+}
 
 /// What a linear is for: sites of both families, their fusions, and grouped heads that ranks may have to share.
 enum class Use { qkv, out, up, gated, down };
@@ -56,7 +53,7 @@ LinearSpec spec_of(Use use, const Extents& extents) {
 }
 
 struct Case {
-  std::string grid, from, to;  // letters of tagged.h
+  std::string grid, from, to;  // letters of config/tags.h
   std::string text() const { return format("{} -> {} -> {}", from, grid, to); }
 };
 
@@ -119,22 +116,17 @@ struct Place {
 };
 
 /// y, the activation's input, dx and the gradients that a rank has after one pass of a linear; meshes of one rank have
-/// that of Serial.
+/// that of one rank.
 HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
   const bool alone = shape.world_size() == 1;
   const LinearSpec spec = spec_of(use, place.extents);
-  const Spread from = alone ? Spread{} : parallel::spread_of(shape, c.from),
-               to = alone ? Spread{} : parallel::spread_of(shape, c.to);
+  const Spread from = alone ? Spread{} : spread_of(c.from), to = alone ? Spread{} : spread_of(c.to);
   ParamStore store(place.device, type, &place.mesh);
-  std::unique_ptr<Strategy> strategy;
-  if (alone) {
-    strategy = std::make_unique<parallel::Serial>(store);
-  } else {
-    strategy = std::make_unique<OneLinear>(place.mesh, store,
-                                           GridLinear::Place{parallel::grid_of(shape, c.grid), from, to, {}}, overlap);
-  }
-  const auto linear = strategy->linear(0, store.add_group("g"), spec);
+  const parallel::Ranks ranks = alone ? parallel::Ranks() : parallel::Ranks(place.mesh, overlap);
+  const auto linear =
+      std::make_unique<GridLinear>(ranks, store, store.add_group("g"), spec,
+                                   GridLinear::Place{alone ? LinearSharding() : grid_of(c.grid), from, to});
   store.allocate(true);
   GradSink sink(store);
   sink.prepare(place.device);
@@ -143,7 +135,6 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   fill_weights(store, integers);
 
   Exec& ex = place.ex;
-  const parallel::Ranks& ranks = strategy->ranks();
   const parallel::Rows rows{kRows};
   const auto piece = [&](const char* name, Shape shape_here, Piece at) {
     Scratch t = ex.take(name, shape_here, type);

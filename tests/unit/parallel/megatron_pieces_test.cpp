@@ -1,22 +1,19 @@
 // The pieces of Megatron-1D one by one, on ranks that are threads, beside dense ones on one rank.
 #include "parallel/loss.h"
-#include "parallel/megatron1d.h"
-#include "parallel/serial.h"
-#include "unit/parallel/pieces_rig.h"
+#include "unit/parallel/timeline_rig.h"
 
 namespace trainer::pieces {
 namespace {
 
 using parallel::LinearSpec;
-using parallel::Megatron1D;
 using parallel::Site;
 
 Rig make_rig(comm::World& world, int tensor, bool sequence_parallel, DType dtype = DType::f64) {
-  const auto make = [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-    if (tensor == 1) return std::make_unique<parallel::Serial>(store);
-    return std::make_unique<Megatron1D>(mesh, store, sequence_parallel, true);
-  };
-  return {world, Megatron1D::mesh_shape(world.size(), tensor, 0), make, dtype};
+  config::Config c;
+  c.parallel.strategy = "megatron-1d";
+  c.parallel.tensor = tensor;
+  c.parallel.sequence_parallel = sequence_parallel;
+  return {world, on_ranks(c, world.size(), 0), dtype};
 }
 
 /// y, dx and all gradients of an expand or a contract linear with biases.
@@ -228,77 +225,34 @@ TEST(MegatronPieces, BackwardIsTheAdjointOfForward) {
     }
 }
 
-/// Does every operation at once, and notes how many FLOPs of products ran between its start and the wait for it.
-class Watched final : public comm::Communicator {
- public:
-  Watched(std::unique_ptr<comm::Communicator> inner, device::Device& device, const Meter& meter,
-          std::vector<double>& hidden)
-      : Communicator(inner->group()), inner_(std::move(inner)), device_(device), meter_(meter), hidden_(hidden) {}
-
- protected:
-  comm::Pending* start(const Request& request) override {
-    Arena arena(device_, Arena::Mode::heap);
-    Meter own;
-    Exec ex{device_, arena, own};
-    switch (request.op) {
-      case CommOp::all_reduce:
-        inner_->all_reduce(ex, request.out, request.reduce).join(ex);
-        break;
-      case CommOp::all_gather:
-        inner_->all_gather(ex, request.in, request.out).join(ex);
-        break;
-      case CommOp::reduce_scatter:
-        inner_->reduce_scatter(ex, request.in, request.out).join(ex);
-        break;
-      default:
-        TRAINER_CHECK(false, "{} is not watched", name_of(request.op));
-    }
-    waits_.push_back(std::make_unique<Wait>(*this, meter_.matmul_flops()));
-    return waits_.back().get();
-  }
-
- private:
-  struct Wait final : comm::Pending {
-    Wait(Watched& owner, double flops) : watched(owner), at_start(flops) {}
-    Interval wait() override {
-      watched.hidden_.push_back(watched.meter_.matmul_flops() - at_start);
-      return {};
-    }
-    void abandon() noexcept override {}
-    Watched& watched;
-    double at_start;
-  };
-  std::unique_ptr<comm::Communicator> inner_;
-  device::Device& device_;
-  const Meter& meter_;
-  std::vector<double>& hidden_;
-  std::vector<std::unique_ptr<Wait>> waits_;
-};
-
-TEST(MegatronPieces, ProductsRunWhileSumsAreUnderWay) {
-  const double product = 2.0 * kRows * 8 * 24 / 2;  // of one of two ranks
+TEST(MegatronPieces, GemmsRunWhileSumsAreUnderWay) {
   for (const bool overlap : {true, false})
-    for (const bool sequence_parallel : {false, true})
-      comm::run_on_threads(2, {.timeout_s = 60}, [&](comm::World& world) {
-        Rig rig = make_rig(world, 2, sequence_parallel);
-        std::vector<double> hidden;
-        Watched ranks(world.communicator(rig.device, {1, "tensor", {0, 1}, world.rank()}, comm::Lane::critical),
-                      rig.device, rig.meter, hidden);
-        Megatron1D strategy(
-            {.store = rig.store, .ranks = ranks, .axes = 2, .sequence_parallel = sequence_parallel, .overlap = overlap},
-            parallel::Ranks(rig.mesh, overlap));
-        const auto linear =
-            strategy.linear(0, rig.store.add_group("g"), {.site = Site::up, .in = 8, .parts = {{"up", 24}}});
-        rig.ready();
-        const Shape shape{rig.tile(8).rows, 8};
-        const Scratch x = local(rig, "x", shape, {0, 0, 8}, false),
-                      dy = local(rig, "dy", {kRows, 12}, {0, 0, 24}, false);
-        linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
-        rig.done();
-        // The gather runs under dx, the sum of dx under dW.
-        const std::vector<double> expected(sequence_parallel ? 2 : 1, overlap ? product : 0);
-        EXPECT_EQ(hidden, expected) << "overlap " << overlap << ", sequence parallel " << sequence_parallel;
-      });
+    for (const bool sequence_parallel : {false, true}) {
+      SCOPED_TRACE(format("overlap {}, sequence parallel {}", overlap, sequence_parallel));
+      config::Config c;
+      c.parallel.strategy = "megatron-1d";
+      c.parallel.tensor = 2;
+      c.parallel.sequence_parallel = sequence_parallel;
+      Timeline timeline;
+      const Meter* meter = nullptr;
+      NotingWorld world(2, meter, 2.0 * kRows * 8 * 12, timeline);
+      Rig rig(world, on_ranks(c, 2, 0), DType::f64, overlap);
+      meter = &rig.meter;
+      const auto linear =
+          rig.strategy->linear(0, rig.store.add_group("g"), {.site = Site::up, .in = 8, .parts = {{"up", 24}}});
+      rig.ready();
+      const Scratch x = rig.ex.take("x", {rig.tile(8).rows, 8}, rig.type),
+                    dy = rig.ex.take("dy", {kRows, 12}, rig.type);
+      linear->backward(rig.ex, rig.batch.rows(), dy, x, {}, *rig.sink);
+      // The gather of x runs under dX, the sum of dX under dW.
+      const double under = overlap ? 1 : 0;
+      if (sequence_parallel) {
+        EXPECT_EQ(timeline.at("tensor all_gather"), (std::vector<Moment>{{0, under}}));
+        EXPECT_EQ(timeline.at("tensor reduce_scatter"), (std::vector<Moment>{{1, 1 + under}}));
+      } else {
+        EXPECT_EQ(timeline.at("tensor all_reduce"), (std::vector<Moment>{{1, 1 + under}}));
+      }
+    }
 }
 
 }  // namespace

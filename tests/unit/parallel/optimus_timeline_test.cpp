@@ -1,12 +1,10 @@
 // When Optimus-2D starts broadcasts and sums and when it waits for them, on one rank of a square whose other ranks are
 // not there: counted in products that ran before.
-#include "parallel/optimus2d.h"
 #include "unit/parallel/timeline_rig.h"
 
 namespace trainer::pieces {
 namespace {
 
-using parallel::Optimus2D;
 using parallel::Site;
 
 constexpr int64_t kSide = 3, kHidden = 24, kInner = 48;
@@ -17,14 +15,13 @@ constexpr double kProduct = 2.0 * (kRows / kSide) * (kHidden / kSide) * (kInner 
 /// backward.
 Timeline feed_forward(bool overlap) {
   config::Config c;
+  c.parallel.strategy = "optimus-2d";
   c.parallel.mesh = {kSide, kSide};
   c.parallel.panels = "ring";
-  c.debug.overlap = overlap;
   Timeline timeline;
   const Meter* meter = nullptr;
   NotingWorld world(kSide * kSide, meter, kProduct, timeline);
-  Rig rig(world, Optimus2D::mesh_shape(kSide * kSide, c.parallel, 0),
-          [&](mesh::Mesh& mesh, ParamStore& store) { return std::make_unique<Optimus2D>(mesh, store, c); });
+  Rig rig(world, on_ranks(c, kSide * kSide, 0), DType::f64, overlap);
   meter = &rig.meter;
   const int group = rig.store.add_group("block");
   const auto up = rig.strategy->linear(0, group, {.site = Site::up, .in = kHidden, .parts = {{"up", kInner}}});

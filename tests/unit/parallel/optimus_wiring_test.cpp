@@ -1,6 +1,4 @@
 // Who is where on the mesh of Optimus-2D, and who holds what.
-#include "parallel/optimus2d.h"
-
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -8,7 +6,6 @@ namespace {
 
 using mesh::MeshShape;
 using parallel::LinearSpec;
-using parallel::Optimus2D;
 using parallel::Site;
 
 struct Place {
@@ -23,7 +20,7 @@ struct Place {
     c.parallel.data = data;
     return c;
   }
-  MeshShape shape() const { return Optimus2D::mesh_shape(ranks(), config().parallel, kv); }
+  MeshShape shape() const { return parallel::mesh_shape(on_ranks(config(), ranks(), kv)); }
   std::string text() const {
     return format("q {}, depth {}, data {}, kv {}, tile {}x{}", q, depth, data, kv, tile[0], tile[1]);
   }
@@ -80,9 +77,7 @@ TEST(OptimusPieces, AreHeldOnceOrAsOftenAsVectorsHaveCopies) {
       std::mutex mutex;
       std::map<std::string, std::vector<int>> holders;
       comm::run_on_threads(p.ranks(), {.timeout_s = 60}, [&](comm::World& world) {
-        Rig rig(world, p.shape(), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-          return std::make_unique<Optimus2D>(mesh, store, c);
-        });
+        Rig rig(world, on_ranks(c, p.ranks(), p.kv));
         rig.batch.sequences = p.q;
         const parallel::EmbeddingSpec table{
             .vocab = kVocab, .d_model = kHidden, .positions = kLength, .vocab_multiple = 48};

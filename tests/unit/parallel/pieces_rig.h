@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "base/philox.h"
+#include "config/strategies.h"
 #include "parallel/strategy.h"
 
 namespace trainer::pieces {
@@ -20,11 +21,21 @@ using params::ParamStore;
 
 constexpr int64_t kSequences = 2, kLength = 12, kRows = kSequences * kLength;
 
-/// A rank's store, strategy and sink, or those of one rank alone.
+/// Returns the configured sharding over `ranks` ranks, of one layer, as a mesh has it.
+inline sharding::ModelSharding on_ranks(config::Config c, int64_t ranks, int64_t kv_heads) {
+  c.model.n_layer = 1;
+  sharding::ModelSharding s = config::sharding_of(c);
+  s.axes.front().size = ranks / s.ranks_of_replica();
+  return sharding::on_mesh(std::move(s), kv_heads);
+}
+
+/// A rank's store, strategy and sink.
 struct Rig {
-  using Make = std::function<std::unique_ptr<Strategy>(mesh::Mesh&, ParamStore&)>;
-  Rig(comm::World& world, const mesh::MeshShape& shape, const Make& make, DType dtype = DType::f64)
-      : type(dtype), mesh(world, device, shape), store(device, dtype, &mesh), strategy(make(mesh, store)) {
+  Rig(comm::World& world, const sharding::ModelSharding& sharding, DType dtype = DType::f64, bool overlap = true)
+      : type(dtype),
+        mesh(world, device, parallel::mesh_shape(sharding)),
+        store(device, dtype, &mesh),
+        strategy(std::make_unique<Strategy>(mesh, store, sharding, overlap)) {
     batch.sequences = kSequences;
     batch.seq_len = kLength;
   }

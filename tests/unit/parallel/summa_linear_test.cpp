@@ -1,8 +1,6 @@
 // The linear that is made of SUMMA's products, beside one rank's and beside gathered panels.
 #include "parallel/summa.h"
 
-#include "parallel/grid_linear.h"
-#include "parallel/serial.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -36,42 +34,18 @@ LinearSpec spec_of(const Case& c) {
   }
 }
 
-class OneLinear final : public Strategy {
- public:
-  OneLinear(mesh::Mesh& mesh, ParamStore& store, Kind kind, bool input_stays, bool overlap)
-      : Strategy(store, parallel::Ranks(mesh, overlap)),
-        kind_(kind),
-        input_stays_(input_stays),
-        row_(mesh.shape().set("row")),
-        col_(mesh.shape().set("col")) {}
-  Spread stream(int) const override { return {row_, col_}; }
-  Spread attention(int) const override { return {row_, col_}; }
-  parallel::VocabSpread vocab() const override { return {}; }
-  std::unique_ptr<parallel::Linear> linear(int, int group, const LinearSpec& spec) override {
-    if (kind_ == Kind::ring)
-      return std::make_unique<parallel::SummaLinear>(
-          ranks_, store_, group, spec,
-          parallel::SummaLinear::Place{.row = row_, .col = col_, .input_stays = input_stays_});
-    const parallel::Grid grid{.rows = row_,
-                              .cols = input_stays_ ? mesh::AxisSet{0} : col_,
-                              .contraction = input_stays_ ? col_ : mesh::AxisSet{0},
-                              .flat = row_};
-    return std::make_unique<parallel::GridLinear>(
-        ranks_, store_, group, spec,
-        parallel::GridLinear::Place{.grid = grid, .from = {row_, col_}, .to = {row_, col_}});
-  }
-
- private:
-  const Kind kind_;
-  const bool input_stays_;
-  const mesh::AxisSet row_, col_;
-};
-
-/// A square's axes; with shared heads, columns are cut in two.
-mesh::MeshShape shape_of(int q, int64_t kv_heads) {
-  if (kv_heads >= q) return mesh::MeshShape({{"row", q}, {"col", q}});
-  const int kv = static_cast<int>(kv_heads);
-  return mesh::MeshShape({{"row", q}, {"kv", kv}, {"rep", q / kv}}, {{"col", {"kv", "rep"}}});
+/// A square of ranks, all of whose linears are of one kind.
+sharding::ModelSharding square(const Case& c, Kind kind, int q) {
+  sharding::ModelSharding s;
+  s.axes = {{"data", 1}, {"row", q}, {"col", q}};
+  const sharding::LinearSharding linear{
+      .rows = 2,
+      .cols = c.input_stays ? 0u : 4u,
+      .contraction = c.input_stays ? 4u : 0u,
+      .flat = 2,
+      .schedule = kind == Kind::ring ? sharding::GemmSchedule::ring : sharding::GemmSchedule::at_once};
+  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .hidden = {2, 4}, .linears = {linear, linear, linear, linear}}};
+  return sharding::on_mesh(std::move(s), c.kv_heads);
 }
 
 /// y, pre, dx and, after two micro-batches, gradients; of one rank or of a square.
@@ -79,15 +53,8 @@ Named results(const Case& c, Kind kind, int q, bool integers, DType type, bool o
   const LinearSpec spec = spec_of(c);
   const int64_t rows = 24;
   return on_ranks(kind == Kind::serial ? 1 : q * q, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    const mesh::MeshShape shape =
-        kind == Kind::serial ? mesh::MeshShape({{"row", 1}, {"col", 1}}) : shape_of(q, c.kv_heads);
-    Rig rig(
-        world, shape,
-        [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-          if (kind == Kind::serial) return std::make_unique<parallel::Serial>(store);
-          return std::make_unique<OneLinear>(mesh, store, kind, c.input_stays, overlap);
-        },
-        type);
+    Rig rig(world, square(c, kind, kind == Kind::serial ? 1 : q), type, overlap);
+    const mesh::MeshShape shape = rig.mesh.shape();
     const auto linear = rig.strategy->linear(0, rig.store.add_group("g"), spec);
     rig.store.allocate(true);
     GradSink sink(rig.store, {.overlap = overlap});
@@ -219,9 +186,7 @@ TEST(SummaLinear, WaitsChangeNoBit) {
 Values mask(Kind kind, int q, double p, int64_t rows) {
   constexpr int64_t kWidth = 48;
   const Named found = on_ranks(q * q, [&](comm::World& world, Named& all, std::mutex& mutex) {
-    Rig rig(world, shape_of(q, q), [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-      return std::make_unique<OneLinear>(mesh, store, kind, false, true);
-    });
+    Rig rig(world, square({.site = Site::out, .input_stays = false}, kind, q));
     const auto linear = rig.strategy->linear(0, rig.store.add_group("g"),
                                              {.site = Site::out, .in = kWidth, .parts = {{"o", kWidth}}, .bias = true});
     rig.ready();

@@ -1,7 +1,6 @@
 // Embedding, head and norm for any sets of axes, beside those of one rank.
 #include "parallel/vocab.h"
 
-#include "parallel/serial.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -27,30 +26,20 @@ struct Layout {
   }
 };
 
-class Spreads final : public Strategy {
- public:
-  Spreads(mesh::Mesh& mesh, ParamStore& store, const Layout& layout)
-      : Strategy(store, parallel::Ranks(mesh)), layout_(layout) {}
-  Spread stream(int) const override { return {layout_.set(layout_.rows), layout_.set(layout_.cols)}; }
-  Spread attention(int) const override { return {}; }
-  VocabSpread vocab() const override {
-    return {layout_.set(layout_.vocab), layout_.set(layout_.hidden), layout_.set(layout_.flat)};
-  }
-  std::unique_ptr<parallel::Linear> linear(int, int, const parallel::LinearSpec&) override { return nullptr; }
-
- private:
-  const Layout layout_;
-};
-
-/// A rank's rig; without axes, that of one rank alone.
+/// A rank's rig; without axes, that of one rank.
 Rig rig_of(comm::World& world, const Layout& layout, DType type = DType::f64) {
-  return Rig(
-      world, layout.shape(),
-      [&](mesh::Mesh& mesh, ParamStore& store) -> std::unique_ptr<Strategy> {
-        if (layout.axes.empty()) return std::make_unique<parallel::Serial>(store);
-        return std::make_unique<Spreads>(mesh, store, layout);
-      },
-      type);
+  sharding::ModelSharding s;
+  if (layout.axes.empty() || layout.axes[0].name != "data")
+    s.axes = {{"data", 1}};
+  else
+    s.axes.clear();
+  const size_t shift = s.axes.size();
+  for (const mesh::MeshAxis& axis : layout.axes) s.axes.push_back({axis.name, axis.size});
+  const auto set = [&](const std::vector<std::string>& names) { return layout.set(names) << shift; };
+  s.layers.front().stream = s.head = {set(layout.rows), set(layout.cols)};
+  s.layers.front().count = 3;
+  s.table = {set(layout.vocab), set(layout.hidden), set(layout.flat)};
+  return Rig(world, s, type);
 }
 
 std::vector<Layout> layouts() {

@@ -128,7 +128,7 @@ config::Offload half_streamed() {
 /// Steps a run and compares after the first and the third. Returns whether weights are packed.
 bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
   const auto ranks = static_cast<int>(config::ranks_of_replica(c) * c.parallel.data);
-  plan::Machine machine;
+  setup::Machine machine;
   machine.ranks = ranks;
   machine.isa = device::detect_isa();
   machine.compute = compute;
@@ -146,7 +146,7 @@ bool expect_predicted(const config::Config& c, DType compute = DType::f32) {
       EXPECT_EQ(counts_of(run.trainer.meter().comm()), predicted(step, n)) << "after step " << n;
       EXPECT_EQ(work_of(run.trainer.meter(), but), predicted_work(step, n, but)) << "after step " << n;
       if (run.trainer.offload() != nullptr) {
-        const plan::OffloadWork& work = *step.plan.offload;
+        const setup::OffloadWork& work = *step.plan.offload;
         const auto where = offload::places(work.plan, static_cast<int>(work.subgroups.size()));
         EXPECT_EQ(run.trainer.offload()->report().bytes,
                   offload::bytes_of(offload::schedule({.places = where, .slots = work.plan.slots}), work.subgroups,

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/load.h"
-#include "plan/offload_memory.h"
+#include "plan/offload_time.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
+#include "setup/offload_memory.h"
 
 namespace trainer::plan {
 namespace {
@@ -181,15 +181,15 @@ TEST(Variants, PlaceRanksElsewhereAndKeepMatrices) {
   };
   using Texts = std::vector<std::string>;
   EXPECT_EQ(texts({"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 2]", "parallel.data=1"}, 2),
-            (Texts{"grid 2 x 1 x 2, order yzxd, data 1", "grid 2 x 1 x 2, 3 layers kept, data 1"}));
+            (Texts{"grid 2 x 1 x 2, order yzxd, data 1", "grid 2 x 1 x 2, cache_layers 3, data 1"}));
   EXPECT_EQ(texts({"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 2]", "parallel.data=1"}, 8),
-            (Texts{"grid 2 x 1 x 2, 3 layers kept, data 1"}));
+            (Texts{"grid 2 x 1 x 2, cache_layers 3, data 1"}));
   EXPECT_EQ(
       texts({"parallel.strategy=axonn-4d", "parallel.grid=[2, 2, 2]", "parallel.data=1", "parallel.cache_layers=1"}, 4)
           .size(),
       5u);
   EXPECT_EQ(texts({"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.data=1"}, 4),
-            (Texts{"mesh 4 x 4, ring, tiles 2 x 2, data 1", "mesh 4 x 4, ring, tiles 4 x 1, data 1"}));
+            (Texts{"mesh 4 x 4, node_tile [2, 2], data 1", "mesh 4 x 4, node_tile [4, 1], data 1"}));
   EXPECT_EQ(texts({"parallel.tensor=4"}, 2), Texts());
 }
 

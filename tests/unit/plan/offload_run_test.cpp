@@ -1,6 +1,7 @@
 // The update of the optimizer's state that the planner predicts for a cluster, beside the run on a device that is
 // emulated at the same rates (debug.emulate_device): what its engine predicts, and the operations that it did in their
 // order on the virtual clock.
+#include "plan/offload_time.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
 #include "rigs/offload.h"
@@ -37,7 +38,7 @@ double expect_predicted(const Emulated& e, const char* share) {
   c.offload = {.optimizer = config::OffloadOptimizer::interleaved, .gpu_fraction = share, .subgroup = 64, .slots = 3};
   const plan::Cluster cluster = cluster_of(e);
   const plan::PlannedRun planned = plan::price_config(c, kTinyVocab, cluster);
-  const plan::OffloadWork& work = *planned.plan.offload;
+  const setup::OffloadWork& work = *planned.plan.offload;
   const double ms = 1e3 * plan::offload_seconds(work, cluster, /*backward=*/1);  // which hides all gradients
   EXPECT_GE(1e3 * planned.time.offload, ms);
 

@@ -5,7 +5,6 @@
 
 #include <set>
 
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "plan/plan_text.h"
@@ -223,7 +222,7 @@ TEST(Planner, TriesToKeepGatheredMatricesOfTags) {
   const std::vector<Config> kept = config::variants(c, 1);
   ASSERT_EQ(kept.size(), 1u);
   EXPECT_EQ(kept.front().parallel.cache_layers, 4);
-  EXPECT_EQ(config::layout_text(kept.front()), "axes 2 x 2, 4 layers kept, data 1");
+  EXPECT_EQ(config::layout_text(kept.front()), "axes 2 x 2, cache_layers 4, data 1");
   const Cluster cluster = cluster_file("laptop-2core");
   const auto gathered = [&](const Config& config) {
     int64_t bytes = 0;

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "base/philox.h"
-#include "config/layout_rules.h"
 #include "config/layouts.h"
 #include "config/load.h"
 #include "plan/layer_costs.h"
@@ -69,8 +68,8 @@ TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
     std::string of;
     for (const Config& each : config::enumerate_layouts(config, devices, broken)) {
       if (config::wants_tags(each)) continue;
-      const config::TagLayout layout = config::tag_layout(each);
-      const double seconds = LayerCosts(cluster, each, 1024, DType::f32, layout.axes, routes).step_seconds(layout);
+      const sharding::ModelSharding layout = config::sharding_of(each);
+      const double seconds = LayerCosts(cluster, each, 1024, DType::f32, layout, routes).step_seconds(layout);
       if (seconds < named) of = each.parallel.strategy + " " + config::layout_text(each);
       named = std::min(named, seconds);
     }
@@ -79,8 +78,8 @@ TEST(Properties, LayoutsByTagsAreNeverEstimatedSlowerThanNamedOnes) {
     double tags = 1e300;
     for (const std::vector<int64_t>& extents : config::axis_lists(devices, 1)) {
       config.parallel.axes = extents;
-      LayerCosts costs(cluster, config, 1024, DType::f32, config::tag_axes(config.parallel), routes);
-      const std::optional<config::TagLayout> found = costs.best(1e18);
+      LayerCosts costs(cluster, config, 1024, DType::f32, config::sharding_of(config), routes);
+      const std::optional<sharding::ModelSharding> found = costs.best(1e18);
       if (found) tags = std::min(tags, costs.step_seconds(*found));
     }
     EXPECT_LE(tags, named * (1 + 1e-9)) << "seed " << seed << ": " << of << " on " << devices << " devices";

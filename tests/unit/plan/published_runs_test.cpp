@@ -6,8 +6,8 @@
 
 #include <cmath>
 
+#include "config/flops.h"
 #include "config/load.h"
-#include "measure/flops.h"
 #include "plan/planner.h"
 #include "rigs/cluster_files.h"
 
@@ -94,7 +94,7 @@ TEST(PublishedRuns, OfOtherModelsFollowFromTheSameRun) {
 
 /// FLOPs of a token as these papers count them: every score of attention, and the blocks forward once more.
 double recomputed_flops(const config::Model& m) {
-  const measure::FlopsPerToken flops = measure::flops_per_token(m, kVocab, config::Recompute::full);
+  const config::FlopsPerToken flops = config::flops_per_token(m, kVocab, config::Recompute::full);
   return flops.full() + flops.recomputed + 2.0 * static_cast<double>(m.n_layer * m.d_model * m.seq_len);
 }
 config::Model model_of(int64_t layers, int64_t hidden) { return gpt(layers, hidden / 128, hidden, 8).model; }
@@ -116,7 +116,7 @@ TEST(PublishedRuns, HaveTheSizesAndTimesOfOurCounts) {
                        {529.6, 20480, 105, 2520, 2520, 163, 54.08},
                        {1008.0, 25600, 128, 3072, 3072, 163, 102.6}}) {
     const Config config = gpt(r.layers, r.hidden / 128, r.hidden, 8);
-    EXPECT_NEAR(static_cast<double>(plan_run(config, kVocab, {}, false).parameters) * 1e-9, r.billions, 0.05);
+    EXPECT_NEAR(static_cast<double>(setup::plan_run(config, kVocab, {}, false).parameters) * 1e-9, r.billions, 0.05);
     EXPECT_NEAR(recomputed_flops(config.model) * 2048 * r.batch / (r.gpus * r.tflops * 1e12), r.seconds,
                 2e-3 * r.seconds);
   }
@@ -154,8 +154,8 @@ TEST(PublishedRuns, HaveTheUtilisationOfOurCounts) {
                        {12288, 96, 64, 64, 13.75, 51.4},
                        {20480, 105, 280, 280, 37.83, 56.0},
                        {25600, 128, 512, 512, 71.49, 56.3}}) {
-    const auto flops = measure::flops_per_token(model_of(r.layers, r.hidden), kVocab, config::Recompute::none);
-    EXPECT_NEAR(100 * measure::utilisation(flops, 2048 * r.batch / r.seconds / r.gpus, 312e12).mfu, r.mfu, 0.3);
+    const auto flops = config::flops_per_token(model_of(r.layers, r.hidden), kVocab, config::Recompute::none);
+    EXPECT_NEAR(100 * config::utilisation(flops, 2048 * r.batch / r.seconds / r.gpus, 312e12).mfu, r.mfu, 0.3);
   }
 }
 

@@ -49,7 +49,13 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   std::vector<double> widths;
   for (int i = 0; i <= variables; ++i) widths.push_back(static_cast<double>(draw.power_of_two(9, 14)));
   if (ring) widths.back() = widths.front();
-  const std::vector<config::TagAxis> mesh(axes, config::TagAxis{"a", 2});
+  const std::vector<sharding::Axis> mesh(axes + 1, sharding::Axis{"a", 2});
+  const auto placed = [](const std::string& tags) {  // r rows, c columns, p partial sums, - copies
+    Placement at;
+    for (size_t a = 0; a < tags.size(); ++a)
+      if (tags[a] != '-') (tags[a] == 'r' ? at.rows : tags[a] == 'c' ? at.cols : at.partial) |= mesh::AxisSet{2} << a;
+    return at;
+  };
   static RouteShares routes;
   const auto seconds = [&](CommOp op, int ranks, double elements) {
     const double wire = static_cast<double>(comm::wire_elements(op, ranks, static_cast<int64_t>(elements)));
@@ -59,7 +65,7 @@ SearchProblem problem(uint64_t seed, size_t axes, int variables, bool ring) {
   const auto move = [&](const std::string& from, const std::string& to, double elements) {
     if (from == to) return 0.0;
     double sum = 0;
-    for (const RouteShares::Leg& leg : routes.of(mesh, from, to))
+    for (const RouteShares::Leg& leg : routes.of(mesh, placed(from), placed(to)))
       sum += seconds(leg.op, ranks_of(leg.axes), leg.payload * elements);
     return sum;
   };
@@ -119,7 +125,7 @@ TEST(Search, DynamicProgrammingFindsWhatEnumerationFinds) {
 TEST(Search, RelaxesTheCapOfMemory) {
   int equal = 0, all = 0;
   for (const Case& c : cases()) {
-    if (c.axes > 1 && c.seed > 20) continue;
+    if (c.axes > 1 && c.seed > 60) continue;
     SearchProblem p = problem(c.seed, c.axes, 4, c.ring);
     std::vector<int> least;
     for (const std::vector<double>& node : p.memory)
@@ -134,7 +140,7 @@ TEST(Search, RelaxesTheCapOfMemory) {
       const Assignment best = exhaustive(p), within = chain_dp_within(p, conditioned);
       ASSERT_TRUE(within.found()) << "seed " << c.seed;
       EXPECT_LE(within.memory, p.cap);
-      EXPECT_LE(within.cost, 1.1 * best.cost) << "seed " << c.seed << " share " << share;
+      EXPECT_LE(within.cost, 1.02 * best.cost) << "seed " << c.seed << " share " << share;
       equal += within.cost <= best.cost * (1 + 1e-9);
       ++all;
     }

@@ -113,7 +113,7 @@ TEST_F(ReadHistory, KeepsTheLargestMemoryAndPassesOverNonsense) {
   EXPECT_EQ(history.steps.size(), 2);
   EXPECT_TRUE(history.steps[0].memory_bytes.empty());
   EXPECT_EQ(history.memory_bytes,
-            (measure::BytesByCategory{{"weights", (int64_t{1} << 60) + 1}, {"activations", 20}, {"late", 1}}));
+            (BytesByCategory{{"weights", (int64_t{1} << 60) + 1}, {"activations", 20}, {"late", 1}}));
 }
 
 TEST_F(ReadHistory, IsCutToTheResumedStepAndTheRestStaysByteForByte) {

@@ -83,9 +83,9 @@ TEST_F(Report, ShowsWhereTheOptimizersStateWasUpdated) {
   }
   constexpr double median = 60;  // of 1 to 120 without 61, a step that was skipped
   expect_texts(page(history), "Optimizer offload", "Updates, ms a step", "50.0 %", "30.0 %", "20.0 %",
-               "7 of at most 128 parameters, 3 slots, 1 resident", "pinned",
-               format("{:.4g} ms", 3 * median), format("{:.4g} ms", 4 * median), format("{:.4g} ms", median),
-               format("{:.3f}", 2 * median), "75.0 %", "2.00 KiB", "2.00G parameters/s");
+               "7 of at most 128 parameters, 3 slots, 1 resident", "pinned", format("{:.4g} ms", 3 * median),
+               format("{:.4g} ms", 4 * median), format("{:.4g} ms", median), format("{:.3f}", 2 * median), "75.0 %",
+               "2.00 KiB", "2.00G parameters/s");
   const Json json = Json::parse(report_json(summarize(history, {}), history));
   EXPECT_EQ(json["offload"]["plan"]["subgroups"], 7);
   EXPECT_EQ(json["offload"]["exposed_ms"], summarize(history, {}).offload->exposed_ms);

@@ -90,7 +90,7 @@ TEST(Events, OfOtherVersionsAreRead) {
   EXPECT_EQ(start.peak.flops, 3e11);
   EXPECT_EQ(start.peak.origin, "measured");
   EXPECT_EQ(start.environment.ranks, 1) << "what is missing keeps its default";
-  EXPECT_EQ(to_json(measure::PeakReport{.flops = 2e12, .origin = "user"}),
+  EXPECT_EQ(to_json(setup::PeakReport{.flops = 2e12, .origin = "user"}),
             Json::parse(R"({"tflops": 2.0, "origin": "user"})"));
   EXPECT_THROW(from_json<StepReport>(Json::parse(R"({"loss": "low"})")), Json::exception);
   EXPECT_THROW(from_json<WarningReport>(Json::parse(R"({"message": 3})")), Json::exception);

@@ -1,12 +1,14 @@
 // A trained model on any number of ranks: whole where it fits, shared where one rank cannot hold it.
 #include "run/loaded_model.h"
 
+#include "config/layouts.h"
+
 #include "checkpoint/store.h"
 #include "config/load.h"
 #include "config/text.h"
-#include "plan/run_plan.h"
 #include "rigs/megatron.h"
 #include "run/run_state.h"
+#include "setup/run_plan.h"
 #include "unit/checkpoint/fixture.h"
 
 namespace trainer::tests {
@@ -51,9 +53,9 @@ config::Config large() {
 double needed(config::Config c, int tensor) {
   c.parallel.tensor = tensor;
   c.parallel.data = 4 / tensor;
-  plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
   machine.ranks = 4;
-  return static_cast<double>(plan::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  return static_cast<double>(setup::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
 }
 
 struct Loaded {
@@ -64,7 +66,7 @@ struct Loaded {
 Loaded load(const std::filesystem::path& path, int ranks) {
   Loaded found;
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-    const run::LoadedModel model = run::load_model(world, path, parallel::replica_layouts, 1);
+    const run::LoadedModel model = run::load_model(world, path, config::replica_layouts, 1);
     data::TokenBatch batch;
     tiny_batches(model.config)(0, model.config.train.micro_batch, batch);
     double nats = model.trainer->loss_sum(batch);
@@ -107,9 +109,9 @@ TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
   c.parallel.tensor = 1;
   c.train.micro_batch = c.train.global_batch = 4;
   checkpoint::TempFolder folder;
-  plan::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+  setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
   machine.ranks = 4;
-  const double square = static_cast<double>(plan::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
+  const double square = static_cast<double>(setup::plan_run(c, kTinyVocab, machine, false).total) / kGiB;
   const double whole = needed(on_one_rank(c), 1), half = needed(on_one_rank(c), 2);
   ASSERT_LT(square, 0.8 * half);
   save(c, 1.1 * whole, folder / "roomy");
@@ -123,16 +125,16 @@ TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
 TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {
   config::Config c = configure({2, 1, true, config::Arch::llama, 1, 6});
   std::vector<int64_t> offered;
-  for (const config::Parallel& layout : parallel::replica_layouts(c, 12)) {
+  for (const config::Parallel& layout : config::replica_layouts(c, 12)) {
     offered.push_back(layout.tensor);
     EXPECT_EQ(layout.tensor * layout.data, 12);
   }
   EXPECT_EQ(offered, (std::vector<int64_t>{1, 2, 3, 6, 12}));  // 4 ranks cannot share 6 key/value heads
   c.parallel.tensor = 3;  // the checkpoint's own first, then only what shares a model over more ranks
   offered.clear();
-  for (const config::Parallel& layout : parallel::replica_layouts(c, 12)) offered.push_back(layout.tensor);
+  for (const config::Parallel& layout : config::replica_layouts(c, 12)) offered.push_back(layout.tensor);
   EXPECT_EQ(offered, (std::vector<int64_t>{1, 3, 6, 12}));
-  const std::vector<config::Parallel> one_by_one = parallel::generation_layouts(c, 12);
+  const std::vector<config::Parallel> one_by_one = config::generation_layouts(c, 12);
   ASSERT_EQ(one_by_one.size(), 1u);
   EXPECT_EQ(one_by_one[0].tensor, 12);
   EXPECT_FALSE(one_by_one[0].sequence_parallel);
@@ -143,7 +145,7 @@ TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   c.parallel.strategy = "optimus-2d";
   c.parallel.mesh = {2, 2, 2};
   std::vector<std::string> offered;
-  for (const config::Parallel& layout : parallel::replica_layouts(c, 16)) {
+  for (const config::Parallel& layout : config::replica_layouts(c, 16)) {
     config::Config of = c;
     of.parallel = layout;
     offered.push_back(format("{} x {}", config::replica_text(of), layout.data));
@@ -152,7 +154,7 @@ TEST(LoadedModel, MayBeSharedAsItWasTrainedWhereACopyDoesNotFit) {
   EXPECT_EQ(offered[0], "tensor = 1 x 16");
   EXPECT_EQ(offered[1], "mesh = [2, 2, 2] x 2");
   EXPECT_EQ(offered[2], "tensor = 2 x 8");
-  for (const config::Parallel& layout : parallel::generation_layouts(c, 16)) EXPECT_EQ(layout.strategy, "megatron-1d");
+  for (const config::Parallel& layout : config::generation_layouts(c, 16)) EXPECT_EQ(layout.strategy, "megatron-1d");
 }
 
 }  // namespace

@@ -185,7 +185,7 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
       megatron.parallel.tensor = t;
       megatron.parallel.data = data;
       megatron.parallel.sequence_parallel = false;
-      measure::CommBytes a = counted(axonn), m = counted(megatron);
+      CommBytes a = counted(axonn), m = counted(megatron);
       EXPECT_EQ(a.size(), (t > 1 ? 1u : 0u) + (data > 1 ? 1u : 0u)) << "a group of one sends nothing";
       if (t > 1) {
         EXPECT_EQ(a.at("x"), m.at("tensor"));
@@ -197,7 +197,7 @@ TEST(AxonnDegenerate, GridsAreMegatronAndFullySharded) {
     }
   // Fully sharded: every matrix gathered for forward and for backward, its gradient scattered.
   const config::Config c = configure(Grid{1, 1, 4, 1});
-  const measure::CommBytes bytes = counted(c);
+  const CommBytes bytes = counted(c);
   const int64_t h = c.model.d_model, f = c.model.d_ff, rounds = c.train.global_batch / c.train.micro_batch;
   const int64_t matrices = c.model.n_layer * (4 * h * h + 2 * h * f), table = 48 * h;
   EXPECT_EQ(bytes.size(), 1u);
@@ -223,7 +223,7 @@ TEST(AxonnRanks, AreCountedInTheOrderThatWasAskedFor) {
   for (const std::string order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
     parallel.order = order;
     config::Config c = configure(Grid{2, 3, 4, 2, Arch::gpt2, order.c_str()});
-    const mesh::MeshShape shape = parallel::make_mesh_shape(c, 48);
+    const mesh::MeshShape shape = parallel::mesh_shape(config::sharding_on(c, 48));
     std::vector<int> seen(48);
     int stride = 1;
     for (const char axis : order) {

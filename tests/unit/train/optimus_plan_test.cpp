@@ -155,8 +155,8 @@ TEST(OptimusCounts, OfRingsAreThoseOfGatheredPanelsInSoManySteps) {
           }
         for (const char* axis : {"row", "col", "data"})
           EXPECT_EQ(ring->of(axis, CommOp::all_reduce).elements, gathered->of(axis, CommOp::all_reduce).elements);
-        const measure::CommBytes &a = ring->trainer.comm_bytes_per_step(), &b = gathered->trainer.comm_bytes_per_step();
-        const auto total = [](const measure::CommBytes& bytes) {
+        const CommBytes &a = ring->trainer.comm_bytes_per_step(), &b = gathered->trainer.comm_bytes_per_step();
+        const auto total = [](const CommBytes& bytes) {
           int64_t sum = 0;
           for (const auto& [axis, operations] : bytes)
             for (const auto& [operation, count] : operations) sum += count;
@@ -171,7 +171,7 @@ TEST(OptimusCounts, OfAStepAreThoseOfItsMicroBatches) {
   const auto bytes = [&](int64_t accumulation) {
     return Planned(configure(g, "auto", "ring", accumulation), g.vocab - 3, DType::f32).trainer.comm_bytes_per_step();
   };
-  const measure::CommBytes one = bytes(1), five = bytes(5);
+  const CommBytes one = bytes(1), five = bytes(5);
   for (const auto& [axis, operations] : one)
     for (const auto& [operation, count] : operations) {
       const bool of_a_step = axis == "row" && operation == "all_reduce";

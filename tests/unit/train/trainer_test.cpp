@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <new>
 
-#include "parallel/tagged.h"
 #include "rigs/tiny.h"
 
 namespace {
@@ -72,11 +71,10 @@ TEST_P(EveryRun, LearnsARepeatedBatch) {
 }
 
 /// Every rank takes `warm` steps and then four that must not allocate.
-void expect_no_allocation(int ranks, const config::Config& c, DType compute, int64_t warm = 2,
-                          const parallel::StrategyFactory& factory = {}) {
+void expect_no_allocation(int ranks, const config::Config& c, DType compute, int64_t warm = 2) {
   allocations = 0;
   comm::run_on_threads(ranks, {.timeout_s = 60}, [&](comm::World& world) {
-    Tiny run(&world, c, compute, std::make_unique<device::CpuDevice>(ranks == 1 ? 2 : 1), {}, factory);
+    Tiny run(&world, c, compute, std::make_unique<device::CpuDevice>(ranks == 1 ? 2 : 1));
     for (int64_t n = 1; n <= warm; ++n) run.step(n);
     counted = true;
     for (int64_t n = warm + 1; n <= warm + 4; ++n) run.step(n);
@@ -118,16 +116,13 @@ TEST_P(EveryRun, AllocatesNothingWhereLayersAreCutInDifferentWays) {
   config::Config c = tiny_config(arch());
   c.model.n_head = c.model.n_kv_head = 4;
   c.model.seq_len = 12;
-  const parallel::TagTable table{
-      {{"-c", "cr", "c-", "ck", "rf", "kk", "rr"}, {"rc", "rc", "-r", "fc", "kf", "k-", "-k"}}, "rr", "fv"};
-  const parallel::StrategyFactory factory{
-      [](const config::Config&, int) {
-        return mesh::MeshShape({{"data", 1}, {"a", 2}, {"b", 2}});
-      },
-      [&](const config::Config& config, mesh::Mesh& mesh, params::ParamStore& store) {
-        return std::make_unique<parallel::Tagged>(mesh, store, table, config);
-      }};
-  expect_no_allocation(4, c, compute(), 2, factory);
+  c.parallel.strategy = "autoddl";
+  c.parallel.axes = {2, 2};
+  c.parallel.layer = {{"-c", "cr", "c-", "ck", "rf", "kk", "rr"}, {"rc", "rc", "-r", "fc", "kf", "k-", "-k"}};
+  c.parallel.layer[0].layers = 1;
+  c.parallel.head = "rr";
+  c.parallel.table = "fv";
+  expect_no_allocation(4, c, compute(), 2);
 }
 
 INSTANTIATE_TEST_SUITE_P(Trainer, EveryRun,

@@ -1,0 +1,30 @@
+#pragma once
+// What the operating system says this process holds, to be compared with the predicted memory.
+#include <cstdint>
+
+namespace trainer {
+
+/// Returns the bytes of anonymous memory resident in this process, huge pages included. Reads /proc/self/smaps_rollup,
+/// else /proc/self/status; 0 when neither can be read. Walks the page tables: milliseconds per GiB, so not for every
+/// step.
+int64_t anonymous_bytes();
+
+/// Returns the same after the allocator has given back freed memory. Memory that it keeps is not in use, and later
+/// takes from it would not show as growth.
+int64_t bytes_in_use();
+
+/// MemoryProbe samples the growth of the memory in use since construction. One thread.
+class MemoryProbe {
+ public:
+  MemoryProbe() : start_(bytes_in_use()) {}
+  /// Reads the present value; returns its growth in bytes (may be negative) and remembers the largest.
+  int64_t sample();
+  int64_t start() const { return start_; }
+  /// Returns the largest growth sampled so far, at least 0.
+  int64_t peak() const { return peak_; }
+
+ private:
+  int64_t start_, peak_ = 0;
+};
+
+}  // namespace trainer

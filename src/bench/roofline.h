@@ -1,0 +1,18 @@
+#pragma once
+// The roofline: no operator is faster than its FLOPs at the rate of products, nor than its bytes at the rate of memory
+// (Williams, Waterman, Patterson 2009).
+#include "device/device.h"
+
+namespace trainer::bench {
+
+struct Roofline {
+  double flops = 0;        // FLOP/s of products
+  double bytes_per_s = 0;  // of memory, read and written
+  /// Returns the seconds that so much work takes at least.
+  double least_seconds(double work_flops, double work_bytes) const;
+};
+
+/// Returns the bytes per second of copying operands far beyond the caches, read and written bytes both counted.
+double copy_rate(device::Device& device);
+
+}  // namespace trainer::bench

@@ -1,0 +1,371 @@
+#include "config/strategies.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/format.h"
+#include "config/layouts.h"
+#include "config/tags.h"
+
+namespace trainer::config {
+namespace {
+
+using sharding::Axis;
+using sharding::AxisSet;
+using sharding::GemmSchedule;
+using sharding::Layer;
+using sharding::LinearSharding;
+using sharding::ModelSharding;
+using Visit = std::function<void(const Parallel&)>;
+
+// The named strategies as points of one space. r rows, c columns, k contraction, f rows with the matrix in flat pieces,
+// v vocabulary, h hidden, - copies:
+//
+// clang-format off
+//   strategy        axes      stream  attention  hidden  qkv  out  up   down  head  table
+//   Megatron-1D     t         r       c          c       c    k    c    k     r     v      without sequence parallelism: stream, head -
+//   Optimus-2D      row col   rc      rc         rc      fc   fc   fc   fk    rc    fv     stationary = "paper": down fc
+//   AxoNN-4D        z x y     r-c     rc-        rc-     fck  fkc  fck  fkc   r-c   fvh
+// clang-format on
+
+/// Returns a sharding over the replicas and these axes, outermost first.
+ModelSharding over(const Config& config, std::vector<Axis> axes) {
+  ModelSharding s;
+  s.axes = std::move(axes);
+  s.axes.insert(s.axes.begin(), {"data", std::max<int64_t>(1, config.parallel.data)});
+  return s;
+}
+
+/// Cuts all layers like this one.
+void cut_all(ModelSharding& s, const Config& config, Layer layer) {
+  layer.count = config.model.n_layer;
+  s.layers = {layer};
+  s.head = layer.stream;
+}
+
+/// Keeps the gathered weights of the first parallel.cache_layers.
+ModelSharding keeping(ModelSharding s, const Config& config) {
+  int64_t kept = config.parallel.cache_layers;
+  for (size_t l = 0; l < s.layers.size() && kept > 0; ++l) {
+    if (kept < s.layers[l].count) {
+      s.layers.insert(s.layers.begin() + static_cast<std::ptrdiff_t>(l), s.layers[l]);
+      s.layers[l].count = kept;
+      s.layers[l + 1].count -= kept;
+    }
+    for (LinearSharding& linear : s.layers[l].linears) linear.keep = true;
+    kept -= s.layers[l].count;
+  }
+  return s;
+}
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    all.push_back(d);
+    if (d != n / d) all.push_back(n / d);
+  }
+  std::ranges::sort(all);
+  return all;
+}
+
+/// Requires a list of a number of extents in [least, most].
+void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
+                std::vector<BrokenRule>& broken) {
+  if (extents.size() < least || extents.size() > most)
+    broken.push_back({{key}, format("expected {}, found {} extents", form, extents.size())});
+}
+
+/// Visits parallel.cache_layers for all layers where weights are gathered.
+void with_cache(const Config& config, const Visit& visit) {
+  if (config.parallel.cache_layers > 0 || !sharding_of(config).gathers_weights()) return;
+  Parallel p = config.parallel;
+  p.cache_layers = config.model.n_layer;
+  visit(p);
+}
+
+// Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
+// 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream. Of linears that write it, it
+// has 1/T of the rows. It has 1/T of the attention heads and of the vocabulary too. The residual stream is on all
+// ranks, or with sequence parallelism cut by token rows.
+//
+//   rows of a batch N, hidden H            without                with sequence parallelism
+//   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
+//   qkv, up:   weight [H, F/T]             x [N, H]               x gathered before the GEMM
+//     backward                             Σ dx  (all-reduce)     x gathered again, dx reduce-scattered
+//   out, down: weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
+//     backward                             nothing                dy gathered
+//
+// Elements a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
+// recomputation:
+//   without: all-reduce (4L + 2)·B + 3N
+//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
+//            each rank has summed over its own rows: gains and biases of norms, biases of linears that write the
+//            stream, positions.
+// Where ranks share key/value heads, gradients of their weights and biases are added over those ranks once a step.
+// The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
+// so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result
+// is not needed.
+ModelSharding megatron(const Config& config) {
+  ModelSharding s = over(config, {{"tensor", config.parallel.tensor}});
+  const AxisSet t = s.find("tensor");
+  const LinearSharding columns{.cols = t}, rows{.contraction = t};
+  cut_all(s, config,
+          {.stream = {.rows = config.parallel.sequence_parallel ? t : AxisSet{0}},
+           .attention = {.cols = t},
+           .hidden = {.cols = t},
+           .linears = {columns, rows, columns, rows}});
+  s.table = {.vocab = t};
+  return s;
+}
+
+void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
+  Parallel p = config.parallel;
+  p.tensor = ranks;
+  for (const bool sequences : {true, false}) {
+    p.sequence_parallel = sequences;
+    if (ranks > 1 || sequences) visit(p);
+  }
+}
+
+// Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). It splits both activations and weights by
+// rows and by columns, so only vectors are held twice. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
+// squares with the same weights, each for its own sequences.
+//
+//   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
+//   residual stream, norms                rows over row, columns over col  [N/q, H/q]
+//   q, k, v and attention                 rows over row, heads over col    [N/q, 3H/q]
+//   feed-forward                          rows over row, columns over col  [N/q, F/q]
+//   W of qkv, out, up [in, out]           both over the square             [in/q, out/q]
+//   W of down [F, H]                      "auto": [F/q over col, H/q over row];  "paper": as the others
+//   biases, norms, positions              columns over col, copies over row
+//   table of embedding and head           [V/q over col], 1/q of it over row
+//
+// A linear moves two of its three matrices; the third stays. With "paper" the result always stays. With "auto" the
+// largest stays, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
+// KN'/q elements. Where the input stays they are KN'/q + NN'/q. Backward needs twice that, less NN'/q where one dY
+// serves both GEMMs. Panels "ring" move blocks step by step (parallel/summa.h); "gather" moves whole lines of blocks.
+//
+// Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
+// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" is replica and depth together: over both,
+// gradients are summed and ZeRO-1 splits the state.
+//
+// Results are those of one rank. The original code differs in three points. It divides each gradient by the tokens of
+// one row of ranks. It uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
+ModelSharding optimus(const Config& config) {
+  const Parallel& p = config.parallel;
+  const int64_t depth = p.mesh.size() > 2 ? p.mesh[2] : 1;
+  ModelSharding s = over(config, {});
+  if (depth > 1) {
+    s.axes = {{"replica", s.axes[0].size}, {"depth", depth}};
+    s.groups = {{"data", 3}};
+  }
+  // Tiles of neighbours are factors of the two axes, outside of the ranks within a tile.
+  AxisSet lines[2] = {0, 0};
+  const char* const names[] = {"row", "col"};
+  for (const bool within : {false, true})
+    for (size_t i : {size_t{0}, size_t{1}}) {
+      const int64_t tile = p.node_tile.at(i), tiles = p.mesh.at(i) / tile, size = within ? tile : tiles;
+      const bool only = tile == 1 || tiles == 1;  // the other factor is one rank
+      if (size == 1 && (within || tile > 1)) continue;
+      lines[i] |= AxisSet{1} << s.axes.size();
+      s.axes.push_back({only ? std::string(names[i]) : format("{}{}", names[i], int{within}), size});
+    }
+  const AxisSet row = lines[0], col = lines[1];
+  for (const size_t i : {size_t{0}, size_t{1}})
+    if (s.find(names[i]) == 0) s.groups.push_back({names[i], lines[i]});
+  const GemmSchedule schedule = p.panels == "ring" ? GemmSchedule::ring : GemmSchedule::at_once;
+  const LinearSharding all{.rows = row, .cols = col, .flat = row, .schedule = schedule},
+      input_stays{.rows = row, .contraction = col, .flat = row, .schedule = schedule};
+  const sharding::Spread square{.rows = row, .cols = col};
+  cut_all(s, config,
+          {.stream = square,
+           .attention = square,
+           .hidden = square,
+           .linears = {all, all, all, p.stationary == "auto" ? input_stays : all}});
+  s.table = {.vocab = col, .flat = row};
+  return s;
+}
+
+void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
+  Parallel p = config.parallel;
+  const std::vector<int64_t> given = p.node_tile, none = {1, 1};
+  for (int64_t q = 2; q * q <= ranks; ++q) {
+    if (ranks % (q * q) != 0) continue;
+    const int64_t depth = ranks / (q * q);
+    p.mesh = depth == 1 ? std::vector<int64_t>{q, q} : std::vector<int64_t>{q, q, depth};
+    for (const bool tiles : {true, false}) {
+      p.node_tile = tiles ? given : none;
+      if ((!tiles && given == none) || q % p.node_tile.at(0) != 0 || q % p.node_tile.at(1) != 0) continue;
+      for (const char* panels : {"gather", "ring"}) {
+        p.panels = panels;
+        visit(p);
+      }
+    }
+  }
+}
+
+/// Tiles that are the ranks of a node.
+void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
+  Parallel p = config.parallel;
+  if (sharding_of(config).ranks(~AxisSet{0}) <= devices_per_node) return;
+  for (const int64_t rows : divisors(devices_per_node)) {
+    p.node_tile = {rows, devices_per_node / rows};
+    if (rows > 1 && p.mesh.at(0) % rows == 0 && p.mesh.at(1) % p.node_tile[1] == 0) visit(p);
+  }
+}
+
+void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
+  const Parallel& p = config.parallel;
+  check_size("parallel.mesh", p.mesh, 2, 3, "two extents [q, q] or three [q, q, d]", broken);
+  check_size("parallel.node_tile", p.node_tile, 2, 2, "two extents [r, c]", broken);
+  if (!broken.empty()) return;
+  if (p.mesh[0] % p.node_tile[0] == 0 && p.mesh[1] % p.node_tile[1] == 0) return;
+  broken.push_back({{"parallel.node_tile", "parallel.mesh"},
+                    format("node_tile = [{}, {}] does not divide {} x {} ranks; node_tile = [{}, {}] fits",
+                           p.node_tile[0], p.node_tile[1], p.mesh[0], p.mesh[1], std::gcd(p.mesh[0], p.node_tile[0]),
+                           std::gcd(p.mesh[1], p.node_tile[1]))});
+}
+
+// AxoNN-4D: three-dimensional tensor parallelism combined with data parallelism (Singh et al. 2023, 2024), over axes x,
+// y and z. Linears that read the residual stream contract over y and have their columns over x. Those that write it
+// contract over x and have their columns over y, so activations need no move within a block. z cuts the token rows
+// (whole sequences). Each rank along z stores a flat piece of each matrix's block, which is gathered for use.
+//
+//   N rows of a replica, hidden H, heads A, feed-forward F          on a rank
+//   residual stream, norms            rows over z, columns over y    [N/z, H/y]
+//   q, k, v and attention             rows over z, heads over x      [N/z, 3H/x]
+//   feed-forward                      rows over z, columns over x    [N/z, F/x]
+//   W of qkv and up                   [H/y, ·/x], 1/z of it          gathered over z; Y summed over y, dX over x
+//   W of out and down                 [·/x, H/y], 1/z of it          gathered over z; Y summed over x, dX over y
+//   table of embedding and head       [V/x, H/y], 1/z of it          logits summed over y, dx over x
+//
+// Norms gather two values per row over y, forward and backward. Gradients of matrices are added over z each micro-batch
+// (to the pieces), those of biases, norms and positions once a step. Degenerate grids are [t, 1, 1]: Megatron-1D
+// without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
+//
+// Results are those of one rank. The public code differs in three points. It does not sum biases over z, normalises
+// over a rank's part of a row, and clips by norms that differ by rank.
+ModelSharding axonn(const Config& config) {
+  const Parallel& p = config.parallel;
+  ModelSharding s = over(config, {});
+  for (size_t i = 3; i-- > 0;)  // "d" is innermost last in the order: outermost here
+    s.axes.push_back({std::string(1, p.order.at(i)), p.grid.at(static_cast<size_t>(p.order[i] - 'x'))});
+  const AxisSet x = s.find("x"), y = s.find("y"), z = s.find("z");
+  const LinearSharding read{.rows = z, .cols = x, .contraction = y, .flat = z},
+      write{.rows = z, .cols = y, .contraction = x, .flat = z};
+  cut_all(s, config,
+          {.stream = {.rows = z, .cols = y},
+           .attention = {.rows = z, .cols = x},
+           .hidden = {.rows = z, .cols = x},
+           .linears = {read, write, read, write}});
+  s.table = {.vocab = x, .hidden = y, .flat = z};
+  s.overlap = p.overlap_all_reduce;
+  return keeping(s, config);
+}
+
+void each_axonn(const Config& config, int64_t ranks, const Visit& visit) {
+  Parallel p = config.parallel;
+  for (const int64_t x : divisors(ranks))
+    for (const int64_t y : divisors(ranks / x)) {
+      p.grid = {x, y, ranks / (x * y)};
+      visit(p);
+    }
+}
+
+void axonn_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
+  Parallel p = config.parallel;
+  if (sharding_of(config).ranks(~AxisSet{0}) > devices_per_node)
+    for (const char* order : {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"}) {
+      p.order = order;
+      visit(p);
+    }
+  with_cache(config, visit);
+}
+
+void check_axonn(const Config& config, std::vector<BrokenRule>& broken) {
+  check_size("parallel.grid", config.parallel.grid, 3, 3, "three extents [x, y, z]", broken);
+}
+
+// AutoDDL: every layer is cut as its table says, in letters for each axis. Neighbouring layers may disagree;
+// activations then move between them (mesh/route.h).
+ModelSharding tables(const Config& config) { return keeping(parse_tables(config), config); }
+
+void each_table(const Config& config, int64_t ranks, const Visit& visit) {
+  const Parallel& p = config.parallel;
+  if (!p.layer.empty() && std::accumulate(p.axes.begin(), p.axes.end(), int64_t{1}, std::multiplies<>()) == ranks)
+    visit(p);
+}
+
+void table_variants(const Config& config, int64_t, const Visit& visit) { with_cache(config, visit); }
+
+void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
+  constexpr size_t kMostAxes = 6;
+  const Parallel& p = config.parallel;
+  check_size("parallel.axes", p.axes, 1, kMostAxes, "one to six extents", broken);
+  if (p.layer.empty())
+    broken.push_back({{"parallel.layer", "parallel.strategy"},
+                      "no tables of letters: give [[parallel.layer]], or let `trainer plan --emit` write them"});
+  const auto letters = [&](const char* key, const std::string& what, const std::string& word, const char* allowed) {
+    if (word.size() == p.axes.size() && word.find_first_not_of(allowed) == std::string::npos) return;
+    broken.push_back({{key, "parallel.axes"},
+                      format("{} = \"{}\": expected {} of the letters \"{}\", one for each of axes", what, word,
+                             p.axes.size(), allowed)});
+  };
+  int64_t layers = 0;
+  bool all = false;
+  for (size_t i = 0; i < p.layer.size(); ++i) {
+    const LayerTags& tags = p.layer[i];
+    for (const TagMember& member : kTagMembers)
+      if (member.letters != nullptr)
+        letters("parallel.layer", format("table {}: {}", i + 1, member.name), tags.*member.member, member.letters);
+    if (!tags.schedule.empty() && tags.schedule != "ring" && tags.schedule != "at_once")
+      broken.push_back({{"parallel.layer"},
+                        format("table {}: schedule = \"{}\": expected \"at_once\" or \"ring\"", i + 1, tags.schedule)});
+    layers += tags.layers;
+    all |= tags.layers == 0;
+  }
+  if (!p.head.empty()) letters("parallel.head", "head", p.head, kSpreadLetters);
+  if (!p.table.empty()) letters("parallel.table", "table", p.table, kTableLetters);
+  if (broken.empty() && (layers > config.model.n_layer || (!all && layers != config.model.n_layer)))
+    broken.push_back({{"parallel.layer", "model.n_layer"},
+                      format("tables for {} layers, the model has n_layer = {}; a table without `layers` has all that "
+                             "are left",
+                             layers, config.model.n_layer)});
+}
+
+void no_variants(const Config&, int64_t, const Visit&) {}
+
+constexpr NamedStrategy kStrategies[] = {
+    {"megatron-1d", "parallel.tensor", megatron, each_megatron, no_variants},
+    {"optimus-2d", "parallel.mesh", optimus, each_optimus, optimus_variants, check_optimus},
+    {"axonn-4d", "parallel.grid", axonn, each_axonn, axonn_variants, check_axonn},
+    {"autoddl", "parallel.axes", tables, each_table, table_variants, check_tables},
+};
+
+}  // namespace
+
+std::span<const NamedStrategy> strategies() { return kStrategies; }
+
+const NamedStrategy& strategy_of(const Config& config) {
+  for (const NamedStrategy& strategy : kStrategies)
+    if (config.parallel.strategy == strategy.name) return strategy;
+  return kStrategies[0];
+}
+
+sharding::ModelSharding sharding_of(const Config& config) { return strategy_of(config).sharding(config); }
+
+sharding::Extents extents_of(const Config& config) {
+  const Model& m = config.model;
+  return {.n_layer = m.n_layer,
+          .n_head = m.n_head,
+          .n_kv_head = m.n_kv_head > 0 ? m.n_kv_head : m.n_head,
+          .d_model = m.d_model,
+          .d_ff = m.d_ff,
+          .vocab_multiple = m.vocab_multiple,
+          .micro_batch = config.train.micro_batch,
+          .seq_len = m.seq_len,
+          .tied = m.tie_embeddings.value_or(false)};
+}
+
+}  // namespace trainer::config

@@ -1,0 +1,77 @@
+#pragma once
+// How single operators are timed, and the operands they are timed on.
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/median.h"
+#include "tensor/exec.h"
+#include "tensor/tensor.h"
+
+namespace trainer::ops {
+
+/// How calls of an operator are timed.
+struct Timing {
+  int repeats = 5;
+  /// Set: one window of `repeats` times so many seconds, on all ranks of a job at once. Ranks that share cores take
+  /// turns, so that a short measurement says nothing of one rank; but the mean of all ranks over a long one is what the
+  /// machine gives to each.
+  double window = 0;
+  /// Returns the largest value on any rank; all call. Ranks so begin together, with windows of one length, and none
+  /// measures while others have left it their cores.
+  std::function<double(double)> largest_on_any_rank = [](double value) { return value; };
+};
+
+/// Returns the seconds of one call after one that is not counted: the median of the repeats, or with a window the mean.
+/// Scratch is planned by a dry run, as in training. On a GPU ten calls in a row are timed, so that starting the first
+/// and waiting for the last hardly count.
+template <typename Op>
+double seconds_of(Exec& ex, const Op& op, const Timing& timing) {
+  constexpr double kLeastCalls = 5;  // of a window: the ranks' windows end within a fifth of their length
+  const int64_t in_a_row = ex.device.kind() == device::Kind::cuda ? 10 : 1;
+  const std::unique_ptr<device::Device> dry = device::make_dry(ex.device);
+  Arena arena(ex.device);
+  Meter unused;
+  arena.record("operator", [&] {
+    Exec plan{*dry, arena, unused};
+    run(plan, op);
+  });
+  arena.seal();
+  Exec planned{ex.device, arena, ex.meter};
+  const auto mean_of_calls = [&](double window) {
+    ex.device.synchronize();
+    const double start = now_seconds();
+    int64_t calls = 0;
+    double passed = 0;
+    do {
+      for (int64_t call = 0; call < in_a_row; ++call, ++calls) {
+        arena.begin("operator");
+        run(planned, op);
+        arena.end();
+      }
+      ex.device.synchronize();
+      passed = now_seconds() - start;
+    } while (passed < window);
+    return passed / static_cast<double>(calls);
+  };
+  const double first = mean_of_calls(0);
+  if (timing.window > 0)
+    return mean_of_calls(std::max(timing.repeats * timing.window, kLeastCalls * timing.largest_on_any_rank(first)));
+  std::vector<double> seconds;
+  for (int i = 0; i < timing.repeats; ++i) seconds.push_back(mean_of_calls(0));
+  return median(seconds);
+}
+template <typename Op>
+double median_seconds(Exec& ex, const Op& op, int repeats) {
+  return seconds_of(ex, op, {.repeats = repeats});
+}
+
+/// Fill a tensor with random operands, the same for the same name: normal draws; uniform in [-1, 1).
+void fill_normal(device::Device& device, const Tensor& tensor, std::string_view name);
+void fill_uniform(device::Device& device, const Tensor& tensor, std::string_view name);
+
+}  // namespace trainer::ops

@@ -1,0 +1,150 @@
+#include "setup/machine.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "base/log.h"
+#include "base/units.h"
+#include "device/cuda/cuda_device.h"
+#include "ops/attention.h"
+#include "ops/attention_default.h"
+
+namespace trainer::setup {
+namespace {
+
+/// Returns MemAvailable of /proc/meminfo, or the cgroup's remaining memory when that is less; in bytes.
+int64_t available_memory() {
+  int64_t bytes = INT64_MAX;
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string line; std::getline(meminfo, line);)
+    if (line.starts_with("MemAvailable:")) bytes = std::stoll(line.substr(13)) * 1024;
+  int64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit && std::ifstream("/sys/fs/cgroup/memory.current") >> used)
+    bytes = std::min(bytes, limit - used);
+  return bytes;
+}
+
+/// Returns the GPU of this rank. Ranks of one host take its devices in turn, and share them when there are more ranks.
+std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
+  const bool asked = config.run.device == config::DeviceChoice::cuda;
+  const bool fp64 = config.precision.compute == config::Compute::fp64;
+  if (config.run.device == config::DeviceChoice::cpu || (fp64 && !asked)) return std::nullopt;
+  if (fp64)
+    throw Error(Code::config, "precision.compute = \"fp64\" with run.device = \"cuda\": fp64 is computed on CPUs only");
+  const std::vector<device::cuda::Facts> devices = device::cuda::devices();
+  if (devices.empty()) {
+    if (!asked) return std::nullopt;
+    throw Error(Code::config,
+                format("run.device = \"cuda\": {}; use \"auto\" or \"cpu\"", device::cuda::no_device_reason()));
+  }
+  return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
+}
+
+/// Puts cuDNN's attention in the place of ours on that GPU, or not. `say`: logs why a default is ours.
+void choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu, bool say) {
+  if (wanted == config::AttentionKernels::automatic) {
+    if (const std::string reason = ops::use_cudnn_attention_if_good(gpu); say && !reason.empty())
+      log::info("attention is computed by our own kernels: {}", reason);
+    return;
+  }
+  try {
+    ops::use_cudnn_attention(gpu, wanted == config::AttentionKernels::cudnn);
+  } catch (const Error& error) {
+    throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
+  }
+}
+
+/// Says why the default type on a CPU is bf16, or why not.
+std::string bf16_reason(device::Isa isa) {
+  const device::CpuFeatures& cpu = device::cpu_features();
+  if (isa == device::Isa::amx) return "default: this CPU has AMX";
+  if (device::fast_bf16(cpu, isa)) return "default: this CPU has AVX512-BF16, twice as fast as fp32";
+  if (isa == device::Isa::avx512bf16) return "default: AVX512-BF16 is no faster than fp32 on CPUs with AMX";
+  return "default: no matrix unit for bf16 here";
+}
+
+}  // namespace
+
+std::optional<DType> given_compute(const config::Config& config) {
+  switch (config.precision.compute) {
+    case config::Compute::bf16:
+      return DType::bf16;
+    case config::Compute::fp32:
+      return DType::f32;
+    case config::Compute::fp64:
+      return DType::f64;
+    case config::Compute::automatic:
+      break;
+  }
+  return std::nullopt;
+}
+
+Machine choose_machine(const config::Config& config, const comm::World& world) {
+  Machine machine;
+  machine.gpu = choose_gpu(config, world);
+  if (machine.gpu) {
+    choose_attention(config.hardware.attention, *machine.gpu, world.first());
+  } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {
+    log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
+  }
+  const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
+  machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
+  if (config.run.threads == 0 && threads < share && world.local_rank() == 0)
+    log::warning(
+        "this process may use {} of the {} cores that are its share; start it with mpirun --bind-to none, or set "
+        "run.threads",
+        threads, share);
+  const int64_t at_once = int64_t{machine.threads} * world.local_size();
+  const int cores = device::share_of_cores(1);
+  if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
+    log::warning("run.threads = {}{} is more than the {} of this machine: threads take turns, and the run is slower",
+                 config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "",
+                 counted(cores, "core"));
+  machine.ranks = world.size();
+  machine.rank = world.rank();
+  machine.isa = device::detect_isa();
+  const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
+  machine.compute = given_compute(config).value_or(bf16 ? DType::bf16 : DType::f32);
+  machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
+                           : machine.gpu                                          ? "default: a GPU"
+                                                                                  : bf16_reason(machine.isa);
+  machine.host_limit = available_memory() / world.local_size();
+  if (config.hardware.memory_limit > 0) {
+    machine.memory_limit = static_cast<int64_t>(config.hardware.memory_limit * (1 << 30));
+  } else if (machine.gpu) {
+    const auto devices = static_cast<int64_t>(device::cuda::devices().size());
+    machine.memory_limit =
+        device::cuda::free_memory(machine.gpu->ordinal) / divide_up(int64_t{world.local_size()}, devices);
+  } else {
+    machine.memory_limit = available_memory() / world.local_size();
+  }
+  return machine;
+}
+
+void require_one_compute(comm::World& world, const Machine& machine) {
+  const std::vector<std::string> types = world.control().gather(std::string(name_of(machine.compute)));
+  const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
+  world.control().run_on_all_ranks([&] {
+    if (!world.first() || other == types.end()) return;
+    throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
+                                   "precision.compute to one of them",
+                                   other - types.begin(), *other, types.front()));
+  });
+}
+
+std::unique_ptr<device::Device> make_device(const Machine& machine) {
+  if (machine.gpu) return device::cuda::make_device(machine.gpu->ordinal, machine.threads);
+  return std::make_unique<device::CpuDevice>(machine.threads, machine.isa);
+}
+
+std::unique_ptr<device::Device> make_dry_device(const Machine& machine) {
+  if (machine.gpu) return std::make_unique<device::DryDevice>(*machine.gpu, machine.threads);
+  return std::make_unique<device::DryDevice>(machine.threads, machine.isa);
+}
+
+std::string device_text(const Machine& machine) {
+  if (!machine.gpu) return std::string(device::name_of(machine.isa));
+  return format("{}, sm_{}", machine.gpu->name, machine.gpu->capability);
+}
+
+}  // namespace trainer::setup

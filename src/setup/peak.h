@@ -1,0 +1,80 @@
+#pragma once
+// The peak that utilisation is a share of: the user's, a data sheet's, or measured. A measured one is the best of many
+// short windows, at start-up and between the first steps: other load can only make a window slower. An operator or a
+// step that runs faster raises it.
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "tensor/costs.h"
+
+namespace trainer::setup {
+
+/// What utilisation is a share of: dense FLOP/s of one device.
+struct PeakReport {
+  double flops = kUnknown;
+  std::string origin = {};                                  // "measured", "data sheet", "user"
+  std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
+  int64_t windows = 0;                                      // windows of that unit that were measured
+  double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
+  std::string raised_by = {};  // what ran faster than every window, "the products of step 3"; empty: nothing
+};
+/// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
+std::string to_string(const PeakReport& peak);
+
+class PeakTracker {
+ public:
+  /// Fills `rates` with the FLOP/s of one device in so many windows.
+  using Windows = std::function<void(std::span<double> rates)>;
+  using Clock = std::function<double()>;
+
+  /// Windows of one moment of start-up, and of a visit between steps.
+  static constexpr int kAtStart = 12, kBetweenSteps = 4;
+  static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
+  /// Visits between steps take at most this share of the run, and so many seconds in all.
+  static constexpr double kShare = 0.002, kMostSeconds = 1;
+
+  /// Holds a peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
+  PeakTracker(double flops, std::string origin, std::string unit = {});
+  /// Holds a peak that is not known before the first measure().
+  PeakTracker(std::string unit, Windows windows, Clock clock = now_seconds);
+
+  /// Returns the best known so far, with the median and the lowest of the windows.
+  PeakReport report() const;
+  double flops() const { return flops_; }
+  bool is_measured() const { return origin_ == "measured"; }
+
+  /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
+  void measure(int count = kAtStart);
+  /// Returns the seconds that all measure() took. They are long on a machine that is busy with other things.
+  double seconds() const { return seconds_; }
+  /// Whether the run has lasted long enough to pay for another visit.
+  bool is_due() const;
+  void visit();
+
+  /// Raises a measured peak to `flops`, FLOP/s of one device at which `what` ("its products") ran, when that is higher.
+  /// Returns a message about it the first time; else empty.
+  std::string raise_to_rate(double flops, std::string_view what);
+
+ private:
+  double flops_ = kUnknown;
+  std::string origin_, unit_, raised_by_;
+  Windows windows_;
+  Clock clock_;
+  double started_ = 0, seconds_ = 0;
+  double visits_seconds_ = 0;   // seconds of all visits, within seconds_
+  double visit_seconds_ = 1e9;  // seconds of an undisturbed visit
+  std::vector<double> rates_;   // rates of all windows
+  bool told_ = false;
+};
+
+/// Makes the tracker of this device's peak in this compute type. A tracker by windows has measured nothing yet. All
+/// ranks call its measure() and visit(), measure at the same moment and get the same rates, means over the ranks.
+/// Collective. Device and world outlive the tracker.
+PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
+
+}  // namespace trainer::setup

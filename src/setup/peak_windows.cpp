@@ -1,0 +1,137 @@
+#include "setup/peak_windows.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "base/clock.h"
+#include "ops/normals.h"
+
+namespace trainer::setup {
+
+PeakUnit peak_unit(device::Isa isa, DType compute) {
+  if (compute == DType::bf16 && isa >= device::Isa::amx)
+    return {"AMX tiles", ops::peak_loops(isa).bf16_tiles, DType::bf16};
+  if (compute == DType::bf16 && isa == device::Isa::avx512bf16)
+    return {"AVX512-BF16 dot products", ops::peak_loops(isa).bf16_pairs, DType::bf16};
+  // Other types compute in fp32, or in fp64.
+  const bool wide = isa >= device::Isa::avx512, plain = isa < device::Isa::avx2;
+  const ops::PeakTable& table = ops::peak_loops(isa);
+  const std::string_view name = wide ? "AVX-512 fma" : plain ? "plain multiply and add" : "AVX2 fma";
+  return compute == DType::f64 ? PeakUnit{name, table.f64, DType::f64} : PeakUnit{name, table.f32, DType::f32};
+}
+
+/// A Lane belongs to one thread: operands and results of the loop, what it did in the last window, and where it may
+/// run.
+struct PeakWindows::Lane {
+  alignas(64) std::byte operands[ops::kPeakOperandBytes];
+  alignas(64) std::byte sink[8192];
+  double flops = 0, start = 0, end = 0;  // start and end: seconds on one clock
+  int index = 0;
+  cpu_set_t allowed = {};
+};
+
+namespace {
+
+/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Lanes beyond
+/// the last CPU start at the first again, since ranks may have CPUs of their own.
+void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
+  const int count = CPU_COUNT(&allowed);
+  if (count == 0 || count > wanted) return;
+  int left = lane % count;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof(one), &one);  // where pinning is forbidden, the window may be slower
+    return;
+  }
+}
+
+template <typename T>
+void store(std::span<const double> draws, std::byte* to) {
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const T value(static_cast<std::conditional_t<std::is_same_v<T, double>, double, float>>(draws[i]));
+    std::memcpy(to + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+}  // namespace
+
+PeakWindows::PeakWindows(device::Device& device, DType compute, int local_rank, int local_size)
+    : device_(device),
+      unit_(peak_unit(device.isa(), compute)),
+      first_lane_(local_rank * device.threads()),
+      lanes_of_host_(local_size * device.threads()) {
+  // Operands are normal draws, because the clock depends on live data.
+  std::vector<double> draws(static_cast<size_t>(ops::kPeakOperandBytes / size_of(unit_.operands)));
+  ops::fill_normals(device, philox_key(1, "peak"), 0, static_cast<int64_t>(draws.size() / 4), draws.data());
+  for (int thread = 0; thread < device.threads(); ++thread) {
+    lanes_.push_back(std::make_unique<Lane>());
+    std::byte* const to = lanes_.back()->operands;
+    lanes_.back()->index = thread;
+    unit_.operands == DType::f64   ? store<double>(draws, to)
+    : unit_.operands == DType::f32 ? store<float>(draws, to)
+                                   : store<bf16>(draws, to);
+  }
+  // One thread finds the rounds of a window, by the fastest of five: a disturbed one would make all windows too short.
+  double seconds = 0;
+  for (rounds_ = 8; seconds < kSeconds / 8; rounds_ *= 2) {
+    seconds = kSeconds;
+    for (int i = 0; i < 5; ++i) {
+      const double start = now_seconds();
+      unit_.loop(lanes_[0]->operands, rounds_, lanes_[0]->sink);
+      seconds = std::min(seconds, now_seconds() - start);
+    }
+  }
+  rounds_ = std::max<int64_t>(1, std::llround(static_cast<double>(rounds_ / 2) * kSeconds / seconds));
+}
+PeakWindows::~PeakWindows() = default;
+
+void PeakWindows::run_on_all_lanes(const std::function<void(Lane&)>& work) {
+  const auto lanes = static_cast<int>(lanes_.size());
+  std::atomic<int> arrived = 0;
+  device_.host_pool().parallel_for(lanes, [&](int64_t, int worker) {
+    ++arrived;  // a waiting worker takes no second task, so each thread has one
+    while (arrived.load() < lanes) sched_yield();
+    work(*lanes_[static_cast<size_t>(worker)]);
+  });
+}
+
+double PeakWindows::seconds_of(int64_t rounds) {
+  run_on_all_lanes([&](Lane& lane) {
+    lane.start = now_seconds();
+    lane.flops = unit_.loop(lane.operands, rounds, lane.sink);
+    lane.end = now_seconds();
+  });
+  double start = lanes_[0]->start, end = lanes_[0]->end;
+  for (const auto& lane : lanes_) {
+    start = std::min(start, lane->start);
+    end = std::max(end, lane->end);
+  }
+  return end - start;
+}
+
+void PeakWindows::run(std::span<double> rates) {
+  run_on_all_lanes([&](Lane& lane) {
+    sched_getaffinity(0, sizeof(lane.allowed), &lane.allowed);
+    take_one_cpu(lane.allowed, first_lane_ + lane.index, lanes_of_host_);
+  });
+  seconds_of(rounds_);  // not counted: the clock settles, and other ranks start
+  for (double& rate : rates) {
+    const double seconds = seconds_of(rounds_);
+    double flops = 0;
+    for (const auto& lane : lanes_) flops += lane->flops;
+    rate = flops / seconds;
+  }
+  if (lanes_of_host_ > static_cast<int>(lanes_.size())) seconds_of(rounds_);  // other ranks may be in their last
+  run_on_all_lanes([&](Lane& lane) { sched_setaffinity(0, sizeof(lane.allowed), &lane.allowed); });
+}
+
+}  // namespace trainer::setup

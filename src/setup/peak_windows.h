@@ -1,0 +1,54 @@
+#pragma once
+// The rate that no operator of a CPU can exceed, measured in short windows. Other programs, neighbours on the same
+// hardware and changing clocks only make a window slower. So the peak is the best of many windows, spread over time.
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "device/device.h"
+#include "ops/cpu/peak.h"
+#include "tensor/tensor.h"
+
+namespace trainer::setup {
+
+/// PeakUnit is what multiplies in a compute type, and the loop that measures its rate.
+struct PeakUnit {
+  std::string_view name;  // "AVX2 fma"
+  ops::PeakLoop loop;
+  DType operands;
+};
+/// Returns the unit that products in this compute type can use on a CPU of this instruction set.
+PeakUnit peak_unit(device::Isa isa, DType compute);
+
+/// PeakWindows runs windows of the peak loop on all threads of a CPU device at once. It holds operands and results for
+/// each thread, which stay in L1.
+class PeakWindows {
+ public:
+  static constexpr double kSeconds = 1e-3;  // length of a window, about
+
+  /// Takes some milliseconds to find how often the loop runs in a window. This rank and how many there are on the host,
+  /// each with as many threads. The device outlives this.
+  PeakWindows(device::Device& device, DType compute, int local_rank = 0, int local_size = 1);
+  ~PeakWindows();
+
+  std::string_view unit() const { return unit_.name; }
+  /// rates ← FLOP/s of that many windows, one after the other: what all threads did, by the time from the first start
+  /// to the last end. Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread
+  /// threads that wake up only for a moment. Ranks that begin together within a millisecond run beside each other.
+  void run(std::span<double> rates);
+
+ private:
+  struct Lane;
+  void run_on_all_lanes(const std::function<void(Lane&)>& work);
+  double seconds_of(int64_t rounds);  // of all threads
+
+  device::Device& device_;
+  PeakUnit unit_;
+  int first_lane_, lanes_of_host_;
+  std::vector<std::unique_ptr<Lane>> lanes_;  // of the threads
+  int64_t rounds_ = 0;                        // rounds of the loop in a window
+};
+
+}  // namespace trainer::setup

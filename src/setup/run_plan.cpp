@@ -1,0 +1,176 @@
+#include "setup/run_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "base/units.h"
+#include "checkpoint/manifest.h"
+#include "comm/gpu_transport.h"
+#include "config/layouts.h"
+#include "offload/make.h"
+#include "setup/offload_memory.h"
+#include "train/generate.h"
+
+namespace trainer::setup {
+namespace {
+
+/// Returns the bytes that a run holds beside its tensors: tables of runs and of recorded programs, touched stacks, and
+/// what a save takes. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
+/// logs and the rest.
+int64_t host_bytes(train::Trainer& trainer, bool training) {
+  constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
+  int64_t runs = 0, largest = 0, recorded = 0;
+  for (const params::Param& param : trainer.store().params()) {
+    runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));
+    largest = std::max(largest, param.count() * size_of(trainer.store().state_dtype()));
+  }
+  for (const auto& [key, program] : trainer.arena().programs())
+    recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
+  const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
+  return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
+}
+
+/// Returns the smallest change of the micro-batch and of recomputation that fits; empty: there is none.
+std::string working_change_that_fits(const config::Config& config, int64_t vocab, const Machine& machine) {
+  const auto fits = [&](const config::Config& changed) {
+    return plan_run(changed, vocab, machine, true).total <= machine.memory_limit;
+  };
+  config::Config changed = config;
+  for (int64_t micro = config.train.micro_batch; micro >= 1; --micro) {
+    if (config.train.global_batch % (micro * std::max<int64_t>(1, config.parallel.data)) != 0) continue;
+    changed.train.micro_batch = micro;
+    if (!config::layout_fits(changed)) continue;
+    for (const auto& [mode, name] : {std::pair{config::Recompute::none, "none"},
+                                     {config::Recompute::selective, "selective"},
+                                     {config::Recompute::full, "full"}}) {
+      if (mode < config.train.recompute) continue;
+      changed.train.recompute = mode;
+      if (fits(changed)) return format("train.micro_batch = {} with train.recompute = \"{}\" fits", micro, name);
+    }
+  }
+  return {};
+}
+
+/// An offload that was asked for is changed first; else it is what is left when smaller micro-steps do not fit.
+std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
+  std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
+  if (change.empty()) change = working_change_that_fits(config, vocab, machine);
+  if (change.empty() && !offloads) change = offload_change_that_fits(plan, config, machine);
+  if (!change.empty()) return change;
+  return "not even train.micro_batch = 1 with train.recompute = \"full\" fits: make the model smaller, or split it "
+         "over more ranks";
+}
+
+}  // namespace
+
+bool writes_samples(const config::Config& config) {
+  const config::Train& train = config.train;
+  return !config.data.tokenizer.empty() &&
+         (train.sample_interval > 0 || (train.sample_interval < 0 && !train.sample_prompt.empty()));
+}
+
+RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& machine, bool training,
+                 const train::StepRecorders& recorders) {
+  const std::unique_ptr<device::Device> device = make_dry_device(machine);
+  const std::unique_ptr<comm::World> world = comm::dry_world(machine.ranks, machine.rank);
+  const std::unique_ptr<comm::World> gpu_world =
+      machine.nccl ? comm::dry_nccl_world(*world, *device, static_cast<int>(config.parallel.lanes)) : nullptr;
+  train::Trainer trainer(*device, gpu_world ? *gpu_world : *world, config, vocab, machine.compute, training);
+  trainer.plan(recorders);
+  std::optional<train::Generator> generator;
+  if (writes_samples(config)) generator.emplace(trainer);
+  RunPlan plan;
+  plan.memory = trainer.memory();
+  plan.memory["host"] = host_bytes(trainer, training);
+  for (const auto& [category, bytes] : plan.memory)
+    if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
+  plan.extents = offload::extents_of(trainer.store().groups());
+  plan.replicas = trainer.store().replicas().count();
+  int64_t largest = -1;
+  for (const auto& [key, program] : trainer.arena().programs()) {
+    if (program.peak <= largest) continue;
+    largest = program.peak;
+    plan.arena_bound = program.live_bound;
+    plan.activations = trainer.arena().peak_by_tag(key);
+  }
+  plan.parameters = trainer.store().parameter_count();
+  plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
+  plan.executed_flops = trainer.meter().matmul_flops();
+  plan.recomputed_flops = trainer.meter().recomputed_flops();
+  // The run's own code says what is repeated, not the closed form: a recomputed block skips its last product.
+  const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
+  plan.flops.recomputed =
+      plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);
+  plan.comm_bytes = trainer.comm_bytes_per_step();
+  if (const offload::Engine* engine = trainer.offload(); engine != nullptr)
+    plan.offload = OffloadWork{.plan = engine->plan(),
+                               .chosen = offload::is_chosen(config.offload),
+                               .subgroups = engine->subgroups(),
+                               .sizes = engine->sizes()};
+  return plan;
+}
+
+std::string to_text(const RunPlan& plan, const config::Config& config, const Machine& machine) {
+  const double rows = static_cast<double>(config.train.micro_batch * config.model.seq_len);
+  std::string text = format("parameters            {:>12}  ({})\n", plan.parameters, format_count(plan.parameters));
+  text += format("compute               {:>12}  ({}), {} threads, {}\n", name_of(machine.compute),
+                 machine.compute_reason, machine.threads, device_text(machine));
+  text += format("model FLOPs per token {:>12}  ({})\n", format_count(plan.flops.full()), config::kFlopsDefinition);
+  text +=
+      format("executed FLOPs        {:>12}  per rank and micro-step of {:.0f} tokens ({} repeated by recomputation)\n",
+             format_count(plan.executed_flops), rows, format_count(plan.recomputed_flops));
+  if (std::isfinite(plan.step_seconds))
+    text += format("step                  {:>9.4g} ms  ({:.4g} ms of it waiting for communication), by {}\n",
+                   plan.step_seconds * 1e3, plan.wait_seconds * 1e3, config.hardware.profile);
+  text += "memory\n";
+  for (const auto& [category, bytes] : plan.memory) text += format("  {:<20}{:>12}\n", category, format_bytes(bytes));
+  text += format("  {:<20}{:>12}  of {} available\n", "total", format_bytes(plan.total),
+                 format_bytes(machine.memory_limit));
+  text +=
+      format("activations at their peak (block {}, live bytes {})\n",
+             format_bytes(static_cast<double>(plan.memory.contains("activations") ? plan.memory.at("activations") : 0)),
+             format_bytes(plan.arena_bound));
+  std::vector<std::pair<int64_t, std::string>> tags;
+  for (const auto& [tag, bytes] : plan.activations) tags.emplace_back(bytes, tag);
+  std::sort(tags.rbegin(), tags.rend());
+  for (const auto& [bytes, tag] : tags) text += format("  {:<20}{:>12}\n", tag, format_bytes(bytes));
+  text += format("communication of a step over {} (bytes on the wire, all ranks of a group)\n",
+                 counted(machine.ranks, "rank"));
+  for (const auto& [axis, operations] : plan.comm_bytes)
+    for (const auto& [operation, bytes] : operations)
+      text += format("  {:<20}{:>12}\n", axis + " " + operation, format_bytes(bytes));
+  if (plan.comm_bytes.empty()) text += "  none\n";
+  return text;
+}
+
+void require_memory(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
+  const auto refuse = [&](const char* memory, int64_t needed, int64_t available, const char* limit, auto&& counts,
+                          const std::string& change) {
+    const std::pair<const std::string, int64_t>* largest = nullptr;
+    for (const auto& entry : plan.memory)
+      if (counts(entry.first) && (largest == nullptr || entry.second > largest->second)) largest = &entry;
+    throw Error(Code::plan, format("the run needs {} of {}, {} are available ({}); the largest part is {} with {}; {}",
+                                   format_bytes(needed), memory, format_bytes(available), limit, largest->first,
+                                   format_bytes(largest->second), change));
+  };
+  const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
+  int64_t on_host = 0;
+  for (const auto& [category, bytes] : plan.memory) on_host += is_of_host(category) ? bytes : 0;
+  if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
+    const std::string change = offload_change_that_fits(plan, config, machine);
+    refuse("host memory", on_host, machine.host_limit, "this rank's share of what the system can give now", is_of_host,
+           !change.empty() ? change
+                           : "no way to keep the optimizer's state fits: split it over more replicas "
+                             "(parallel.zero_stage = 1), or the model over more ranks");
+  }
+  if (plan.total > machine.memory_limit)
+    refuse(
+        "memory", plan.total, machine.memory_limit,
+        config.hardware.memory_limit > 0 ? "hardware.memory_limit" : "what the system can give now",
+        [&](const std::string& category) { return !machine.gpu || !is_of_host(category); },
+        change_that_fits(plan, config, vocab, machine));
+}
+
+}  // namespace trainer::setup

@@ -1,0 +1,229 @@
+#include "sharding/rules.h"
+
+#include <algorithm>
+
+#include "base/format.h"
+
+namespace trainer::sharding {
+namespace {
+
+using Rule = Violation::Rule;
+
+/// The name of an extent, and what it counts.
+struct Words {
+  const char *name, *unit;
+};
+constexpr Words kWords[] = {{"n_layer", ""},
+                            {"n_head", " heads"},
+                            {"n_kv_head", " heads"},
+                            {"width of all keys", ""},
+                            {"d_model", ""},
+                            {"d_ff", ""},
+                            {"vocab_multiple", ""},
+                            {"micro_batch", " sequences"},
+                            {"micro_batch x seq_len", " token rows"},
+                            {"tie_embeddings", ""}};
+
+/// Checks the rules in order and calls found(violation) for each that does not hold, until it returns true.
+template <typename Found>
+class Check {
+ public:
+  Check(const ModelSharding& s, const Extents& e, const Found& found) : s_(s), e_(e), found_(found) {}
+
+  void run() {
+    int64_t layers = 0;
+    for (const Layer& layer : s_.layers) {
+      layer_ = layers;
+      check(layer);
+      layers += layer.count;
+    }
+    layer_ = -1;
+    require(layers == e_.n_layer, {.rule = Rule::layers, .extent = Extent::n_layer, .value = layers});
+    stream(s_.head, "cut rows at the head", "cut columns at the head");
+    table();
+  }
+
+ private:
+  void require(bool holds, Violation violation) {
+    if (holds || done_) return;
+    violation.layer = layer_;
+    done_ = found_(violation);
+  }
+  void divides(Extent extent, int64_t value, AxisSet axes, const char* what) {
+    const int64_t ranks = s_.ranks(axes);
+    require(value % ranks == 0, {.extent = extent, .value = value, .axes = axes, .what = what});
+  }
+  void token_rows(AxisSet axes, const char* what) {
+    divides(Extent::token_rows, e_.micro_batch / s_.depth() * e_.seq_len, axes, what);
+  }
+  void stream(Spread spread, const char* rows, const char* cols) {
+    token_rows(spread.rows, rows);
+    divides(Extent::d_model, e_.d_model, spread.cols, cols);
+  }
+
+  void check(const Layer& layer) {
+    const Spread attention = layer.attention, hidden = layer.hidden;
+    divides(Extent::n_head, e_.n_head, attention.cols, "hold whole heads");
+    const int64_t kv = e_.n_kv_head, sharers = s_.ranks(attention.cols);
+    require(kv % sharers == 0 || shares_evenly(attention.cols),
+            {.rule = Rule::shares_heads, .extent = Extent::n_kv_head, .value = kv, .axes = attention.cols});
+    divides(Extent::micro_batch, e_.micro_batch, attention.rows | (s_.data() & ~AxisSet{1}), "hold whole sequences");
+    stream(layer.stream, "cut rows of the residual stream", "cut columns of the residual stream");
+    token_rows(hidden.rows, "cut rows between up and down");
+    divides(Extent::d_ff, e_.d_ff, hidden.cols, "cut columns between up and down");
+
+    const LinearSharding &qkv = layer.at(Site::qkv), &out = layer.at(Site::out);
+    if (qkv.cols != attention.cols) {  // otherwise ranks divide the heads or share them
+      divides(Extent::d_model, e_.d_model, qkv.cols, "cut columns of qkv");
+      divides(Extent::key_width, e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv, qkv.cols, "cut columns of qkv");
+    }
+    divides(Extent::d_model, e_.d_model, qkv.contraction, "cut the contraction of qkv");
+    if (out.contraction != attention.cols)
+      divides(Extent::d_model, e_.d_model, out.contraction, "cut the contraction of out");
+    divides(Extent::d_model, e_.d_model, out.cols, "cut columns of out");
+    divides(Extent::d_model, e_.d_model, layer.at(Site::up).contraction, "cut the contraction of up");
+    divides(Extent::d_ff, e_.d_ff, layer.at(Site::up).cols, "cut columns of up");
+    divides(Extent::d_ff, e_.d_ff, layer.at(Site::down).contraction, "cut the contraction of down");
+    divides(Extent::d_model, e_.d_model, layer.at(Site::down).cols, "cut columns of down");
+    constexpr const char *kRows[] = {"cut rows of qkv", "cut rows of out", "cut rows of up", "cut rows of down"},
+                         *kNames[] = {"qkv", "out", "up", "down"};
+    for (const Site site : kSites) {
+      const auto index = static_cast<size_t>(site);
+      const LinearSharding& linear = layer.at(site);
+      token_rows(linear.rows, kRows[index]);
+      const AxisSet twice = (linear.rows & linear.cols) | (linear.rows & linear.contraction) |
+                            (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
+      require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .what = kNames[index]});
+      if (linear.schedule == GemmSchedule::ring) ring(layer, linear, site, kNames[index]);
+    }
+  }
+
+  /// SUMMA walks a square of ranks; blocks of all three matrices are on it. The input stays where it is, and the result
+  /// moves, where the contraction is cut.
+  void ring(const Layer& layer, const LinearSharding& linear, Site site, const char* name) {
+    const AxisSet rows = s_.wide(linear.rows), cols = s_.wide(linear.cols), contraction = s_.wide(linear.contraction);
+    const AxisSet other = cols | contraction;
+    const auto on_square = [&](Spread at) { return s_.wide(at.rows) == rows && s_.wide(at.cols) == other; };
+    const bool one_side = contraction == 0 || (cols == 0 && !reads_residual(site));
+    require(one_side && s_.ranks(rows) == s_.ranks(other) && s_.wide(linear.flat) == rows && on_square(layer.stream) &&
+                on_square(layer.inside(site)),
+            {.rule = Rule::ring, .axes = rows, .others = other, .what = name});
+    const bool wide = site == Site::down && contraction == 0;
+    divides(wide ? Extent::d_ff : Extent::d_model, wide ? e_.d_ff : e_.d_model, rows, "cut rows of the weight blocks");
+  }
+
+  /// Whether axes that each may be split in two make as many groups of ranks as there are key/value heads.
+  bool shares_evenly(AxisSet cols) const {
+    const int64_t kv = e_.n_kv_head;
+    int64_t groups = 1;
+    for (size_t a = 0; a < s_.axes.size() && groups < kv; ++a) {
+      const int64_t size = (cols >> a & 1) != 0 ? s_.axes[a].size : 1;
+      if (groups * size <= kv) {
+        groups *= size;
+        continue;
+      }
+      return kv % groups == 0 && size % (kv / groups) == 0;
+    }
+    return groups == kv;
+  }
+
+  void table() {
+    const VocabSpread& table = s_.table;
+    const Spread first = s_.layers.empty() ? s_.head : s_.layers.front().stream, last = s_.head;
+    if (e_.vocab_multiple > 0) divides(Extent::vocab_multiple, e_.vocab_multiple, table.vocab, "cut the vocabulary");
+    divides(Extent::d_model, e_.d_model, table.hidden, "cut columns of the table");
+    require((s_.wide(table.flat) & ~last.rows) == 0,
+            {.rule = Rule::flat_table, .axes = table.flat, .others = last.rows});
+    const AxisSet cut = table.vocab | table.hidden;
+    const AxisSet at_first = s_.wide((first.rows | table.flat) & ~cut), at_last = s_.wide(last.rows & ~cut);
+    token_rows(at_first, "cut rows at the embedding's table");
+    require(!e_.tied || at_first == at_last,
+            {.rule = Rule::one_table, .extent = Extent::tied, .axes = at_first, .others = at_last});
+    // A chunk of the head holds the same number of rows of every rank along axes that cut both, so these are inner
+    // axes.
+    const AxisSet shared = s_.wide(last.rows & cut);
+    require(shared == 0 || (shared & (~shared + 1)) > at_last,
+            {.rule = Rule::nested_table, .axes = shared, .others = at_last});
+  }
+
+  const ModelSharding& s_;
+  const Extents& e_;
+  const Found& found_;
+  int64_t layer_ = -1;
+  bool done_ = false;
+};
+
+template <typename Found>
+void check(const ModelSharding& sharding, const Extents& extents, const Found& found) {
+  Check<Found>(sharding, extents, found).run();
+}
+
+}  // namespace
+
+std::string Violation::text(const ModelSharding& s) const {
+  const std::string where = layer < 0 || s.layers.size() < 2 ? "" : format("blocks.{}: ", layer);
+  const auto [name, unit] = kWords[static_cast<size_t>(extent)];
+  const int64_t ranks = s.ranks(axes);
+  switch (rule) {
+    case Rule::divides:
+      return format("{}{} = {}{} do{} not divide over {} ranks along {}, which {}", where, name, value, unit,
+                    *unit == 0 ? "es" : "", ranks, s.name_of(axes), what);
+    case Rule::layers:
+      return format("the sharding has {} layers, not n_layer", value);
+    case Rule::shares_heads:
+      return format("{}n_kv_head = {} heads neither divide over {} ranks along {} nor can as many ranks share each",
+                    where, value, ranks, s.name_of(axes));
+    case Rule::flat_table:
+      return format(
+          "the table is in flat pieces along {}, whose ranks do not all have rows of their own at the head "
+          "(rows are cut along {})",
+          s.name_of(axes), s.name_of(others));
+    case Rule::one_table:
+      return format(
+          "embedding and head share one table, but rows are cut along {} at the embedding and along {} at "
+          "the head; tie_embeddings = false makes two tables",
+          s.name_of(axes), s.name_of(others));
+    case Rule::nested_table:
+      return format("{} cuts both the table and rows at the head, and is outside of {}, which cuts rows only",
+                    s.name_of(axes), s.name_of(others));
+    case Rule::ring:
+      return format(
+          "{}schedule ring of {}: expected a square of ranks that cuts rows, with W in flat pieces, by one "
+          "side and columns by the other, in the linear and in the activations around it; found {} x {} "
+          "ranks along {} and {}",
+          where, what, ranks, s.ranks(others), s.name_of(axes), s.name_of(others));
+    case Rule::disjoint:
+      return format("{}{} is cut in two ways along {}", where, what, s.name_of(axes));
+  }
+  return {};
+}
+
+std::string Violation::remedy(const ModelSharding& s) const {
+  if (rule != Rule::divides || extent == Extent::key_width || extent == Extent::token_rows) return {};
+  const int64_t n = s.ranks(axes), below = std::max(n, value / n * n), above = (value / n + 1) * n;
+  const char* const name = kWords[static_cast<size_t>(extent)].name;
+  return below < value ? format("{} = {} or {} fits", name, below, above) : format("{} = {} fits", name, below);
+}
+
+std::optional<Violation> first_violation(const ModelSharding& sharding, const Extents& extents) {
+  std::optional<Violation> first;
+  check(sharding, extents, [&](const Violation& violation) {
+    first = violation;
+    return true;
+  });
+  return first;
+}
+
+std::vector<Violation> violations(const ModelSharding& sharding, const Extents& extents) {
+  std::vector<Violation> all;
+  check(sharding, extents, [&](const Violation& violation) {
+    const bool known = std::ranges::any_of(all, [&](const Violation& other) {
+      return other.rule == violation.rule && other.extent == violation.extent && other.axes == violation.axes;
+    });
+    if (!known) all.push_back(violation);
+    return false;
+  });
+  return all;
+}
+
+}  // namespace trainer::sharding

@@ -1,0 +1,128 @@
+#include "sharding/sharding.h"
+
+#include <utility>
+
+#include "base/error.h"
+
+namespace trainer::sharding {
+namespace {
+
+/// Replaces every set of axes in the value by map(set).
+template <typename Map>
+void for_each_set(ModelSharding& s, const Map& map) {
+  const auto spread = [&](Spread& at) {
+    map(at.rows);
+    map(at.cols);
+  };
+  for (Layer& layer : s.layers) {
+    for (Spread* at : {&layer.stream, &layer.attention, &layer.hidden}) spread(*at);
+    for (LinearSharding& linear : layer.linears)
+      for (AxisSet* set : {&linear.rows, &linear.cols, &linear.contraction, &linear.flat}) map(*set);
+  }
+  spread(s.head);
+  for (AxisSet* set : {&s.table.vocab, &s.table.hidden, &s.table.flat}) map(*set);
+  for (Group& group : s.groups) map(group.axes);
+}
+
+constexpr AxisSet below(size_t axis) { return (AxisSet{1} << axis) - 1; }
+
+/// Splits an axis into an outer factor of `outer` ranks and the rest.
+void split_axis(ModelSharding& s, size_t axis, int64_t outer) {
+  const Axis whole = s.axes[axis];
+  for_each_set(s, [&](AxisSet& set) {  // bits above the axis move up by one; its own bit is doubled
+    const AxisSet own = set >> axis & 1;
+    set = (set & below(axis)) | own << axis | own << (axis + 1) | (set & ~below(axis + 1)) << 1;
+  });
+  s.axes[axis] = {whole.name + "0", outer};
+  s.axes.insert(s.axes.begin() + static_cast<std::ptrdiff_t>(axis) + 1, {whole.name + "1", whole.size / outer});
+  s.groups.push_back({whole.name, AxisSet{3} << axis});
+}
+
+}  // namespace
+
+int64_t ModelSharding::ranks(AxisSet set) const {
+  int64_t product = 1;
+  for (size_t a = 0; a < axes.size(); ++a)
+    if ((set >> a & 1) != 0) product *= axes[a].size;
+  return product;
+}
+
+AxisSet ModelSharding::find(std::string_view name) const {
+  for (const Group& group : groups)
+    if (group.name == name) return group.axes;
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (axes[a].name == name) return AxisSet{1} << a;
+  return 0;
+}
+
+std::string ModelSharding::name_of(AxisSet set) const {
+  for (const Group& group : groups)
+    if (group.axes == set) return group.name;
+  std::string all;
+  for (size_t a = 0; a < axes.size(); ++a)
+    if ((set >> a & 1) != 0) all += (all.empty() ? "" : "+") + axes[a].name;
+  return all.empty() ? "no axis" : all;
+}
+
+AxisSet ModelSharding::wide(AxisSet set) const {
+  for (size_t a = 0; a < axes.size(); ++a)
+    if (axes[a].size == 1) set &= ~(AxisSet{1} << a);
+  return set;
+}
+
+const Layer& ModelSharding::layer(int64_t index) const {
+  for (const Layer& layer : layers) {
+    if (index < layer.count) return layer;
+    index -= layer.count;
+  }
+  TRAINER_CHECK(false, "a layer {} past the last one", index);
+}
+
+bool ModelSharding::gathers_weights() const {
+  for (const Layer& layer : layers)
+    for (const LinearSharding& linear : layer.linears)
+      if (linear.schedule == GemmSchedule::at_once && wide(linear.flat) != 0) return true;
+  return false;
+}
+
+ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
+  for (size_t l = 0; l < s.layers.size() && n_kv_head > 0; ++l) {
+    int64_t groups = 1;
+    for (size_t a = 0; a < s.axes.size() && groups < n_kv_head; ++a) {
+      if ((s.layers[l].attention.cols >> a & 1) == 0) continue;
+      const int64_t size = s.axes[a].size, outer = n_kv_head / groups;
+      if (groups * size > n_kv_head && n_kv_head % groups == 0 && size % outer == 0) split_axis(s, a, outer);
+      groups *= s.axes[a].size;
+    }
+    const AxisSet cols = s.layers[l].attention.cols;
+    if (groups != n_kv_head || s.ranks(cols) == groups || s.find("kv") != 0) continue;
+    AxisSet kv = 0;
+    for (size_t a = 0; a < s.axes.size() && s.ranks(kv) < n_kv_head; ++a) kv |= cols & AxisSet{1} << a;
+    if (kv != 0) s.groups.insert(s.groups.end(), {{"kv", kv}, {"rep", cols & ~kv}});
+  }
+  const std::vector<Group> groups = s.groups;
+  for_each_set(s, [&](AxisSet& set) { set = s.wide(set); });
+  s.groups = groups;
+  return s;
+}
+
+ModelSharding anonymous(const ModelSharding& sharding) {
+  ModelSharding s = sharding;
+  std::erase_if(s.groups, [](const Group& group) { return group.name != "data"; });
+  for (size_t a = s.axes.size(); a-- > 1;) {
+    if (s.axes[a].size > 1) continue;
+    for_each_set(s, [&](AxisSet& set) { set = (set & below(a)) | (set & ~below(a + 1)) >> 1; });
+    s.axes.erase(s.axes.begin() + static_cast<std::ptrdiff_t>(a));
+  }
+  for (size_t a = 1; a < s.axes.size(); ++a) s.axes[a].name.clear();
+  for (size_t l = s.layers.size(); l-- > 1;) {  // equal neighbours are one entry
+    Layer& before = s.layers[l - 1];
+    const int64_t count = std::exchange(before.count, s.layers[l].count);
+    const bool same = before == s.layers[l];
+    before.count = same ? count + s.layers[l].count : count;
+    if (same) s.layers.erase(s.layers.begin() + static_cast<std::ptrdiff_t>(l));
+  }
+  return s;
+}
+
+}  // namespace trainer::sharding

@@ -1,0 +1,114 @@
+#pragma once
+// ModelSharding: how a model is cut over ranks, as one value. Rules, the planner, checkpoints and the trainer read it;
+// config/strategies.h makes it from the keys of a named strategy or from tables of letters.
+//
+// A pipeline stage would be one more member of Layer, axes that cut tokens within a sequence one more set in Spread,
+// and an axis of experts one more set in LinearSharding.
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace trainer::sharding {
+
+/// A set of axes: bit a stands for ModelSharding::axes[a].
+using AxisSet = uint32_t;
+
+struct Axis {
+  std::string name;
+  int64_t size = 1;
+  bool operator==(const Axis&) const = default;
+};
+/// A name for several axes: "col" for "col0" and "col1", "data" for "replica" and "depth".
+struct Group {
+  std::string name;
+  AxisSet axes = 0;
+  bool operator==(const Group&) const = default;
+};
+
+/// Where activations are: token rows are cut over `rows`, columns over `cols`; ranks along all other axes hold copies.
+struct Spread {
+  AxisSet rows = 0, cols = 0;
+  bool operator==(const Spread&) const = default;
+};
+
+/// How blocks of operands reach the ranks: all before one GEMM, or step by step (SUMMA), each under the GEMM before.
+enum class GemmSchedule : uint8_t { at_once, ring };
+
+/// What the axes cut of a linear's GEMM Y[m, n] = X[m, k] · W[k, n]. The first three sets are disjoint.
+struct LinearSharding {
+  AxisSet rows = 0, cols = 0, contraction = 0;  // m, n, k
+  AxisSet flat = 0;                             // within rows: over these, W is stored in flat pieces
+  GemmSchedule schedule = GemmSchedule::at_once;
+  bool keep = false;  // a gathered W stays in memory until the weights change
+  bool operator==(const LinearSharding&) const = default;
+};
+
+/// How the table [V, H] of an embedding or a head is stored: its rows are cut over `vocab`, its columns over `hidden`.
+/// The block that is left is cut in equal pieces over `flat` and gathered for use.
+struct VocabSpread {
+  AxisSet vocab = 0, hidden = 0, flat = 0;
+  bool operator==(const VocabSpread&) const = default;
+};
+
+/// The linears of a block. qkv and up read the residual stream; out and down write it, by adding to it.
+enum class Site : uint8_t { qkv, out, up, down };
+inline constexpr std::array<Site, 4> kSites = {Site::qkv, Site::out, Site::up, Site::down};
+constexpr bool reads_residual(Site site) { return site == Site::qkv || site == Site::up; }
+
+struct Layer {
+  Spread stream, attention, hidden;       // the residual stream and norms; q, k, v by whole heads; between up and down
+  std::array<LinearSharding, 4> linears;  // by Site
+  int64_t count = 1;                      // how many consecutive layers are cut like this
+
+  const LinearSharding& at(Site site) const { return linears[static_cast<size_t>(site)]; }
+  LinearSharding& at(Site site) { return linears[static_cast<size_t>(site)]; }
+  /// Returns where a linear's activations are on the side away from the residual stream.
+  const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : hidden; }
+  Spread& inside(Site site) { return site == Site::qkv || site == Site::out ? attention : hidden; }
+  bool operator==(const Layer&) const = default;
+};
+
+struct ModelSharding {
+  /// Outermost first: ranks are numbered row-major. Axis 0, or the group of the name, is "data": replicas.
+  std::vector<Axis> axes = {{"data", 1}};
+  std::vector<Group> groups;
+  std::vector<Layer> layers = {Layer()};
+  Spread head;  // the residual stream at the final norm and the head
+  VocabSpread table;
+  bool overlap = true;  // false: activations' collectives block immediately (no overlap)
+
+  /// Returns the product of these axes' sizes.
+  int64_t ranks(AxisSet set) const;
+  AxisSet all() const { return (AxisSet{1} << axes.size()) - 1; }
+  /// Returns the axis or group of this name; 0 when there is none.
+  AxisSet find(std::string_view name) const;
+  /// Returns the name of a group or axis, or the names of the axes joined by "+".
+  std::string name_of(AxisSet set) const;
+  /// Returns those of the axes that have more than one rank.
+  AxisSet wide(AxisSet set) const;
+
+  /// Returns the axes whose ranks have sequences of their own and add up gradients of all weights.
+  AxisSet data() const { return find("data"); }
+  /// Returns the ranks that one replica of the model takes: all axes but the first.
+  int64_t ranks_of_replica() const { return ranks(all() & ~AxisSet{1}); }
+  /// Returns how many parts of a replica have the same weights and sequences of their own (the depth of a 2.5D mesh).
+  int64_t depth() const { return ranks(data() & ~AxisSet{1}); }
+  const Layer& layer(int64_t index) const;
+  /// Whether any linear's weights are gathered from flat pieces for use.
+  bool gathers_weights() const;
+
+  bool operator==(const ModelSharding&) const = default;
+};
+
+/// Returns the same sharding as a run's mesh has it: every axis along which ranks share key/value heads is split in
+/// two. Ranks along the outer factor hold different heads, those along the inner one the same; groups "kv" and "rep"
+/// name them. Sets leave out axes of one rank.
+ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
+
+/// Returns the same sharding without axes of one rank, but for the first; names of the other axes and of groups are
+/// left out. Two values are equal when ranks hold and compute the same under both.
+ModelSharding anonymous(const ModelSharding& sharding);
+
+}  // namespace trainer::sharding

@@ -1,0 +1,25 @@
+#pragma once
+// What a step costs, in parts: time by phase, memory by category, communication by axis and operation.
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+
+namespace trainer {
+
+/// Stands for a number that is not known.
+inline constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+
+using BytesByCategory = std::map<std::string, int64_t>;
+/// Wire bytes by mesh axis and operation, total over the ranks of one group of the axis.
+using CommBytes = std::map<std::string, std::map<std::string, int64_t>>;
+using WaitMs = std::map<std::string, std::map<std::string, double>>;
+/// "tensor all_gather 4096 B, tensor all_reduce 64 B", or "none".
+std::string comm_text(const CommBytes& bytes);
+
+/// Wall time of a step by phase, one after the other. comm_exposed is the part of all that waited for communication.
+struct PhaseMs {
+  double data = 0, forward = 0, backward = 0, optimizer = 0, comm_exposed = 0;
+};
+
+}  // namespace trainer

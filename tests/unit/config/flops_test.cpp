@@ -1,0 +1,87 @@
+#include "config/flops.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+
+namespace trainer::config {
+namespace {
+
+config::Model gpt2_124m() {
+  config::Model model;
+  model.arch = config::Arch::gpt2;
+  model.n_layer = 12;
+  model.n_head = 12;
+  model.d_model = 768;
+  model.d_ff = 3072;
+  model.seq_len = 1024;
+  return model;
+}
+
+config::Model llama3_8b() {
+  config::Model model;
+  model.arch = config::Arch::llama;
+  model.n_layer = 32;
+  model.n_head = 32;
+  model.n_kv_head = 8;
+  model.d_model = 4096;
+  model.d_ff = 14336;
+  model.seq_len = 8192;
+  return model;
+}
+
+TEST(Flops, Gpt2SmallByHand) {
+  // A block: 4·768² + 2·768·3072 = 7 077 888; twelve of them 84 934 656; head 768·50257 = 38 597 376.
+  const MatmulWeights weights = matmul_weights(gpt2_124m(), 50257);
+  EXPECT_EQ(weights.blocks, 84'934'656);
+  EXPECT_EQ(weights.head, 38'597'376);
+  EXPECT_EQ(weights.total(), 123'532'032);
+  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, config::Recompute::none);
+  EXPECT_EQ(flops.matmul, 741'192'192.0);
+  EXPECT_EQ(flops.attention, 113'246'208.0);  // 12·12·768·1024
+  EXPECT_EQ(flops.full(), 854'438'400.0);
+  EXPECT_EQ(flops.causal(), 797'815'296.0);
+  EXPECT_EQ(flops.hardware(), flops.causal());
+}
+
+TEST(Flops, LlamaWithGroupedHeadsByHand) {
+  // A block: q and o 2·4096², k and v 2·4096·1024, gate, up and down 3·4096·14336: 218 103 808.
+  const MatmulWeights weights = matmul_weights(llama3_8b(), 128256);
+  EXPECT_EQ(weights.blocks, 32 * int64_t{218'103'808});
+  EXPECT_EQ(weights.head, 4096 * int64_t{128256});
+  // Published size 8 030 261 248 = these + the look-up table + 65 gains of 4096.
+  EXPECT_EQ(weights.total() + 4096 * int64_t{128256} + 65 * 4096, 8'030'261'248);
+}
+
+TEST(Flops, RecomputationCountsForHardwareUtilisationOnly) {
+  const config::Model model = gpt2_124m();
+  const FlopsPerToken none = flops_per_token(model, 50257, config::Recompute::none);
+  const FlopsPerToken selective = flops_per_token(model, 50257, config::Recompute::selective);
+  const FlopsPerToken full = flops_per_token(model, 50257, config::Recompute::full);
+  EXPECT_EQ(selective.recomputed, 0.0);
+  EXPECT_EQ(full.full(), none.full());
+  // Forward of the blocks again: 2·84 934 656, and 2·L·d·s of causal scores and their product with v.
+  EXPECT_EQ(full.recomputed, 169'869'312.0 + 2.0 * 12 * 768 * 1024);
+  EXPECT_EQ(full.hardware() - full.causal(), full.recomputed);
+}
+
+TEST(Flops, UtilisationIsAShareOfThePeak) {
+  const FlopsPerToken flops = flops_per_token(gpt2_124m(), 50257, config::Recompute::none);
+  const Utilisation share = utilisation(flops, 1000.0, 2e12);
+  EXPECT_DOUBLE_EQ(share.mfu, 854'438'400.0 * 1000 / 2e12);
+  EXPECT_DOUBLE_EQ(share.mfu_causal, 797'815'296.0 * 1000 / 2e12);
+  EXPECT_DOUBLE_EQ(share.hfu, share.mfu_causal);
+  EXPECT_TRUE(std::isnan(utilisation(flops, 1000.0, 0).mfu));
+  EXPECT_TRUE(std::isnan(utilisation(flops, 1000.0, std::nan("")).hfu));
+}
+
+TEST(Flops, RefusesUnresolvedSizes) {
+  config::Model model = gpt2_124m();
+  model.d_ff = 0;
+  EXPECT_THROW(matmul_weights(model, 50257), Error);
+}
+
+}  // namespace
+}  // namespace trainer::config

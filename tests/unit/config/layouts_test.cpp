@@ -1,0 +1,208 @@
+// The table of named strategies: what each row says, what fits, what is nearest to it, and all layouts of some ranks.
+#include "config/layouts.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "config/keys.h"
+#include "config/load.h"
+#include "config/tags.h"
+
+namespace trainer::config {
+namespace {
+
+Config configure(const std::vector<std::string>& sets) {
+  return load_text(
+      "[model]\nn_layer = 3\nn_head = 12\nd_model = 96\nd_ff = 144\nvocab_multiple = 48\nseq_len = 32\n"
+      "[train]\nglobal_batch = 24\nmicro_batch = 12\n",
+      "layouts.toml", sets, {.files = false, .plans = true});
+}
+
+std::string broken(const Config& config) {
+  std::string all;
+  for (const BrokenRule& rule : broken_rules(config)) all += rule.text + "\n";
+  return all;
+}
+
+/// Extents of every strategy that fit, drawn at random.
+std::vector<Config> random_layouts(int count) {
+  const PhiloxKey key = philox_key(3, "layouts");
+  uint64_t next = 0;
+  std::vector<Config> all;
+  while (static_cast<int>(all.size()) < count) {
+    Config trial = configure({"parallel.data=2"});
+    const NamedStrategy& strategy = strategies()[philox_at(key, next++) % 3];
+    trial.parallel.strategy = strategy.name;
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.stationary = "paper";
+    constexpr const char* kOrders[] = {"yxzd", "xyzd", "zxyd"};
+    trial.parallel.order = kOrders[philox_at(key, next++) % 3];
+    if (philox_at(key, next++) % 2 == 0) trial.parallel.node_tile = {1, 2};
+    std::vector<Parallel> settings;
+    strategy.each(trial, int64_t{1} << philox_at(key, next++) % 6, [&](const Parallel& p) { settings.push_back(p); });
+    if (settings.empty()) continue;
+    trial.parallel = settings[philox_at(key, next++) % settings.size()];
+    if (layout_fits(trial)) all.push_back(trial);
+  }
+  return all;
+}
+
+TEST(NamedStrategies, EqualTheirLetters) {
+  for (const Config& named : random_layouts(200)) {
+    Config tables = named;
+    const sharding::ModelSharding by_name = sharding_of(named);
+    set_tables(tables, by_name);
+    ASSERT_TRUE(layout_fits(tables)) << layout_text(named) << ": " << broken(tables);
+    EXPECT_EQ(ranks_of_replica(tables) * tables.parallel.data, ranks_of_replica(named) * 2) << layout_text(named);
+    if (by_name.depth() > 1) continue;  // its squares have become replicas
+    EXPECT_EQ(anonymous(sharding_of(tables)), anonymous(by_name)) << layout_text(named);
+  }
+}
+
+TEST(NamedStrategies, OfOneRankAreOneSharding) {
+  Config one = configure({});
+  const sharding::ModelSharding alone = anonymous(sharding_of(one));
+  for (const char* set : {"parallel.strategy=optimus-2d", "parallel.strategy=axonn-4d"}) {
+    sharding::ModelSharding other = anonymous(sharding_of(configure({set})));
+    for (sharding::Layer& layer : other.layers)
+      for (sharding::LinearSharding& linear : layer.linears) linear.schedule = sharding::GemmSchedule::at_once;
+    EXPECT_EQ(other, alone) << set;
+  }
+}
+
+TEST(NamedStrategies, RanksOfAReplicaAreTheProductOfTheirExtents) {
+  for (const auto& [sets, ranks, text] :
+       {std::tuple<std::vector<std::string>, int64_t, const char*>{{"parallel.tensor=4"}, 4, "tensor = 4"},
+        {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 2, 3]"}, 12, "mesh = [2, 2, 3]"},
+        {{"parallel.strategy=axonn-4d", "parallel.grid=[2, 1, 4]"}, 8, "grid = [2, 1, 4]"}}) {
+    const Config c = configure(sets);
+    EXPECT_EQ(ranks_of_replica(c), ranks);
+    EXPECT_EQ(sharding_of(c).ranks_of_replica(), ranks);
+    EXPECT_EQ(replica_text(c), text);
+  }
+}
+
+/// What a message must have: the extent, the ranks, the axis and the way out.
+TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
+  struct Mistake {
+    std::vector<std::string> sets;
+    std::vector<const char*> parts;
+  };
+  for (const auto& [sets, parts] : {
+           Mistake{{"parallel.tensor=5"}, {"n_head = 12 heads", "5 ranks along tensor", "tensor = 4 or 6 fits"}},
+           {{"parallel.tensor=8", "model.n_head=8", "model.n_kv_head=8", "model.d_ff=36"},
+            {"d_ff = 36", "8 ranks along tensor", "tensor = 4 fits"}},
+           {{"parallel.tensor=4", "model.n_kv_head=3"}, {"n_kv_head = 3 heads", "tensor = 3 or 6 fits"}},
+           {{"parallel.tensor=12", "model.seq_len=5", "train.micro_batch=1"},
+            {"token rows", "12 ranks along tensor", "sequence_parallel = false fits"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 3]"}, {"square", "mesh = [2, 2]"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[5, 5]"}, {"5 ranks along col", "mesh = [2, 2, 6]"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.node_tile=[3, 1]"},
+            {"node_tile = [3, 1]", "node_tile = [1, 1] fits"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[6, 6]", "model.n_kv_head=3", "parallel.node_tile=[1, 3]"},
+            {"n_kv_head = 3", "node_tile = [1, 1] fits"}},
+           {{"parallel.strategy=axonn-4d", "parallel.grid=[5, 1, 1]"}, {"n_head = 12", "5 ranks along x", "grid = "}},
+           {{"parallel.strategy=axonn-4d", "parallel.grid=[1, 1]"}, {"three extents [x, y, z]", "found 2"}},
+       }) {
+    const std::string text = broken(configure(sets));
+    for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
+  }
+  EXPECT_EQ(broken(configure({"parallel.tensor=4"})), "");
+  EXPECT_THROW(require_layout(configure({"parallel.tensor=5"})), Error);
+}
+
+double distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
+  double sum = 0;
+  for (size_t i = 0; i < std::max(a.size(), b.size()); ++i)
+    sum += std::abs(std::log2(double(i < a.size() ? a[i] : 1) / double(i < b.size() ? b[i] : 1)));
+  return sum;
+}
+
+// For all extents up to 64 ranks on three models: the settings that a message names fit, have the nearest number of
+// ranks, and among those of that number the nearest extents.
+TEST(BrokenRules, NameTheNearestThatFits) {
+  for (const char* heads : {"model.n_head=12", "model.n_head=8", "model.n_head=6"})
+    for (int64_t x = 1; x <= 64; ++x)
+      for (int64_t y = 1; x * y <= 64; ++y)
+        for (int64_t z = 1; x * y * z <= 64; z *= 3) {
+          Config c = configure({heads, "parallel.strategy=axonn-4d"});
+          c.parallel.grid = {x, y, z};
+          if (layout_fits(c)) continue;
+          const std::string text = broken_rules(c).front().text;
+          const size_t at = text.rfind("grid = [");
+          ASSERT_NE(at, std::string::npos) << text;
+          std::map<int64_t, double> least;  // distance of the nearest that fits, by ranks
+          for (int64_t ranks = 1; ranks <= 2 * x * y * z; ++ranks)
+            strategy_of(c).each(c, ranks, [&](const Parallel& p) {
+              Config other = c;
+              other.parallel = p;
+              if (!layout_fits(other)) return;
+              double& best = least.try_emplace(ranks, 1e9).first->second;
+              best = std::min(best, distance(p.grid, c.parallel.grid));
+            });
+          std::vector<int64_t> expected = {std::prev(least.upper_bound(x * y * z))->first};
+          if (expected[0] != x * y * z && least.upper_bound(x * y * z) != least.end())
+            expected.push_back(least.upper_bound(x * y * z)->first);
+          std::vector<int64_t> found;
+          for (size_t from = text.find("; grid = "); (from = text.find('[', from)) != std::string::npos; ++from) {
+            Config named = c;
+            for (int i = 0, place = static_cast<int>(from) + 1; i < 3; ++i) {
+              size_t used = 0;
+              named.parallel.grid[static_cast<size_t>(i)] = std::stoll(text.substr(static_cast<size_t>(place)), &used);
+              place += static_cast<int>(used) + 2;
+            }
+            EXPECT_TRUE(layout_fits(named)) << text;
+            found.push_back(ranks_of_replica(named));
+            EXPECT_NEAR(distance(named.parallel.grid, c.parallel.grid), least.at(found.back()), 1e-9) << text;
+          }
+          EXPECT_EQ(found, expected) << text;
+        }
+}
+
+TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
+  std::string broken;
+  const auto count = [&](std::vector<std::string> sets, int64_t devices) {
+    broken.clear();
+    const Config c = load_text("[model]\nn_head = 8\nd_model = 64\n[train]\nglobal_batch = 8\n", "x.toml", sets,
+                               {.files = false, .plans = true});
+    std::map<std::string, int> by_strategy;
+    for (const Config& each : enumerate_layouts(c, devices, broken)) {
+      EXPECT_EQ(ranks_of_replica(each) * each.parallel.data, devices);
+      EXPECT_TRUE(wants_tags(each) || layout_fits(each));
+      EXPECT_EQ(each.train.global_batch % (each.train.micro_batch * each.parallel.data), 0);
+      ++by_strategy[each.parallel.strategy];
+    }
+    return by_strategy;
+  };
+  // data 1, 2, 4 with 4, 3, 2 micro-batches; Megatron with and without sequence parallelism, of one rank once.
+  const auto all = count({}, 4);
+  EXPECT_EQ(all.at("megatron-1d"), 4 * 2 + 3 * 2 + 2);
+  EXPECT_EQ(all.at("optimus-2d"), 2 * 3) << "two kinds of panels; a micro-batch of 1 does not divide over two rows";
+  EXPECT_EQ(all.at("autoddl"), 4 + 3);
+  const auto given = count({"parallel.strategy=megatron-1d", "parallel.tensor=2", "train.micro_batch=2"}, 4);
+  EXPECT_EQ(given.size(), 1u);
+  EXPECT_EQ(given.at("megatron-1d"), 2);
+  EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
+  EXPECT_NE(broken.find("n_head = 8 heads do not divide over 3 ranks along tensor"), std::string::npos) << broken;
+  // For tables alone: every named layout as tables, replicas only among them, beside what is left to the search.
+  const auto tables = count({"parallel.strategy=autoddl"}, 4);
+  EXPECT_EQ(tables.size(), 1u);
+  EXPECT_GT(tables.at("autoddl"), all.at("autoddl") + all.at("megatron-1d"));
+}
+
+TEST(Layouts, AxisListsHaveAnAxisForTheRanksOfANode) {
+  using Lists = std::vector<std::vector<int64_t>>;
+  EXPECT_EQ(axis_lists(4, 1), (Lists{{2, 2}, {4}}));
+  for (const std::vector<int64_t>& list : axis_lists(64, 8)) {
+    int64_t product = 1, inner = 1;
+    for (const int64_t extent : list) product *= extent;
+    EXPECT_EQ(product, 64);
+    for (size_t i = list.size(); i-- > 0 && inner < 8;) inner *= list[i];
+    EXPECT_TRUE(inner == 8 || list.size() == 1);
+  }
+}
+
+}  // namespace
+}  // namespace trainer::config

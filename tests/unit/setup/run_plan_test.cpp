@@ -1,0 +1,71 @@
+#include "setup/run_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "rigs/messages.h"
+#include "rigs/tiny.h"
+
+namespace trainer::tests {
+namespace {
+
+class PlanOfARun : public testing::TestWithParam<std::tuple<config::Arch, DType>> {};
+
+TEST_P(PlanOfARun, HasTheMemoryThatTheDeviceHolds) {
+  const config::Config c = tiny_config(std::get<0>(GetParam()));
+  const DType compute = std::get<1>(GetParam());
+  Tiny run(c, compute, 2);
+  run.step(1);
+  const setup::Machine machine{
+      .threads = 2, .isa = run.device.isa(), .compute = compute, .compute_reason = {}, .memory_limit = 0};
+  const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
+  EXPECT_EQ(plan.total - plan.memory.at("host"), run.device.memory_total());
+  EXPECT_GT(plan.executed_flops, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(RunPlan, PlanOfARun,
+                         testing::Combine(testing::Values(config::Arch::gpt2, config::Arch::llama),
+                                          testing::Values(DType::f64, DType::f32, DType::bf16)),
+                         [](const auto& info) {
+                           return std::string(std::get<0>(info.param) == config::Arch::llama ? "llama_" : "gpt2_") +
+                                  std::string(name_of(std::get<1>(info.param)));
+                         });
+
+TEST(RunPlan, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
+  config::Config c = tiny_config();
+  c.train.micro_batch = 4;
+  setup::Machine machine{
+      .threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}, .memory_limit = 0};
+  config::Config small = c;
+  small.train.micro_batch = 1;
+  small.train.recompute = config::Recompute::full;
+  machine.memory_limit = setup::plan_run(small, kTinyVocab, machine, true).total;
+  const auto require = [&] {
+    setup::require_memory(setup::plan_run(c, kTinyVocab, machine, true), c, kTinyVocab, machine);
+  };
+  expect_error(Code::plan, {"train.micro_batch = 1", "train.recompute = \"full\""}, require);
+  machine.memory_limit = 1000;
+  EXPECT_THROW(require(), Error);
+}
+
+TEST(RunPlan, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
+  config::Config c = tiny_config();
+  c.parallel.data = 3;
+  c.train.global_batch *= 3;
+  comm::run_on_threads(3, {.timeout_s = 60}, [&](comm::World& world) {
+    setup::Machine machine{.threads = 1, .isa = device::detect_isa(), .compute = DType::f32, .compute_reason = {}};
+    machine.ranks = 3;
+    machine.rank = world.rank();
+    const setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
+    machine.memory_limit = world.rank() == 1 ? plan.total - 1 : 4 * plan.total;
+    const Error error = error_of(
+        [&] { world.control().run_on_all_ranks([&] { setup::require_memory(plan, c, kTinyVocab, machine); }); });
+    EXPECT_EQ(error.code(), Code::plan);
+    EXPECT_EQ(error.scope(), Scope::all_ranks);
+    double together = 1;  // the ranks still understand each other
+    world.control().sum({&together, 1});
+    EXPECT_EQ(together, 3);
+  });
+}
+
+}  // namespace
+}  // namespace trainer::tests

@@ -1,0 +1,225 @@
+// The rules of shardings against a brute force that cuts ranges and looks at the pieces.
+#include "sharding/rules.h"
+
+#include <gtest/gtest.h>
+
+#include "base/format.h"
+#include "base/philox.h"
+
+namespace trainer::sharding {
+namespace {
+
+/// Random draws with a printed seed.
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : key_(philox_key(seed, "sharding")) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
+  template <typename T>
+  T one_of(std::initializer_list<T> list) {
+    return *(list.begin() + below(static_cast<int64_t>(list.size())));
+  }
+
+ private:
+  const PhiloxKey key_;
+  uint64_t next_ = 0;
+};
+
+/// Each axis but "data" joins one of the sets, or none.
+template <size_t n>
+void scatter(Draws& draw, size_t axes, AxisSet* const (&sets)[n]) {
+  for (size_t a = 1; a < axes; ++a)
+    if (const int64_t choice = draw.below(n + 1); choice < static_cast<int64_t>(n)) *sets[choice] |= AxisSet{1} << a;
+}
+
+ModelSharding random_sharding(Draws& draw, int64_t n_layer) {
+  ModelSharding s;
+  for (int64_t a = draw.below(3); a >= 0; --a)
+    s.axes.push_back({std::string(1, static_cast<char>('a' + a)), draw.one_of<int64_t>({1, 2, 2, 3, 4})});
+  const size_t axes = s.axes.size();
+  s.layers.clear();
+  for (int64_t left = n_layer; left > 0;) {
+    Layer layer;
+    for (Spread* spread : {&layer.stream, &layer.attention, &layer.hidden})
+      scatter(draw, axes, {&spread->rows, &spread->cols});
+    for (LinearSharding& l : layer.linears) {
+      scatter(draw, axes, {&l.rows, &l.cols, &l.contraction, &l.flat});
+      l.rows |= l.flat;
+    }
+    layer.count = 1 + draw.below(left);
+    left -= layer.count;
+    s.layers.push_back(layer);
+  }
+  s.head = draw.below(2) == 0 ? s.layers.back().stream : Spread{};
+  scatter(draw, axes, {&s.table.vocab, &s.table.hidden, &s.table.flat});
+  return s;
+}
+
+/// Cuts [0, n) at floor(n · i / ranks) and looks whether all pieces are equal and not empty.
+bool cuts_evenly(int64_t n, int64_t ranks) {
+  for (int64_t i = 0; i < ranks; ++i)
+    if (n * (i + 1) / ranks - n * i / ranks != n / ranks || n / ranks * ranks != n) return false;
+  return true;
+}
+
+/// Whether some factor of some axis makes as many groups of ranks as there are heads, or heads divide over all.
+bool heads_can_be_shared(const ModelSharding& s, AxisSet cols, int64_t heads) {
+  if (cuts_evenly(heads, s.ranks(cols))) return true;
+  int64_t outer = 1;
+  for (size_t a = 0; a < s.axes.size(); ++a) {
+    if ((cols >> a & 1) == 0) continue;
+    for (int64_t factor = 1; factor <= s.axes[a].size; ++factor)
+      if (s.axes[a].size % factor == 0 && outer * factor == heads) return true;
+    outer *= s.axes[a].size;
+  }
+  return false;
+}
+
+bool is_legal(const ModelSharding& s, const Extents& e) {
+  bool legal = true;
+  const auto require = [&](bool holds) { legal = legal && holds; };
+  const auto even = [&](int64_t n, AxisSet axes) { require(cuts_evenly(n, s.ranks(axes))); };
+  const int64_t rows = e.micro_batch * e.seq_len;
+  for (int64_t l = 0; l < e.n_layer; ++l) {
+    const Layer& layer = s.layer(l);
+    even(rows, layer.stream.rows);
+    even(e.d_model, layer.stream.cols);
+    even(e.micro_batch, layer.attention.rows);
+    even(e.n_head, layer.attention.cols);
+    require(heads_can_be_shared(s, layer.attention.cols, e.n_kv_head));
+    even(rows, layer.hidden.rows);
+    even(e.d_ff, layer.hidden.cols);
+    for (const Site site : kSites) {
+      const LinearSharding& linear = layer.at(site);
+      even(rows, linear.rows);
+      even(site == Site::down ? e.d_ff : e.d_model, linear.contraction);
+      even(site == Site::up ? e.d_ff : e.d_model, linear.cols);
+    }
+    if (layer.at(Site::qkv).cols != layer.attention.cols)
+      even(e.d_model / e.n_head * e.n_kv_head, layer.at(Site::qkv).cols);
+  }
+  even(rows, s.head.rows);
+  even(e.d_model, s.head.cols);
+  if (e.vocab_multiple > 0) even(e.vocab_multiple, s.table.vocab);
+  even(e.d_model, s.table.hidden);
+  const auto has = [&](AxisSet set, size_t a) { return s.axes[a].size > 1 && (set >> a & 1) != 0; };
+  AxisSet at_first = 0, at_last = 0;
+  size_t outermost_shared = s.axes.size();
+  for (size_t a = 0; a < s.axes.size(); ++a) {
+    const bool cuts = has(s.table.vocab | s.table.hidden, a);
+    require(!has(s.table.flat, a) || has(s.head.rows, a));
+    if (!cuts && has(s.layer(0).stream.rows | s.table.flat, a)) at_first |= AxisSet{1} << a;
+    if (!cuts && has(s.head.rows, a)) at_last |= AxisSet{1} << a;
+    if (cuts && has(s.head.rows, a)) outermost_shared = std::min(outermost_shared, a);
+  }
+  even(rows, at_first);
+  require(!e.tied || at_first == at_last);
+  for (size_t a = 0; a < s.axes.size(); ++a)
+    require((at_last >> a & 1) == 0 || outermost_shared == s.axes.size() || a < outermost_shared);
+  return legal;
+}
+
+TEST(Rules, AgreeWithABruteForceOverRandomShardings) {
+  int legal = 0;
+  for (uint64_t seed = 0; seed < 10'000; ++seed) {
+    Draws draw(seed);
+    Extents e{.n_layer = 1 + draw.below(3),
+              .n_head = draw.one_of<int64_t>({2, 4, 6, 12}),
+              .n_kv_head = 1,
+              .d_model = 0,
+              .d_ff = draw.one_of<int64_t>({8, 24, 36}),
+              .vocab_multiple = draw.one_of<int64_t>({0, 2, 48}),
+              .micro_batch = draw.one_of<int64_t>({1, 2, 4, 12}),
+              .seq_len = draw.one_of<int64_t>({5, 12}),
+              .tied = draw.below(2) == 0};
+    e.n_kv_head = draw.one_of<int64_t>({1, 2, e.n_head});
+    e.d_model = e.n_head * draw.one_of<int64_t>({1, 4});
+    const ModelSharding s = random_sharding(draw, e.n_layer);
+    const bool expected = is_legal(s, e);
+    EXPECT_EQ(violations(s, e).empty(), expected) << "seed " << seed;
+    const std::optional<Violation> first = first_violation(s, e);
+    ASSERT_EQ(first.has_value(), !expected) << "seed " << seed;
+    if (first) {
+      EXPECT_EQ(first->text(s), violations(s, e).front().text(s)) << "seed " << seed;
+    }
+    legal += expected;
+  }
+  EXPECT_GT(legal, 300);
+}
+
+/// Four sequences of 8 tokens over 2 x 2 ranks, as Optimus-2D has them.
+ModelSharding square(GemmSchedule schedule) {
+  ModelSharding s;
+  s.axes = {{"data", 1}, {"row", 2}, {"col", 2}};
+  const LinearSharding all{.rows = 2, .cols = 4, .flat = 2, .schedule = schedule};
+  s.layers = {{.stream = {2, 4}, .attention = {2, 4}, .hidden = {2, 4}, .linears = {all, all, all, all}, .count = 2}};
+  s.head = {2, 4};
+  s.table = {.vocab = 4, .flat = 2};
+  return s;
+}
+constexpr Extents kExtents{.n_layer = 2,
+                           .n_head = 4,
+                           .n_kv_head = 4,
+                           .d_model = 16,
+                           .d_ff = 24,
+                           .vocab_multiple = 8,
+                           .micro_batch = 4,
+                           .seq_len = 8};
+
+TEST(Rules, OfARingAskForASquareInTheLinearAndAroundIt) {
+  EXPECT_FALSE(first_violation(square(GemmSchedule::ring), kExtents));
+  const auto broken = [](const std::function<void(ModelSharding&)>& change) {
+    ModelSharding s = square(GemmSchedule::ring);
+    change(s);
+    const std::optional<Violation> first = first_violation(s, kExtents);
+    return first && first->rule == Violation::Rule::ring;
+  };
+  EXPECT_TRUE(broken([](ModelSharding& s) { s.axes[1].size = 4; }));
+  EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].hidden = {2, 0}; }));
+  EXPECT_TRUE(broken([](ModelSharding& s) { s.layers[0].at(Site::up).flat = 0; }));
+  // The input of `down` may stay where it is, that of qkv may not: q, k and v would be blocks of three matrices.
+  EXPECT_FALSE(broken(
+      [](ModelSharding& s) { std::swap(s.layers[0].at(Site::down).cols, s.layers[0].at(Site::down).contraction); }));
+  EXPECT_TRUE(broken(
+      [](ModelSharding& s) { std::swap(s.layers[0].at(Site::qkv).cols, s.layers[0].at(Site::qkv).contraction); }));
+}
+
+TEST(Rules, NameExtentRanksAxesAndWhatWouldFit) {
+  Extents e = kExtents;
+  e.d_ff = 25;
+  const ModelSharding s = square(GemmSchedule::at_once);
+  const Violation first = first_violation(s, e).value();
+  for (const char* part : {"d_ff = 25", "2 ranks along col", "between up and down"})
+    EXPECT_NE(first.text(s).find(part), std::string::npos) << first.text(s);
+  EXPECT_EQ(first.remedy(s), "d_ff = 24 or 26 fits");
+}
+
+TEST(OnMesh, SplitsTheAxisAlongWhichRanksShareHeads) {
+  ModelSharding s;
+  s.axes = {{"data", 2}, {"tensor", 8}};
+  s.layers[0].attention.cols = 2;
+  const ModelSharding split = on_mesh(s, 2);
+  EXPECT_EQ(split.axes, (std::vector<Axis>{{"data", 2}, {"tensor0", 2}, {"tensor1", 4}}));
+  EXPECT_EQ(split.find("tensor"), 6u);
+  EXPECT_EQ(split.find("kv"), 2u);
+  EXPECT_EQ(split.find("rep"), 4u);
+  EXPECT_EQ(split.layers[0].attention.cols, 6u);
+  EXPECT_EQ(on_mesh(s, 8), s) << "a head for each rank";
+}
+
+TEST(Anonymous, ForgetsNamesAndAxesOfOneRank) {
+  ModelSharding a = square(GemmSchedule::ring), b;
+  b.axes = {{"data", 1}, {"x", 1}, {"y", 2}, {"z", 2}};
+  const LinearSharding all{.rows = 4, .cols = 8, .contraction = 2, .flat = 4, .schedule = GemmSchedule::ring};
+  b.layers = {{.stream = {4, 8}, .attention = {4, 8}, .hidden = {4, 8}, .linears = {all, all, all, all}, .count = 1}};
+  b.layers.push_back(b.layers[0]);
+  b.head = {4, 8};
+  b.table = {.vocab = 8, .flat = 4};
+  EXPECT_EQ(anonymous(a), anonymous(b));
+  b.table.hidden = 2;
+  EXPECT_EQ(anonymous(a), anonymous(b));
+  b.table.flat = 8;
+  EXPECT_NE(anonymous(a), anonymous(b));
+}
+
+}  // namespace
+}  // namespace trainer::sharding
