@@ -83,7 +83,7 @@ TYPED_TEST(RopeOf, MatchesTheDefinitionOnAColumnRange) {
   using A = AccumulatorOf<T>;
   for (const auto isa : ops::testing::instruction_sets()) {
     for (const int64_t head_dim : {2, 6, 16, 34, 64}) {
-      const int64_t sequence = 7, sequences = 3, rows = sequence * sequences, heads = 3, first = 4;
+      const int64_t sequence = 7, sequences = 30, rows = sequence * sequences, heads = 3, first = 4;  // several tasks
       const int64_t before = 5, pitch = before + heads * head_dim + 3, half = head_dim / 2;
       Machine cpu(2, isa);
       std::vector<A> table = table_of<T>(first + sequence, head_dim);
