@@ -14,7 +14,6 @@ using mesh::split;
 using mesh::Transit;
 using params::GradSlot;
 using params::Init;
-using params::Write;
 
 Table::Table(const Ranks& among, params::ParamStore& in, int group, const std::string& name, const EmbeddingSpec& spec,
              VocabSpread spread_over, Spread activations)
@@ -93,6 +92,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
                                       .dtable = table.tensor,
                                       .accumulate = table.accumulate,
                                       .shard = {t.first_token(), t.vocab}});
+  grads.complete(ex, t.slot);
 }
 
 Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
@@ -238,14 +238,14 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
                          .packed_b = table_.store.weights().packed(ex, table_.slot, false, chunk.dlogits.rows())});
   Transit sum = in_place ? table_.ranks.start_move_in_place(ex, partial, home, chunk.dx)
                          : table_.ranks.start_move(ex, partial, home, std::move(apart), wide ? Tensor{} : chunk.dx);
-  const Write write = chunk.last && !tied_ ? Write::last : Write::more;
-  const GradSlot table = grads.slot(ex, table_.slot, write);
+  const GradSlot table = grads.slot(ex, table_.slot);
   ops::run(
       ex,
       ops::Gemm{
           .a = chunk.dlogits, .b = chunk.features, .c = table.tensor, .trans_a = true, .accumulate = table.accumulate});
   const Scratch dx = sum.finish(ex);
   if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
+  if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // a tied table's gradient ends with the embedding's
 }
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {

@@ -69,6 +69,7 @@ class Weights {
   void add_weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     const params::GradSlot dw = grads.slot(ex, weight_);
     ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
+    grads.complete(ex, weight_);  // starts the reduce-scatter of a sharded matrix's gradient
   }
   void add_bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;

@@ -73,7 +73,7 @@ void GradSink::begin_step() {
   completed_ = -1;
 }
 
-GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
+GradSlot GradSink::slot(Exec& ex, SlotId id) {
   if (!store_.is_sharded(id)) return stored_slot(id);
   GradSlot slot;
   Scratch& block = outgoing_[static_cast<size_t>(id)];
@@ -83,15 +83,11 @@ GradSlot GradSink::slot(Exec& ex, SlotId id, Write write) {
     block = ex.take("gradient.outgoing", store_.box(id), store_.state_dtype());
   }
   slot.tensor = block;
-  if (write == Write::last) {
-    slot.end_ = this;
-    slot.ex_ = &ex;
-    slot.id_ = id;
-  }
   return slot;
 }
 
-void GradSink::start_reduce_scatter(Exec& ex, SlotId id) {
+void GradSink::complete(Exec& ex, SlotId id) {
+  if (!store_.is_sharded(id)) return;
   Scratch block = std::move(outgoing_[static_cast<size_t>(id)]);
   TRAINER_CHECK(block, "the gradient of slot {} is complete before it was written", id);
   comm::Communicator& group = store_.mesh()->along(store_.flat_axes(id), comm::Lane::grads);

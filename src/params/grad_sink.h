@@ -9,7 +9,6 @@
 //   - In the last micro-batch, partial sums of slots that several ranks of a replica hold are added (Part::sum_over).
 //     One group later the group's sum over the replicas starts.
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -19,33 +18,10 @@
 
 namespace trainer::params {
 
-class GradSink;
-
-/// Whether this is the last write of a slot's gradient in a micro-batch.
-enum class Write : uint8_t { more, last };
-
-/// A GradSlot is where to put the gradient of one use of a slot. Its destructor completes the write: after the last
-/// write of a micro-batch it starts the reduce-scatter of a sharded slot's gradient. Move-only.
-class GradSlot {
- public:
-  GradSlot() = default;  // a slot that is written nowhere
-  GradSlot(GradSlot&& other) noexcept
-      : tensor(other.tensor),
-        accumulate(other.accumulate),
-        end_(std::exchange(other.end_, nullptr)),
-        ex_(other.ex_),
-        id_(other.id_) {}
-  GradSlot& operator=(GradSlot&&) = delete;
-  ~GradSlot() noexcept(false);
-
+/// Where to put the gradient of one use of a slot.
+struct GradSlot {
   Tensor tensor;            // accumulator type, local shape of the slot's matrix
   bool accumulate = false;  // add instead of overwriting
-
- private:
-  friend class GradSink;
-  GradSink* end_ = nullptr;  // the sink, on the last write to a sharded slot; else null
-  Exec* ex_ = nullptr;
-  SlotId id_ = -1;
 };
 
 struct GradNorm {
@@ -74,9 +50,12 @@ class GradSink {
   /// Marks every gradient as written, after a graph has replayed the device work of a micro-step. Only for micro-steps
   /// that communicate nothing.
   void mark_all_written() { std::fill(written_.begin(), written_.end(), char{1}); }
-  /// Returns where to put a slot's gradient; `ex` outlives it. For a sharded slot that is memory taken from ex.arena,
-  /// the same for all writes of a micro-batch.
-  GradSlot slot(Exec& ex, SlotId id, Write write = Write::last);
+  /// Returns where to put a slot's gradient. For a sharded slot that is memory taken from ex.arena, the same for all
+  /// writes of a micro-batch; complete() follows the last of them.
+  GradSlot slot(Exec& ex, SlotId id);
+  /// Starts the reduce-scatter of a sharded slot's gradient, which this micro-batch has written. Does nothing for other
+  /// slots.
+  void complete(Exec& ex, SlotId id);
   /// Returns where the gradient of the stored piece goes when the caller reduces it over the flat axes itself.
   GradSlot stored_slot(SlotId id);
   /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
@@ -97,7 +76,6 @@ class GradSink {
   GradNorm finish(Exec& ex);
 
  private:
-  friend class GradSlot;
   /// Partial sums of one group over some axes of a replica, side by side.
   struct Sum {
     comm::Communicator* group;
@@ -122,8 +100,6 @@ class GradSink {
   };
   static double sum_of_blocks(const Tensor& blocks, const std::vector<Piece>& pieces);
   Tensor region_of(int group, const Region& region) const;
-  /// Starts the reduce-scatter of the slot's gradient, which this micro-batch has written.
-  void start_reduce_scatter(Exec& ex, SlotId id);
   void join_oldest_flight(Exec& ex);
   bool has_gradient_in_flight(int group) const {
     return std::ranges::any_of(flights_, [&](const Flight& flight) { return store_.group_of(flight.slot) == group; });
@@ -156,9 +132,5 @@ class GradSink {
   const Options options_;
   bool last_ = false;
 };
-
-inline GradSlot::~GradSlot() noexcept(false) {
-  if (end_ != nullptr && std::uncaught_exceptions() == 0) end_->start_reduce_scatter(*ex_, id_);
-}
 
 }  // namespace trainer::params

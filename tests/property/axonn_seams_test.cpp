@@ -56,6 +56,7 @@ class AxonnLinear final : public Linear {
     {
       const params::GradSlot dw = params_.grads->slot(rank_.ex, weight_);
       product(rank_, x, true, dy, false, dw.tensor, dw.accumulate);  // hides the sum
+      params_.grads->complete(rank_.ex, weight_);
     }
     params_.grads->end_group(rank_.ex, group_);
     sum.join(rank_.ex);

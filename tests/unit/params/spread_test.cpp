@@ -22,7 +22,6 @@ using params::ParamStore;
 using params::Part;
 using params::SlotId;
 using params::WeightCache;
-using params::Write;
 
 namespace {
 
@@ -150,7 +149,7 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
     const auto& [slot, parts] = slots[s];
     const int uses = parts[0].name == "table" ? 2 : 1;
     for (int use = 0; use < uses; ++use) {
-      const params::GradSlot out = sink.slot(rank.ex, slot, use + 1 < uses ? Write::more : Write::last);
+      const params::GradSlot out = sink.slot(rank.ex, slot);
       EXPECT_EQ(out.tensor.shape, rank.store.box(slot));
       double* values = out.tensor.as<double>();
       if (!out.accumulate) std::fill_n(values, out.tensor.count(), 0.0);
@@ -160,6 +159,7 @@ void backward(OnRank& rank, GradSink& sink, int micro, bool last) {
           values[at] += element(parts[p].name, global, term * 10 + micro * 2 + use);
         });
       }
+      if (use + 1 == uses) sink.complete(rank.ex, slot);
     }
     if (s == 0 || rank.model.groups[s - 1] != rank.model.groups[s]) sink.end_group(rank.ex, rank.model.groups[s]);
   }
@@ -290,6 +290,7 @@ TEST(SpreadSlots, WhatRanksShareIsEqualBitForBit) {
       const Tensor out = write.tensor;
       for (int64_t i = 0; i < out.count(); ++i)
         out.as<float>()[i] = 1.0f / static_cast<float>(1 + i % 97 + 31 * world.rank());
+      sink.complete(ex, slot);
     }
     sink.end_group(ex, group);
     sink.end_micro(ex);
@@ -317,14 +318,14 @@ TEST(SpreadSlots, AGatherUnderWayOutlivesNothingItReads) {
                Error);
 }
 
-TEST(SpreadSlots, AGradientWithoutALastWriteIsAnError) {
+TEST(SpreadSlots, AGradientThatIsNotCompletedIsAnError) {
   comm::run_on_threads(2, {}, [&](comm::World& world) {
     OnRank rank(world, Grid{1, 1, 2, 1}, DType::f64, false);
     GradSink sink(rank.store);
     sink.prepare(rank.device);
     sink.begin_step();
     sink.begin_micro(true);
-    sink.slot(rank.ex, rank.model.slots[0].first, Write::more);
+    sink.slot(rank.ex, rank.model.slots[0].first);
     sink.end_group(rank.ex, 0);
     EXPECT_THROW(sink.end_micro(rank.ex), Error);
   });

@@ -10,7 +10,6 @@ using params::GradSink;
 using params::ParamStore;
 using params::SlotId;
 using params::WeightCache;
-using params::Write;
 
 namespace {
 
@@ -195,10 +194,11 @@ TEST(GradSink, HoldsTwoOutgoingGradientsAtMost) {
         sink.begin_step();
         sink.begin_micro(true);
         for (int s = 4; s >= 0; --s) {
-          const params::GradSlot dw = sink.slot(ex, rig.slots[static_cast<size_t>(s)]);
-          if (ex.device.dry()) continue;
-          for (int64_t i = 0; i < kElements; ++i)
+          const params::SlotId slot = rig.slots[static_cast<size_t>(s)];
+          const params::GradSlot dw = sink.slot(ex, slot);
+          for (int64_t i = 0; i < kElements && !ex.device.dry(); ++i)
             dw.tensor.as<double>()[i] = static_cast<double>((world.rank() + 1) * (i + 100 * s));
+          sink.complete(ex, slot);
         }
         sink.end_group(ex, 0);
         sink.end_micro(ex);
@@ -262,6 +262,7 @@ TEST(GradSink, SaysWhenAGroupIsReduced) {
                   double& element = dw.tensor.as<double>()[i];
                   element = (dw.accumulate ? element : 0) + 0.5 * (world.rank() + 1) * (done + 1);
                 }
+                sink.complete(ex, slots[static_cast<size_t>(done)]);
               }
               sink.end_group(ex, done);
             }
