@@ -111,13 +111,6 @@ const char* key_of(sharding::Extent extent) {
   return kKeys[static_cast<size_t>(extent)];
 }
 
-std::vector<int64_t> divisors(int64_t n) {
-  std::vector<int64_t> all;
-  for (int64_t d = 1; d <= n; ++d)
-    if (n % d == 0) all.push_back(d);
-  return all;
-}
-
 /// Enumeration collects the layouts of one number of ranks.
 class Enumeration {
  public:

@@ -58,17 +58,6 @@ ModelSharding keeping(ModelSharding s, const Config& config) {
   return s;
 }
 
-std::vector<int64_t> divisors(int64_t n) {
-  std::vector<int64_t> all;
-  for (int64_t d = 1; d * d <= n; ++d) {
-    if (n % d != 0) continue;
-    all.push_back(d);
-    if (d != n / d) all.push_back(n / d);
-  }
-  std::ranges::sort(all);
-  return all;
-}
-
 /// Requires a list of a number of extents in [least, most].
 void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
                 std::vector<BrokenRule>& broken) {
@@ -344,6 +333,17 @@ constexpr NamedStrategy kStrategies[] = {
 };
 
 }  // namespace
+
+std::vector<int64_t> divisors(int64_t n) {
+  std::vector<int64_t> all;
+  for (int64_t d = 1; d * d <= n; ++d) {
+    if (n % d != 0) continue;
+    all.push_back(d);
+    if (d != n / d) all.push_back(n / d);
+  }
+  std::ranges::sort(all);
+  return all;
+}
 
 std::span<const NamedStrategy> strategies() { return kStrategies; }
 

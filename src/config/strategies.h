@@ -32,6 +32,9 @@ std::span<const NamedStrategy> strategies();
 /// Returns the configured strategy's row; for "auto", the first one.
 const NamedStrategy& strategy_of(const Config& config);
 
+/// Returns the divisors of n in ascending order.
+std::vector<int64_t> divisors(int64_t n);
+
 /// Returns how the configured strategy cuts the model over data x replica ranks (0 replicas count as one). Its keys
 /// have been checked.
 sharding::ModelSharding sharding_of(const Config& config);
