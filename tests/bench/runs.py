@@ -72,7 +72,7 @@ def in_turns(rounds, variants, run):
             for variant, of in runs.items()}
 
 
-def ratio(above, below):
-    """Of the rounds' medians: the middle one of these ratios, and between which bounds they lie."""
+def ratio(above, below, digits=2):
+    """The median of the ratios of the rounds' medians, with the smallest and the largest."""
     rounds = [a / b for a, b in zip(above["rounds"], below["rounds"])]
-    return f"**{statistics.median(rounds):.2f}** ({min(rounds):.2f}–{max(rounds):.2f})"
+    return f"**{statistics.median(rounds):.{digits}f}** ({min(rounds):.{digits}f}–{max(rounds):.{digits}f})"
