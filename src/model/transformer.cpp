@@ -81,9 +81,10 @@ void Transformer::forward(Exec& ex, const Batch& batch, Saved& saved) {
   saved.features = final_norm_->forward(ex, saved.x, &saved.stats);
 }
 
-double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, parallel::GradSink& grads) {
+void Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, const Tensor& losses,
+                           parallel::GradSink& grads) {
   Scratch df;
-  const double loss = head_->loss_backward(ex, batch, saved.features, df, grads);
+  head_->loss_backward(ex, batch, saved.features, losses, df, grads);
   saved.features.reset();
   Scratch dx = final_norm_->backward(ex, df, saved.x, saved.stats, {}, grads);
   df.reset();
@@ -100,7 +101,6 @@ double Transformer::backward(Exec& ex, const Batch& batch, Saved& saved, paralle
   embedding_->backward(ex, batch, dx, grads);
   grads.end_group(ex, embedding_group_);
   grads.end_micro(ex);
-  return loss;
 }
 
 Scratch Transformer::infer(Exec& ex, const Batch& batch, Cache* cache) {
@@ -113,9 +113,9 @@ Scratch Transformer::infer(Exec& ex, const Batch& batch, Cache* cache) {
   return final_norm_->forward(ex, x, nullptr);
 }
 
-double Transformer::loss(Exec& ex, const Batch& batch) {
+void Transformer::loss(Exec& ex, const Batch& batch, const Tensor& losses) {
   const Scratch features = infer(ex, batch, nullptr);
-  return head_->loss(ex, batch, features);
+  head_->loss(ex, batch, features, losses);
 }
 
 Transformer::Cache::Cache(device::Device& device, const Transformer& model) : capacity(model.model_.seq_len) {

@@ -24,11 +24,11 @@ class Transformer {
 
   /// Runs up to the input of the head and keeps what backward needs.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
-  /// Runs head, loss and all gradients, last layer first. Returns Σ weights·loss over the rows whose losses this rank
-  /// has (not scaled by loss_scale).
-  double backward(Exec& ex, const parallel::Batch& batch, Saved& saved, parallel::GradSink& grads);
-  /// Returns the same sum without gradients and dropout.
-  double loss(Exec& ex, const parallel::Batch& batch);
+  /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 ← weights·loss of the rows whose
+  /// losses this rank has, not scaled by loss_scale; parallel::sum_of_losses waits for them and adds them up.
+  void backward(Exec& ex, const parallel::Batch& batch, Saved& saved, const Tensor& losses, parallel::GradSink& grads);
+  /// Writes the same losses without gradients and dropout.
+  void loss(Exec& ex, const parallel::Batch& batch, const Tensor& losses);
 
   /// Keys and values of all blocks for one sequence of up to seq_len tokens.
   class Cache {
@@ -49,7 +49,7 @@ class Transformer {
   /// Returns the axes along which ranks of a replica have the losses of different rows, and how many rows those are.
   mesh::AxisSet loss_axes() const { return head_->loss_axes(); }
   int64_t loss_rows(parallel::Rows rows) const { return head_->loss_rows(rows); }
-  /// Returns the token row of each loss that batch.losses takes.
+  /// Returns the token row of each of them.
   std::vector<int64_t> rows_of_losses(const device::Device& device, parallel::Rows rows) const {
     return head_->rows_of_losses(device, rows);
   }

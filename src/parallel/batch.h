@@ -9,9 +9,6 @@ namespace trainer::parallel {
 struct Batch {
   Tensor ids, targets;  // [N] i32; targets may be empty (generation)
   Tensor weights;       // [N] accumulator type: loss weight of a row, 0 = masked
-  /// [Head::loss_rows] f64: receives the losses of this rank's rows. Then the pass returns 0, and no rank waits for a
-  /// sum within it. Empty: it returns the sum.
-  Tensor losses = {};
   int64_t sequences = 0, seq_len = 0;
   int64_t first_sample = 0;    // the first sequence's index in the whole step's batch: names dropout masks
   int64_t first_position = 0;  // the position of each sequence's first row (generation with a cache)

@@ -16,7 +16,7 @@ struct ShardedLoss {
 };
 void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);
 
-/// Returns Σ losses, added in order; 0 on a dry device.
+/// Returns Σ losses, added in order; 0 on a dry device. Waits until the device has computed them.
 double sum_of_losses(Exec& ex, const Tensor& losses);
 
 }  // namespace trainer::parallel

@@ -100,11 +100,14 @@ Head::Head(const Table& table, bool tied) : table_(table), tied_(tied) {
                 "flat pieces of a head over ranks that hold the same rows");
 }
 
-double Head::loss(Exec& ex, const Batch& batch, const Tensor& x) { return run_in_chunks(ex, batch, x, {}, nullptr); }
+void Head::loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses) {
+  run_in_chunks(ex, batch, x, losses, {}, nullptr);
+}
 
-double Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads) {
+void Head::loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
+                         params::GradSink& grads) {
   dx = ex.take("head.dx", x.shape, x.dtype);
-  return run_in_chunks(ex, batch, x, dx, &grads);
+  run_in_chunks(ex, batch, x, losses, dx, &grads);
 }
 
 Scratch Head::logits(Exec& ex, const Tensor& x) {
@@ -178,19 +181,18 @@ struct Head::Chunk {
   bool last = false;
 };
 
-double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads) {
+void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
+                         params::GradSink* grads) {
   const Ranks& ranks = table_.ranks;
   const Rows all = batch.rows();
   const AxisSet cut = row_axes(all);
   const auto weights = table_.store.weights().hold(ex, table_.slot);  // held for all chunks
   const Tensor table = weights;
   const DType sums = accumulator_of(x.dtype);
-  const int64_t wide = ranks.size(shared_axes(all)), here = loss_rows(all), chunk = chunk_rows(ex.device, all);
+  const int64_t wide = ranks.size(shared_axes(all)), chunk = chunk_rows(ex.device, all);
   comm::Communicator* const sharers =
       ranks.size(table_.spread.vocab) == 1 ? nullptr : &ranks.along(table_.spread.vocab, Lane::critical);
-  Scratch own_losses;
-  if (!batch.losses) own_losses = ex.take("head.losses", {here}, DType::f64);
-  const Tensor losses = batch.losses ? batch.losses : own_losses.tensor();
+  TRAINER_CHECK(losses.count() == loss_rows(all), "{} losses of {} rows", losses.count(), loss_rows(all));
   for (int64_t first = 0; first < x.rows(); first += chunk) {
     const int64_t count = std::min(chunk, x.rows() - first);
     Chunk at{.rows = {.count = count * ranks.size(cut), .cut = all.cut}};
@@ -219,7 +221,6 @@ double Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const 
     at.last = first + count == x.rows();
     backward(ex, table, at, *grads);
   }
-  return batch.losses ? 0 : sum_of_losses(ex, losses);
 }
 
 // df = Σ over the vocabulary's shards of dlogits·E. This sum is in flight during dE (+)= dlogitsᵀ·f.

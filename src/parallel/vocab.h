@@ -73,20 +73,23 @@ class Head {
   /// Returns the axes that cut the rows whose losses a rank has; and the number of these rows.
   AxisSet loss_axes() const { return table_.spread_at_table().rows; }
   int64_t loss_rows(Rows rows) const { return table_.ranks.tile({loss_axes(), 0}, rows, 1).rows; }
-  /// Returns the token row of each loss in batch.losses, [loss_rows].
+  /// Returns the token row of each loss that loss() and loss_backward() write.
   std::vector<int64_t> rows_of_losses(const device::Device& device, Rows rows) const;
-  /// Returns Σ weights[r]·loss[r] over this rank's rows, not scaled; 0 when batch.losses takes them.
-  double loss(Exec& ex, const Batch& batch, const Tensor& x);
-  /// Returns the same sum. dx, spread as x, is the gradient of loss_scale·Σ over all rows. Weight gradients go to the
+  /// losses [loss_rows] f64 ← weights[r]·loss[r] of this rank's rows, not scaled. Does not wait for them: the caller
+  /// does when it adds them up (sum_of_losses).
+  void loss(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses);
+  /// Writes the same losses. dx, spread as x, is the gradient of loss_scale·Σ over all rows. Weight gradients go to the
   /// sink.
-  double loss_backward(Exec& ex, const Batch& batch, const Tensor& x, Scratch& dx, params::GradSink& grads);
+  void loss_backward(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, Scratch& dx,
+                     params::GradSink& grads);
   /// Returns the logits of one row, [1, vocabulary padded], on every rank in the accumulator type. x is this rank's
   /// columns of it.
   Scratch logits(Exec& ex, const Tensor& x);
 
  private:
   struct Chunk;
-  double run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& dx, params::GradSink* grads);
+  void run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Tensor& losses, const Tensor& dx,
+                     params::GradSink* grads);
   Scratch own_logits(Exec& ex, const Tensor& weights, const Tensor& features);
   /// Returns how many rows a chunk has of each rank whose rows are in it.
   int64_t chunk_rows(const device::Device& device, Rows rows) const;

@@ -25,24 +25,19 @@ Scorer::Scorer(Trainer& trainer, int64_t longest)
                 losses_.tensor().count(), rows_.size());
   Meter nobodys;
   trainer.record(
-      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch()); }, nobodys);
+      key_, [&](Exec& ex) { trainer_.model().loss(ex, batch(), losses_); }, nobodys);
   trainer.arena().seal();
 }
 
 parallel::Batch Scorer::batch() const {
-  return {.ids = ids_,
-          .targets = targets_,
-          .weights = weights_,
-          .losses = losses_,
-          .sequences = sequences_,
-          .seq_len = length_};
+  return {.ids = ids_, .targets = targets_, .weights = weights_, .sequences = sequences_, .seq_len = length_};
 }
 
 std::vector<double> Scorer::losses(const data::TokenBatch& host) {
   trainer_.upload(host, {ids_, targets_, weights_});
   Exec ex = trainer_.exec();
   trainer_.begin(ex, key_);
-  trainer_.model().loss(ex, batch());
+  trainer_.model().loss(ex, batch(), losses_);
   trainer_.end();
   const HostCopy here(ex.device, losses_);
   const std::span<const double> values = here.tensor().span<double>();

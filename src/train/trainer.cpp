@@ -65,10 +65,10 @@ Trainer::Trainer(device::Device& device, comm::World& world, const config::Confi
   ids_ = Buffer(device, "data", rows, DType::i32);
   targets_ = Buffer(device, "data", rows, DType::i32);
   weights_ = Buffer(device, "data", rows, store_.state_dtype());
+  losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   scalars_.emplace(device_, arena_, meter_, mesh_, model_->loss_axes());
   if (!training) return;
   store_.weights().expect_uses(accumulation());
-  losses_ = Buffer(device, "data", {model_->loss_rows({rows.count()})}, DType::f64);
   saved_ = std::make_unique<model::Transformer::Saved>(*model_);
   params::GradSink::Options options{.overlap = config.debug.overlap && config.parallel.overlap_reduce_scatter};
   if (compute == DType::bf16 && config.parallel.rs_dtype == "bf16") options.scatters = DType::bf16;
@@ -143,7 +143,6 @@ parallel::Batch Trainer::load(const StepWork& work, int64_t micro, int64_t token
   batch.step = static_cast<uint32_t>(work.step);
   batch.loss_scale = 1.0 / static_cast<double>(tokens);
   batch.dropout = true;
-  batch.losses = losses_;
   return batch;
 }
 
@@ -172,15 +171,15 @@ void Trainer::forward_backward(Exec& ex, const parallel::Batch& batch, bool last
   model_->forward(ex, batch, *saved_);
   if (clock != nullptr) clock->charge(&PhaseMs::forward);
   grads_->begin_micro(last);
-  model_->backward(ex, batch, *saved_, *grads_);
+  model_->backward(ex, batch, *saved_, losses_, *grads_);
 }
 
 double Trainer::loss_sum(const data::TokenBatch& host) {
   Exec ex = exec();
   begin(ex, eval_key_);
-  const double sum = model_->loss(ex, upload(host));
+  model_->loss(ex, upload(host), losses_);
   end();
-  return sum;
+  return parallel::sum_of_losses(ex, losses_);
 }
 
 void Trainer::record(const std::string& program, const std::function<void(Exec&)>& body, Meter& meter) {
@@ -225,14 +224,12 @@ void Trainer::plan(const StepRecorders& recorders) {
   if (saved_ != nullptr) {
     grads_->prepare(device_);
     batch.dropout = true;
-    batch.losses = losses_;
     plan_training(batch, recorders);
   }
   batch.dropout = false;
-  batch.losses = {};
   Meter evaluation;
   record(
-      eval_key_, [&](Exec& ex) { model_->loss(ex, batch); }, evaluation);
+      eval_key_, [&](Exec& ex) { model_->loss(ex, batch, losses_); }, evaluation);
   seal();
   store_.weights().forget_kept();
   mesh_.world().connect();

@@ -74,7 +74,7 @@ class Trainer {
   Outcome step(const StepWork& work, const BatchSource& batches, bool (*stop)() = nullptr);
 
   /// Returns Σ loss over the rows of this replica's micro-batch whose losses this rank has, without dropout. Masked
-  /// rows count 0.
+  /// rows count 0. Waits for the device.
   double loss_sum(const data::TokenBatch& batch);
   /// Tensors of a batch on the device: [rows] each, weights in the type of the state.
   struct BatchTensors {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "model/transformer.h"
+#include "parallel/loss.h"
 #include "parallel/strategy.h"
 #include "reference/reference_model.h"
 
@@ -78,7 +79,9 @@ class Rig {
       const Loaded loaded = load(micro);
       Transformer::Saved saved(model);
       model.forward(ex, loaded.batch, saved);
-      loss += model.backward(ex, loaded.batch, saved, sink) * loaded.batch.loss_scale;
+      const Scratch losses = losses_of(loaded.batch);
+      model.backward(ex, loaded.batch, saved, losses, sink);
+      loss += parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
     }
     return loss;
   }
@@ -86,7 +89,9 @@ class Rig {
   double loss(const reference::Batch& micro) {
     Loaded loaded = load(micro);
     loaded.batch.dropout = false;
-    return model.loss(ex, loaded.batch) * loaded.batch.loss_scale;
+    const Scratch losses = losses_of(loaded.batch);
+    model.loss(ex, loaded.batch, losses);
+    return parallel::sum_of_losses(ex, losses) * loaded.batch.loss_scale;
   }
 
   using Transformer = model::Transformer;
@@ -133,6 +138,9 @@ class Rig {
   params::GradSink sink;
 
  private:
+  Scratch losses_of(const parallel::Batch& batch) const {
+    return ex.take("losses", {model.loss_rows(batch.rows())}, DType::f64);
+  }
   static void put(const Tensor& flat, int64_t at, double value) {
     if (flat.dtype == DType::f64) {
       flat.as<double>()[at] = value;

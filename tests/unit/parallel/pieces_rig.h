@@ -52,10 +52,11 @@ struct Rig {
     sink->end_micro(ex);
     sink->finish(ex);
   }
-  /// A step of one micro-batch through embedding and head, groups 0 and 1; returns the head's dX.
+  /// A step of one micro-batch through embedding and head, groups 0 and 1; returns the head's dX and keeps the losses.
   Scratch backward(parallel::Embedding& embedding, parallel::Head& head, const Tensor& x, const Tensor& dy) {
     Scratch dx;
-    head.loss_backward(ex, batch, x, dx, *sink);
+    losses = ex.take("losses", {head.loss_rows(batch.rows())}, DType::f64);
+    head.loss_backward(ex, batch, x, losses, dx, *sink);
     sink->end_group(ex, 1);
     embedding.backward(ex, batch, dy, *sink);
     sink->end_group(ex, 0);
@@ -73,6 +74,7 @@ struct Rig {
   Meter meter;
   Exec ex{device, arena, meter};
   Batch batch;
+  Scratch losses;
 };
 
 using Values = std::vector<double>;

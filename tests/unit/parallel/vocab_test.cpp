@@ -1,6 +1,7 @@
 // Embedding, head and norm for any sets of axes, beside those of one rank.
 #include "parallel/vocab.h"
 
+#include "parallel/loss.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -93,11 +94,9 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integer
     const Shape shape{tile.rows, tile.cols};
     const Scratch y = embedding->forward(rig.ex, rig.batch);
     const Scratch x = local(rig, "x", shape, piece, integers), dy = local(rig, "dy", shape, piece, integers);
-    const Scratch losses = rig.ex.take("losses", {head->loss_rows(rig.batch.rows())}, DType::f64);
-    rig.batch.losses = losses;
     const Scratch dx = rig.backward(*embedding, *head, x, dy);
-    rig.batch.losses = {};
-    double loss = head->loss(rig.ex, rig.batch, x);  // without gradients: the same losses
+    const Scratch again = rig.ex.take("again", rig.losses.tensor().shape, DType::f64);
+    head->loss(rig.ex, rig.batch, x, again);  // without gradients: the same losses
     const Scratch row = local(rig, "row", {1, tile.cols}, {0, tile.first_col, kWidth}, integers);
     const Scratch logits = head->logits(rig.ex, row);
 
@@ -110,8 +109,8 @@ Named vocabulary(const Layout& layout, int64_t replicas, bool tied, bool integer
     const mesh::AxisSet counted = head->loss_axes() | (mesh.has("data") ? mesh.set("data") : 0);
     if (mesh.index(world.rank(), mesh.all() & ~counted) == 0) {
       all["loss"].resize(2);
-      for (const double each : losses.tensor().span<double>()) all["loss"][0] += each;
-      all["loss"][1] += loss;
+      for (const double each : rig.losses.tensor().span<double>()) all["loss"][0] += each;
+      all["loss"][1] += parallel::sum_of_losses(rig.ex, again);
     }
     Scratch real = rig.ex.take("real", {1, kVocab}, DType::f64);
     for (int64_t v = 0; v < kVocab; ++v) set(real, v, get(logits, v));

@@ -56,11 +56,13 @@ TEST(MegatronCounts, AreTheClosedForms) {
         Arena heap(device, Arena::Mode::heap);
         Meter meter;
         Exec ex{device, heap, meter};
-        trainer.model().loss(ex, {.ids = {nullptr, {g.b * g.s}, DType::i32},
-                                  .targets = {nullptr, {g.b * g.s}, DType::i32},
-                                  .weights = {nullptr, {g.b * g.s}, DType::f32},
-                                  .sequences = g.b,
-                                  .seq_len = g.s});
+        trainer.model().loss(ex,
+                             {.ids = {nullptr, {g.b * g.s}, DType::i32},
+                              .targets = {nullptr, {g.b * g.s}, DType::i32},
+                              .weights = {nullptr, {g.b * g.s}, DType::f32},
+                              .sequences = g.b,
+                              .seq_len = g.s},
+                             {nullptr, {trainer.model().loss_rows({g.b * g.s})}, DType::f64});
         counted = elements(trainer, meter);
         if (sequence_parallel) {
           EXPECT_EQ(counted[CommOp::reduce_scatter], rows * (2 * g.layers + 1));
