@@ -104,7 +104,8 @@ void CpuDevice::copy_rows_impl(std::byte* to, int64_t to_pitch, const std::byte*
 }
 
 std::unique_ptr<Device> make_dry(const Device& device) {
-  if (device.kind() == Kind::cuda) return std::make_unique<DryDevice>(device.gpu(), device.threads());
+  if (device.kind() == Kind::cuda)
+    return std::make_unique<DryDevice>(device.gpu(), device.threads(), device.libraries());
   return std::make_unique<DryDevice>(device.threads(), device.isa());
 }
 

@@ -46,6 +46,18 @@ class Graph {
   virtual void run() = 0;
 };
 
+/// A library that operators call on a GPU: its handle, and what the run chose of it.
+class Library {
+ public:
+  virtual ~Library() = default;
+};
+/// The libraries of a rank's GPU, which ops/cuda fills in. A device and the dry ones that stand for it share them,
+/// since what a library needs is planned before it runs. Like the device, they are used by one thread at a time.
+struct Libraries {
+  std::unique_ptr<Library> gemm;
+  std::unique_ptr<Library> attention;  // null: our own kernels
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -59,6 +71,7 @@ class Device {
   Isa isa() const { return isa_; }  // of the kernels of a CPU
   /// Facts of the GPU that this device is or stands for; an internal error on a CPU.
   const cuda::Facts& gpu() const;
+  const std::shared_ptr<Libraries>& libraries() const { return libraries_; }  // null on a CPU
   /// The host threads; an internal error on a dry device.
   virtual ThreadPool& host_pool();
 
@@ -89,8 +102,13 @@ class Device {
 
  protected:
   Device(Kind kind, bool dry, int threads, Isa isa) : kind_(kind), dry_(dry), threads_(threads), isa_(isa) {}
-  Device(cuda::Facts gpu, bool dry, int threads)
-      : kind_(Kind::cuda), dry_(dry), threads_(threads), isa_(Isa::plain), gpu_(std::move(gpu)) {}
+  Device(cuda::Facts gpu, bool dry, int threads, std::shared_ptr<Libraries> libraries)
+      : kind_(Kind::cuda),
+        dry_(dry),
+        threads_(threads),
+        isa_(Isa::plain),
+        gpu_(std::move(gpu)),
+        libraries_(std::move(libraries)) {}
   virtual std::byte* allocate_impl(int64_t bytes) = 0;  // nullptr: none left
   virtual void release_impl(std::byte* memory, int64_t bytes) noexcept = 0;
   virtual void to_host_impl(void*, const std::byte*, int64_t) {}
@@ -104,6 +122,7 @@ class Device {
   int threads_;
   Isa isa_;
   cuda::Facts gpu_;
+  std::shared_ptr<Libraries> libraries_;
   std::map<std::string, MemoryUse> memory_;
 };
 
@@ -126,7 +145,8 @@ class CpuDevice final : public Device {
 class DryDevice final : public Device {
  public:
   explicit DryDevice(int threads, Isa isa = detect_isa()) : Device(Kind::cpu, true, threads, isa) {}
-  DryDevice(cuda::Facts gpu, int threads) : Device(std::move(gpu), true, threads) {}
+  DryDevice(cuda::Facts gpu, int threads, std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>())
+      : Device(std::move(gpu), true, threads, std::move(libraries)) {}
 
  private:
   std::byte* allocate_impl(int64_t) override { return nullptr; }

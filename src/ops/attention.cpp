@@ -167,7 +167,6 @@ OpCall call_of(const AttentionShape& shape, const Cost& cost, bool backward) {
 Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dtype, 4, 2, 2); }
 Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
 
-void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted) { cuda::use_cudnn_attention(gpu, wanted); }
 std::string attention_path(const device::Device& device) {
   return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "own kernels";
 }

@@ -44,10 +44,11 @@ struct AttentionBackward {
 void run(Exec& ex, const AttentionBackward& op);
 Cost cost(const AttentionBackward& op);
 
-/// Makes attention of this process on that GPU run by cuDNN from now on, or by our kernels again. cuDNN can do bf16
-/// without dropout, with as many keys as queries. The log-sum-exps of both mean the same: a backward pass may follow
-/// the other's forward. Throws Code::usage with the reason when cuDNN was not found at build time, or is not found now.
-void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
+/// Returns cuDNN for that GPU, to be its device's Libraries::attention. It can do bf16 without dropout, with as many
+/// keys as queries; our kernels do the rest. The log-sum-exps of both mean the same: a backward pass may follow the
+/// other's forward. `by_default`: only a cuDNN that is new enough to need little workspace. Throws Code::usage with the
+/// reason when cuDNN was not found at build time, is not found now, or is too old.
+std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
 /// What computes attention, for logs: "own kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);
 

@@ -7,7 +7,6 @@
 #include "base/units.h"
 #include "device/cuda/cuda_device.h"
 #include "ops/attention.h"
-#include "ops/attention_default.h"
 
 namespace trainer::setup {
 namespace {
@@ -40,17 +39,19 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Puts cuDNN's attention in the place of ours on that GPU, or not. `say`: logs why a default is ours.
-void choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu, bool say) {
-  if (wanted == config::AttentionKernels::automatic) {
-    if (const std::string reason = ops::use_cudnn_attention_if_good(gpu); say && !reason.empty())
-      log::info("attention is computed by our own kernels: {}", reason);
-    return;
-  }
+/// Returns cuDNN where it computes attention on that GPU; null: our own kernels do. `say`: logs why a default is ours.
+std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
+                                                  bool say) {
+  if (wanted == config::AttentionKernels::own) return nullptr;
+  const bool automatic = wanted == config::AttentionKernels::automatic;
   try {
-    ops::use_cudnn_attention(gpu, wanted == config::AttentionKernels::cudnn);
+    return ops::cudnn_attention(gpu, /*by_default=*/automatic);
   } catch (const Error& error) {
-    throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
+    if (error.code() != Code::usage) throw;
+    if (!automatic)
+      throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
+    if (say) log::info("attention is computed by our own kernels: {}", error.what());
+    return nullptr;
   }
 }
 
@@ -83,7 +84,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   Machine machine;
   machine.gpu = choose_gpu(config, world);
   if (machine.gpu) {
-    choose_attention(config.hardware.attention, *machine.gpu, world.first());
+    machine.libraries->attention = choose_attention(config.hardware.attention, *machine.gpu, world.first());
   } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {
     log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
   }
@@ -133,12 +134,12 @@ void require_one_compute(comm::World& world, const Machine& machine) {
 }
 
 std::unique_ptr<device::Device> make_device(const Machine& machine) {
-  if (machine.gpu) return device::cuda::make_device(machine.gpu->ordinal, machine.threads);
+  if (machine.gpu) return device::cuda::make_device(machine.gpu->ordinal, machine.threads, machine.libraries);
   return std::make_unique<device::CpuDevice>(machine.threads, machine.isa);
 }
 
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine) {
-  if (machine.gpu) return std::make_unique<device::DryDevice>(*machine.gpu, machine.threads);
+  if (machine.gpu) return std::make_unique<device::DryDevice>(*machine.gpu, machine.threads, machine.libraries);
   return std::make_unique<device::DryDevice>(machine.threads, machine.isa);
 }
 

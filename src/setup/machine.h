@@ -21,7 +21,9 @@ struct Machine {
   int64_t host_limit = 0;
   int ranks = 1, rank = 0;                      // of the run, and which of them this is
   std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
-  bool nccl = false;                            // carries tensors between the ranks' GPUs
+  /// The GPU's libraries as this run uses them, in all devices made of the machine.
+  std::shared_ptr<device::Libraries> libraries = std::make_shared<device::Libraries>();
+  bool nccl = false;  // carries tensors between the ranks' GPUs
 };
 /// Returns precision.compute; none where it is left to the machine.
 std::optional<DType> given_compute(const config::Config& config);

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "ops/attention_default.h"
 #include "unit/ops/op_fixture.h"
 
 namespace trainer::ops::testing {
@@ -41,9 +40,8 @@ struct FusedAttention : ::testing::Test {
   FusedAttention() {
     auto made = std::make_unique<Fake>();
     fake = made.get();
-    cuda::use_fused_attention(0, std::move(made));
+    machine.device->libraries()->attention = std::move(made);
   }
-  ~FusedAttention() override { cuda::use_fused_attention(0, nullptr); }
 
   struct Case {
     DType dtype = DType::bf16;
@@ -119,7 +117,7 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   pass({.head_dim = 16, .backward = true});  // asked for, and refused by the library
   EXPECT_EQ(fake->asked.size(), 1u);
   EXPECT_TRUE(fake->ran.empty());
-  cuda::use_fused_attention(0, nullptr);
+  machine.device->libraries()->attention = nullptr;
   pass({});
   EXPECT_EQ(attention_path(*machine.device), "own kernels");
 }
@@ -150,15 +148,15 @@ TEST(Cudnn, IsTakenUnaskedFromTheVersionWithASmallWorkspaceOn) {
 
 TEST(Cudnn, SaysWhyItIsNotThere) {
   // The emulated device is built without it; a program with it needs the library and a GPU.
-  try {
-    use_cudnn_attention(device::cuda::devices().front(), true);
-    FAIL() << "loaded";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), Code::usage);
-    EXPECT_NE(std::string(error.what()).find("without cuDNN"), std::string::npos) << error.what();
+  for (const bool by_default : {true, false}) {
+    try {
+      cudnn_attention(device::cuda::devices().front(), by_default);
+      FAIL() << "loaded";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), Code::usage);
+      EXPECT_NE(std::string(error.what()).find("without cuDNN"), std::string::npos) << error.what();
+    }
   }
-  EXPECT_NE(use_cudnn_attention_if_good(device::cuda::devices().front()).find("without cuDNN"), std::string::npos);
-  EXPECT_NO_THROW(use_cudnn_attention(device::cuda::devices().front(), false));
 }
 
 }  // namespace

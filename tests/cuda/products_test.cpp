@@ -35,14 +35,8 @@ Candidates candidates_of(const Gemm& op, int most) {
 }
 
 struct Products : ::testing::Test {
-  Products() {
-    use_gemm_tuning(*machine.device, {});  // forgets plans
-    emulator::blas() = {};
-  }
-  ~Products() override {
-    emulator::blas() = {};
-    use_gemm_tuning(*machine.device, {});
-  }
+  Products() { emulator::blas() = {}; }
+  ~Products() override { emulator::blas() = {}; }
   void expect_right(const Case& c) {
     Problem problem(c);
     if (c.ending == Ending::gradient) problem.allow_approximate_slope();

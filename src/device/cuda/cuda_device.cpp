@@ -40,8 +40,8 @@ Facts facts_at(int ordinal) {
 class CudaDevice final : public Device {
  public:
   /// `direct`: copies from and to host memory go without a stage between; they are waited for.
-  CudaDevice(Facts facts, int host_threads, bool direct = false)
-      : Device(std::move(facts), false, host_threads), pool_(host_threads), direct_(direct) {
+  CudaDevice(Facts facts, int host_threads, std::shared_ptr<Libraries> libraries, bool direct = false)
+      : Device(std::move(facts), false, host_threads, std::move(libraries)), pool_(host_threads), direct_(direct) {
     activate();
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "compute stream");
     check(cudaStreamCreateWithFlags(&copies_, cudaStreamNonBlocking), "stream of copies");
@@ -215,7 +215,7 @@ std::unique_ptr<Mark> make_mark(Device& device) {
 }
 
 std::unique_ptr<Device> make_lane(Device& device, bool staged) {
-  return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, /*direct=*/!staged);
+  return std::make_unique<CudaDevice>(device.gpu(), /*host_threads=*/1, device.libraries(), /*direct=*/!staged);
 }
 
 std::optional<std::string> version() { return format("CUDA {}.{}", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10); }
@@ -240,13 +240,13 @@ int64_t free_memory(int ordinal) {
   return static_cast<int64_t>(free_bytes);
 }
 
-std::unique_ptr<Device> make_device(int ordinal, int host_threads) {
+std::unique_ptr<Device> make_device(int ordinal, int host_threads, std::shared_ptr<Libraries> libraries) {
   std::string reason;
   const int count = device_count(reason);
   if (count == 0) throw Error(Code::usage, reason);
   if (ordinal < 0 || ordinal >= count)
     throw Error(Code::usage, format("CUDA device {} not found: the driver lists {}", ordinal, count));
-  return std::make_unique<CudaDevice>(facts_at(ordinal), host_threads);
+  return std::make_unique<CudaDevice>(facts_at(ordinal), host_threads, std::move(libraries));
 }
 
 }  // namespace trainer::device::cuda

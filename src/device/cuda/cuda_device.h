@@ -23,7 +23,8 @@ int64_t free_memory(int ordinal);
 
 /// One compute stream on device `ordinal`, and `host_threads` beside it for the work of this rank on the host.
 /// Throws Code::usage when the device does not exist, Code::device when it cannot be used.
-std::unique_ptr<Device> make_device(int ordinal, int host_threads);
+std::unique_ptr<Device> make_device(int ordinal, int host_threads,
+                                    std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>());
 
 /// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly, pinned memory at the speed
 /// of the link, unless it is to be staged. Large blocks of a host come from the memory node beside the GPU.

@@ -10,7 +10,9 @@ std::string no_device_reason() {
   return "this trainer was built without CUDA (configure it with -DTRAINER_CUDA=ON where nvcc is installed)";
 }
 int64_t free_memory(int) { return 0; }
-std::unique_ptr<Device> make_device(int, int) { throw Error(Code::usage, no_device_reason()); }
+std::unique_ptr<Device> make_device(int, int, std::shared_ptr<Libraries>) {
+  throw Error(Code::usage, no_device_reason());
+}
 
 std::unique_ptr<Mark> make_mark(Device&) { throw Error(Code::usage, no_device_reason()); }
 std::unique_ptr<Device> make_lane(Device&, bool) { throw Error(Code::usage, no_device_reason()); }

@@ -2,10 +2,7 @@
 #include "ops/attention.h"
 
 #include <cmath>
-#include <map>
-#include <mutex>
 
-#include "ops/attention_default.h"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/fused_attention.h"
 #include "ops/cuda/ops.h"
@@ -58,21 +55,9 @@ void check_limits(const AttentionShape& s, double scale, DType dtype) {
   TRAINER_CHECK(scale > 0, "attention with scale {}: it must be positive", scale);
 }
 
-/// The libraries used instead of our kernels, by GPU. They are never freed, since the driver may have shut down before
-/// static objects are destroyed.
-struct FusedChoice {
-  std::mutex mutex;
-  std::map<int, std::unique_ptr<FusedAttention>> libraries;
-};
-FusedChoice& fused_choice() {
-  static auto& choice = *new FusedChoice;
-  return choice;
-}
+/// Returns the library used instead of our kernels, or null.
 FusedAttention* fused_on(const device::Device& device) {
-  FusedChoice& choice = fused_choice();
-  const std::lock_guard lock(choice.mutex);
-  const auto found = choice.libraries.find(device.gpu().ordinal);
-  return found == choice.libraries.end() ? nullptr : found->second.get();
+  return static_cast<FusedAttention*>(device.libraries()->attention.get());
 }
 
 /// Returns the pass as a library may run it, or none where only our kernels can. Operands of a dry device count as
@@ -108,18 +93,10 @@ bool run_fused(Exec& ex, const std::optional<FusedShape>& shape, const FusedOper
 
 }  // namespace
 
-void use_fused_attention(int ordinal, std::unique_ptr<FusedAttention> library) {
-  FusedChoice& choice = fused_choice();
-  const std::lock_guard lock(choice.mutex);
-  choice.libraries[ordinal] = std::move(library);
-}
 std::string why_not_by_default(const FusedAttention& library) {
   if (library.version() >= kDefaultCudnn) return {};
   return format("{} needs a workspace of length² for each head; {}.{} or newer does not", library.name(),
                 kDefaultCudnn / 10000, kDefaultCudnn / 100 % 100);
-}
-void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted) {
-  use_fused_attention(gpu.ordinal, wanted ? load_cudnn(gpu.ordinal) : nullptr);
 }
 std::string attention_path(const device::Device& device) {
   const FusedAttention* const library = fused_on(device);
@@ -213,17 +190,11 @@ void run(Exec& ex, const AttentionBackward& op) {
 
 namespace trainer::ops {
 
-std::string use_cudnn_attention_if_good(const device::cuda::Facts& gpu) {
-  cuda::use_fused_attention(gpu.ordinal, nullptr);
-  try {
-    std::unique_ptr<cuda::FusedAttention> library = cuda::load_cudnn(gpu.ordinal);
-    std::string reason = cuda::why_not_by_default(*library);
-    if (reason.empty()) cuda::use_fused_attention(gpu.ordinal, std::move(library));
-    return reason;
-  } catch (const Error& error) {
-    if (error.code() != Code::usage) throw;
-    return error.what();
-  }
+std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default) {
+  std::unique_ptr<cuda::FusedAttention> library = cuda::load_cudnn(gpu.ordinal);
+  const std::string reason = by_default ? cuda::why_not_by_default(*library) : "";
+  if (!reason.empty()) throw Error(Code::usage, reason);
+  return library;
 }
 
 }  // namespace trainer::ops

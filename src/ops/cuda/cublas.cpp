@@ -3,7 +3,6 @@
 #include <bit>
 #include <limits>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -48,11 +47,17 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// cuBLASLt on one GPU, for the whole process. A plan is a function of its key, whoever asks first.
-class Library {
+/// cuBLASLt on a rank's GPU. A plan is a function of its key, whoever asks first.
+class CublasLt final : public device::Library {
  public:
+  CublasLt() = default;
+  ~CublasLt() override {
+    if (handle_ != nullptr) cublasLtDestroy(handle_);
+  }
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
   int64_t copy_bytes(const LtProduct& op) {
-    const std::lock_guard lock(mutex_);
     if (!forms_) return 0;
     if (most_ > 0) return std::max(transposed_bytes(op.a), transposed_bytes(op.b));
     int64_t most = 0;
@@ -67,7 +72,6 @@ class Library {
   }
 
   bool run(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy) {
-    const std::lock_guard lock(mutex_);
     const ProductKey key = key_of(op, workspace.bytes(), static_cast<bool>(copy));
     auto it = plans_.find(key);
     if (it == plans_.end()) {
@@ -90,7 +94,6 @@ class Library {
   }
 
   void use(const GemmTuning& tuning) {
-    const std::lock_guard lock(mutex_);
     tuning_ = tuning;
     most_ = 0;
     forms_ = std::any_of(tuning.products.begin(), tuning.products.end(),
@@ -99,7 +102,6 @@ class Library {
   }
 
   void start_measuring(int most, int repeats, bool forms) {
-    const std::lock_guard lock(mutex_);
     tuning_ = {};
     favourites_.clear();
     plans_.clear();
@@ -108,7 +110,6 @@ class Library {
     forms_ = forms;
   }
   MeasuredGemms stop_measuring() {
-    const std::lock_guard lock(mutex_);
     most_ = 0;
     forms_ = false;
     plans_.clear();
@@ -212,7 +213,6 @@ class Library {
   }
 
   cublasLtHandle_t handle_ = nullptr;
-  std::mutex mutex_;
   std::map<ProductKey, LtPlan> plans_;
   GemmTuning tuning_;
   int most_ = 0, repeats_ = 0;  // while measuring: proposals to try; else 0
@@ -220,14 +220,10 @@ class Library {
   std::map<std::string, double> favourites_;
 };
 
-/// Libraries are never freed: the driver may have shut down before static objects are destroyed.
-Library& library_of(const device::Device& device) {
-  static std::mutex mutex;
-  static auto& libraries = *new std::map<int, std::unique_ptr<Library>>;
-  const std::lock_guard lock(mutex);
-  std::unique_ptr<Library>& library = libraries[device.gpu().ordinal];
-  if (!library) library = std::make_unique<Library>();
-  return *library;
+CublasLt& library_of(const device::Device& device) {
+  std::unique_ptr<device::Library>& library = device.libraries()->gemm;
+  if (!library) library = std::make_unique<CublasLt>();
+  return static_cast<CublasLt&>(*library);
 }
 
 }  // namespace

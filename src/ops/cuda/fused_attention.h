@@ -1,6 +1,5 @@
 #pragma once
-// Attention by a library, as attention.cpp sees it: what it may be asked, and how it is put in the place of our
-// kernels.
+// Attention by a library, as attention.cpp sees it: what it may be asked.
 #include <array>
 #include <compare>
 #include <memory>
@@ -29,10 +28,10 @@ struct FusedOperands {
   void *dout = nullptr, *dq = nullptr, *dk = nullptr, *dv = nullptr;
 };
 
-/// A library on one GPU. Any thread may call; the same shape gives the same kernels, which are deterministic.
-class FusedAttention {
+/// The same shape gives the same kernels, which are deterministic. Attention of a device whose Libraries have one goes
+/// to it where it can do it.
+class FusedAttention : public device::Library {
  public:
-  virtual ~FusedAttention() = default;
   virtual std::string name() const = 0;  // "cuDNN 9.19.0"
   virtual int64_t version() const = 0;   // 91900
   /// Bytes of workspace of this pass; none: the library cannot do it.
@@ -50,8 +49,5 @@ std::string why_not_by_default(const FusedAttention& library);
 /// cuDNN on GPU `ordinal`. Throws Code::usage with the reason when this program was built without it, or it cannot be
 /// loaded here.
 std::unique_ptr<FusedAttention> load_cudnn(int ordinal);
-
-/// Attention on GPU `ordinal` goes to `library` where it can do it; null: to our kernels, as at the start.
-void use_fused_attention(int ordinal, std::unique_ptr<FusedAttention> library);
 
 }  // namespace trainer::ops::cuda

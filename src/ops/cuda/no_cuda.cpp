@@ -1,7 +1,6 @@
 // This file is compiled instead of the CUDA operators where there is no CUDA compiler. Then no CUDA device can be
 // created, but a dry device that stands for a GPU can.
 #include "device/cuda/cuda_device.h"
-#include "ops/attention_default.h"
 #include "ops/cuda/ops.h"
 
 namespace trainer::ops::cuda {
@@ -20,15 +19,12 @@ void use_gemm_tuning(const device::Device&, const GemmTuning&) { refuse(); }
 void measure_gemms(const device::Device&, int, int, bool) { refuse(); }
 MeasuredGemms measured_gemms(const device::Device&) { refuse(); }
 
-void use_cudnn_attention(const device::cuda::Facts&, bool wanted) {
-  if (wanted) refuse();
-}
 std::string attention_path(const device::Device&) { refuse(); }
 
 }  // namespace trainer::ops::cuda
 
 namespace trainer::ops {
 
-std::string use_cudnn_attention_if_good(const device::cuda::Facts&) { cuda::refuse(); }
+std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts&, bool) { cuda::refuse(); }
 
 }  // namespace trainer::ops

@@ -44,7 +44,6 @@ void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 MeasuredGemms measured_gemms(const device::Device& device);
 
-void use_cudnn_attention(const device::cuda::Facts& gpu, bool wanted);
 std::string attention_path(const device::Device& device);
 
 }  // namespace trainer::ops::cuda

@@ -76,6 +76,7 @@ using cublasLtMatmulPreference_t = cublasLtMatmulPreferenceOpaque_t*;
 size_t cublasLtGetVersion();
 const char* cublasLtGetStatusName(cublasStatus_t status);
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t which,
                                               const void* value, size_t bytes);

@@ -121,6 +121,7 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = nullptr;
   return CUBLAS_STATUS_SUCCESS;
 }
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t desc, cublasComputeType_t compute, cudaDataType_t scale) {
   *desc = {compute, scale, scale, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, nullptr, 0};
   return CUBLAS_STATUS_SUCCESS;

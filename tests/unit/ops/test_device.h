@@ -44,18 +44,25 @@ void for_each_order(F&& fn) {
 #endif
 }
 
+inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa isa) {
+  if (!on_cuda()) return std::make_unique<device::CpuDevice>(threads, isa);
+  auto device = device::cuda::make_device(0, threads);
+  const char* attention = std::getenv("TRAINER_TEST_ATTENTION");
+  if (attention != nullptr && std::string_view(attention) == "cudnn")
+    device->libraries()->attention = cudnn_attention(device->gpu(), /*by_default=*/false);
+  return device;
+}
+
 /// A test whose case is skipped on a device that cannot run it: fp64, and anything where there is no GPU.
 struct DeviceTest : ::testing::Test {
   void SetUp() override {
     if (!on_cuda()) return;
     if (device::cuda::devices().empty()) GTEST_SKIP() << device::cuda::no_device_reason();
-    const char* attention = std::getenv("TRAINER_TEST_ATTENTION");
-    if (attention != nullptr && std::string_view(attention) == "cudnn") {
-      try {
-        use_cudnn_attention(device::cuda::devices().front(), true);
-      } catch (const Error& error) {
-        GTEST_SKIP() << error.what();
-      }
+    try {
+      make_test_device(1, device::Isa::plain);
+    } catch (const Error& error) {
+      if (error.code() != Code::usage) throw;
+      GTEST_SKIP() << error.what();
     }
     const char* type = ::testing::UnitTest::GetInstance()->current_test_info()->type_param();
     if (type != nullptr && std::string_view(type) == "double") GTEST_SKIP() << "fp64 is computed on CPUs only";
@@ -64,11 +71,6 @@ struct DeviceTest : ::testing::Test {
 /// At the start of a test of what only a CPU has.
 #define SKIP_ON_CUDA(why) \
   if (::trainer::ops::testing::on_cuda()) GTEST_SKIP() << why
-
-inline std::unique_ptr<device::Device> make_test_device(int threads, device::Isa isa) {
-  if (on_cuda()) return device::cuda::make_device(0, threads);
-  return std::make_unique<device::CpuDevice>(threads, isa);
-}
 
 /// The tensors of an operator, those that are not given among them.
 using Operands = std::vector<Tensor*>;

@@ -60,7 +60,7 @@ TEST(Machine, AttentionIsTheLibrarysWhereItServesAndOursElseWithTheReason) {
     expect_parts(said_when_choosing(c), {"hardware.attention = \"cudnn\" is ignored"});
     return;
   }
-  const auto path = [&] { return ops::attention_path(*setup::make_device(machine)); };
+  const auto path = [&] { return ops::attention_path(*setup::make_device(choose(c))); };
   const std::string said = said_when_choosing(c);
   const bool ours = path() == "own kernels";
   EXPECT_EQ(said.find("attention is computed by our own kernels: ") != std::string::npos, ours) << said;
@@ -70,15 +70,12 @@ TEST(Machine, AttentionIsTheLibrarysWhereItServesAndOursElseWithTheReason) {
   EXPECT_EQ(path(), "own kernels");
   c.hardware.attention = config::AttentionKernels::cudnn;
   try {  // insists, whatever its version
-    choose(c);
     EXPECT_TRUE(path().starts_with("cuDNN ")) << path();
   } catch (const Error& error) {
     EXPECT_TRUE(ours);
     EXPECT_EQ(error.code(), Code::config);
     expect_parts(error.what(), {"\"auto\""});
   }
-  c.hardware.attention = config::AttentionKernels::own;
-  choose(c);
 }
 
 TEST(Machine, PeakIsTheUsersTheDataSheetsOrMeasured) {

@@ -43,13 +43,11 @@ class Cudnn final : public FusedAttention {
   int64_t version() const override { return static_cast<int64_t>(fe::detail::get_backend_version()); }
 
   std::optional<int64_t> workspace(const FusedShape& shape) override {
-    const std::lock_guard lock(mutex_);
     const Plan& plan = plan_of(shape);
     return plan.graph ? std::optional(plan.workspace) : std::nullopt;
   }
 
   void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& o, void* workspace) override {
-    const std::lock_guard lock(mutex_);
     const Plan& plan = plan_of(shape);
     TRAINER_CHECK(plan.graph, "cuDNN was asked for attention that it cannot do");
     std::unordered_map<int64_t, void*> operands{{kQ, o.q}, {kK, o.k}, {kV, o.v}, {kOut, o.out}};
@@ -128,7 +126,6 @@ class Cudnn final : public FusedAttention {
 
   int ordinal_;
   cudnnHandle_t handle_ = nullptr;
-  std::mutex mutex_;
   std::map<FusedShape, Plan> plans_;
 };
 
