@@ -1,6 +1,5 @@
 #include "run/planning.h"
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -13,7 +12,6 @@ namespace trainer::run {
 namespace {
 
 constexpr std::chrono::seconds kSilent{2};
-std::atomic<bool> watched{false};  // a run plans more than once, but only the first time is watched
 
 void tell_later(const std::stop_token& over, int64_t layers) {
   std::mutex mutex;
@@ -26,7 +24,7 @@ void tell_later(const std::stop_token& over, int64_t layers) {
 
 PlanningWatch::PlanningWatch(const comm::World& world, int64_t layers) {
   if (world.first() && world.transport() != "mpi") at_once_.emplace("planning; no step was made");
-  if (!world.first() || watched.exchange(true)) return;
+  if (!world.first()) return;
   try {
     teller_ = std::jthread(tell_later, layers);
   } catch (const std::system_error&) {  // no thread could be started: the line is not logged

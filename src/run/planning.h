@@ -10,7 +10,7 @@
 namespace trainer::run {
 
 /// PlanningWatch lives while a model of so many layers is planned on this rank. After two seconds the first rank logs
-/// one line, once in a process. A stop ends a process at once when no other process waits for it. Ranks that are
+/// one line. A stop ends a process at once when no other process waits for it. Ranks that are
 /// processes plan to the end and stop together then.
 class PlanningWatch {
  public:

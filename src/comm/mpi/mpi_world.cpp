@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <climits>
 
 #include "comm/engine_world.h"
@@ -20,8 +19,9 @@ std::optional<std::string> mpi_version() {
 }
 
 std::unique_ptr<World> mpi_world(const WorldOptions& options) {
-  static std::atomic<bool> made{false};
-  TRAINER_CHECK(!made.exchange(true), "MPI starts once in a process");
+  int started = 0;
+  MPI_Initialized(&started);
+  TRAINER_CHECK(started == 0, "MPI starts once in a process");
   auto engine = std::make_unique<Engine>(mpi_transport(), options);
   auto control = EngineWorld::make_control(*engine);
 
