@@ -36,6 +36,8 @@ RUN apt-get update \
 COPY --chown=trainer configs /home/trainer/configs
 COPY --chown=trainer data /home/trainer/data
 WORKDIR /home/trainer
+# Without these Open MPI's mpirun refuses to start where the container's user is root (docker run --user 0).
+ENV OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 ENTRYPOINT ["trainer"]
 
 FROM runtime AS cuda

@@ -2,11 +2,12 @@
 # From a fresh machine to a trained language model: installs what is missing, builds the trainer, trains a small GPT on
 # the novels in data/, evaluates it and lets it write.
 #
-#   scripts/quickstart.sh [--prebuilt ARCHIVE] [TRAINER OPTION]... [--help]
+#   scripts/quickstart.sh [--gpu] [--prebuilt ARCHIVE] [TRAINER OPTION]... [--help]
 #
-#   --prebuilt ARCHIVE   use the program in this archive of a release (.tar.gz, .tar.zst) instead of building it
+#   --gpu                build with CUDA and train on the GPU (default: train on the CPU)
+#   --prebuilt ARCHIVE   use the program in this release archive (.tar.gz, .tar.zst) instead of building it
 #
-# Takes about 5 minutes on 2 cores and needs no GPU. Options go to `trainer train`, for example
+# Takes about 5 minutes on 2 cores and needs no GPU. All other options are passed to `trainer train`, for example
 #   scripts/quickstart.sh --set train.steps=100
 # Run again, it resumes where it was stopped, or shows the finished run. The packages it may install are listed by
 # scripts/install_packages.sh (sudo is used only when not root). The build (preset quick) is for this machine's CPU;
@@ -14,11 +15,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+run=runs/quickstart
 prebuilt=
+device=cpu cuda=OFF ranks=2
 options=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
+    --gpu) device=cuda ;;
     --prebuilt) prebuilt=${2:?--prebuilt needs an archive}; shift ;;
     *) options+=("$1") ;;
   esac
@@ -29,18 +33,17 @@ if [ -n "$prebuilt" ] && [ ! -f "$prebuilt" ]; then
   exit 2
 fi
 
-run=runs/quickstart
 say() { printf '\n[%s] %s\n' "$(date +%H:%M:%S)" "$*"; }
+has_gpu() { nvidia-smi -L > /dev/null 2>&1; }
+if [ $device = cuda ]; then
+  has_gpu || { echo "quickstart.sh: --gpu: nvidia-smi finds no GPU; leave --gpu out to train on the CPU" >&2; exit 2; }
+  cuda=ON ranks=1
+elif has_gpu; then
+  echo "Training on the CPU. This machine has a GPU: --gpu uses it, but the CUDA backend has only been tested on an emulator."
+fi
 
 say "1/4 Packages"
 scripts/install_packages.sh
-if { command -v nvcc || [ -x /usr/local/cuda/bin/nvcc ]; } > /dev/null && nvidia-smi -L 2> /dev/null; then
-  cuda=ON ranks=1
-  echo "CUDA toolkit and GPU found: training on the GPU."
-else
-  cuda=OFF ranks=2
-  echo "No GPU, or no CUDA toolkit to build for it: training on the CPU."
-fi
 
 if [ -n "$prebuilt" ]; then
   say "2/4 Unpacking $prebuilt (build/trainer)"
@@ -56,13 +59,14 @@ else
 fi
 
 say "3/4 Training: configs/quickstart.toml, data/austen.txt, ranks: $ranks"
-# Root and machines with one core need to say so; each rank takes its share of the cores.
+# Open MPI refuses to run as root, and more ranks than cores, unless it is told to. Each rank takes its share of the cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-mpirun -np $ranks --bind-to none --oversubscribe build/trainer train --config configs/quickstart.toml "${options[@]}"
+mpirun -np $ranks --bind-to none --oversubscribe build/trainer train --config configs/quickstart.toml \
+  --set run.device=$device "${options[@]}"
 
 say "4/4 What it learned"
-build/trainer eval --checkpoint "$run"
-build/trainer generate --checkpoint "$run" --prompt "She had never" --tokens 150 --temperature 0.8 --top-k 50 --seed 1
+build/trainer eval --checkpoint "$run" --set run.device=$device
+build/trainer generate --checkpoint "$run" --set run.device=$device --prompt "She had never" --tokens 150 --temperature 0.8 --top-k 50 --seed 1
 
 say "Done. Where things are:"
 cat << END

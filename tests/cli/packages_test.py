@@ -243,13 +243,18 @@ class Packages(Folder):
 class Examples(Folder):
     SLURM = ROOT / "scripts/slurm_job.sh"
 
+    def stand_ins(self, **status):
+        """Puts programs that write down their calls and end with a status into the folder; the environment that finds them."""
+        (self.folder / "calls").write_text("")
+        for name, end in status.items():
+            path = self.folder / name.replace("_", "-")
+            path.write_text(f'#!/bin/sh\necho "${{0##*/}} $*" >> {self.folder}/calls\nexit {end}\n')
+            path.chmod(0o755)
+        return {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"}
+
     def slurm(self, status):
         """Runs the job with a srun that ends with this status; what was started, and the job's status."""
-        for name, text in (("srun", f'echo "srun $*" >> calls; exit {status}'), ("scontrol", 'echo "scontrol $*" >> calls')):
-            (self.folder / name).write_text("#!/bin/sh\n" + text + "\n")
-            (self.folder / name).chmod(0o755)
-        (self.folder / "calls").write_text("")
-        environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "4711"}
+        environment = self.stand_ins(srun=status, scontrol=0) | {"SLURM_JOB_ID": "4711"}
         environment.pop("TRAINER", None)
         result = subprocess.run([self.SLURM, "--config", "a b.toml"], cwd=self.folder, env=environment, capture_output=True, text=True)
         return (self.folder / "calls").read_text().splitlines(), result.returncode
@@ -259,6 +264,37 @@ class Examples(Folder):
         self.assertEqual(self.slurm(75), ([started, "scontrol requeue 4711"], 0))
         self.assertEqual(self.slurm(0), ([started], 0))
         self.assertEqual(self.slurm(4), ([started], 4))
+
+    def quickstart(self, *options, gpu):
+        """Runs the quick start where nvidia-smi finds a GPU or not; its calls of cmake and mpirun, its output, its status."""
+        environment = self.stand_ins(nvidia_smi=0 if gpu else 9, cmake=0, mpirun=0, trainer=0, install_packages_sh=0)
+        for folder in ("scripts", "build"):
+            (self.folder / folder).mkdir(exist_ok=True)
+        shutil.copy(ROOT / "scripts/quickstart.sh", self.folder / "scripts")
+        shutil.copy(self.folder / "install-packages-sh", self.folder / "scripts/install_packages.sh")
+        shutil.copy(self.folder / "trainer", self.folder / "build")
+        result = subprocess.run([self.folder / "scripts/quickstart.sh", *options], env=environment, capture_output=True, text=True)
+        calls = [line for line in (self.folder / "calls").read_text().splitlines() if re.match("cmake --preset|mpirun", line)]
+        return calls, result.stdout + result.stderr, result.returncode
+
+    def test_the_quick_start_takes_a_gpu_only_when_it_is_requested(self):
+        calls, text, status = self.quickstart("--set", "train.steps=5", gpu=True)
+        self.assertEqual(status, 0, text)
+        self.assertEqual(calls[0], "cmake --preset quick -DTRAINER_CUDA=OFF")
+        self.assertIn("mpirun -np 2 ", calls[1])
+        self.assertIn("--set run.device=cpu --set train.steps=5", calls[1])
+        self.assertIn("--gpu", text)
+        calls, text, status = self.quickstart("--gpu", gpu=True)
+        self.assertEqual(status, 0, text)
+        self.assertEqual(calls[0], "cmake --preset quick -DTRAINER_CUDA=ON")
+        self.assertIn("mpirun -np 1 ", calls[1])
+        self.assertIn("--set run.device=cuda", calls[1])
+        calls, text, status = self.quickstart(gpu=False)
+        self.assertEqual((status, calls[0]), (0, "cmake --preset quick -DTRAINER_CUDA=OFF"), text)
+        self.assertNotIn("--gpu", text)
+        calls, text, status = self.quickstart("--gpu", gpu=False)
+        self.assertEqual((status, calls), (2, []))
+        self.assertIn("leave --gpu out", text)
 
     def test_scripts_of_shells_are_sound(self):
         output("bash", "-n", self.SLURM)
