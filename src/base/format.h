@@ -1,6 +1,6 @@
 #pragma once
-// Text formatting: GCC 12 has no std::format, so {fmt} stands in; this header and join.h are the only ones to name it.
-// Nearly every file pays for this one, so it has the core only.
+// Text formatting by {fmt}, since GCC 12 has no std::format. In src/ only this header and join.h include {fmt}. Nearly
+// every file includes this one, so it includes {fmt}'s core only, which is quicker to compile.
 #include <fmt/core.h>
 
 #include <string>

@@ -1,10 +1,11 @@
 #include "data/json_lines.h"
 
-#include <fmt/format.h>
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
 #include <optional>
+
+#include "base/format.h"
 
 namespace trainer::data {
 namespace {
@@ -68,7 +69,7 @@ JsonRepair mend_json(std::string& line) {
       taken = std::min<size_t>(2, rest.size());
       out += rest.substr(0, taken);
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      out += fmt::format("\\u{:04x}", static_cast<unsigned char>(c));
+      out += format("\\u{:04x}", static_cast<unsigned char>(c));
     } else {
       within = c != '"';
       out += c;
@@ -85,7 +86,7 @@ std::string json_fault(std::string_view line) {
   } catch (const ordered_json::parse_error& error) {
     const std::string_view what = error.what();  // "[json…] parse error at line 1, column 7: syntax error while …"
     const size_t text = what.find(": ");
-    return fmt::format("at column {}: {}", error.byte, text == what.npos ? what : what.substr(text + 2));
+    return format("at column {}: {}", error.byte, text == what.npos ? what : what.substr(text + 2));
   } catch (const std::exception& error) {
     return error.what();
   }
