@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What every README says: paths exist, verbs and options are those of --help, keys those of `config reference`, example
+"""What every README and CONTRIBUTING.md say: paths exist, verbs and options are those of --help, keys those of `config reference`, example
 configurations have no mistakes, and what computes nothing (`config check`, --dry-run) is run.
 
 Code blocks of READMEs are read line by line: ```sh has one command a line, ```toml a configuration, ```bash a script whose
@@ -19,13 +19,14 @@ import unittest
 import rig
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
-READMES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in [ROOT / "README.md", *ROOT.glob("*/README.md")]
+READMES = {path.relative_to(ROOT).as_posix(): path.read_text()
+           for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("*/README.md")]
            if not path.parent.name.startswith("build")}
 VERBS = ("train", "eval", "generate", "tokenize", "bench", "checkpoint", "config", "report", "completion", "manual", "plan")
 # What commands make, and what lies on other machines.
 MADE = re.compile(r"(/|build|build-[a-z-]+|runs|results|trainer-gpu|NEW_INPUTS)(/|$|\.)|~")
 # Files of a run and of checks: `config.toml`, `results/gpu_check.md`.
-OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
+OF_RUNS = {"report.html", "report.json", "metrics.jsonl", "config.toml", "best.toml", "tokenizer.model", "gpu_check.md", "gpu_check.json",
            "gpu_check.log", "tuning.json", "x.model", "tokens", "checkpoints", "trace.json", "config.json", "generation_config.json",
            "tokenizer.json", "merges.txt", "vocab.json"}
 ENDINGS = ("md", "toml", "sh", "py", "cpp", "h", "cu", "cuh", "txt", "svg", "cmake", "json", "html", "jsonl")
@@ -200,7 +201,7 @@ class Readmes(unittest.TestCase):
                 self.assertIn(word.split("=")[0], self.keys)
                 # A profile is made by the command before; any description of a machine will do here.
                 profile = f"hardware.profile={ROOT / 'configs/clusters/laptop-2core.toml'}"
-                if "=runs/" not in word:  # what a run before would have made
+                if not re.search("=(runs/|gpt2$|my.txt)", word):  # what a command before makes, and a reader has
                     sets += ["--set", profile if word.startswith("hardware.profile=") else word]
         if "--config" not in arguments:
             return
@@ -281,6 +282,10 @@ class Readmes(unittest.TestCase):
         """What README.md trains and generates with, in two steps on a short text."""
         (self.folder / "short.txt").write_text(4 * rig.tiny_text())
         short = ["train.steps=2", "optim.warmup_steps=1", 'data.train=["short.txt"]', "data.vocab_size=320", "train.eval_batches=1", "train.sample_tokens=4"]
+        # A model in Hugging Face's format to import, smaller than the README's.
+        tiny = ["model.n_layer=1", "model.n_head=2", "model.d_model=32", "model.seq_len=32"]
+        self.output(rig.TRAINER, "--config", "configs/quickstart.toml", "--set", "run.name=tiny", *short, *tiny)
+        self.output(rig.TRAINER, "checkpoint", "export", "--format", "hf", "--checkpoint", "runs/tiny", "--output", "gpt2-hf")
         done = []
         for words in CODE_OF["README.md"].commands():
             if "build/trainer" not in words or words in done:
@@ -292,7 +297,7 @@ class Readmes(unittest.TestCase):
                     continue
                 command[:1] = rig.MPIRUN
             if "--config" in command:
-                command += [word for value in short for word in ("--set", value)]
+                command += ["--set", *short, *(tiny if "model.init_from=gpt2" in words else [])]
             with self.subTest(command=shlex.join(words)):
                 self.output(*command)
         self.assertGreater(len(done), 4)
@@ -313,6 +318,12 @@ class Readmes(unittest.TestCase):
                 if found.group(1).islower() and len(found.group(1)) > 1:
                     self.assertIn(found.group(1), sections)
         self.each(lambda code: code.spans, check)
+
+    def test_the_example_strategy_is_the_one_that_is_tested(self):
+        tested = (ROOT / "tests/unit/train/example_strategy_test.cpp").read_text()
+        examples = [text for language, text in CODE_OF["src/README.md"].blocks if language == "cpp" and "ModelSharding" in text]
+        self.assertEqual(len(examples), 1)
+        self.assertIn(examples[0], tested)
 
     def test_blocks_of_toml_are_configurations(self):
         def check(_, text):
