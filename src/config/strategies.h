@@ -1,6 +1,7 @@
 #pragma once
-// The table of named strategies: the only place that knows them by name, beside the declarations of their keys. A row
-// turns the keys of a strategy into a ModelSharding; everything else is the same for all strategies.
+// The table of named strategies. A row turns the keys of a strategy into a ModelSharding; everything else is the same
+// for all strategies. Their names also appear where keys are declared (keys_parallel.cpp) and in tags.cpp, which writes
+// autoddl's tables.
 #include <functional>
 #include <span>
 #include <string>
