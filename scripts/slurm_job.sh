@@ -4,7 +4,7 @@
 #   sbatch --nodes=2 scripts/slurm_job.sh --config configs/axonn-gpt2-124m.toml
 #
 # Options of sbatch on the command line replace those below; the rest goes to the trainer. Five minutes before its time is
-# over the job saves itself, and is queued again; the next one resumes. run.dir lies on a file system that all hosts see.
+# over the job saves itself, and is queued again; the next one resumes. run.dir must be on a file system that all hosts see.
 # TRAINER names the program, if it is not in PATH. For ranks with a GPU each: sbatch --gpus-per-task=1.
 #SBATCH --job-name=trainer
 #SBATCH --nodes=1 --ntasks-per-node=4 --cpus-per-task=8 --time=12:00:00
