@@ -1,8 +1,10 @@
-// The grid linear, every tuple of tags on meshes of two and three axes, beside a linear of one rank.
+// Linears of many ranks against one rank: GridLinear for every tuple of letters on meshes of two and three axes, and
+// SummaLinear on squares.
 #include "parallel/grid_linear.h"
 
 #include <atomic>
 
+#include "parallel/summa.h"
 #include "unit/parallel/pieces_rig.h"
 
 namespace trainer::pieces {
@@ -11,6 +13,7 @@ namespace {
 using parallel::GridLinear;
 using parallel::LinearSpec;
 using parallel::Site;
+using parallel::SummaLinear;
 using sharding::LinearSharding;
 
 /// Axes by letters, one for each axis of the mesh.
@@ -34,13 +37,23 @@ constexpr Use kUses[] = {Use::qkv, Use::out, Use::up, Use::gated, Use::down};
 
 using Extents = std::vector<int>;  // of the axes a, b, c
 
-/// Extents that divide over the ranks of the mesh: 2 × 2 and 2 × 3, or 2 × 2 × 2.
-LinearSpec spec_of(Use use, const Extents& extents) {
+struct Case {
+  std::string grid, from, to;  // letters of config/tags.h
+  bool ring = false;           // SUMMA
+  int64_t kv_heads = 2;
+  std::string text() const { return format("{} -> {} -> {}{}", from, grid, to, ring ? " by a ring" : ""); }
+};
+
+/// Extents that divide over the ranks of the mesh: of two axes of 2 or 3 ranks, or of three axes.
+LinearSpec spec_of(Use use, const Extents& extents, int64_t kv_heads) {
   const bool cube = extents.size() == 3;
   const int64_t hidden = cube ? 16 : 12, q = cube ? 64 : 72, heads = cube ? 16 : 12, kv = cube ? 8 : 12;
   switch (use) {
     case Use::qkv:
-      return {.site = Site::qkv, .in = hidden, .parts = {{"q", q, heads}, {"k", kv, 2}, {"v", kv, 2}}, .bias = true};
+      return {.site = Site::qkv,
+              .in = hidden,
+              .parts = {{"q", q, heads}, {"k", kv, kv_heads}, {"v", kv, kv_heads}},
+              .bias = true};
     case Use::out:
       return {.site = Site::out, .in = cube ? 40 : 36, .parts = {{"o", hidden}}, .bias = true};
     case Use::up:
@@ -51,11 +64,6 @@ LinearSpec spec_of(Use use, const Extents& extents) {
       return {.site = Site::down, .in = 24, .parts = {{"down", hidden}}, .bias = true};
   }
 }
-
-struct Case {
-  std::string grid, from, to;  // letters of config/tags.h
-  std::string text() const { return format("{} -> {} -> {}", from, grid, to); }
-};
 
 /// The columns of a part that a rank has: heads are shared out whole, or shared.
 struct Columns {
@@ -120,15 +128,21 @@ struct Place {
 HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bool overlap) {
   const mesh::MeshShape& shape = place.mesh.shape();
   const bool alone = shape.world_size() == 1;
-  const LinearSpec spec = spec_of(use, place.extents);
+  const LinearSpec spec = spec_of(use, place.extents, c.kv_heads);
+  const LinearSharding grid = alone ? LinearSharding() : grid_of(c.grid);
   const Spread from = alone ? Spread{} : spread_of(c.from), to = alone ? Spread{} : spread_of(c.to);
   ParamStore store(place.device, type, &place.mesh);
   const parallel::Ranks ranks = alone ? parallel::Ranks() : parallel::Ranks(place.mesh, overlap);
-  const auto linear =
-      std::make_unique<GridLinear>(ranks, store, store.add_group("g"), spec,
-                                   GridLinear::Place{alone ? LinearSharding() : grid_of(c.grid), from, to});
+  const int group = store.add_group("g");
+  std::unique_ptr<parallel::Linear> linear;
+  if (c.ring && !alone) {
+    const SummaLinear::Place square{grid.rows, grid.cols | grid.contraction, grid.contraction != 0};
+    linear = std::make_unique<SummaLinear>(ranks, store, group, spec, square);
+  } else {
+    linear = std::make_unique<GridLinear>(ranks, store, group, spec, GridLinear::Place{grid, from, to});
+  }
   store.allocate(true);
-  GradSink sink(store);
+  GradSink sink(store, {.overlap = overlap});
   sink.prepare(place.device);
   sink.begin_step();
   sink.begin_micro(true);
@@ -208,12 +222,13 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   return all;
 }
 
-/// What one rank has of the linear for a mesh of so many axes.
-Named dense(Use use, size_t axes, bool integers) {
+/// What one rank has of the linear for a mesh of `axes` axes.
+Named dense(Use use, size_t axes, bool integers, int64_t kv_heads = 2) {
   Named all;
   comm::run_on_threads(1, {}, [&](comm::World& world) {
     Place place(world, Extents(axes, 1));
-    for (const Held& held : pass(place, {}, use, integers, DType::f64, true)) all[held.name] = held.values;
+    for (const Held& held : pass(place, {.kv_heads = kv_heads}, use, integers, DType::f64, true))
+      all[held.name] = held.values;
   });
   return all;
 }
@@ -260,25 +275,36 @@ std::vector<Case> cases(Use use, const Extents& extents, size_t stride) {
   return all;
 }
 
+/// Blocks over rows and columns, where Y stays in place or, of `down`, X. On 4 x 4 ranks columns are cut over two axes,
+/// and two ranks share a key/value head.
+std::vector<Case> rings(Use use, const Extents& extents) {
+  const std::string spread = "r" + std::string(extents.size() - 1, 'c');
+  const int64_t kv_heads = extents[0] == 3 ? 3 : 2;
+  std::vector<Case> all = {{"f" + spread.substr(1), spread, spread, true, kv_heads}};
+  if (use == Use::down) all.push_back({"f" + std::string(extents.size() - 1, 'k'), spread, spread, true, kv_heads});
+  return all;
+}
+
 /// Runs cases of a use on the ranks of a mesh; `check` on each of them.
 template <typename F>
-void on_mesh(Use use, const Extents& extents, size_t stride, const comm::WorldOptions& options, F&& check) {
+void on_mesh(Use use, const Extents& extents, const std::vector<Case>& all, const comm::WorldOptions& options,
+             F&& check) {
   comm::run_on_threads(Place::shape_of(extents).world_size(), options, [&](comm::World& world) {
     Place place(world, extents);
-    for (const Case& c : cases(use, extents, stride)) {
+    for (const Case& c : all) {
       SCOPED_TRACE(format("use {}, {} axes, the second {}, rank {}: {}", static_cast<int>(use), extents.size(),
                           extents[1], world.rank(), c.text()));
       check(place, c);
     }
   });
 }
-const Extents kSquares[] = {{2, 2}, {2, 3}}, kCube = {2, 2, 2};
+const Extents kSquares[] = {{2, 2}, {2, 3}}, kCube = {2, 2, 2}, kRings[] = {{2, 2}, {3, 3}, {4, 2, 2}};
 
 TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, true);
     for (const Extents& extents : kSquares)
-      on_mesh(use, extents, 10, {.timeout_s = 60},
+      on_mesh(use, extents, cases(use, extents, 10), {.timeout_s = 60},
               [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
   }
 }
@@ -286,7 +312,7 @@ TEST(GridLinear, EveryPairOfTagsEqualsOneRankBitForBitOnIntegers) {
 TEST(GridLinear, EveryTripleOfTagsEqualsOneRankBitForBitOnIntegers) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 3, true);
-    on_mesh(use, kCube, 365, {.timeout_s = 60},
+    on_mesh(use, kCube, cases(use, kCube, 365), {.timeout_s = 60},
             [&](Place& place, const Case& c) { expect_near(pass(place, c, use, true, DType::f64, true), whole, 0); });
   }
 }
@@ -295,23 +321,42 @@ TEST(GridLinear, EveryPairOfTagsStaysNearOneRank) {
   for (const Use use : kUses) {
     const Named whole = dense(use, 2, false);
     for (const Extents& extents : kSquares)
-      on_mesh(use, extents, 40, {.timeout_s = 60}, [&](Place& place, const Case& c) {
+      on_mesh(use, extents, cases(use, extents, 40), {.timeout_s = 60}, [&](Place& place, const Case& c) {
         expect_near(pass(place, c, use, false, DType::f64, true), whole, 1e-14 * 36);
         expect_near(pass(place, c, use, false, DType::f32, true), whole, 1e-5);
       });
   }
 }
 
-TEST(GridLinear, SchedulesChangeNoBit) {
+TEST(SummaLinear, EqualsOneRankBitForBitOnIntegersAndStaysNearIt) {
+  for (const Use use : kUses)
+    for (const Extents& extents : kRings) {
+      const std::vector<Case> all = rings(use, extents);
+      const Named whole = dense(use, extents.size(), true, all[0].kv_heads),
+                  rounded = dense(use, extents.size(), false, all[0].kv_heads);
+      const double gelu = use == Use::up || use == Use::down ? 1e-15 : 0;  // equal sums are rounded equally
+      on_mesh(use, extents, all, {.timeout_s = 60}, [&](Place& place, const Case& c) {
+        expect_near(pass(place, c, use, true, DType::f64, true), whole, gelu);
+        expect_near(pass(place, c, use, false, DType::f64, true), rounded, 1e-14 * 36);
+        expect_near(pass(place, c, use, false, DType::f32, true), rounded, 1e-5);
+      });
+    }
+}
+
+TEST(Linears, SchedulesChangeNoBit) {
   comm::WorldOptions late{.timeout_s = 60};
   late.delay = [n = std::make_shared<std::atomic<uint64_t>>(0)](int) {
     return 1e-5 * (philox_at(philox_key(1, "delay"), n->fetch_add(1)) % 30);
   };
-  for (const Use use : kUses)
-    for (const Extents& extents : kSquares)
-      on_mesh(use, extents, 80, late, [&](Place& place, const Case& c) {
-        EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
-      });
+  const auto check = [&](Use use, const Extents& extents, const std::vector<Case>& all) {
+    on_mesh(use, extents, all, late, [&](Place& place, const Case& c) {
+      EXPECT_TRUE(pass(place, c, use, false, DType::f32, true) == pass(place, c, use, false, DType::f32, false));
+    });
+  };
+  for (const Use use : kUses) {
+    for (const Extents& extents : kSquares) check(use, extents, cases(use, extents, 80));
+    for (const Extents& extents : kRings) check(use, extents, rings(use, extents));
+  }
 }
 
 }  // namespace
