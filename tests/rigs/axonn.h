@@ -10,7 +10,6 @@ struct Grid {
   int64_t x = 1, y = 1, z = 1, data = 1;
   config::Arch arch = config::Arch::gpt2;
   const char* order = "yxzd";
-  int64_t ranks() const { return x * y * z * data; }
 };
 inline std::string to_string(const Grid& g) {
   return format("X{}Y{}Z{}Data{}{}{}", g.x, g.y, g.z, g.data, g.arch == config::Arch::gpt2 ? "Gpt2" : "Llama",

@@ -45,7 +45,6 @@ struct Result {
   Tensors state;      // weights and moments after the last step, of owned pieces
   Tensors gradients;  // after the first step, of owned pieces
   CommBytes measured, predicted;
-  std::map<CommKey, CommCount> counted;
   int64_t optimizer_bytes = 0;  // of the first rank
 };
 
@@ -109,7 +108,6 @@ inline Result train(const config::Config& c, DType compute, int64_t steps, const
     for (const checkpoint::TensorSlice& slice : checkpoint::slices_to_save(run.trainer.store(), true))
       collect(result.state, slice);
     if (!world.first()) return;
-    result.counted = run.trainer.meter().comm();
     result.measured = run.trainer.comm_bytes(run.trainer.meter().comm());
     result.predicted = run.trainer.comm_bytes_per_step();
     result.optimizer_bytes = run.trainer.store().home().memory().at("optimizer").current;
@@ -186,17 +184,6 @@ inline void expect_same_bits(const Result& a, const Result& b) {
   EXPECT_EQ(a.losses, b.losses);
   EXPECT_EQ(a.norms, b.norms);
   EXPECT_TRUE(a.state == b.state);
-}
-/// Calls, elements and bytes of every operation along every set of axes, in every type.
-inline void expect_same_counts(const Result& a, const Result& b) {
-  ASSERT_EQ(a.counted.size(), b.counted.size());
-  for (const auto& [key, count] : b.counted) {
-    ASSERT_TRUE(a.counted.contains(key)) << name_of(key.op) << " along " << key.axes;
-    const CommCount& other = a.counted.at(key);
-    EXPECT_EQ(other.calls, count.calls) << name_of(key.op) << " along " << key.axes;
-    EXPECT_EQ(other.elements, count.elements) << name_of(key.op) << " along " << key.axes;
-    EXPECT_EQ(other.wire_bytes, count.wire_bytes) << name_of(key.op) << " along " << key.axes;
-  }
 }
 
 }  // namespace trainer::tests

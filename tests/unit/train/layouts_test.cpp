@@ -253,6 +253,18 @@ TEST_P(Properties, ReplicasStayEqualAndAreCompared) {
   if (GetParam().name == "CrossedLlama") GTEST_SKIP() << "every rank has columns of its own: there are no replicas";
   expect_replicas_compared(GetParam().config, 10);
 }
+TEST_P(Properties, MemoryIsPredictedForEveryRank) {
+  const Config& c = GetParam().config;
+  comm::run_on_threads(ranks_of(c), {.timeout_s = 60}, [&](comm::World& world) {
+    device::DryDevice dry(1);
+    const auto planned = comm::dry_world(world.size(), world.rank());
+    train::Trainer plan(dry, *planned, c, kTinyVocab, DType::f32, true);
+    plan.plan();
+    Tiny run(&world, c, DType::f32, 1);
+    for (int64_t n = 1; n <= 2; ++n) run.step(n);
+    EXPECT_EQ(run.trainer.memory(), plan.memory()) << "rank " << world.rank();
+  });
+}
 TEST_P(Properties, NormCountsEveryParameterOnce) { expect_norm_counts_every_parameter_once(GetParam().config); }
 TEST_P(Properties, GenerationContinuesAsOneRankDoes) { expect_text_continued_as_on_one_rank(GetParam().config); }
 INSTANTIATE_TEST_SUITE_P(
@@ -292,19 +304,6 @@ TEST(LayoutLoss, DoesNotDependOnThePaddingOfTheVocabulary) {
   for (size_t n = 0; n < usual.losses.size(); ++n) EXPECT_NEAR(wider.losses[n], usual.losses[n], 1e-12);
 }
 
-TEST(LayoutBatches, OfSeveralMicroBatchesAreOneOfAll) {
-  for (const Square& s : {Square{2}, Square{2, 2}, Square{2, 1, 1, Arch::llama, "paper"}}) {
-    SCOPED_TRACE(s);
-    Config c = configure(s);
-    c.train.global_batch = 4 * c.train.micro_batch;
-    const Result four = train(c, DType::f64, 3);
-    c.train.micro_batch = c.train.global_batch;
-    const Result one = train(c, DType::f64, 3);
-    expect_same_gradients(four.gradients, one.gradients, 1e-12);
-    for (size_t n = 0; n < one.losses.size(); ++n) EXPECT_NEAR(four.losses[n], one.losses[n], 1e-12);
-  }
-}
-
 TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   const Config base = configure(Square{2});
   std::vector<Config> chain;
@@ -325,23 +324,21 @@ TEST(LayoutCheckpoints, AreTheSameTensorsInAnyLayout) {
   expect_same_tensors_in(chain);
 }
 
-// The named strategies are points of the space of tables: the same numbers, and the same bytes by axis.
-TEST(LayoutTables, AreEveryNamedStrategy) {
-  for (Case one : named({"Tensor2Data1SpEach2Gpt2", "Tensor4Data1Each1Llama", "Tensor2Data2SpEach1Gpt2",
-                         "Q2Depth1Data1Gpt2AutoGatherTile1x1", "Q2Depth1Data1Gpt2AutoRingTile1x1",
-                         "Q2Depth1Data2LlamaPaperRingTile1x1", "Q2Depth2Data1Gpt2AutoRingTile1x1", "X2Y2Z1Data1Llama",
-                         "X1Y2Z2Data2Llama", "X2Y2Z2Data1Gpt2xyzd", "Q4Depth1Data1LlamaAutoRingTile2x2"})) {
-    SCOPED_TRACE(one);
-    Config tabled = one.config;
-    config::set_tables(tabled, config::sharding_of(one.config));
-    const Result by_name = train(one.config, DType::f64, 2), by_tables = train(tabled, DType::f64, 2);
-    expect_same_bits(by_tables, by_name);
-    int64_t bytes[2] = {0, 0};
-    for (const auto& [index, result] : {std::pair{0, &by_name}, {1, &by_tables}})
-      for (const auto& [axis, operations] : result->measured)
-        for (const auto& [operation, sent] : operations) bytes[index] += sent;
-    EXPECT_EQ(bytes[0], bytes[1]);
-  }
+// unit/config/layouts_test.cpp compares the shardings of named strategies with those of their tables. A deep mesh's
+// squares become replicas there: the same numbers, and as many bytes.
+TEST(LayoutTables, OfADeepMeshTrainTheSame) {
+  const Config by_name = named({"Q2Depth2Data1Gpt2AutoRingTile1x1"}).front().config;
+  Config by_tables = by_name;
+  config::set_tables(by_tables, config::sharding_of(by_name));
+  const Result a = train(by_name, DType::f64, 2), b = train(by_tables, DType::f64, 2);
+  expect_same_bits(a, b);
+  const auto bytes = [](const Result& result) {
+    int64_t sum = 0;
+    for (const auto& [axis, operations] : result.measured)
+      for (const auto& [operation, sent] : operations) sum += sent;
+    return sum;
+  };
+  EXPECT_EQ(bytes(a), bytes(b));
 }
 
 /// Random legal tables for three layers on 2 x 2 ranks, or 4.
