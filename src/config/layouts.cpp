@@ -111,107 +111,6 @@ const char* key_of(sharding::Extent extent) {
   return kKeys[static_cast<size_t>(extent)];
 }
 
-/// Enumeration collects the layouts of one number of ranks.
-class Enumeration {
- public:
-  Enumeration(const Config& config, int64_t devices, std::string& broken)
-      : config_(config),
-        devices_(devices),
-        broken_(broken),
-        tables_(wants_tags(config)),
-        any_(tables_ || is_automatic(config) || !is_given(config, "parallel.strategy")) {
-    for (const Key& key : keys())
-      if (key.section == "parallel" && key.name != "strategy" && is_given(config, key.path().c_str()))
-        given_.emplace_back(&key, key.get(config));
-  }
-
-  std::vector<Config> all() {
-    for (const int64_t data : divisors(devices_)) {
-      if (is_given(config_, "parallel.data") && config_.parallel.data != data) continue;
-      if (config_.train.global_batch % data != 0) {
-        note(format("global_batch = {} does not divide over data = {} replicas", config_.train.global_batch, data));
-        continue;
-      }
-      for (const int64_t micro : divisors(config_.train.global_batch / data)) {
-        if (is_given(config_, "train.micro_batch") && config_.train.micro_batch != micro) continue;
-        seen_.clear();
-        for (const NamedStrategy& strategy : strategies()) {
-          trial_ = config_;
-          trial_.parallel.data = data;
-          trial_.train.micro_batch = micro;
-          trial_.parallel.strategy = strategy.name;
-          if (any_ || config_.parallel.strategy == strategy.name) add_all(strategy, devices_ / data);
-        }
-      }
-    }
-    return std::move(found_);
-  }
-
- private:
-  void add_all(const NamedStrategy& strategy, int64_t ranks) {
-    const Config base = trial_;
-    if (has_tags(base) && !is_given(config_, "parallel.layer")) {
-      trial_.parallel.layer.clear();
-      trial_.parallel.head.clear();
-      trial_.parallel.table.clear();
-      trial_.parallel.axes = {ranks};
-      if (ranks > 1) {
-        found_.push_back(trial_);
-      } else {  // nothing to search: replicas only
-        sharding::ModelSharding whole;
-        whole.layers.front().count = config_.model.n_layer;
-        set_tables(trial_, whole);
-        add();
-      }
-      return;
-    }
-    const std::vector<BrokenRule> malformed = malformed_keys(base);
-    for (const BrokenRule& rule : malformed) note(rule.text);
-    if (!malformed.empty()) return;
-    strategy.each(base, ranks, [&](const Parallel& parallel) {
-      trial_.parallel = parallel;
-      for (const auto& [key, value] : given_)
-        if (key->belongs(strategy.name) && key->get(trial_) != value) return;
-      add();
-    });
-  }
-
-  void add() {
-    if (tables_ && !has_tags(trial_)) {
-      if (!layout_fits(trial_)) return;
-      const Config named = trial_;
-      set_tables(trial_, sharding_of(named));
-      add();
-      trial_ = named;
-      return;
-    }
-    if (!layout_fits(trial_)) {
-      if (broken_.empty())
-        for (const BrokenRule& rule : broken_rules(trial_)) note(rule.text);
-      return;
-    }
-    if (any_) {  // the same layout under a second name is left out
-      const ModelSharding same = anonymous(sharding_of(trial_));
-      if (std::ranges::count(seen_, same) > 0) return;
-      seen_.push_back(same);
-    }
-    found_.push_back(trial_);
-  }
-  void note(const std::string& text) {
-    if (broken_.empty()) broken_ = text;
-  }
-
-  const Config& config_;
-  const int64_t devices_;
-  std::string& broken_;
-  const bool tables_;  // every layout is wanted as tables
-  const bool any_;     // of all strategies
-  std::vector<std::pair<const Key*, Value>> given_;
-  Config trial_;
-  std::vector<ModelSharding> seen_;  // of this number of replicas and micro-batch
-  std::vector<Config> found_;
-};
-
 void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, int64_t left) {
   if (left == 1 && !axes.empty()) all.push_back(axes);
   if (axes.size() == 3) return;
@@ -278,7 +177,75 @@ bool wants_tags(const Config& config) { return has_tags(config) && config.parall
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
-  return Enumeration(config, devices, broken).all();
+  const bool tables = wants_tags(config);  // every layout is wanted as tables
+  const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
+  std::vector<std::pair<const Key*, Value>> given;
+  for (const Key& key : keys())
+    if (key.section == "parallel" && key.name != "strategy" && is_given(config, key.path().c_str()))
+      given.emplace_back(&key, key.get(config));
+  std::vector<Config> found;
+  std::vector<ModelSharding> seen;  // of one number of replicas and micro-batch
+  Config trial;
+  const auto note = [&](const std::string& text) {
+    if (broken.empty()) broken = text;
+  };
+  const auto add_trial = [&] {
+    if (tables && !has_tags(trial)) {
+      if (!layout_fits(trial)) return;
+      set_tables(trial, sharding_of(trial));
+    }
+    if (!layout_fits(trial)) {
+      if (broken.empty()) note(broken_rules(trial).front().text);
+      return;
+    }
+    if (any) {  // the same layout under a second name is left out
+      const ModelSharding same = anonymous(sharding_of(trial));
+      if (std::ranges::count(seen, same) > 0) return;
+      seen.push_back(same);
+    }
+    found.push_back(trial);
+  };
+  const auto add_all = [&](const NamedStrategy& strategy, const Config& base) {
+    trial = base;
+    const int64_t ranks = devices / base.parallel.data;
+    if (has_tags(base) && !is_given(config, "parallel.layer")) {
+      trial.parallel.layer.clear();
+      trial.parallel.head.clear();
+      trial.parallel.table.clear();
+      trial.parallel.axes = {ranks};
+      if (ranks > 1) return found.push_back(trial);
+      set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
+      return add_trial();
+    }
+    if (const std::vector<BrokenRule> malformed = malformed_keys(base); !malformed.empty())
+      return note(malformed.front().text);
+    strategy.each(base, ranks, [&](const Parallel& parallel) {
+      trial.parallel = parallel;
+      trial.train.micro_batch = base.train.micro_batch;  // tables of a 2.5D mesh have another
+      for (const auto& [key, value] : given)
+        if (key->belongs(strategy.name) && key->get(trial) != value) return;
+      add_trial();
+    });
+  };
+  Config base = config;
+  for (const int64_t data : divisors(devices)) {
+    if (is_given(config, "parallel.data") && config.parallel.data != data) continue;
+    if (config.train.global_batch % data != 0) {
+      note(format("global_batch = {} does not divide over data = {} replicas", config.train.global_batch, data));
+      continue;
+    }
+    base.parallel.data = data;
+    for (const int64_t micro : divisors(config.train.global_batch / data)) {
+      if (is_given(config, "train.micro_batch") && config.train.micro_batch != micro) continue;
+      base.train.micro_batch = micro;
+      seen.clear();
+      for (const NamedStrategy& strategy : strategies()) {
+        base.parallel.strategy = strategy.name;
+        if (any || config.parallel.strategy == strategy.name) add_all(strategy, base);
+      }
+    }
+  }
+  return found;
 }
 
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
