@@ -111,17 +111,6 @@ const char* key_of(sharding::Extent extent) {
   return kKeys[static_cast<size_t>(extent)];
 }
 
-void extend(std::vector<std::vector<int64_t>>& all, std::vector<int64_t>& axes, int64_t left) {
-  if (left == 1 && !axes.empty()) all.push_back(axes);
-  if (axes.size() == 3) return;
-  for (const int64_t extent : divisors(left)) {
-    if (extent == 1) continue;
-    axes.push_back(extent);
-    extend(all, axes, left / extent);
-    axes.pop_back();
-  }
-}
-
 }  // namespace
 
 int64_t ranks_of_replica(const Config& config) {
@@ -267,15 +256,18 @@ std::vector<int64_t> nearest_device_counts(Config config, int64_t devices) {
 
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node) {
   std::vector<std::vector<int64_t>> all;
-  std::vector<int64_t> axes;
-  extend(all, axes, ranks);
-  // Where replicas span nodes, the ranks of a node are inner axes of their own: neighbours talk over the faster links.
-  const auto apart = [&](const std::vector<int64_t>& list) {
-    int64_t inner = 1;
-    for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];
-    return inner == devices_per_node || ranks <= devices_per_node || list.size() == 1;
-  };
-  if (devices_per_node > 1) std::erase_if(all, [&](const auto& list) { return !apart(list); });
+  for (const int64_t first : divisors(ranks))
+    for (const int64_t second : divisors(ranks / first)) {
+      const int64_t third = ranks / first / second;
+      if (first == 1 || (second == 1 && third > 1)) continue;
+      std::vector<int64_t> list = {first, second, third};
+      std::erase(list, 1);
+      // Where replicas span nodes, the ranks of a node are inner axes of their own: neighbours talk over the faster
+      // links.
+      int64_t inner = 1;
+      for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];
+      if (inner == devices_per_node || ranks <= devices_per_node || list.size() == 1) all.push_back(std::move(list));
+    }
   return all;
 }
 
