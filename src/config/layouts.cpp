@@ -67,27 +67,22 @@ double distance(const Config& config, const Config& other) {
 /// the nearest larger number of ranks (twice as many at most). Among those for one number of ranks, by distance().
 std::vector<Config> nearest_settings(const Config& config) {
   const int64_t ranks = ranks_of_replica(config);
-  const auto best_of = [&](int64_t count) {
-    std::optional<Config> best;
-    double least = std::numeric_limits<double>::infinity();
-    Config trial = config;
-    strategy_of(config).each(config, count, [&](const Parallel& parallel) {
-      trial.parallel = parallel;
-      if (!layout_fits(trial)) return;
-      const double apart = distance(config, trial);
-      if (apart >= least) return;
-      least = apart;
-      best = trial;
-    });
-    return best;
-  };
   std::vector<Config> all;
-  for (int64_t count = ranks; count >= 1 && all.empty(); --count)
-    if (const auto best = best_of(count)) all.push_back(*best);
-  if (!all.empty() && ranks_of_replica(all[0]) == ranks) return all;
-  for (int64_t count = ranks + 1; count <= 2 * ranks; ++count)
-    if (const auto best = best_of(count)) {
+  for (const int64_t step : {-1, 1})
+    for (int64_t count = step < 0 ? ranks : ranks + 1; count >= 1 && count <= 2 * ranks; count += step) {
+      std::optional<Config> best;
+      double least = std::numeric_limits<double>::infinity();
+      Config trial = config;
+      strategy_of(config).each(config, count, [&](const Parallel& parallel) {
+        trial.parallel = parallel;
+        if (!layout_fits(trial)) return;
+        const double apart = distance(config, trial);
+        if (apart < least) best = trial;
+        least = std::min(least, apart);
+      });
+      if (!best) continue;
       all.push_back(*best);
+      if (count == ranks) return all;
       break;
     }
   return all;
