@@ -141,13 +141,8 @@ bool layout_fits(const Config& config) {
   return malformed_keys(config).empty() && !first_violation(sharding_of(config), extents_of(config));
 }
 
-void require_layout(const Config& config) {
-  if (layout_fits(config)) return;
-  throw Error(Code::config, broken_rules(config).front().text);
-}
-
 ModelSharding sharding_on(const Config& config, int64_t world) {
-  require_layout(config);
+  if (!layout_fits(config)) throw Error(Code::config, broken_rules(config).front().text);
   ModelSharding s = sharding_of(config);
   const int64_t replica = s.ranks_of_replica();
   TRAINER_CHECK(world % replica == 0, "{} ranks, {} of a replica", world, replica);

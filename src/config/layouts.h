@@ -18,8 +18,6 @@ std::string replica_text(const Config& config);
 std::vector<BrokenRule> broken_rules(const Config& config);
 /// Whether the configured strategy suits model and batch.
 bool layout_fits(const Config& config);
-/// Throws Code::config with the first broken rule.
-void require_layout(const Config& config);
 
 /// Returns the sharding of a run on `world` ranks, as its mesh has it. Throws Code::config with the first broken rule.
 sharding::ModelSharding sharding_on(const Config& config, int64_t world);

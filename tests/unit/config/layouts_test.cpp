@@ -110,7 +110,7 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
     for (const char* part : parts) EXPECT_NE(text.find(part), std::string::npos) << part << " in\n" << text;
   }
   EXPECT_EQ(broken(configure({"parallel.tensor=4"})), "");
-  EXPECT_THROW(require_layout(configure({"parallel.tensor=5"})), Error);
+  EXPECT_THROW(sharding_on(configure({"parallel.tensor=5"}), 5), Error);
 }
 
 double distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
