@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/format.h"
+#include "base/join.h"
 
 namespace trainer::sharding {
 namespace {
@@ -23,6 +23,23 @@ constexpr Words kWords[] = {{"n_layer", ""},
                             {"micro_batch", " sequences"},
                             {"micro_batch x seq_len", " token rows"},
                             {"tie_embeddings", ""}};
+
+constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
+
+/// The sentence of a message, by Rule.
+constexpr const char* kTexts[] = {
+    "{where}{name} = {value}{unit} do{es} not divide over {ranks} ranks along {axes}, which {what}{site}",
+    "the sharding has {value} layers, not n_layer",
+    "{where}n_kv_head = {value} heads neither divide over {ranks} ranks along {axes} nor can as many ranks share each",
+    "the table is in flat pieces along {axes}, whose ranks do not all have rows of their own at the head (rows are cut "
+    "along {others})",
+    "embedding and head share one table, but rows are cut along {axes} at the embedding and along {others} at the "
+    "head; tie_embeddings = false makes two tables",
+    "{axes} cuts both the table and rows at the head, and is outside of {others}, which cuts rows only",
+    "{where}schedule ring of {site}: expected a square of ranks that cuts rows, with W in flat pieces, by one side and "
+    "columns by the other, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along "
+    "{axes} and {others}",
+    "{where}{site} is cut in two ways along {axes}"};
 
 /// Checks the rules in order and calls found(violation) for each that does not hold, until it returns true.
 template <typename Found>
@@ -49,16 +66,19 @@ class Check {
     violation.layer = layer_;
     done_ = found_(violation);
   }
-  void divides(Extent extent, int64_t value, AxisSet axes, const char* what) {
-    const int64_t ranks = s_.ranks(axes);
-    require(value % ranks == 0, {.extent = extent, .value = value, .axes = axes, .what = what});
+  void divides(Extent extent, int64_t value, AxisSet axes, const char* what, const char* site = "") {
+    const bool holds = value % s_.ranks(axes) == 0;
+    require(holds, {.extent = extent, .value = value, .axes = axes, .what = what, .site = site});
   }
-  void token_rows(AxisSet axes, const char* what) {
-    divides(Extent::token_rows, e_.micro_batch / s_.depth() * e_.seq_len, axes, what);
+  void token_rows(AxisSet axes, const char* what, const char* site = "") {
+    divides(Extent::token_rows, e_.micro_batch / s_.depth() * e_.seq_len, axes, what, site);
+  }
+  void width(bool of_ff, AxisSet axes, const char* what, const char* site = "") {
+    divides(of_ff ? Extent::d_ff : Extent::d_model, of_ff ? e_.d_ff : e_.d_model, axes, what, site);
   }
   void stream(Spread spread, const char* rows, const char* cols) {
     token_rows(spread.rows, rows);
-    divides(Extent::d_model, e_.d_model, spread.cols, cols);
+    width(false, spread.cols, cols);
   }
 
   void check(const Layer& layer) {
@@ -70,31 +90,23 @@ class Check {
     divides(Extent::micro_batch, e_.micro_batch, attention.rows | (s_.data() & ~AxisSet{1}), "hold whole sequences");
     stream(layer.stream, "cut rows of the residual stream", "cut columns of the residual stream");
     token_rows(hidden.rows, "cut rows between up and down");
-    divides(Extent::d_ff, e_.d_ff, hidden.cols, "cut columns between up and down");
+    width(true, hidden.cols, "cut columns between up and down");
 
-    const LinearSharding &qkv = layer.at(Site::qkv), &out = layer.at(Site::out);
-    if (qkv.cols != attention.cols) {  // otherwise ranks divide the heads or share them
-      divides(Extent::d_model, e_.d_model, qkv.cols, "cut columns of qkv");
-      divides(Extent::key_width, e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv, qkv.cols, "cut columns of qkv");
-    }
-    divides(Extent::d_model, e_.d_model, qkv.contraction, "cut the contraction of qkv");
-    if (out.contraction != attention.cols)
-      divides(Extent::d_model, e_.d_model, out.contraction, "cut the contraction of out");
-    divides(Extent::d_model, e_.d_model, out.cols, "cut columns of out");
-    divides(Extent::d_model, e_.d_model, layer.at(Site::up).contraction, "cut the contraction of up");
-    divides(Extent::d_ff, e_.d_ff, layer.at(Site::up).cols, "cut columns of up");
-    divides(Extent::d_ff, e_.d_ff, layer.at(Site::down).contraction, "cut the contraction of down");
-    divides(Extent::d_model, e_.d_model, layer.at(Site::down).cols, "cut columns of down");
-    constexpr const char *kRows[] = {"cut rows of qkv", "cut rows of out", "cut rows of up", "cut rows of down"},
-                         *kNames[] = {"qkv", "out", "up", "down"};
     for (const Site site : kSites) {
-      const auto index = static_cast<size_t>(site);
       const LinearSharding& linear = layer.at(site);
-      token_rows(linear.rows, kRows[index]);
+      const char* const name = kSiteNames[static_cast<size_t>(site)];
+      // Where attention cuts qkv's columns and out's contraction, ranks divide the heads or share them.
+      const bool own_cols = site != Site::qkv || linear.cols != attention.cols;
+      if (own_cols) width(site == Site::up, linear.cols, "cut columns of ", name);
+      const int64_t keys = e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv;
+      if (own_cols && site == Site::qkv) divides(Extent::key_width, keys, linear.cols, "cut columns of ", name);
+      if (site != Site::out || linear.contraction != attention.cols)
+        width(site == Site::down, linear.contraction, "cut the contraction of ", name);
+      token_rows(linear.rows, "cut rows of ", name);
       const AxisSet twice = (linear.rows & linear.cols) | (linear.rows & linear.contraction) |
                             (linear.cols & linear.contraction) | (linear.flat & ~linear.rows);
-      require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .what = kNames[index]});
-      if (linear.schedule == GemmSchedule::ring) ring(layer, linear, site, kNames[index]);
+      require(twice == 0, {.rule = Rule::disjoint, .axes = twice, .site = name});
+      if (linear.schedule == GemmSchedule::ring) ring(layer, linear, site, name);
     }
   }
 
@@ -107,9 +119,8 @@ class Check {
     const bool one_side = contraction == 0 || (cols == 0 && !reads_residual(site));
     require(one_side && s_.ranks(rows) == s_.ranks(other) && s_.wide(linear.flat) == rows && on_square(layer.stream) &&
                 on_square(layer.inside(site)),
-            {.rule = Rule::ring, .axes = rows, .others = other, .what = name});
-    const bool wide = site == Site::down && contraction == 0;
-    divides(wide ? Extent::d_ff : Extent::d_model, wide ? e_.d_ff : e_.d_model, rows, "cut rows of the weight blocks");
+            {.rule = Rule::ring, .axes = rows, .others = other, .site = name});
+    width(site == Site::down && contraction == 0, rows, "cut rows of the weight blocks");
   }
 
   /// Whether axes that each may be split in two make as many groups of ranks as there are key/value heads.
@@ -118,11 +129,8 @@ class Check {
     int64_t groups = 1;
     for (size_t a = 0; a < s_.axes.size() && groups < kv; ++a) {
       const int64_t size = (cols >> a & 1) != 0 ? s_.axes[a].size : 1;
-      if (groups * size <= kv) {
-        groups *= size;
-        continue;
-      }
-      return kv % groups == 0 && size % (kv / groups) == 0;
+      if (groups * size > kv) return kv % groups == 0 && size % (kv / groups) == 0;
+      groups *= size;
     }
     return groups == kv;
   }
@@ -131,7 +139,7 @@ class Check {
     const VocabSpread& table = s_.table;
     const Spread first = s_.layers.empty() ? s_.head : s_.layers.front().stream, last = s_.head;
     if (e_.vocab_multiple > 0) divides(Extent::vocab_multiple, e_.vocab_multiple, table.vocab, "cut the vocabulary");
-    divides(Extent::d_model, e_.d_model, table.hidden, "cut columns of the table");
+    width(false, table.hidden, "cut columns of the table");
     require((s_.wide(table.flat) & ~last.rows) == 0,
             {.rule = Rule::flat_table, .axes = table.flat, .others = last.rows});
     const AxisSet cut = table.vocab | table.hidden;
@@ -153,49 +161,16 @@ class Check {
   bool done_ = false;
 };
 
-template <typename Found>
-void check(const ModelSharding& sharding, const Extents& extents, const Found& found) {
-  Check<Found>(sharding, extents, found).run();
-}
-
 }  // namespace
 
 std::string Violation::text(const ModelSharding& s) const {
-  const std::string where = layer < 0 || s.layers.size() < 2 ? "" : format("blocks.{}: ", layer);
   const auto [name, unit] = kWords[static_cast<size_t>(extent)];
-  const int64_t ranks = s.ranks(axes);
-  switch (rule) {
-    case Rule::divides:
-      return format("{}{} = {}{} do{} not divide over {} ranks along {}, which {}", where, name, value, unit,
-                    *unit == 0 ? "es" : "", ranks, s.name_of(axes), what);
-    case Rule::layers:
-      return format("the sharding has {} layers, not n_layer", value);
-    case Rule::shares_heads:
-      return format("{}n_kv_head = {} heads neither divide over {} ranks along {} nor can as many ranks share each",
-                    where, value, ranks, s.name_of(axes));
-    case Rule::flat_table:
-      return format(
-          "the table is in flat pieces along {}, whose ranks do not all have rows of their own at the head "
-          "(rows are cut along {})",
-          s.name_of(axes), s.name_of(others));
-    case Rule::one_table:
-      return format(
-          "embedding and head share one table, but rows are cut along {} at the embedding and along {} at "
-          "the head; tie_embeddings = false makes two tables",
-          s.name_of(axes), s.name_of(others));
-    case Rule::nested_table:
-      return format("{} cuts both the table and rows at the head, and is outside of {}, which cuts rows only",
-                    s.name_of(axes), s.name_of(others));
-    case Rule::ring:
-      return format(
-          "{}schedule ring of {}: expected a square of ranks that cuts rows, with W in flat pieces, by one "
-          "side and columns by the other, in the linear and in the activations around it; found {} x {} "
-          "ranks along {} and {}",
-          where, what, ranks, s.ranks(others), s.name_of(axes), s.name_of(others));
-    case Rule::disjoint:
-      return format("{}{} is cut in two ways along {}", where, what, s.name_of(axes));
-  }
-  return {};
+  return fmt::format(fmt::runtime(kTexts[static_cast<size_t>(rule)]),
+                     fmt::arg("where", layer < 0 || s.layers.size() < 2 ? "" : format("blocks.{}: ", layer)),
+                     fmt::arg("name", name), fmt::arg("value", value), fmt::arg("unit", unit),
+                     fmt::arg("es", *unit == 0 ? "es" : ""), fmt::arg("ranks", s.ranks(axes)),
+                     fmt::arg("axes", s.name_of(axes)), fmt::arg("other_ranks", s.ranks(others)),
+                     fmt::arg("others", s.name_of(others)), fmt::arg("what", what), fmt::arg("site", site));
 }
 
 std::string Violation::remedy(const ModelSharding& s) const {
@@ -207,22 +182,22 @@ std::string Violation::remedy(const ModelSharding& s) const {
 
 std::optional<Violation> first_violation(const ModelSharding& sharding, const Extents& extents) {
   std::optional<Violation> first;
-  check(sharding, extents, [&](const Violation& violation) {
+  Check(sharding, extents, [&](const Violation& violation) {
     first = violation;
     return true;
-  });
+  }).run();
   return first;
 }
 
 std::vector<Violation> violations(const ModelSharding& sharding, const Extents& extents) {
   std::vector<Violation> all;
-  check(sharding, extents, [&](const Violation& violation) {
+  Check(sharding, extents, [&](const Violation& violation) {
     const bool known = std::ranges::any_of(all, [&](const Violation& other) {
       return other.rule == violation.rule && other.extent == violation.extent && other.axes == violation.axes;
     });
     if (!known) all.push_back(violation);
     return false;
-  });
+  }).run();
   return all;
 }
 

@@ -31,10 +31,10 @@ struct Violation {
   enum class Rule : uint8_t { divides, layers, shares_heads, flat_table, one_table, nested_table, ring, disjoint };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;
-  int64_t value = 0;             // of the extent
-  AxisSet axes = 0, others = 0;  // what the rule is about
-  const char* what = "";         // "cut columns of up"
-  int64_t layer = -1;            // the first layer that breaks it; -1: outside of layers
+  int64_t value = 0;                  // of the extent
+  AxisSet axes = 0, others = 0;       // what the rule is about
+  const char *what = "", *site = "";  // "cut columns of ", "up"
+  int64_t layer = -1;                 // the first layer that breaks it; -1: outside of layers
 
   /// Returns the sentence of a message, without a remedy.
   std::string text(const ModelSharding& sharding) const;
