@@ -9,7 +9,6 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "config/config.h"
 #include "sharding/sharding.h"
@@ -18,7 +17,7 @@ namespace trainer::config {
 
 /// A member of LayerTags by its name, with the letters that it takes; schedule takes a word instead.
 struct TagMember {
-  const char* name;
+  std::string_view name;
   std::string LayerTags::*member;
   const char* letters;
 };
@@ -31,10 +30,6 @@ inline constexpr std::array<TagMember, 8> kTagMembers = {{{"stream", &LayerTags:
                                                           {"up", &LayerTags::up, kLinearLetters},
                                                           {"down", &LayerTags::down, kLinearLetters},
                                                           {"schedule", &LayerTags::schedule, nullptr}}};
-/// Returns nullptr when there is none.
-const TagMember* find_tag_member(std::string_view name);
-/// Returns the names of all keys of [[parallel.layer]].
-std::vector<std::string> tag_member_names();
 
 /// Returns what the tables say. The letters have been checked (strategies.cpp).
 sharding::ModelSharding parse_tables(const Config& config);

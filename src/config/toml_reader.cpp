@@ -35,25 +35,28 @@ void read_value(const toml::node& node, TomlNode& out);
 
 /// Reads tables of tags. The first that is none is what the message shows.
 void read_layers(const toml::array& array, TomlNode& out) {
+  StringList known = {"layers"};
+  for (const TagMember& member : kTagMembers) known.emplace_back(member.name);
   LayerList list;
   for (const toml::node& element : array) {
     LayerTags layer;
     for (const auto& [name, value] : *element.as_table()) {
       TomlNode member;
       read_value(value, member);
-      const TagMember* tags = find_tag_member(name.str());
+      const auto tags = std::ranges::find(kTagMembers, name.str(), &TagMember::name);
+      const bool is_tags = tags != kTagMembers.end();
       const auto* text = std::get_if<std::string>(&member.value);
       const auto* count = std::get_if<int64_t>(&member.value);
-      if (tags != nullptr && text != nullptr) {
+      if (is_tags && text != nullptr) {
         layer.*tags->member = *text;
       } else if (name.str() == "layers" && count != nullptr) {
         layer.layers = *count;
       } else {
         out.value = {};
-        out.shown = tags != nullptr || name.str() == "layers"
+        out.shown = is_tags || name.str() == "layers"
                         ? format("{} for {} in table {}", member.shown, name.str(), list.size() + 1)
                         : format("the unknown key \"{}\" in table {}{}", name.str(), list.size() + 1,
-                                 did_you_mean(std::string(name.str()), tag_member_names()));
+                                 did_you_mean(std::string(name.str()), known));
         out.value_line = value.source().begin.line;
         out.value_column = value.source().begin.column;
         return;
