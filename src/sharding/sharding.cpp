@@ -1,7 +1,5 @@
 #include "sharding/sharding.h"
 
-#include <utility>
-
 #include "base/error.h"
 
 namespace trainer::sharding {
@@ -87,18 +85,16 @@ bool ModelSharding::gathers_weights() const {
 
 ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
   for (size_t l = 0; l < s.layers.size() && n_kv_head > 0; ++l) {
-    int64_t groups = 1;
-    for (size_t a = 0; a < s.axes.size() && groups < n_kv_head; ++a) {
+    AxisSet kv = 0;  // along these outer axes, ranks hold different heads
+    for (size_t a = 0; a < s.axes.size() && s.ranks(kv) < n_kv_head; ++a) {
       if ((s.layers[l].attention.cols >> a & 1) == 0) continue;
-      const int64_t size = s.axes[a].size, outer = n_kv_head / groups;
-      if (groups * size > n_kv_head && n_kv_head % groups == 0 && size % outer == 0) split_axis(s, a, outer);
-      groups *= s.axes[a].size;
+      const int64_t size = s.axes[a].size, outer = n_kv_head / s.ranks(kv);
+      if (size > outer && n_kv_head % s.ranks(kv) == 0 && size % outer == 0) split_axis(s, a, outer);
+      kv |= AxisSet{1} << a;
     }
     const AxisSet cols = s.layers[l].attention.cols;
-    if (groups != n_kv_head || s.ranks(cols) == groups || s.find("kv") != 0) continue;
-    AxisSet kv = 0;
-    for (size_t a = 0; a < s.axes.size() && s.ranks(kv) < n_kv_head; ++a) kv |= cols & AxisSet{1} << a;
-    if (kv != 0) s.groups.insert(s.groups.end(), {{"kv", kv}, {"rep", cols & ~kv}});
+    if (kv != 0 && s.ranks(kv) == n_kv_head && s.ranks(cols) > n_kv_head && s.find("kv") == 0)
+      s.groups.insert(s.groups.end(), {{"kv", kv}, {"rep", cols & ~kv}});
   }
   const std::vector<Group> groups = s.groups;
   for_each_set(s, [&](AxisSet& set) { set = s.wide(set); });
@@ -116,11 +112,11 @@ ModelSharding anonymous(const ModelSharding& sharding) {
   }
   for (size_t a = 1; a < s.axes.size(); ++a) s.axes[a].name.clear();
   for (size_t l = s.layers.size(); l-- > 1;) {  // equal neighbours are one entry
-    Layer& before = s.layers[l - 1];
-    const int64_t count = std::exchange(before.count, s.layers[l].count);
-    const bool same = before == s.layers[l];
-    before.count = same ? count + s.layers[l].count : count;
-    if (same) s.layers.erase(s.layers.begin() + static_cast<std::ptrdiff_t>(l));
+    Layer before = s.layers[l - 1];
+    before.count = s.layers[l].count;
+    if (before != s.layers[l]) continue;
+    s.layers[l - 1].count += before.count;
+    s.layers.erase(s.layers.begin() + static_cast<std::ptrdiff_t>(l));
   }
   return s;
 }
