@@ -231,7 +231,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     s.pre.reset();
   }
   drop.reset();
-  if (rebuild) s.b = norm2_->apply(ex, s.x1, s.stats2);
+  if (rebuild) s.b = norm2_->forward(ex, s.x1, &s.stats2);
   Scratch db = up_->backward(ex, batch.rows(), dpre, s.b, {}, grads);
   dpre.reset();
   s.b.reset();
@@ -246,7 +246,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   drop.reset();
   Scratch dqkv = attend_backward(ex, batch, dcontext, s);
   dcontext.reset();
-  if (rebuild) s.a = norm1_->apply(ex, s.x, s.stats1);
+  if (rebuild) s.a = norm1_->forward(ex, s.x, &s.stats1);
   Scratch da = qkv_->backward(ex, batch.rows(), dqkv, s.a, {}, grads);
   dqkv.reset();
   s.a.reset();

@@ -16,17 +16,17 @@ Norm::Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormS
 }
 
 Scratch Norm::forward(Exec& ex, const Tensor& x, NormStats* stats) {
-  if (stats != nullptr && stats->rstd) return apply(ex, x, *stats);
   Scratch y = ex.take("norm.y", x.shape, x.dtype);
+  const bool known = stats != nullptr && stats->rstd;
   NormStats passing;  // two passes over cut columns need them, even if nobody keeps them
   NormStats* const kept = stats == nullptr && is_split() ? &passing : stats;
-  if (kept != nullptr) {
+  if (kept != nullptr && !known) {
     const DType type = accumulator_of(x.dtype);
     if (center_) kept->mean = ex.take("norm.mean", {x.rows()}, type);
     kept->rstd = ex.take("norm.rstd", {x.rows()}, type);
   }
-  if (is_split()) {
-    merge_statistics(ex, x, kept->mean, kept->rstd);
+  if (is_split() && !known) merge_statistics(ex, x, kept->mean, kept->rstd);
+  if (is_split() || known) {
     ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), kept->mean, kept->rstd, y, center_});
     return y;
   }
@@ -47,12 +47,6 @@ void Norm::merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const
   ops::run(ex, ops::NormMoments{x, own, center_});
   sharers.all_gather(ex, own, all).join(ex);
   ops::run(ex, ops::NormMerge{all, mean, rstd, x.cols(), eps_, center_});
-}
-
-Scratch Norm::apply(Exec& ex, const Tensor& x, const NormStats& stats) {
-  Scratch y = ex.take("norm.y", x.shape, x.dtype);
-  ops::run(ex, ops::NormApply{x, store_.weight(gain_), bias(), stats.mean, stats.rstd, y, center_});
-  return y;
 }
 
 Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,

@@ -26,10 +26,8 @@ class Norm {
   /// Whether ranks share a row, so that its statistics are exchanged.
   bool is_split() const { return ranks_.size(cols_) > 1; }
   /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null. Statistics kept before are
-  /// used again (full recomputation).
+  /// used again, which gives the same bits (recomputation).
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
-  /// Computes y again from kept statistics, bit-identical.
-  Scratch apply(Exec& ex, const Tensor& x, const NormStats& stats);
   /// dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);

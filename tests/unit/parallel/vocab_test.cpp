@@ -174,7 +174,7 @@ Named norm(const Layout& layout, bool center, DType type, double mean = 0) {
     // What single precision can hold of it, in every type.
     for (int64_t i = 0; i < shape.count(); ++i) set(x, i, static_cast<float>(mean + std::sqrt(3.0) * get(x, i)));
     parallel::NormStats stats;
-    const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->apply(rig.ex, x, stats),
+    const Scratch y = norm->forward(rig.ex, x, &stats), again = norm->forward(rig.ex, x, &stats),
                   unkept = norm->forward(rig.ex, x, nullptr);
     const Scratch dx = norm->backward(rig.ex, dy, x, stats, residual, *rig.sink);
     rig.done();
