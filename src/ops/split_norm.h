@@ -4,7 +4,7 @@
 //   NormMoments;  all_gather of the moments;  NormMerge;  NormApply writes y as before
 //   SplitNormSums;  all_reduce(sum) of the sums;  SplitNormBackward
 // Squares are of distances from each rank's own mean, merged by Chan et al. 1979 in rank order: never E[x²] − mean².
-#include "tensor/exec.h"
+#include "ops/norm.h"
 
 namespace trainer::ops {
 
@@ -37,13 +37,11 @@ struct SplitNormSums {
 };
 void run(Exec& ex, const SplitNormSums& op);
 
-/// dx = residual (if given) + rstd·(g − Σg/H − n·Σ(g·n)/H), with the sums of all ranks and H = `hidden`; dgain, dbias
-/// [W]. dx may be dy or residual.
-struct SplitNormBackward {
-  Tensor dy, x, gain, mean, rstd, sums, residual, dx, dgain, dbias;  // dbias empty: no bias
+/// NormBackward of this rank's columns, with the sums of all ranks over the whole hidden dimension H:
+/// dx = residual (if given) + rstd·(g − Σg/H − n·Σ(g·n)/H).
+struct SplitNormBackward : NormBackward {
+  Tensor sums;
   int64_t hidden = 0;
-  bool center = true;
-  bool accumulate_gain = false, accumulate_bias = false;
 };
 void run(Exec& ex, const SplitNormBackward& op);
 

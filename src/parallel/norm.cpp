@@ -54,38 +54,26 @@ Scratch Norm::backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormSt
   Scratch dx = ex.take("norm.dx", x.shape, x.dtype);
   const GradSlot dgain = grads.slot(ex, gain_);
   const GradSlot dbias = bias_ < 0 ? GradSlot{} : grads.slot(ex, bias_);
+  const ops::NormBackward op{.dy = dy,
+                             .x = x,
+                             .gain = store_.weight(gain_),
+                             .mean = stats.mean,
+                             .rstd = stats.rstd,
+                             .residual = residual,
+                             .dx = dx,
+                             .dgain = dgain.tensor,
+                             .dbias = dbias.tensor,
+                             .center = center_,
+                             .accumulate_gain = dgain.accumulate,
+                             .accumulate_bias = dbias.accumulate};
   if (is_split()) {
     const Scratch sums = ex.take("norm.sums", {ops::norm_planes(center_) * x.rows()}, accumulator_of(x.dtype));
-    ops::run(ex, ops::SplitNormSums{dy, x, store_.weight(gain_), stats.mean, stats.rstd, sums, center_});
+    ops::run(ex, ops::SplitNormSums{dy, x, op.gain, op.mean, op.rstd, sums, center_});
     ranks_.along(cols_).all_reduce(ex, sums).join(ex);
-    ops::run(ex, ops::SplitNormBackward{.dy = dy,
-                                        .x = x,
-                                        .gain = store_.weight(gain_),
-                                        .mean = stats.mean,
-                                        .rstd = stats.rstd,
-                                        .sums = sums,
-                                        .residual = residual,
-                                        .dx = dx,
-                                        .dgain = dgain.tensor,
-                                        .dbias = dbias.tensor,
-                                        .hidden = width_,
-                                        .center = center_,
-                                        .accumulate_gain = dgain.accumulate,
-                                        .accumulate_bias = dbias.accumulate});
-    return dx;
+    ops::run(ex, ops::SplitNormBackward{op, sums, width_});
+  } else {
+    ops::run(ex, op);
   }
-  ops::run(ex, ops::NormBackward{.dy = dy,
-                                 .x = x,
-                                 .gain = store_.weight(gain_),
-                                 .mean = stats.mean,
-                                 .rstd = stats.rstd,
-                                 .residual = residual,
-                                 .dx = dx,
-                                 .dgain = dgain.tensor,
-                                 .dbias = dbias.tensor,
-                                 .center = center_,
-                                 .accumulate_gain = dgain.accumulate,
-                                 .accumulate_bias = dbias.accumulate});
   return dx;
 }
 

@@ -108,32 +108,12 @@ TYPED_TEST(SplitNorm, HalvesWithAnExchangeBetweenThemAreTheNormOfWholeRows) {
             Grid y({c.rows, c.width}, this->kType, c.gap), with = part_of(residual, rank, c.width, c.gap);
             Grid dgain = part_of(before, rank, c.width, 0), dbias = c.bias ? dgain : Grid(), plain = dys[k];
             run(ex, NormApply{xs[k], gains[k], own_bias, mean, rstd, y, c.center});
-            run(ex, SplitNormBackward{.dy = dys[k],
-                                      .x = xs[k],
-                                      .gain = gains[k],
-                                      .mean = mean,
-                                      .rstd = rstd,
-                                      .sums = total,
-                                      .residual = with,
-                                      .dx = with,
-                                      .dgain = dgain,
-                                      .dbias = dbias,
-                                      .hidden = hidden,
-                                      .center = c.center,
-                                      .accumulate_gain = true});
+            run(ex,
+                SplitNormBackward{
+                    {dys[k], xs[k], gains[k], mean, rstd, with, with, dgain, dbias, c.center, true}, total, hidden});
             Grid other = part_of(before, rank, c.width, 0);
-            run(ex, SplitNormBackward{.dy = plain,
-                                      .x = xs[k],
-                                      .gain = gains[k],
-                                      .mean = mean,
-                                      .rstd = rstd,
-                                      .sums = total,
-                                      .residual = {},
-                                      .dx = plain,
-                                      .dgain = other,
-                                      .dbias = {},
-                                      .hidden = hidden,
-                                      .center = c.center});
+            run(ex,
+                SplitNormBackward{{plain, xs[k], gains[k], mean, rstd, {}, plain, other, {}, c.center}, total, hidden});
             for (Grid* each : {&y, &with, &plain, &dgain, &other}) results.push_back(*each);
             if (c.bias) results.push_back(dbias);
           }
