@@ -1,7 +1,5 @@
 #include "parallel/grid_linear.h"
 
-#include "ops/elementwise.h"
-
 namespace trainer::parallel {
 
 using mesh::Layout;
@@ -42,11 +40,11 @@ Scratch GridLinear::forward(Exec& ex, Rows rows, const Tensor& x, const ForwardF
           .finish(ex);
   const Tensor& own_x = moved ? moved.tensor() : x;
   const PartSpread here = product_spread(g.contraction), there = output_spread();
-  if (!parts_.needs_move(rows, here, there)) return multiply_and_finish(ex, weights_, own_x, fusion);
+  if (!parts_.needs_move(rows, here, there)) return weights_.multiply_and_finish(ex, own_x, fusion);
   Scratch y = ex.take("linear.partial", {own_x.rows(), weights_.out()}, x.dtype);
   weights_.multiply(ex, own_x, y);
   y = parts_.start_move(ex, rows, here, there, std::move(y)).finish(ex);
-  finish(ex, y, weights_.bias(), fusion);
+  weights_.finish(ex, y, fusion);
   return y;
 }
 
@@ -65,17 +63,15 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
 
   Transit x_coming = ranks_.start_move(ex, home, used, x);
   Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()}, dy.dtype);
-  weights_.multiply_transposed(ex, own_dy, dx,
-                               leaves ? ops::Epilogue{} : activation_backward(fusion));  // hides x in flight
+  const ops::Epilogue through_activation{
+      .act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
+  weights_.multiply(ex, own_dy, dx, leaves ? ops::Epilogue{} : through_activation, true);  // hides x in flight
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
   Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
-  if (arrives) {  // either hides dx in flight
-    weights_.add_weight_gradient(ex, own_x, own_dy, grads);
-  } else {
-    weights_.add_gradients(ex, own_x, own_dy, grads);
-  }
+  if (!arrives) weights_.add_bias_gradient(ex, dy, grads);
+  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // hides dx in flight
   dx = dx_leaving.finish(ex);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;

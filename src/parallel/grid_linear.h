@@ -10,8 +10,8 @@
 // X arrives, and dX leaves, in the spread of the layer before (`from`). Y leaves, and dY arrives, in the spread of the
 // next layer (`to`). mesh/route.h finds the collectives in between. Bias, activation, residual and dropout are applied
 // in `to`: after the reduction, or in the product where nothing has to move.
-#include "parallel/finish.h"
 #include "parallel/parts.h"
+#include "parallel/weights.h"
 
 namespace trainer::parallel {
 

@@ -5,6 +5,18 @@ namespace trainer::parallel {
 using mesh::split;
 using params::GradSlot;
 
+namespace {
+
+/// Casts x to `type`; returns x itself when it has that type.
+Scratch cast_to(Exec& ex, Scratch&& x, DType type) {
+  if (x.tensor().dtype == type) return std::move(x);
+  Scratch y = ex.take("linear.sum", x.tensor().shape, type);
+  ops::run(ex, ops::Cast{x, y});
+  return y;
+}
+
+}  // namespace
+
 Panels::Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap)
     : line_(line), own_(own), tag_(tag), overlap_(overlap) {
   start(ex, 0);
@@ -151,7 +163,7 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
     summa_ab(ex, std::move(inputs), std::move(weights), y);
     y = cast_to(ex, std::move(y), x.dtype);
   }
-  finish(ex, y, weights_.bias(), fusion);
+  weights_.finish(ex, y, fusion);
   return y;
 }
 

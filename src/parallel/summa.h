@@ -13,8 +13,8 @@
 #include <array>
 
 #include "comm/communicator.h"
-#include "parallel/finish.h"
 #include "parallel/parts.h"
+#include "parallel/weights.h"
 
 namespace trainer::parallel {
 

@@ -1,10 +1,9 @@
 #pragma once
-// Weight and bias of a linear. The parts (q, k, v; gate, up) lie side by side in one local matrix, and their biases in
-// one vector. Weights does what every strategy's linear does with them on one rank.
+// What the linears of all schedules do on one rank: products with the weights, and what follows a product. The parts
+// (q, k, v; gate, up) lie side by side in one local matrix, and their biases in one vector.
 #include <vector>
 
-#include "ops/elementwise.h"
-#include "ops/gemm.h"
+#include "ops/activation.h"
 #include "parallel/strategy.h"
 #include "params/grad_sink.h"
 
@@ -51,26 +50,54 @@ class Weights {
   }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// y = x·W, through the epilogue. The matrix is held for as long as the product takes.
-  void multiply(Exec& ex, const Tensor& x, const Tensor& y, const ops::Epilogue& epilogue = {}) const {
-    run_product(ex, x, y, epilogue, false);
+  /// c = a·W, or a·Wᵀ, through the epilogue. The matrix is held for as long as the product takes.
+  void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue = {},
+                bool transposed = false) const {
+    const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
+    ops::run(ex, ops::Gemm{.a = a,
+                           .b = weight,
+                           .c = c,
+                           .trans_b = transposed,
+                           .epilogue = epilogue,
+                           .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
   }
-  /// dx = dy·Wᵀ, through the epilogue.
-  void multiply_transposed(Exec& ex, const Tensor& dy, const Tensor& dx, const ops::Epilogue& epilogue = {}) const {
-    run_product(ex, dy, dx, epilogue, true);
+  /// Computes y = act(x·W + b), or y = residual + dropout(x·W + b); x·W + b is kept in fusion.pre.
+  Scratch multiply_and_finish(Exec& ex, const Tensor& x, const ForwardFusion& fusion) const {
+    const Shape shape{x.rows(), out()};
+    if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", shape, x.dtype);
+    Scratch y = ex.take("linear.y", shape, x.dtype);
+    ops::Epilogue epilogue{.bias = bias(), .act = fusion.act};
+    if (fusion.pre != nullptr) epilogue.pre = *fusion.pre;
+    if (!fusion.dropout) epilogue.residual = fusion.residual;
+    multiply(ex, x, y, epilogue);
+    if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
+    return y;
+  }
+  /// Does the same to a product that ranks have added up: y ← act(y + b), y + b kept in fusion.pre; or y ← residual +
+  /// dropout(y + b).
+  void finish(Exec& ex, const Tensor& y, const ForwardFusion& fusion) const {
+    const bool activates = fusion.act != ops::Activation::none || fusion.pre != nullptr;
+    TRAINER_CHECK(!activates || (!fusion.residual && !fusion.dropout), "an activation on the way into the stream");
+    if (activates) {
+      if (fusion.pre != nullptr) *fusion.pre = ex.take("linear.pre", y.shape, y.dtype);
+      const Tensor pre = fusion.pre != nullptr ? fusion.pre->tensor() : Tensor{};
+      ops::run(ex, ops::BiasActivation{.x = y, .bias = bias(), .pre = pre, .y = y, .act = fusion.act});
+    } else if (fusion.dropout) {
+      ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, bias()});
+    } else if (fusion.residual) {
+      ops::run(ex, ops::Add{.x = y, .other = fusion.residual, .y = y, .bias = bias()});
+    } else if (bias_ >= 0) {
+      ops::run(ex, ops::BiasActivation{.x = y, .bias = bias(), .pre = {}, .y = y});
+    }
   }
 
-  /// dW (+)= xᵀ·dy and db (+)= Σ_rows dy.
-  void add_gradients(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
-    add_bias_gradient(ex, dy, grads);
-    add_weight_gradient(ex, x, dy, grads);
-  }
-  /// One of the two, where dy of the bias is not that of the weight.
+  /// dW (+)= xᵀ·dy.
   void add_weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     const params::GradSlot dw = grads.slot(ex, weight_);
     ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
     grads.complete(ex, weight_);  // starts the reduce-scatter of a sharded matrix's gradient
   }
+  /// db (+)= Σ_rows dy.
   void add_bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
@@ -81,15 +108,6 @@ class Weights {
   Tensor rows_of(const Tensor& piece, int64_t pieces) const {
     const Shape box = store_.box(weight_);
     return piece.reshape({box[0] / pieces, box[1]});
-  }
-  void run_product(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue, bool transposed) const {
-    const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
-    ops::run(ex, ops::Gemm{.a = a,
-                           .b = weight,
-                           .c = c,
-                           .trans_b = transposed,
-                           .epilogue = epilogue,
-                           .packed_b = store_.weights().packed(ex, weight_, transposed, a.rows())});
   }
 
   params::ParamStore& store_;
