@@ -46,7 +46,7 @@ Layout Parts::joined(Rows rows, const PartSpread& where) const {
 
 Layout Parts::layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const {
   const AxisSet cols = cut_axes(kind.part, where);
-  return ranks_.layout({where.spread.rows, cols}, rows, kind.count, kind.part.out)
+  return ranks_.layout({where.spread.rows, cols}, rows, kind.part.out, kind.count)
       .with(where.partial | (gradient ? where.spread.cols & ~cols : AxisSet{0}), mesh::kPartial);
 }
 

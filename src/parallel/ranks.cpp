@@ -10,16 +10,10 @@ comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
   return mesh_->along(axes, lane);
 }
 
-Layout Ranks::layout(Spread spread, Rows rows, int64_t width) const {
-  return cut(spread, rows, {rows.count * size(replicas()), width});
-}
-
-Layout Ranks::layout(Spread spread, Rows rows, int64_t parts, int64_t width) const {
-  return cut(spread, rows, {rows.count * size(replicas()), parts, width});
-}
-
 // Replicas have rows of their own, so in the whole mesh they cut the rows once more.
-Layout Ranks::cut(Spread spread, Rows rows, Shape shape) const {
+Layout Ranks::layout(Spread spread, Rows rows, int64_t width, int64_t parts) const {
+  const int64_t count = rows.count * size(replicas());
+  const Shape shape = parts > 0 ? Shape{count, parts, width} : Shape{count, width};
   return Layout(shape_, shape)
       .with(replicas() | (rows.cut ? spread.rows : AxisSet{0}), mesh::split(0))
       .with(spread.cols, mesh::split(shape.dims() - 1));

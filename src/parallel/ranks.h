@@ -46,10 +46,8 @@ class Ranks {
 
   /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in this spread; tile()
   /// returns this rank's part of it. Throws Code::config when it does not divide.
-  mesh::Layout layout(Spread spread, Rows rows, int64_t width) const;
-  /// The same of `parts` such matrices of equal width side by side, as [rows, parts, width]: each is cut over the
-  /// columns.
-  mesh::Layout layout(Spread spread, Rows rows, int64_t parts, int64_t width) const;
+  /// `parts`: of so many such matrices side by side, as [rows, parts, width]; each is cut over the columns.
+  mesh::Layout layout(Spread spread, Rows rows, int64_t width, int64_t parts = 0) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
   /// Returns the outermost of these axes that have `ranks` ranks together; none when none do.
   AxisSet outer_axes(AxisSet axes, int64_t ranks) const;
@@ -67,7 +65,6 @@ class Ranks {
  private:
   mesh::Transit wait_unless_overlapping(Exec& ex, mesh::Transit&& transit) const;
   AxisSet replicas() const { return shape_.has("data") ? shape_.set("data") : AxisSet{0}; }
-  mesh::Layout cut(Spread spread, Rows rows, Shape shape) const;
   mesh::Mesh* mesh_ = nullptr;
   mesh::MeshShape shape_;
   bool overlap_ = true;
