@@ -21,7 +21,6 @@ class GridLinear final : public Linear {
     sharding::LinearSharding grid;
     Spread from, to;  // spreads of X and dX; of Y and dY
   };
-  /// Throws Code::config where an extent does not divide.
   GridLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;

@@ -20,10 +20,10 @@ Parts::Parts(const Ranks& ranks, const std::vector<LinearPart>& parts) : ranks_(
 AxisSet Parts::cut_axes(const LinearPart& part, const PartSpread& where) const {
   const AxisSet cols = where.spread.cols;
   if (!where.by_heads || part.heads == 0 || part.heads % ranks_.size(cols) == 0) return cols;
-  const AxisSet sharing = ranks_.outer_axes(cols, part.heads);
-  if (sharing == 0 && part.heads > 1)
-    throw Error(Code::config, format("{} heads of {} for {} ranks: no outer axes of them make {} groups", part.heads,
-                                     part.name, ranks_.size(cols), part.heads));
+  AxisSet sharing = 0;  // the outer axes, along which ranks have different heads
+  for (AxisSet axis = 1; axis <= cols && ranks_.size(sharing) < part.heads; axis <<= 1) sharing |= cols & axis;
+  TRAINER_CHECK(ranks_.size(sharing) == part.heads, "{} heads of {} for {} ranks: no outer axes of them make {} groups",
+                part.heads, part.name, ranks_.size(cols), part.heads);
   return sharing;
 }
 

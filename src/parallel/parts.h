@@ -24,8 +24,7 @@ class Parts {
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
   /// Returns the axes that cut a part in a spread. They are all of spread.cols, or its outer ones that make as many
-  /// groups as there are heads. Ranks along the rest hold the same columns. Throws Code::config when no axes make as
-  /// many groups.
+  /// groups as there are heads. Ranks along the rest hold the same columns.
   AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
   /// Returns the number of a rank's columns of all parts.
   int64_t width(const PartSpread& where) const;

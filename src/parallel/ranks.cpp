@@ -19,12 +19,6 @@ Layout Ranks::layout(Spread spread, Rows rows, int64_t width, int64_t parts) con
       .with(spread.cols, mesh::split(shape.dims() - 1));
 }
 
-AxisSet Ranks::outer_axes(AxisSet axes, int64_t ranks) const {
-  AxisSet outer = 0;
-  for (int a = 0; a < shape_.axes() && size(outer) < ranks; ++a) outer |= axes & AxisSet{1} << a;
-  return size(outer) == ranks ? outer : AxisSet{0};
-}
-
 Tile Ranks::tile(Spread spread, Rows rows, int64_t width) const {
   const Shape box = layout(spread, rows, width).box();
   return {.first_row = rows.cut ? index(spread.rows) * box[0] : 0,

@@ -49,8 +49,6 @@ class Ranks {
   /// `parts`: of so many such matrices side by side, as [rows, parts, width]; each is cut over the columns.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width, int64_t parts = 0) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
-  /// Returns the outermost of these axes that have `ranks` ranks together; none when none do.
-  AxisSet outer_axes(AxisSet axes, int64_t ranks) const;
 
   /// Moves x, a part of a matrix [rows, width], from one spread to another. Does nothing when they are the same.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;

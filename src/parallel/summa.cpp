@@ -130,9 +130,6 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
           store, group, spec,
           [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
             // The flat pieces of a column's matrix are its blocks: all have the same number of rows.
-            const int64_t q = ranks_.size(place.row), rows = place.input_stays ? part.out : spec.in;
-            if (rows % q != 0)
-              throw Error(Code::config, format("{}: {} rows do not divide over {} ranks", part.name, rows, q));
             if (place.input_stays) return {whole.with(place.col, split(0)).transposed().with(place.row, mesh::kFlat)};
             const AxisSet cols = parts_.cut_axes(part, columns());
             return {whole.with(cols, split(1)).with(place.row, mesh::kFlat), place.col & ~cols};

@@ -98,7 +98,6 @@ class SummaLinear final : public Linear {
     AxisSet row = 0, col = 0;
     bool input_stays = false;
   };
-  /// Throws Code::config where an extent does not divide.
   SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
