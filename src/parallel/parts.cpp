@@ -55,33 +55,22 @@ bool Parts::needs_move(Rows rows, const PartSpread& from, const PartSpread& to) 
 }
 
 Parts::Moving Parts::start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const {
-  Moving moving;
-  if (moves_as_one(from, to)) {
-    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), std::move(x));
-    moving.count_ = 1;
-    return moving;
-  }
+  if (moves_as_one(from, to)) return Moving(ranks_.start_move(ex, joined(rows, from), joined(rows, to), std::move(x)));
+  Moving moving = start_kinds(ex, rows, from, to, x, false);
   moving.source_ = std::move(x);
-  start_kinds(ex, rows, from, to, moving.source_, false, moving);
   return moving;
 }
 
 Parts::Moving Parts::start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to,
                                          const Tensor& dx) const {
-  Moving moving;
-  if (moves_as_one(from, to)) {
-    moving.kinds_[0].transit = ranks_.start_move(ex, joined(rows, from), joined(rows, to), dx);
-    moving.count_ = 1;
-    return moving;
-  }
-  start_kinds(ex, rows, from, to, dx, true, moving);
-  return moving;
+  if (moves_as_one(from, to)) return Moving(ranks_.start_move(ex, joined(rows, from), joined(rows, to), dx));
+  return start_kinds(ex, rows, from, to, dx, true);
 }
 
-void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x,
-                        bool gradient, Moving& moving) const {
+Parts::Moving Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x,
+                                 bool gradient) const {
   const int64_t rows_there = ranks_.tile(to.spread, rows, ranks_.size(to.spread.cols)).rows;
-  moving.result_ = ex.take("parts", {rows_there, width(to)}, x.dtype);
+  Moving moving(ex.take("parts", {rows_there, width(to)}, x.dtype));
   int64_t col = 0, col_there = 0;
   for (const Kind& kind : kinds_) {
     const Layout here = layout(rows, kind, from, gradient), there = layout(rows, kind, to, gradient);
@@ -100,6 +89,7 @@ void Parts::start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartS
     col += cols;
     col_there += out.cols;
   }
+  return moving;
 }
 
 Scratch Parts::Moving::finish(Exec& ex) {

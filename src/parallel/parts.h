@@ -41,6 +41,8 @@ class Parts {
 
    private:
     friend class Parts;
+    explicit Moving(mesh::Transit&& as_one) : count_(1) { kinds_[0].transit = std::move(as_one); }
+    explicit Moving(Scratch&& result) : result_(std::move(result)) {}
     static constexpr size_t kMostKinds = 3;
     struct Kind {
       mesh::Transit transit;
@@ -64,8 +66,8 @@ class Parts {
   bool moves_as_one(const PartSpread& from, const PartSpread& to) const;
   mesh::Layout joined(Rows rows, const PartSpread& where) const;
   mesh::Layout layout(Rows rows, const Kind& kind, const PartSpread& where, bool gradient) const;
-  void start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x, bool gradient,
-                   Moving& moving) const;
+  Moving start_kinds(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& x,
+                     bool gradient) const;
 
   const Ranks ranks_;
   std::vector<Kind> kinds_;
