@@ -82,12 +82,16 @@ void Sums::finish_later(Exec& ex, GradSink& grads, params::SlotId id) {
   }
 }
 
-void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c) {
+void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums* d, bool accumulate) {
   for (int64_t step = 0; step < a.steps(); ++step) {
     a.prefetch(ex);
     b.prefetch(ex);
     const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
+    if (d == nullptr) continue;
+    const bool add = accumulate && d->is_own();  // existing values are added by the rank that holds them
+    ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d->next(ex), .trans_a = true, .accumulate = add});
+    d->start_sum(ex);
   }
 }
 
@@ -104,21 +108,9 @@ void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate) {
   for (int64_t step = 0; step < a.steps(); ++step) {
     a.prefetch(ex);
     const Tensor& a_l = a.next(ex);
-    const bool add = accumulate && c.is_own();  // existing values are added by the rank that holds them
+    const bool add = accumulate && c.is_own();
     ops::run(ex, ops::Gemm{.a = a_l, .b = b, .c = c.next(ex), .trans_a = true, .accumulate = add});
     c.start_sum(ex);
-  }
-}
-
-void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate) {
-  for (int64_t step = 0; step < a.steps(); ++step) {
-    a.prefetch(ex);
-    b.prefetch(ex);
-    const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
-    ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
-    const bool add = accumulate && d.is_own();
-    ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d.next(ex), .trans_a = true, .accumulate = add});
-    d.start_sum(ex);
   }
 }
 
@@ -174,7 +166,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
   Scratch dx;
   if (place_.input_stays) {
     dx = ex.take("linear.dx", x.shape, accumulator_of(dy.dtype));
-    summa_ab_atb(ex, std::move(moving), std::move(weights), dx, x, dw, dweight.accumulate);
+    summa_ab(ex, std::move(moving), std::move(weights), dx, x, &dw, dweight.accumulate);
     dx = cast_to(ex, std::move(dx), dy.dtype);
   } else {
     dx = ex.take("linear.dx", x.shape, dy.dtype);

@@ -81,14 +81,14 @@ class Sums {
 
 // The products consume their panels and do not wait for the sums.
 
-/// c = A·B; a along the row of ranks, b along the column. c [m, n] of the accumulator type.
-void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c);
+/// c = A·B; a along the row of ranks, b along the column. c [m, n] of the accumulator type. With `d`, also D = Aᵀ·x, d
+/// along the column, from one broadcast of A; `accumulate`: added to what D is.
+void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x = {}, Sums* d = nullptr,
+              bool accumulate = false);
 /// C = a·Bᵀ; b along the column of ranks, c along the row.
 void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
 /// C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: added to what C is.
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
-/// c = A·B and D = Aᵀ·x from one broadcast of A.
-void summa_ab_atb(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Sums& d, bool accumulate = false);
 
 /// SummaLinear is the linear of a square of ranks. All matrices are in blocks, rows over axis `row`, columns over
 /// `col`. Either Y stays where it is and W is [in, out], or X does and W is [out, in].
