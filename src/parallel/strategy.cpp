@@ -26,12 +26,8 @@ Spread Strategy::stream(int layer) const {
 std::unique_ptr<Linear> Strategy::linear(int layer, int group, const LinearSpec& spec) {
   const sharding::Layer& cut = sharding_.layer(layer);
   const sharding::LinearSharding& linear = cut.at(spec.site);
-  if (linear.schedule == sharding::GemmSchedule::ring && ranks_.size(linear.rows) > 1) {
-    const bool input_stays = linear.contraction != 0;
-    return std::make_unique<SummaLinear>(
-        ranks_, store_, group, spec,
-        SummaLinear::Place{.row = linear.rows, .col = linear.cols | linear.contraction, .input_stays = input_stays});
-  }
+  if (linear.schedule == sharding::GemmSchedule::ring && ranks_.size(linear.rows) > 1)
+    return std::make_unique<SummaLinear>(ranks_, store_, group, spec, linear);
   const Spread inside = cut.inside(spec.site);
   const bool reads = reads_residual(spec.site);
   return std::make_unique<GridLinear>(

@@ -114,23 +114,26 @@ void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate) {
   }
 }
 
-SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place)
+SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec,
+                         const sharding::LinearSharding& sharding)
     : ranks_(ranks),
-      place_(place),
+      row_(sharding.rows),
+      col_(sharding.cols | sharding.contraction),
+      input_stays_(sharding.contraction != 0),
       parts_(ranks, spec.parts),
       weights_(
           store, group, spec,
           [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
             // The flat pieces of a column's matrix are its blocks: all have the same number of rows.
-            if (place.input_stays) return {whole.with(place.col, split(0)).transposed().with(place.row, mesh::kFlat)};
+            if (input_stays_) return {whole.with(col_, split(0)).transposed().with(row_, mesh::kFlat)};
             const AxisSet cols = parts_.cut_axes(part, columns());
-            return {whole.with(cols, split(1)).with(place.row, mesh::kFlat), place.col & ~cols};
+            return {whole.with(cols, split(1)).with(row_, mesh::kFlat), col_ & ~cols};
           },
           [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
             const AxisSet cols = parts_.cut_axes(part, columns());
-            return {whole.with(cols, split(0)), place.row | (place.col & ~cols)};
+            return {whole.with(cols, split(0)), row_ | (col_ & ~cols)};
           }) {
-  TRAINER_CHECK(!place.input_stays || spec.parts.size() == 1, "{} parts beside an input that stays", spec.parts.size());
+  TRAINER_CHECK(!input_stays_ || spec.parts.size() == 1, "{} parts beside an input that stays", spec.parts.size());
 }
 
 Panels SummaLinear::weight_panels(Exec& ex) const {
@@ -141,7 +144,7 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
   const Shape block = weights_.piece(col_line().size()).shape;
   Scratch y;
   Panels weights = weight_panels(ex);
-  if (place_.input_stays) {
+  if (input_stays_) {
     y = ex.take("linear.y", {x.rows(), block[0]}, x.dtype);
     Sums sums(row_line(), y, "summa.partial", ranks_.overlap());
     summa_abt(ex, x, std::move(weights), sums);
@@ -159,12 +162,12 @@ Scratch SummaLinear::forward(Exec& ex, Rows, const Tensor& x, const ForwardFusio
 Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
-  Panels moving = place_.input_stays ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
+  Panels moving = input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
   weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks in flight
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;
-  if (place_.input_stays) {
+  if (input_stays_) {
     dx = ex.take("linear.dx", x.shape, accumulator_of(dy.dtype));
     summa_ab(ex, std::move(moving), std::move(weights), dx, x, &dw, dweight.accumulate);
     dx = cast_to(ex, std::move(dx), dy.dtype);

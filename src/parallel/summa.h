@@ -90,32 +90,31 @@ void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
 /// C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: added to what C is.
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
 
-/// SummaLinear is the linear of a square of ranks. All matrices are in blocks, rows over axis `row`, columns over
-/// `col`. Either Y stays where it is and W is [in, out], or X does and W is [out, in].
+/// SummaLinear is the linear of a square of ranks. All matrices are in blocks, rows over the axes that cut rows,
+/// columns over those that cut columns or the contraction. Where columns are cut, Y stays where it is and W is [in,
+/// out]; where the contraction is, X stays and W is [out, in].
 class SummaLinear final : public Linear {
  public:
-  struct Place {
-    AxisSet row = 0, col = 0;
-    bool input_stays = false;
-  };
-  SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec, const Place& place);
+  SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec,
+              const sharding::LinearSharding& sharding);
 
   Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) override;
   Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                    GradSink& grads) override;
 
  private:
-  PartSpread columns() const { return {.spread = {place_.row, place_.col}, .by_heads = true}; }
+  PartSpread columns() const { return {.spread = {row_, col_}, .by_heads = true}; }
   /// The ranks of this rank's row, and of its column.
-  comm::Communicator& row_line() const { return ranks_.along(place_.col); }
-  comm::Communicator& col_line() const { return ranks_.along(place_.row); }
+  comm::Communicator& row_line() const { return ranks_.along(col_); }
+  comm::Communicator& col_line() const { return ranks_.along(row_); }
   Panels along_row(Exec& ex, const Tensor& own, const char* tag) const {
     return {ex, row_line(), own, tag, ranks_.overlap()};
   }
   Panels weight_panels(Exec& ex) const;
 
   const Ranks ranks_;
-  const Place place_;
+  const AxisSet row_, col_;
+  const bool input_stays_;
   const Parts parts_;
   const Weights weights_;
 };
