@@ -14,11 +14,10 @@ Strategy::Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding 
 
 Strategy::Strategy(ParamStore& store, int64_t n_layer) : store_(store), sharding_{.layers = {{.count = n_layer}}} {}
 
-Spread Strategy::stream(int layer) const {
-  int64_t first = 0;
+Spread Strategy::stream(int64_t layer) const {
   for (const sharding::Layer& cut : sharding_.layers) {
-    first += cut.count;
-    if (layer < first) return cut.stream;
+    if (layer < cut.count) return cut.stream;
+    layer -= cut.count;
   }
   return sharding_.head;
 }

@@ -72,7 +72,7 @@ class Strategy {
 
   /// Returns where the residual stream of a layer is, norms and skips included; layer n_layer: of the final norm and
   /// the head.
-  Spread stream(int layer) const;
+  Spread stream(int64_t layer) const;
   /// Makes y = x·W + b with the schedule and the cuts of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
