@@ -4,8 +4,7 @@
 
 namespace trainer::mesh {
 
-MeshShape::MeshShape(std::vector<MeshAxis> axes,
-                     std::vector<std::pair<std::string, std::vector<std::string>>> aliases) {
+MeshShape::MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::string, AxisSet>> aliases) {
   TRAINER_CHECK(axes.size() <= kMaxAxes, "{} axes, at most {}", axes.size(), kMaxAxes);
   Names names;
   for (MeshAxis& axis : axes) {
@@ -13,13 +12,9 @@ MeshShape::MeshShape(std::vector<MeshAxis> axes,
     TRAINER_CHECK(names.find(axis.name) == 0, "axis {} is declared twice", axis.name);
     names.axes.push_back(std::move(axis));
   }
-  for (auto& [alias, factors] : aliases) {
+  for (auto& [alias, joined] : aliases) {
     TRAINER_CHECK(names.find(alias) == 0, "axis {} is declared twice", alias);
-    AxisSet joined = 0;
-    for (const std::string& factor : factors) {
-      TRAINER_CHECK(names.find(factor) != 0, "{} stands for {}, which is no axis", alias, factor);
-      joined |= names.find(factor);
-    }
+    TRAINER_CHECK(joined >> names.axes.size() == 0, "{} stands for axes that are not of the mesh", alias);
     names.aliases.emplace_back(std::move(alias), joined);
   }
   names_ = std::make_shared<const Names>(std::move(names));

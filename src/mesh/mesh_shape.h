@@ -25,10 +25,9 @@ class MeshShape {
  public:
   static constexpr int kMaxAxes = 8;
 
-  /// `aliases` name products of axes. An axis that some layout cuts in two is declared as its factors ("kv", "rep")
-  /// with the alias "tensor" for both.
-  explicit MeshShape(std::vector<MeshAxis> axes = {},
-                     std::vector<std::pair<std::string, std::vector<std::string>>> aliases = {});
+  /// `aliases` name sets of axes. An axis that some layout cuts in two is declared as its factors ("kv", "rep") with
+  /// the alias "tensor" for both.
+  explicit MeshShape(std::vector<MeshAxis> axes = {}, std::vector<std::pair<std::string, AxisSet>> aliases = {});
 
   int axes() const { return static_cast<int>(names_->axes.size()); }
   int size(int axis) const { return names_->axes[static_cast<size_t>(axis)].size; }

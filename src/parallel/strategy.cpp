@@ -68,12 +68,8 @@ AttentionTile Strategy::attention_tile(int layer, const Batch& batch, int64_t he
 mesh::MeshShape mesh_shape(const sharding::ModelSharding& sharding) {
   std::vector<mesh::MeshAxis> axes;
   for (const sharding::Axis& axis : sharding.axes) axes.push_back({axis.name, static_cast<int>(axis.size)});
-  std::vector<std::pair<std::string, std::vector<std::string>>> groups;
-  for (const sharding::Group& group : sharding.groups) {
-    groups.push_back({group.name, {}});
-    for (size_t a = 0; a < axes.size(); ++a)
-      if ((group.axes >> a & 1) != 0) groups.back().second.push_back(axes[a].name);
-  }
+  std::vector<std::pair<std::string, AxisSet>> groups;
+  for (const sharding::Group& group : sharding.groups) groups.emplace_back(group.name, group.axes);
   return mesh::MeshShape(std::move(axes), std::move(groups));
 }
 
