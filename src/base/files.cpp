@@ -20,20 +20,20 @@ namespace {
 const char* remedy(int error) {
   switch (error) {
     case ENOSPC:
-      return "; the disk is full: free space there or choose a folder on another disk";
+      return "; the disk is full: free space there or choose a folder on a different disk";
     case EDQUOT:
-      return "; the disk quota is used up: free space there or choose a folder on another disk";
+      return "; the disk quota is used up: free space there or choose a folder on a different disk";
     case EFBIG:
-      return "; files may not grow that large here: raise the limit (ulimit -f) or choose another file system";
+      return "; files may not grow that large here: raise the limit (ulimit -f) or choose a different file system";
     case EACCES:
     case EPERM:
     case EROFS:
-      return "; give this user the right to it or choose another folder";
+      return "; grant this user access or choose a different folder";
     case EMFILE:
     case ENFILE:
       return "; raise the limit of open files (ulimit -n)";
     case EIO:
-      return "; the disk or the network reports a fault: see the kernel's log (dmesg)";
+      return "; the disk or the network reported an I/O error: see the kernel log (dmesg)";
     default:
       return "";
   }
@@ -60,8 +60,8 @@ const char* not_a_file(fs::file_type type) {
 fs::path replaced_by(const fs::path& path) {
   std::error_code error;
   if (const char* found = not_a_file(fs::status(path, error).type()))
-    throw Error(Code::io,
-                format("{}: {}; expected a file, which may be replaced, or a name that is free", path.string(), found));
+    throw Error(Code::io, format("{}: {}; expected a regular file, which is overwritten, or an unused name",
+                                 path.string(), found));
   if (!fs::is_symlink(path, error) || !fs::exists(path, error)) return path;
   const fs::path target = fs::canonical(path, error);
   if (error) fail_to("follow this link", path, error.value());
@@ -100,7 +100,7 @@ std::string read_text_file(const std::string& given, std::string_view expected) 
 }
 
 void publish(const fs::path& from, const fs::path& to) {
-  if (::rename(from.c_str(), to.c_str()) != 0) fail_to("put the finished file in place", to, errno);
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_to("rename the finished file", to, errno);
   const fs::path folder = to.has_parent_path() ? to.parent_path() : ".";
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;

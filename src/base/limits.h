@@ -23,7 +23,7 @@ inline Code code_of(const std::exception& exception) {
 
 /// The error of a thread that the system does not give.
 inline Error no_more_threads(const std::string& what, const std::error_code& reason) {
-  return {Code::plan, format("{}: the system gives no further thread: {}; ask for fewer, or raise the limits of "
+  return {Code::plan, format("{}: the system cannot create another thread: {}; use fewer, or raise the limits of "
                              "processes (ulimit -u, pids.max of a container) and memory (ulimit -v)",
                              what, reason.message())};
 }

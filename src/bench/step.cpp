@@ -98,7 +98,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   std::vector<std::pair<double, const char*>> rates = {
       {flops.hardware() * static_cast<double>(bench.tokens) / fastest_ms * 1e3, "the fastest step"}};
   if (!machine.gpu) {  // on a GPU operators are timed by their launch only
-    for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the products"}, {OpKind::attention, "attention"}}) {
+    for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the GEMMs"}, {OpKind::attention, "attention"}}) {
       const Meter::Entry& entry = trainer.meter().of(kind);
       if (entry.seconds > 0) rates.emplace_back(entry.flops / entry.seconds, what);
     }
@@ -149,8 +149,9 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
   const std::unique_ptr<comm::World> world = comm::dry_world(one.ranks, one.rank);
   ops::measure_gemms(*device, most, repeats, /*forms=*/true);
   if (const int64_t needed = planned().total; needed > one.memory_limit) {
-    log::warning("products are measured as they are: with copies of operands the step would take {} of {}",
-                 format_bytes(needed), format_bytes(one.memory_limit));
+    log::warning(
+        "GEMMs are measured without transposed copies of their operands: with copies the step would need {} of {}",
+        format_bytes(needed), format_bytes(one.memory_limit));
     ops::measure_gemms(*device, most, repeats, /*forms=*/false);
   }
   train::Trainer trainer(*device, *world, config, vocab, one.compute, true);
@@ -175,12 +176,12 @@ int64_t memory_of_steps(const config::Config& config, const setup::Machine& mach
 }
 
 std::string to_text(const StepBench& b) {
-  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, products by {}\n",
+  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, matmul by {}\n",
                             format_count(b.parameters), b.tokens, b.compute, b.threads, b.product_path);
   text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
                  b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), to_string(b.peak));
   text += format("{:<14}{:>8}{:>11}{:>9}{:>12}{:>9}{:>10}{:>12}{:>10}\n", "operator", "calls", "ms", "share", "GFLOP/s",
-                 "GB/s", "of peak", "least ms", "of least");
+                 "GB/s", "of peak", "ideal ms", "of ideal");
   double least_ms = 0, mean_ms = 0;  // operators are means over the steps
   for (const OpShare& op : b.operators) mean_ms += op.ms;
   for (const OpShare& op : b.operators) {
@@ -194,7 +195,7 @@ std::string to_text(const StepBench& b) {
                    given(op.least_ms, format("{:.2f}", op.least_ms)),
                    given(op.least_ms, format_percent(op.least_ms / op.ms)));
   }
-  text += format("least: {:.1f} ms in all, at the peak and at copies of {:.1f} GB/s\n", least_ms, b.copy_gb_per_s);
+  text += format("ideal: {:.1f} ms in total, at peak FLOP/s and {:.1f} GB/s of copies\n", least_ms, b.copy_gb_per_s);
   return text;
 }
 

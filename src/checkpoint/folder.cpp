@@ -82,15 +82,16 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
     for (const std::string& problem : listing.damaged) log::warning("checkpoint skipped: {}", problem);
   if (listing.complete.empty()) {
     if (listing.damaged.empty()) return {};
-    throw Error(Code::checkpoint, format("{}: no complete checkpoint among {} ({}); remove the folder to start anew",
-                                         checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
+    throw Error(Code::checkpoint,
+                format("{}: no complete checkpoint among {} ({}); remove the folder to start from scratch",
+                       checkpoints.string(), listing.damaged.size(), listing.damaged.back()));
   }
   const fs::path& newest = listing.complete.front().folder;
   const std::string latest = read_latest(checkpoints, calls);
   if (aloud && latest != newest.filename()) {
-    log::warning("{} {}; the newest complete checkpoint is {} (to go back to another one, name its folder)",
+    log::warning("{} {}; the newest complete checkpoint is {} (to use a different one, give its folder)",
                  (checkpoints / kLatestFile).string(),
-                 latest.empty() ? std::string("is missing or unreadable") : format("says {}", latest),
+                 latest.empty() ? std::string("is missing or unreadable") : format("names {}", latest),
                  newest.filename().string());
   }
   std::vector<fs::path> folders;
@@ -114,7 +115,7 @@ std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool 
       Code::checkpoint,
       format("{}: {}; expected a step folder (with {}), a checkpoints folder or a run folder{}", path.string(),
              fs::exists(path, error) ? "no checkpoint found" : "not found", kManifestFile,
-             foreign ? "; `trainer checkpoint import` makes one of Hugging Face's config.json and weights" : ""));
+             foreign ? "; `trainer checkpoint import` makes one from Hugging Face's config.json and weights" : ""));
 }
 
 fs::path resolve(const fs::path& path, SystemCalls& calls) { return candidates(path, calls).front(); }

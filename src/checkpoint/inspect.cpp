@@ -118,7 +118,7 @@ VerifyReport verify(const fs::path& path, SystemCalls& calls) {
       });
     }
     for (const std::string& name : names_in(report.folder)) {
-      if (!known.contains(name)) note(format("{}: does not belong here", (report.folder / name).string()));
+      if (!known.contains(name)) note(format("{}: unexpected file", (report.folder / name).string()));
     }
     ShardReader reader(calls, report.folder, manifest);
     for (const StoredTensor& tensor : manifest.tensors) guarded([&] { reader.verify(tensor, note); });

@@ -150,14 +150,13 @@ Manifest read_manifest(SystemCalls& calls, const fs::path& step_folder) {
   const fs::path mark = step_folder / kCompleteFile, path = step_folder / kManifestFile;
   if (!fs::exists(mark, error)) {
     throw Error(Code::checkpoint,
-                format("{}: {} not found: its save was not finished", step_folder.string(), kCompleteFile));
+                format("{}: {} not found: the save did not complete", step_folder.string(), kCompleteFile));
   }
   const std::string text = read_file(calls, path, kLargestManifest);
   if (read_file(calls, mark, kLargestMark) != completion_mark(text)) {
-    throw Error(Code::checkpoint,
-                format("{}: does not agree with {}: one of the two is damaged or from another checkpoint (or from "
-                       "another version; this program reads format {})",
-                       path.string(), kCompleteFile, kFormat));
+    throw Error(Code::checkpoint, format("{}: does not match {}: one of them is damaged, from a different checkpoint "
+                                         "or from a different version (this program reads format {})",
+                                         path.string(), kCompleteFile, kFormat));
   }
   Manifest manifest = parse_manifest(text, path.string());
   for (const auto* list : {&manifest.files, &manifest.shards}) {

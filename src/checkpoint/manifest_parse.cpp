@@ -26,7 +26,7 @@ class Value {
 
   [[noreturn]] void fail(const std::string& problem) const {
     throw Error(Code::checkpoint,
-                format("{}: {}; the manifest is damaged or not one of this program", place_, problem));
+                format("{}: {}; the manifest is damaged or was not written by this program", place_, problem));
   }
   Value operator[](const char* key) const {
     if (!json_.is_object()) fail("expected an object");
@@ -157,7 +157,7 @@ Piece piece_of(const Value& value, const StoredTensor& tensor, const Manifest& m
   const int64_t total = tensor.shape.count(), size = size_of(tensor.dtype);
   const int64_t shard_bytes = manifest.shards[static_cast<size_t>(piece.shard)].bytes;
   piece.offset = value["offset"].integer(0, shard_bytes);
-  if (piece.offset % kAlignment != 0) value.fail(format("offset {} is no multiple of {}", piece.offset, kAlignment));
+  if (piece.offset % kAlignment != 0) value.fail(format("offset {} is not a multiple of {}", piece.offset, kAlignment));
   int64_t end = 0, elements = 0;
   for (const Value& entry : value["runs"].list()) {
     const RunGroup group = run_group_of(entry, total);
@@ -240,13 +240,13 @@ void check_shards(const Value& root, const Manifest& manifest) {
     const StoredFile& shard = manifest.shards[s];
     int64_t end = 0;
     for (; next < ranges.size() && ranges[next].shard == static_cast<int64_t>(s); ++next) {
-      if (ranges[next].begin < end) root.fail(format("{}: pieces overlap at byte {}", shard.name, ranges[next].begin));
+      if (ranges[next].begin < end) root.fail(format("{}: tensors overlap at byte {}", shard.name, ranges[next].begin));
       if (ranges[next].begin != round_up(end, kAlignment)) {
-        root.fail(format("{}: bytes {} to {} belong to no piece", shard.name, end, ranges[next].begin));
+        root.fail(format("{}: bytes {} to {} belong to no tensor", shard.name, end, ranges[next].begin));
       }
       end = ranges[next].end;
     }
-    if (end != shard.bytes) root.fail(format("{}: {} bytes, but its pieces end at {}", shard.name, shard.bytes, end));
+    if (end != shard.bytes) root.fail(format("{}: {} bytes, but its tensors end at {}", shard.name, shard.bytes, end));
   }
 }
 
@@ -280,7 +280,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   manifest.sequence = root["sequence"].integer(0, std::numeric_limits<int64_t>::max() - 1);
   manifest.header = header_of(root);
   manifest.chunk_bytes = root["chunk_bytes"].integer(kAlignment, int64_t{64} << 20);
-  if (manifest.chunk_bytes % kAlignment != 0) root.fail(format("chunk_bytes is no multiple of {}", kAlignment));
+  if (manifest.chunk_bytes % kAlignment != 0) root.fail(format("chunk_bytes is not a multiple of {}", kAlignment));
 
   std::set<std::string> names{kManifestFile, kCompleteFile};
   for (const Value& file : root["files"].list()) {
@@ -294,7 +294,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
 
 Manifest parse_part(std::string_view text) {
   const json document = json::parse(text, nullptr, /*allow_exceptions=*/false);
-  const Value root(document, "another rank's part of the checkpoint");
+  const Value root(document, "a different rank's part of the checkpoint");
   if (document.is_discarded()) root.fail("not JSON");
   Manifest part;
   read_pieces(root, part, {}, /*whole=*/false);

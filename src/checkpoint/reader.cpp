@@ -59,24 +59,21 @@ int64_t Reader::vocab_size() const {
     const std::string& text = found->second;
     std::from_chars(text.data(), text.data() + text.size(), vocab);
   }
-  if (vocab < 1) throw Error(Code::checkpoint, format("{}: the manifest does not say vocab_size", folder_.string()));
+  if (vocab < 1) throw Error(Code::checkpoint, format("{}: the manifest has no vocab_size", folder_.string()));
   return vocab;
 }
 
 void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) const {
   if (rules.tied && !header().tied) {
-    throw Error(Code::checkpoint,
-                format("{}: its head has weights of its own, the run ties the head to the embedding; set "
-                       "model.tie_embeddings = false",
-                       folder_.string()));
+    throw Error(Code::checkpoint, format("{}: its output head is not tied to the embedding, but the run ties them; set "
+                                         "model.tie_embeddings = false",
+                                         folder_.string()));
   }
   const auto moment = [](const auto& tensor) { return !is_weight(tensor.name); };
   if (std::ranges::any_of(slices, moment) && std::ranges::none_of(manifest_.tensors, moment)) {
-    throw Error(
-        Code::checkpoint,
-        format("{}: it has weights only: no run can resume from it, for the optimizer state is missing; start one "
-               "from it with model.init_from",
-               folder_.string()));
+    throw Error(Code::checkpoint, format("{}: it has weights only, no optimizer state: a run cannot resume from it; "
+                                         "start a new run from it with model.init_from",
+                                         folder_.string()));
   }
   std::map<std::string, const StoredTensor*> stored;
   for (const StoredTensor& tensor : manifest_.tensors) stored[tensor.name] = &tensor;
@@ -102,7 +99,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
     } else if (source.dtype != slice.local.dtype) {
       problems.push_back(
           format("{}: {} in the checkpoint, the run keeps {} (checkpoint written with "
-                 "precision.compute = \"{}\"; fp64 and other runs do not exchange states)",
+                 "precision.compute = \"{}\"; fp64 and other runs cannot share optimizer state)",
                  name, name_of(source.dtype), name_of(slice.local.dtype), header().compute));
     }
   }
@@ -112,7 +109,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
   }
   if (!problems.empty()) {
     throw Error(Code::checkpoint,
-                format("{}: its tensors are not those of the run:{}", folder_.string(), listed(problems)));
+                format("{}: its tensors differ from the run's:{}", folder_.string(), listed(problems)));
   }
   ShardReader reader(calls_, folder_, manifest_);
   for (size_t i = 0; i < slices.size(); ++i) reader.fill(slices[i], *sources[i]);
@@ -133,7 +130,7 @@ void compare(const std::string& what, const std::string& before, const std::stri
 }  // namespace
 
 void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const fs::path& folder, bool allow) {
-  compare("the tokenizer is not that of the checkpoint, whose embeddings mean other pieces", stored.tokenizer_hash,
+  compare("the tokenizer differs from the checkpoint's, whose embeddings belong to other tokens", stored.tokenizer_hash,
           run.tokenizer_hash,
           format("set data.tokenizer = \"{}\"", (folder / data::tokenizer_file_name(stored.tokenizer)).string()),
           allow);
@@ -158,7 +155,7 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
         name == "arch" ? format(" model.arch='\"{}\"'", before->second) : format(" model.{}={}", key, before->second);
   }
   if (!problems.empty())
-    throw Error(Code::checkpoint, format("the weights of {} are of another model:{}\nGive the run its keys: --set{}",
+    throw Error(Code::checkpoint, format("the weights of {} are from a different model:{}\nSet the same keys: --set{}",
                                          folder.string(), listed(problems), remedy));
 }
 
@@ -177,17 +174,15 @@ void require_compatible(const Snapshot& stored, const Snapshot& run, const fs::p
       problems.push_back(format("{}: {} in the checkpoint, not in the run", key, value));
   }
   if (!problems.empty()) {
-    throw Error(Code::checkpoint,
-                format("the checkpoint is of another model:{}\nSet the keys as they were, or start a run in another "
-                       "folder (run.dir)",
-                       listed(problems)));
+    throw Error(Code::checkpoint, format("the checkpoint is from a different model:{}\nRestore these keys, or start a "
+                                         "run in a different folder (run.dir)",
+                                         listed(problems)));
   }
   require_same_tokenizer(stored, run, folder, allow_other_data);
-  compare(format("the training data is not that of the checkpoint {}", folder.string()), stored.data_hash,
-          run.data_hash,
-          "restore the files of data.train, with data.val_fraction and data.document as they were, or start a new run "
-          "in another run.dir",
-          allow_other_data);
+  compare(
+      format("the training data differs from that of checkpoint {}", folder.string()), stored.data_hash, run.data_hash,
+      "restore the files of data.train, data.val_fraction and data.document, or start a new run in a different run.dir",
+      allow_other_data);
 }
 
 }  // namespace trainer::checkpoint

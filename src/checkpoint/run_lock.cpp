@@ -58,8 +58,8 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     const int reason = errno;
     if (fd_ < 0)
-      throw Error(Code::io, format("{}: cannot open: {}; the folder must be writable, or set another {}", path.string(),
-                                   std::generic_category().message(reason), kind.key));
+      throw Error(Code::io, format("{}: cannot open: {}; the folder must be writable, or choose a different {}",
+                                   path.string(), std::generic_category().message(reason), kind.key));
     refused = try_lock(fd_);
     if (refused != 0 || is_named(fd_, path)) break;
     ::close(fd_);
@@ -67,12 +67,12 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
   if (refused == EWOULDBLOCK) {
     const std::string owner = owner_in(fd_);
     ::close(fd_);
-    throw Error(Code::usage, format("{}: {} {}; wait for it, stop it, or set another {}", folder.string(),
+    throw Error(Code::usage, format("{}: {} {}; wait for it, stop it, or choose a different {}", folder.string(),
                                     owner.empty() ? "another process" : owner, kind.does, kind.key));
   }
   if (!kind.stays) temporary_ = path;
   if (refused != 0) {
-    log::warning("{}: cannot lock: {}; nothing keeps a second run out of this folder", path.string(),
+    log::warning("{}: cannot lock: {}; a second run in this folder would not be detected", path.string(),
                  std::generic_category().message(refused));
     return;
   }

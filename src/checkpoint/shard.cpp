@@ -218,9 +218,10 @@ std::optional<std::span<const std::byte>> ShardReader::chunk(const Piece& piece,
 std::string ShardReader::damage(const StoredTensor& stored, const Piece& piece, int64_t index) const {
   const int64_t begin = index * manifest_.chunk_bytes;
   const int64_t end = std::min(begin + manifest_.chunk_bytes, piece.elements() * size_of(stored.dtype));
-  return format("{}: tensor {}: the checksum of bytes {} to {} differs: the file is damaged or from another checkpoint",
-                (folder_ / manifest_.shards[static_cast<size_t>(piece.shard)].name).string(), stored.name,
-                piece.offset + begin, piece.offset + end);
+  return format(
+      "{}: tensor {}: the checksum of bytes {} to {} differs: the file is damaged or from a different checkpoint",
+      (folder_ / manifest_.shards[static_cast<size_t>(piece.shard)].name).string(), stored.name, piece.offset + begin,
+      piece.offset + end);
 }
 
 void ShardReader::fill(const TensorSlice& slice, const StoredTensor& stored) {

@@ -30,7 +30,7 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
   if (!target.has_filename()) target = target.parent_path();  // "folder/"
   std::error_code ignored;
   if (fs::exists(fs::symlink_status(target, ignored)))
-    throw Error(Code::io, format("{}: exists already; name a folder that does not exist", target.string()));
+    throw Error(Code::io, format("{}: already exists; choose a folder that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
   const fs::path temporary = parent / format(".writing-{}-{:x}", target.filename().string(), ::getpid());
   make_folders(calls, parent);

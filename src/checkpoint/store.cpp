@@ -47,7 +47,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
     std::string temporary;
     run_on_first_rank([&] {
       temporary = fresh(kSaving, name).string();
-      if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: exists already", temporary));
+      if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
     });
     world_.control().broadcast(temporary);
     Manifest manifest = write_shards(snapshot, temporary);

@@ -30,7 +30,7 @@ struct Bench {
   /// data sheet's stands beside it.
   setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
-      return {setup::best_product_flops(device, machine.compute), "measured", "products of the library"};
+      return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
     setup::PeakTracker peak = setup::make_peak(device, machine.compute, config, *world);
     peak.measure();
     return peak;

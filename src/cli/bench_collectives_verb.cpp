@@ -65,9 +65,8 @@ int bench_profile_command(const BenchOptions& o) {
     world.control().run_on_all_ranks([&] {
       if (!world.first()) return;
       replace_file(o.write_profile, plan::to_toml(cluster));
-      log::info("wrote {}: {} products, {} collectives of {}{}", o.write_profile, cluster.products.size(),
-                cluster.collectives.size(), counted(cluster.ranks, "rank"),
-                cluster.host.known() ? ", rates of the host" : "");
+      log::info("wrote {}: {} GEMMs, {} collectives over {}{}", o.write_profile, cluster.products.size(),
+                cluster.collectives.size(), counted(cluster.ranks, "rank"), cluster.host.known() ? ", host rates" : "");
     });
     return 0;
   });

@@ -36,12 +36,12 @@ json tune_gemm(const Bench& b) {
   constexpr int kMost = 16;  // the library proposes few more, and those are slow
   b.require_config();
   if (!b.machine.gpu)
-    throw Error(Code::usage, "--write-tuning chooses among the algorithms of a GPU's library, and there is no GPU: " +
+    throw Error(Code::usage, "--write-tuning selects among the algorithms of a GPU's library, but no GPU was found: " +
                                  device::cuda::no_device_reason());
   require_replaceable(b.options.write_tuning);
   const ops::MeasuredGemms measured = bench::tune_products(b.config, b.machine, kMost, b.options.repeats);
   replace_file(b.options.write_tuning, to_json(measured.tuning));
-  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}product\n", measured.tuning.device, measured.tuning.made_with, "us",
+  b.say(format("{}, {}\n{:>10}{:>10}{:>7}  {:<12}GEMM\n", measured.tuning.device, measured.tuning.made_with, "us",
                "guess us", "gain", "form"));
   json list = json::array();
   for (const auto& [name, product] : measured.tuning.products) {
@@ -52,7 +52,7 @@ json tune_gemm(const Bench& b) {
     list.push_back(
         {{"product", name}, {"microseconds", product.microseconds}, {"guess_microseconds", guess}, {"form", form}});
   }
-  b.say(format("{} products in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
+  b.say(format("{} GEMMs in {}; use them with --set hardware.gemm_tuning={}\n", measured.tuning.products.size(),
                b.options.write_tuning, b.options.write_tuning));
   return {{"device", measured.tuning.device}, {"library", measured.tuning.made_with}, {"products", list}};
 }
@@ -69,7 +69,7 @@ json bench_gemm(const Bench& b) {
         bench::bench_gemm(on.ex, b.machine.compute, {&shape, 1}, {.repeats = b.options.repeats}).front());
     const bench::GemmRate& rate = measured.back();
     peak.measure();
-    peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a product");
+    peak.raise_to_rate(1e9 * std::max({rate.forward, rate.dx, rate.dw}), "a GEMM");
   }
   b.say(format("{}, {} threads, {}; {}\n{:>22}{:>12}{:>12}{:>12}   GFLOP/s (share of peak)\n",
                name_of(b.machine.compute), b.machine.threads, ops::product_path(*on.device, b.machine.compute),

@@ -38,9 +38,9 @@ json to_json(const offload::Rates& rates) {
 }
 
 std::string origin_of(const config::Config& config, const setup::Machine& machine) {
-  if (offload::rates_of(config.debug)) return "of debug.emulate_device, not measured";
+  if (offload::rates_of(config.debug)) return "from debug.emulate_device, not measured";
   if (machine.gpu) return "measured between " + machine.gpu->name + " and its host";
-  return "measured on the CPU alone, where copies stay in the host's memory";
+  return "measured on the CPU only, where copies stay in host memory";
 }
 
 std::string table_of(const std::vector<bench::OffloadRung>& rungs) {
@@ -73,7 +73,7 @@ json bench_offload(const Bench& b) {
       "rates {}: to the device {:.1f} GB/s, to the host {:.1f} GB/s, update on the host {:.2f} and on the "
       "device {:.2f} billion parameters/s, host memory {:.1f} GB/s\n"
       "update of {} parameters in subgroups of {}, by a virtual clock at these rates, from the end of the backward "
-      "pass until all weights are new\n",
+      "pass until all weights are updated\n",
       origin_of(config, machine), rates.to_device * 1e-9, rates.to_host * 1e-9, rates.host * 1e-9, rates.device * 1e-9,
       rates.memory * 1e-9, format_count(work.parameters), format_count(work.subgroup)));
   b.say(table_of(rungs));

@@ -95,12 +95,12 @@ json bench_optimizer(const Bench& b) {
   const bench::OptimizerRate rate = bench::bench_optimizer(on.ex, pieces, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
   b.say(format(
-      "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of moving the same 28 bytes a parameter\n"
+      "AdamW fp32, {}: {:.2f} billion parameters/s, {:.1f} GB/s = {} of copying the same 28 bytes per parameter\n"
       "with a bf16 copy of the weights in the same pass: {:.2f} billion parameters/s, {} of the bytes a second\n",
       where, rate.parameters_per_s * 1e-9, rate.gb_per_s, format_percent(rate.share()),
       rate.copying_parameters_per_s * 1e-9, format_percent(rate.copying_share())));
   if (rate.read_parameters_per_s > 0)
-    b.say(format("reading the 16 bytes alone: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
+    b.say(format("reading the 16 bytes only: {:.2f} billion parameters/s\n", rate.read_parameters_per_s * 1e-9));
   return {{"threads", b.machine.threads},
           {"parameters", std::accumulate(pieces.begin(), pieces.end(), int64_t{0})},
           {"pieces", pieces.size()},
@@ -201,10 +201,9 @@ int bench_command(const BenchOptions& o) {
   if (!o.write_profile.empty()) return bench_profile_command(o);
   if (o.what == "collectives") return bench_collectives_command(o);
   if (const int ranks = comm::launched_ranks().value_or(1); ranks > 1)
-    throw Error(Code::usage,
-                format("`bench {}` measures one process, and {} ranks were started: leave out mpirun; `bench "
-                       "collectives` and `bench all --write-profile` take ranks",
-                       o.what, ranks));
+    throw Error(Code::usage, format("`bench {}` measures one process, but {} ranks were started: run it without "
+                                    "mpirun; `bench collectives` and `bench all --write-profile` use several ranks",
+                                    o.what, ranks));
   const Bench bench(o);
   if (o.what == "all") bench.require_config();
   const std::vector<std::pair<std::string, json (*)(const Bench&)>> all = {

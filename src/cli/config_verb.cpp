@@ -16,7 +16,7 @@ std::string ranks_of(const config::Config& config) {
   if (config.parallel.data > 0 || config.parallel.transport == "threads" || most == 1)
     return "on " + counted(fewest, "rank");
   if (fewest == 1) return format("on any number of ranks that divides global_batch / micro_batch = {}", most);
-  return format("on {} ranks, or as many for each replica; replicas divide global_batch / micro_batch = {}", fewest,
+  return format("on {} ranks per replica; the number of replicas must divide global_batch / micro_batch = {}", fewest,
                 most);
 }
 
@@ -29,7 +29,7 @@ int config_command(const ConfigVerbOptions& o) {
   }
   config::Config config =
       config::load(o.config.file, o.config.sets, {.world = o.ranks > 0 ? std::optional(o.ranks) : std::nullopt});
-  const std::string text = format("{}: no mistakes, {}\n", o.config.file, ranks_of(config));
+  const std::string text = format("{}: no errors, runs {}\n", o.config.file, ranks_of(config));
   config::resolve_world(config, config::fewest_ranks(config));
   print(o.what == "show" ? config::show(config) : text);
   return 0;

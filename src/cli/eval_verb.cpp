@@ -26,7 +26,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kNotFinite = "the loss is not finite: training had diverged when this was saved";
+constexpr const char* kNotFinite = "the loss is not finite: training had diverged before this checkpoint was saved";
 
 /// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were
 /// made.
@@ -38,7 +38,7 @@ fs::path tokens_of_run(const run::LoadedModel& model) {
 
 void require_same_data(const run::LoadedModel& model, const data::EvalData& source, bool allow) {
   if (source.hash.empty() || model.val_hash.empty() || source.hash == model.val_hash) return;
-  const std::string text = format("{}: the validation data is not that of the checkpoint {} (hash {}, now {})",
+  const std::string text = format("{}: the validation data differs from that of checkpoint {} (hash {}, now {})",
                                   source.name, model.folder.string(), model.val_hash, source.hash);
   if (!allow)
     throw Error(Code::checkpoint, text +
@@ -105,8 +105,8 @@ int evaluate(comm::World& world, const EvalOptions& o, const config::Config& con
   const data::Tokenizer* tokenizer = model.tokenizer ? &*model.tokenizer : nullptr;
   if (!o.choices.empty()) return answer(world, o, model, tokenizer);
   if (o.stride > model.config.model.seq_len)
-    throw Error(Code::usage, format("--stride {}: at most the {} tokens of the model (model.seq_len)", o.stride,
-                                    model.config.model.seq_len))
+    throw Error(Code::usage,
+                format("--stride {}: expected at most {} tokens (model.seq_len)", o.stride, model.config.model.seq_len))
         .on(Scope::all_ranks);
   data::OpenOptions options{.threads = model.machine.threads, .stop = run::stop_requested};
   options.cache = tokens_of_run(model);

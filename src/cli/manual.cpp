@@ -74,7 +74,7 @@ the instruction set to use: plain, avx2, avx512, avx512bf16 or amx.
 A run writes into the folder that
 .B run.dir
 of its configuration names: report.html and report.json, metrics.jsonl, config.toml, tokenizer.model or tokenizer.json,
-checkpoints and, where asked for, event files of TensorBoard and trace.json.
+checkpoints and, if enabled, TensorBoard event files and trace.json.
 .SH NOTES
 {5}
 )",

@@ -144,11 +144,11 @@ CLI::Option* add_checkpoint(CLI::App& app, std::string& checkpoint, CLI::Option*
 void add_train(CLI::App& app, TrainOptions& o) {
   add_config(app, o.config);
   add_text(app, "--resume", o.config.resume, "auto|must|never|PATH",
-           "resume from this checkpoint; auto: the newest whole one, if any (checkpoint.resume)");
+           "resume from this checkpoint; auto: the newest complete one, if any (checkpoint.resume)");
   add_number(app, "--max-steps", o.max_steps, 1, "save and stop after N further steps");
   add_text(app, "--max-time", o.max_time, "TIME",
            "save and stop this long after the start, such as 23h50m, 90s or 3600");
-  app.add_flag("--dry-run", o.dry_run, "print memory, FLOPs and communication of the run, and stop");
+  app.add_flag("--dry-run", o.dry_run, "print the run's memory, FLOPs and communication, and exit");
 }
 
 void add_eval(CLI::App& verb, EvalOptions& o) {
@@ -158,18 +158,18 @@ void add_eval(CLI::App& verb, EvalOptions& o) {
              "set the format of FILES; auto: by their extensions");
   add_number(verb, "--batches", o.batches, 0, "evaluate N groups of train.global_batch windows; 0: all");
   add_number(verb, "--stride", o.stride, 1, "slide windows by N tokens, at most model.seq_len (default: no overlap)");
-  CLI::Option* choices =
-      add_path(verb, "--choices", o.choices, "FILES",
-               "answer questions instead: HellaSwag's JSON lines (ctx, endings, label) or llm.c's .bin")
-          ->excludes("--data", "--stride", "--batches");
-  add_number(verb, "--questions", o.questions, 1, "answer only the first N questions of --choices")->needs(choices);
+  CLI::Option* choices = add_path(verb, "--choices", o.choices, "FILES",
+                                  "evaluate multiple-choice questions instead: HellaSwag JSON lines or llm.c's .bin")
+                             ->excludes("--data", "--stride", "--batches");
+  add_number(verb, "--questions", o.questions, 1, "with --choices: evaluate only the first N questions")
+      ->needs(choices);
   add_json(verb, o.json);
 }
 
 void add_generate(CLI::App& verb, GenerateOptions& o) {
   add_checkpoint(verb, o.checkpoint, add_config(verb, o.config).first);
   CLI::Option* prompt = verb.add_option(
-      "--prompt", o.prompt, "continue this text, - for standard input; a space at its end begins the next word");
+      "--prompt", o.prompt, "continue this text, - for standard input; a trailing space starts the next word");
   add_path(verb, "--prompt-file", o.prompt_file, "FILE", "continue the text of this file")->excludes(prompt);
   CLI::Option* prompts =
       add_path(verb, "--prompts", o.prompts, "FILE",
@@ -179,11 +179,10 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
       ->needs(prompts);
   add_number(verb, "--tokens", o.tokens, 1, "generate at most N tokens");
   add_number(verb, "--samples", o.samples, 1, "generate N continuations, each with the next seed");
-  add_text(verb, "--stop", o.stop, "TEXT", "end before this text");
-  verb.add_option("--temperature", o.temperature, "set the temperature of sampling; 0: always the likeliest token")
-      ->capture_default_str();
-  add_number(verb, "--top-k", o.top_k, 0, "draw from the N likeliest tokens; 0: all");
-  verb.add_option("--top-p", o.top_p, "draw from the likeliest tokens that hold this probability")
+  add_text(verb, "--stop", o.stop, "TEXT", "stop before this text");
+  verb.add_option("--temperature", o.temperature, "set the sampling temperature; 0: greedy")->capture_default_str();
+  add_number(verb, "--top-k", o.top_k, 0, "sample from the N most likely tokens; 0: all");
+  verb.add_option("--top-p", o.top_p, "sample from the most likely tokens that reach this total probability")
       ->capture_default_str();
   add_number(verb, "--seed", o.seed, 0, "set the seed: the same seed gives the same text");
   add_json(verb, o.json);
@@ -195,10 +194,10 @@ void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
       ->required();
   add_path(verb, "--output", o.output, "DIR", "write tokens, document index and tokenizer into this folder")
       ->required();
-  CLI::Option* given = add_path(verb, "--tokenizer", o.tokenizer, "PATH",
-                                "use this tokenizer: a file or folder, as data.tokenizer takes it");
+  CLI::Option* given =
+      add_path(verb, "--tokenizer", o.tokenizer, "PATH", "use this tokenizer, a file or folder (data.tokenizer)");
   add_number(verb, "--train-vocab", o.train_vocab, 1, "train a tokenizer of N tokens on the input")->excludes(given);
-  verb.add_option("--text-key", o.text_key, "set the key of the text in JSON lines")->capture_default_str();
+  verb.add_option("--text-key", o.text_key, "set the member that holds the text in JSON lines")->capture_default_str();
   add_choice(verb, "--format", o.format, {"auto", "text", "jsonl"},
              "set the format of the files; auto: by their extensions");
   add_choice(verb, "--document", o.document, {"file", "line", "block"},
@@ -216,25 +215,25 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
   add_number(verb, "--repeats", o.repeats, 1, "time N repetitions");
   add_json(verb, o.json);
   add_action(verb, "peak", "measure the peak FLOP/s");
-  CLI::App& gemm = add_action(verb, "gemm", "time GEMMs of the configuration's layers, or of usual shapes");
+  CLI::App& gemm = add_action(verb, "gemm", "time GEMMs of the configuration's layers, or of common shapes");
   CLI::Option* shapes = gemm.add_option("--shape", o.shapes, "time GEMMs of M token rows with a weight [K, N] instead")
                             ->delimiter(',')
                             ->type_name("M,K,N")
                             ->check(CLI::Range(int64_t{1}, kMost).description(""));
   add_path(gemm, "--write-tuning", o.write_tuning, "FILE",
-           "find the fastest algorithm of each GEMM on this GPU and write them (hardware.gemm_tuning)")
+           "write the fastest algorithm of each GEMM on this GPU to FILE (hardware.gemm_tuning)")
       ->excludes(shapes);
-  add_action(verb, "attention", "time attention of the configuration, or of usual shapes");
-  add_number(add_action(verb, "elementwise", "time operators that are bound by memory"), "--size", o.size, 0,
-             "use operands of N bytes; 0: far beyond caches");
-  add_number(add_action(verb, "optimizer", "time the update of the weights"), "--size", o.size, 0,
-             "use operands of N bytes; 0: far beyond caches");
-  add_number(add_action(verb, "offload", "predict the update by schedules of optimizer offload"), "--size", o.size, 0,
-             "update N parameters of a rank; 0: 3.8e9");
+  add_action(verb, "attention", "time the configuration's attention, or common shapes");
+  add_number(add_action(verb, "elementwise", "time memory-bound operators"), "--size", o.size, 0,
+             "use operands of N bytes; 0: much larger than the caches");
+  add_number(add_action(verb, "optimizer", "time the AdamW update"), "--size", o.size, 0,
+             "use operands of N bytes; 0: much larger than the caches");
+  add_number(add_action(verb, "offload", "predict the update time of optimizer offload schedules"), "--size", o.size, 0,
+             "update N parameters per rank; 0: 3.8e9");
   add_action(verb, "step", "time whole optimizer steps by operator")
       .add_flag("--dry-run", o.dry_run, "count FLOPs and bytes of each operator without computing");
   add_action(verb, "memory", "compare predicted and measured memory");
-  for (CLI::App* action : {&add_action(verb, "collectives", "time collectives among the ranks"),
+  for (CLI::App* action : {&add_action(verb, "collectives", "time collectives over the ranks"),
                            &add_action(verb, "all", "measure all of these on one rank")})
     add_path(*action, "--write-profile", o.write_profile, "FILE",
              "measure what `trainer plan --profile` needs, on all ranks, and write it to FILE");
@@ -245,15 +244,15 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
   set->needs(config);
   CLI::Option* checkpoint = add_checkpoint(verb, o.checkpoint, config);
   add_json(verb, o.json);
-  add_action(verb, "inspect", "show what is in a checkpoint");
-  add_action(verb, "verify", "compare every byte with its checksum");
-  CLI::App& strip = add_action(verb, "strip", "write a step folder that has the weights only");
-  CLI::App& to = add_action(verb, "export", "write a model for Hugging Face's transformers");
-  CLI::App& from = add_action(verb, "import", "make a checkpoint from a model of Hugging Face's transformers");
+  add_action(verb, "inspect", "show a checkpoint's contents");
+  add_action(verb, "verify", "verify all checksums");
+  CLI::App& strip = add_action(verb, "strip", "write a step folder with the weights only");
+  CLI::App& to = add_action(verb, "export", "write a model for Hugging Face transformers");
+  CLI::App& from = add_action(verb, "import", "make a checkpoint from a Hugging Face model");
   for (CLI::App* action : {&strip, &to, &from})
     add_path(*action, "--output", o.output, "DIR", "write this folder, which must not exist")->required();
   for (CLI::App* action : {&to, &from})
-    add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face's transformers")->required();
+    add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into one file");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
@@ -262,15 +261,15 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
 
 void add_config_actions(CLI::App& verb, ConfigVerbOptions& o) {
   CLI::Option* file = add_config(verb, o.config).first;
-  add_number(verb, "--ranks", o.ranks, 1, "check it for N ranks (default: any number that suits it)");
-  add_action(verb, "check", "print all mistakes, or the numbers of ranks that fit").needs(file);
-  add_action(verb, "show", "print the values in force and where they came from").needs(file);
+  add_number(verb, "--ranks", o.ranks, 1, "check for N ranks (default: any number that fits)");
+  add_action(verb, "check", "print all errors, or the numbers of ranks that fit").needs(file);
+  add_action(verb, "show", "print the effective values and where they come from").needs(file);
   add_action(verb, "reference", "print all keys with default, range, unit and meaning");
 }
 
 void add_report(CLI::App& verb, ReportOptions& o) {
   add_path(verb, "runs", o.runs, "RUN", "read these run folders (run.dir)")->required();
-  verb.add_flag("--csv", o.csv, "print every step with all its numbers as CSV instead");
+  verb.add_flag("--csv", o.csv, "print all metrics of every step as CSV instead");
   add_path(verb, "--output", o.output, "FILE",
            "write the comparison (default: comparison.html) or the CSV (default: stdout) here");
 }
@@ -280,16 +279,16 @@ void add_plan(CLI::App& verb, PlanOptions& o) {
   CLI::Option* cluster = add_path(verb, "--cluster", o.cluster, "FILE",
                                   "plan for this description of a cluster; configs/clusters has some");
   add_path(verb, "--profile", o.profile, "FILE",
-           "plan by the profile that `trainer bench all --write-profile` measured")
+           "plan with the profile measured by `trainer bench all --write-profile`")
       ->excludes(cluster);
   add_number(verb, "--devices", o.devices, 1, "plan for N ranks (default: those of the profile, or of one node)",
              1'000'000);
   add_number(verb, "--top", o.top, 1, "show N layouts");
-  verb.add_option("--free", o.free, "search this key or section although the configuration gives it; all: the layout")
+  verb.add_option("--free", o.free, "search over this key or section even if it is set; all: the whole layout")
       ->type_name("section.key");
   add_path(verb, "--emit", o.emit, "OUT.toml", "write the configuration of the fastest layout, ready to run");
-  add_path(verb, "--html", o.html, "OUT.html", "write the ranking as a page with a picture");
-  verb.add_flag("--explain", o.explain, "print where the time goes, and what would make the next strategy win");
+  add_path(verb, "--html", o.html, "OUT.html", "write the ranking as an HTML page with a chart");
+  verb.add_flag("--explain", o.explain, "print a breakdown of the time, and what would make the next strategy faster");
   add_json(verb, o.json);
 }
 
@@ -300,7 +299,7 @@ void add_descriptions(CLI::App& app, CommandLine& line) {
     add_action(completion, shell, "print the script for this shell").callback([shell] {
       print(completion_script(shell));
     });
-  CLI::App& words = add_action(completion, "words", "print what may complete the last of these words");
+  CLI::App& words = add_action(completion, "words", "print completions of the last of these words");
   words.group("")->add_option("words", line.words, "");
   words.callback([&] { print(completions(app, line.words)); });
   app.add_subcommand("manual", "print the manual page: trainer manual | man -l -")->callback([&] {
@@ -329,23 +328,24 @@ void declare(CLI::App& app, CommandLine& line) {
   add_eval(verb("eval", "evaluate a checkpoint: loss, perplexity, bits per byte, or multiple choice", line.eval,
                 eval_command, Ranks::all),
            line.eval);
-  add_generate(verb("generate", "continue a text, or many of them", line.generate, generate_command, Ranks::all),
-               line.generate);
+  add_generate(
+      verb("generate", "generate text from a prompt, or from many", line.generate, generate_command, Ranks::all),
+      line.generate);
   add_tokenize(verb("tokenize", "turn text into token files", line.tokenize, tokenize_command, Ranks::first),
                line.tokenize);
   add_bench(verb("bench", "measure this machine", line.bench, bench_command, Ranks::all), line.bench);
   add_checkpoint_actions(verb("checkpoint", "inspect, verify, strip, export or import a checkpoint", line.checkpoint,
                               checkpoint_command, Ranks::first),
                          line.checkpoint);
-  add_config_actions(verb("config", "check a configuration, show the values in force, or print all keys", line.config,
+  add_config_actions(verb("config", "check a configuration, show its effective values, or print all keys", line.config,
                           config_command, Ranks::first),
                      line.config);
   add_report(verb("report", "regenerate a run's report, compare several runs, or print their steps", line.report,
                   report_command, Ranks::first),
              line.report);
   add_descriptions(app, line);
-  add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted time, with memory and bytes", line.plan,
-                plan_command, Ranks::first),
+  add_plan(verb("plan", "rank all layouts of a model on a cluster by predicted step time", line.plan, plan_command,
+                Ranks::first),
            line.plan);
   for (CLI::App* each : app.get_subcommands({}))
     each->preparse_callback([each](size_t) { refuse_options_before(*each); });
@@ -363,7 +363,7 @@ std::string mistake(const CLI::App* app, const CLI::Error& error) {
     what = unexpected(*app, command, rest.front());
   else if (app->get_require_subcommand_min() > 0)
     what = format("`{}`: expected one of {}", command, fmt::join(names_of(app->get_subcommands(is_shown)), ", "));
-  return format("trainer: {}\nrun `{} --help` for what it takes\n", what, command);
+  return format("trainer: {}\nsee `{} --help`\n", what, command);
 }
 
 }  // namespace trainer::cli

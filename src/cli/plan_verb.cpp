@@ -82,7 +82,7 @@ int plan_command(const PlanOptions& o) {
   const plan::Cluster cluster = plan::read_cluster(o.cluster.empty() ? o.profile : o.cluster);
   if (!o.profile.empty() && !cluster.measured)
     throw Error(Code::config,
-                format("{}: cluster.ranks is missing: this is no measured profile; use --cluster", o.profile));
+                format("{}: cluster.ranks is missing: this is not a measured profile; use --cluster", o.profile));
   if (!o.profile.empty()) {
     const std::unique_ptr<comm::World> world = comm::solo_world();
     setup::Machine machine = setup::choose_machine(config::defaults(), *world);
@@ -90,8 +90,8 @@ int plan_command(const PlanOptions& o) {
   }
   if (cluster.products.empty() && cluster.efficiency == 1)
     log::warning(
-        "{}: without device.efficiency products count at their full peak, which no machine reaches; published "
-        "benchmarks of large products give 0.65 to 0.85",
+        "{}: device.efficiency is missing: matmuls are assumed to reach the full peak, which no machine does; "
+        "published benchmarks of large matmuls give 0.65 to 0.85",
         o.cluster);
   plan::PlanRequest request;
   request.config = config::load(o.config.file, o.config.sets, {.files = false, .plans = true});

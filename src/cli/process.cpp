@@ -15,7 +15,7 @@ namespace trainer::cli {
 namespace {
 
 std::string not_printed(int reason) {
-  return "standard output cannot be written" + (reason == 0 ? "" : ": " + system_reason(reason));
+  return "cannot write standard output" + (reason == 0 ? "" : ": " + system_reason(reason));
 }
 
 }  // namespace

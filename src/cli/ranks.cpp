@@ -134,7 +134,7 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
   const auto on_first = [&](comm::World& world) {
     constexpr double kAsLongAsItTakes = 1e9;  // seconds
     world.configure({.timeout_s = kAsLongAsItTakes});
-    if (world.first()) log::info("rank 0 of {} does the work alone", world.size());
+    if (world.first()) log::info("only rank 0 of {} does this work", world.size());
     double status = 0;
     world.control().run_on_all_ranks([&] {
       if (world.first()) status = verb();
@@ -157,7 +157,7 @@ int report(const std::exception_ptr& exception, int rank) {
     reported = error.scope() == Scope::another_rank || (error.scope() == Scope::all_ranks && rank > 0);
   } catch (const std::bad_alloc&) {
     code = Code::plan;
-    text = "out of memory; `trainer train --dry-run` prints what a run needs";
+    text = "out of memory; `trainer train --dry-run` prints the memory of a run";
   } catch (const std::filesystem::filesystem_error& error) {
     code = Code::io;
     text = error.what();

@@ -39,13 +39,14 @@ int tokenize_command(const TokenizeOptions& o) {
   make_folders(system_calls(), o.output);
   for (const char* other : data::kTokenizerFiles)
     if (std::error_code none; other != tokenizer.file_name() && fs::exists(fs::path(o.output) / other, none))
-      throw Error(Code::data, format("{}: holds {}, a tokenizer of another kind; name another --output, or remove it",
-                                     o.output, other));
+      throw Error(Code::data,
+                  format("{}: contains {}, a different kind of tokenizer; choose a different --output, or remove it",
+                         o.output, other));
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
   const data::TokenizeResult result =
       data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
   if (!result.finished) {
-    log::info("stopped; the same command resumes here");
+    log::info("stopped; run the same command again to resume");
     return 75;
   }
   if (result.replaced > 0)
@@ -61,7 +62,7 @@ int tokenize_command(const TokenizeOptions& o) {
     print(document.dump() + "\n");
   } else {
     print(format("{}: {} tokens, {} documents, vocabulary {}{}\n", result.tokens_file.string(), result.tokens,
-                 result.documents, tokenizer.vocab_size(), result.reused ? " (was there already)" : ""));
+                 result.documents, tokenizer.vocab_size(), result.reused ? " (up to date)" : ""));
   }
   return 0;
 }

@@ -31,7 +31,7 @@ std::string version_text() {
   device::DryDevice here(device::default_threads());
   return format(
       "trainer {} (commit {})\nbackends: cpu, {}, {}, {}\nISA found: {}; in use: {}\n"
-      "products: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads{}",
+      "matmul: fp32 by {}, bf16 by {}\ndevices: cpu, {} threads{}",
       version(), commit().empty() ? "unknown" : commit(), comm::mpi_version().value_or("no MPI"),
       device::cuda::version().value_or("no CUDA in this build"), comm::nccl_version().value_or("no NCCL"),
       device::isa_summary(), device::name_of(here.isa()), ops::product_path(here, DType::f32),

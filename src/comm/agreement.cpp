@@ -35,9 +35,9 @@ std::string first_difference(const Facts& mine, const Facts& first) {
   const auto [at, there] = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
   if (at == mine.end() && there == first.end()) return {};
   if (at == mine.end() || (there != first.end() && at->first != there->first))
-    return format("it has no {}, that of the first rank is {}", there->first, there->second);
-  if (there == first.end()) return format("{} is {}, the first rank has none", at->first, at->second);
-  return format("{} is {}, that of the first rank {}", at->first, at->second, there->second);
+    return format("it has no {}, rank 0 has {}", there->first, there->second);
+  if (there == first.end()) return format("{} is {}, rank 0 has none", at->first, at->second);
+  return format("{} is {}, on rank 0 {}", at->first, at->second, there->second);
 }
 
 }  // namespace
@@ -50,7 +50,7 @@ void require_same(World& world, const Facts& facts, Code code, const std::string
     const auto [host, others] = unpacked(all[rank]);
     const std::string difference = first_difference(others, first);
     if (difference.empty()) continue;
-    throw Error(code, format("rank {} on {} is not of the same job: {}; {}", rank, host, difference, remedy))
+    throw Error(code, format("rank {} on {} belongs to a different job: {}; {}", rank, host, difference, remedy))
         .on(Scope::all_ranks);
   }
 }

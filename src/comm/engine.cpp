@@ -280,7 +280,7 @@ bool Engine::take_requests() {
     const std::lock_guard lock(mutex_);
     stop_reason_.reset();
   }
-  if (give_up) fail_here(Error(Code::comm, "an operation was given up after an error").on(Scope::another_rank), false);
+  if (give_up) fail_here(Error(Code::comm, "an operation was abandoned after an error").on(Scope::another_rank), false);
   if (job != nullptr || reason) answered_.notify_all();
   return any;
 }

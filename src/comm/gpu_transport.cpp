@@ -43,21 +43,21 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
   if (asked == "nccl") {
     if (!nccl_version()) throw Error(Code::usage, nccl::kMissing).on(Scope::all_ranks);
     if (!obstacle.empty())
-      throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL needs a GPU for each rank. Start fewer "
-                                     "ranks, or use \"mpi\", which goes through the host",
+      throw Error(Code::plan, format("parallel.transport = \"nccl\": {}; NCCL needs one GPU per rank; start fewer "
+                                     "ranks, or use \"mpi\", which copies through the host",
                                      obstacle))
           .on(Scope::all_ranks);
-    return {true, format("{}, as asked", *nccl_version())};
+    return {true, format("{}, as requested", *nccl_version())};
   }
   if (!any) return {};
   const auto by_host = [&](const std::string& why) -> GpuTransport {
     return {false, format("through the host ({}): {}", world.transport(), why)};
   };
-  if (asked != "auto") return by_host("as asked");
+  if (asked != "auto") return by_host("as requested");
   if (world.transport() == "threads") return by_host("ranks are threads");
   if (!nccl_version()) return by_host(nccl::kMissing);
   if (!obstacle.empty()) return by_host(obstacle);
-  return {true, format("{}: every rank has a GPU of its own", *nccl_version())};
+  return {true, format("{}: every rank has its own GPU", *nccl_version())};
 }
 
 std::unique_ptr<World> gpu_world(World& world, device::Device& device, const GpuTransport& chosen) {

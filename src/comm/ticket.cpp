@@ -7,7 +7,7 @@
 namespace trainer::comm {
 
 Ticket& Ticket::operator=(Ticket&& other) {
-  TRAINER_CHECK(!open_, "the ticket of an unjoined {} is overwritten", name_of(key_.op));
+  TRAINER_CHECK(!open_, "a ticket of {} is joined before it is overwritten", name_of(key_.op));
   pending_ = std::exchange(other.pending_, nullptr);
   key_ = other.key_;
   recorded_ = other.recorded_;
@@ -26,17 +26,17 @@ Ticket::~Ticket() noexcept(false) {
 }
 
 void Ticket::keep(Scratch&& scratch) {
-  TRAINER_CHECK(open_, "a ticket that is not open keeps nothing");
+  TRAINER_CHECK(open_, "a ticket holds scratch memory only while it is open");
   for (Scratch& place : kept_) {
     if (place) continue;
     place = std::move(scratch);
     return;
   }
-  TRAINER_CHECK(false, "a ticket keeps at most {} pieces of scratch memory", kept_.size());
+  TRAINER_CHECK(false, "a ticket holds at most {} scratch buffers", kept_.size());
 }
 
 Interval Ticket::join(Exec& ex) {
-  TRAINER_CHECK(open_, "a ticket is joined once, of an operation that was started");
+  TRAINER_CHECK(open_, "a ticket of a started operation is joined once");
   open_ = false;
   if (recorded_ >= 0 && ex.meter.recorder != nullptr) ex.meter.recorder->add_wait(recorded_);
   Interval flight;

@@ -117,9 +117,10 @@ void Engine::conclude_probe(double now) {
     return;
   }
   const Operation& operation = *channel.first;
-  fail_here(Error(Code::comm, format("rank {}: {} along {} (operation {} there, lane {}) was not done in {:.3g} s: {}",
-                                     rank(), name_of(operation.collective.op), channel.group.name, operation.number,
-                                     name_of(channel.lane), options_.timeout_s, describe_missing())),
+  fail_here(Error(Code::comm,
+                  format("rank {}: {} along {} (operation {} there, channel {}) did not complete within {:.3g} s: {}",
+                         rank(), name_of(operation.collective.op), channel.group.name, operation.number,
+                         name_of(channel.lane), options_.timeout_s, describe_missing())),
             true);
 }
 
@@ -134,7 +135,7 @@ bool Engine::may_wait_longer(double now) {
     least = std::min(least, probe_.waits[place] + now - probe_.asked);
   }
   if (busy) {
-    log::warning("rank {} waits for the others since {:.3g} s: {}", rank(), now - channel.first->started,
+    log::warning("rank {} has been waiting for other ranks for {:.3g} s: {}", rank(), now - channel.first->started,
                  describe_missing());
     channel.excused = probe_.number;
     channel.finished_at = now;
@@ -170,15 +171,15 @@ std::string Engine::describe_missing() {
     const std::string name = member < names_.size() ? names_[member] : format("rank {}", member);
     const int64_t answer = probe_.answers[place];
     if (answer < 0) {
-      missing.push_back(format("{} does not answer: it is stopped, gone or cut off", name));
+      missing.push_back(format("{} does not respond: it is stopped, dead or unreachable", name));
     } else if (answer < probe_.number) {
       const double waits = probe_.waits[place];
-      missing.push_back(format("{} has {} (it has started {} there){}", name,
-                               came_[member] ? "ended before it" : "not come to it", answer,
-                               waits < 0 ? "" : format(" and waits for others itself since {:.3g} s", waits)));
+      missing.push_back(format("{} {} (it has started {} there){}", name,
+                               came_[member] ? "has ended before it" : "has not reached it", answer,
+                               waits < 0 ? "" : format(" and has itself been waiting for {:.3g} s", waits)));
     }
   }
-  if (missing.empty()) return "all its ranks have started it and answer, yet messages do not get through";
+  if (missing.empty()) return "all its ranks have started it and respond, but messages do not arrive";
   return format("{}", fmt::join(missing, "; "));
 }
 

@@ -120,7 +120,7 @@ CASES = [
     # disks that are full
     checkpoint("full disk", ["--config", "tiny.toml", "--set", "model.d_model=64", "--set", "run.dir=runs/full"], NOTHING,
                "File too large", file_bytes=100_000, after=whole),
-    *[checkpoint(f"{name} onto a full disk", args, NOTHING, "standard output cannot be written", after=whole, redirect="> /dev/full")
+    *[checkpoint(f"{name} onto a full disk", args, NOTHING, "cannot write standard output", after=whole, redirect="> /dev/full")
       for name, args in (("sample", SAMPLE), ("evaluation as JSON", ["eval", "--checkpoint", "{step}", "--json"]),
                          ("inspection", ["checkpoint", "inspect", "--checkpoint", "{step}"]),
                          ("verification", ["checkpoint", "verify", "--checkpoint", "{step}"]),

@@ -96,7 +96,7 @@ class Damage(rig.Runs):
     def test_another_model_is_no_damage(self):
         self.saved_run()
         stderr = self.train("model.d_model=64", status=5)
-        self.assertIn("the checkpoint is of another model", stderr)
+        self.assertIn("the checkpoint is from a different model", stderr)
         self.assertNotIn("checkpoint skipped", stderr)
 
 

@@ -61,7 +61,7 @@ class Evaluation(rig.Runs):
 
     def test_mistakes(self):
         for args, status, message in (
-                (["--stride", "33"], 2, "--stride 33: at most the 32 tokens of the model (model.seq_len)"),
+                (["--stride", "33"], 2, "--stride 33: expected at most 32 tokens (model.seq_len)"),
                 (["--stride", "0"], 2, "--stride: Value 0"),
                 (["--choices", "q.jsonl", "--data", "text.txt"], 2, "--data excludes --choices"),
                 (["--questions", "3"], 2, "--questions requires --choices"),

@@ -231,7 +231,7 @@ class HuggingFace(rig.Runs):
                 (["export", "--format", "gguf", "--checkpoint", "run", "--output", "o"], USAGE, "--format"),
                 (["export", "--format", "hf", "--checkpoint", "run", "--output", "o", "--dtype", "int8"], USAGE, "--dtype"),
                 (["export", "--format", "hf", "--checkpoint", "none", "--output", "o"], CHECKPOINT, "none"),
-                (["export", "--format", "hf", "--checkpoint", "run", "--output", "tokens"], IO, "exists already"),
+                (["export", "--format", "hf", "--checkpoint", "run", "--output", "tokens"], IO, "already exists"),
                 (["import", "--format", "hf", "--output", "o"], USAGE, "--input is required"),
                 (["import", "--format", "hf", "--input", "tokens", "--output", "o"], CHECKPOINT, "config.json"),
                 (["import", "--format", "hf", "--input", "x", "--checkpoint", "run", "--output", "o"], USAGE, "--checkpoint"),

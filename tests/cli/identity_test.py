@@ -56,7 +56,7 @@ class Identity(rig.Runs):
         before = self.contents()
         self.grow()
         stderr = self.evaluate("--checkpoint", "run", status=5)
-        self.assertIn("text.txt: the validation data is not that of the checkpoint", stderr)
+        self.assertIn("text.txt: the validation data differs from that of checkpoint", stderr)
         self.assertIn("--data", stderr)
         self.assertEqual(self.contents(), before)
         self.evaluate("--checkpoint", "run", "--data", "text.txt")
@@ -69,7 +69,7 @@ class Identity(rig.Runs):
         self.train_text(*sets, max_steps=4)
         (self.folder / "val.txt").write_text(self.text.read_text()[2000:4500])
         stderr = self.evaluate("--checkpoint", "run", status=5)
-        self.assertIn("val.txt: the validation data is not that of the checkpoint", stderr)
+        self.assertIn("val.txt: the validation data differs from that of checkpoint", stderr)
         # The run itself may go on with it, and says so.
         self.assertIn("changed since: the validation data", self.train_text(*sets, max_steps=1))
         self.evaluate("--checkpoint", "run")
@@ -121,7 +121,7 @@ class Identity(rig.Runs):
         before = {name: both for name, both in self.contents().items() if not name.endswith("run.lock")}
         self.grow()
         stderr = self.train_text(status=5)
-        self.assertIn("the training data is not that of the checkpoint run/checkpoints/step-00000004", stderr)
+        self.assertIn("the training data differs from that of checkpoint run/checkpoints/step-00000004", stderr)
         after = {name: both for name, both in self.contents().items() if not name.endswith("run.lock")}
         self.assertEqual(after, before)
         self.assertFalse((self.folder / "run/tokens/next").exists())
@@ -131,7 +131,7 @@ class Identity(rig.Runs):
         old = (self.folder / "run/tokens/train.bin").read_bytes()
         self.grow()
         stderr = self.train_text(OTHER_DATA)
-        self.assertIn("warning: the training data is not that of the checkpoint", stderr)
+        self.assertIn("warning: the training data differs from that of checkpoint", stderr)
         self.assertNotEqual((self.folder / "run/tokens/train.bin").read_bytes(), old)
         self.assertFalse((self.folder / "run/tokens/next").exists())
         self.evaluate("--checkpoint", "run")
@@ -151,7 +151,7 @@ class Identity(rig.Runs):
         self.grow()
         self.trainer("tokenize", "--input", "text.txt", "--output", "others", "--train-vocab", "320")
         stderr = self.train("data.train=text.txt", "data.tokenizer=others/tokenizer.model", status=5)
-        self.assertIn("the tokenizer is not that of the checkpoint, whose embeddings mean other pieces", stderr)
+        self.assertIn("the tokenizer differs from the checkpoint's, whose embeddings belong to other tokens", stderr)
         self.assertIn('set data.tokenizer = "run/checkpoints/step-00000004/tokenizer.model"', stderr)
 
     def test_initial_weights_need_their_tokenizer(self):
@@ -159,10 +159,10 @@ class Identity(rig.Runs):
         self.grow()
         sets = ["run.dir=new", "model.init_from=run"]
         stderr = self.train_text(*sets, status=5)
-        self.assertIn("the tokenizer is not that of the checkpoint", stderr)
+        self.assertIn("the tokenizer differs from the checkpoint's", stderr)
         self.assertIn("run/checkpoints/step-00000004/tokenizer.model", stderr)
         self.train("data.train=text.txt", "data.tokenizer=run/checkpoints/step-00000004/tokenizer.model", *sets)
-        self.assertIn("warning: the tokenizer is not", self.train_text(*sets, OTHER_DATA, resume="never"))
+        self.assertIn("warning: the tokenizer differs", self.train_text(*sets, OTHER_DATA, resume="never"))
 
     def test_a_run_goes_on_without_the_weights_that_it_began_with(self):
         self.train("run.dir=first", max_steps=2)
@@ -176,7 +176,7 @@ class Identity(rig.Runs):
         gpt2 = pathlib.Path(__file__).resolve().parents[2] / "data/gpt2"
         self.trainer("tokenize", "--input", "text.txt", "--output", "both", "--tokenizer", "tokens")
         stderr = self.trainer("tokenize", "--input", "text.txt", "--output", "both", "--tokenizer", str(gpt2), status=4)
-        self.assertIn("both: holds tokenizer.model, a tokenizer of another kind", stderr)
+        self.assertIn("both: contains tokenizer.model, a different kind of tokenizer", stderr)
         for tokenizer, kept in ("tokens", "tokenizer.model"), (str(gpt2), "tokenizer.json"):
             self.train("data.train=text.txt", f"data.tokenizer={tokenizer}", resume="never", max_steps=1)
             self.assertEqual([path.name for path in (self.folder / "run").glob("tokenizer.*")], [kept])

@@ -35,12 +35,12 @@ class Limits(rig.Runs):
                 os.setgroups([])
                 os.setresuid(NOBODY, NOBODY, NOBODY)
             return before
-        cases = [(["--config", "config.toml", "--set", "run.threads=64"], "the system gives no further thread"),
-                 (["bench", "peak", "--threads", "64"], "of 64 (run.threads): the system gives no further thread"),
+        cases = [(["--config", "config.toml", "--set", "run.threads=64"], "the system cannot create another thread"),
+                 (["bench", "peak", "--threads", "64"], "of 64 (run.threads): the system cannot create another thread"),
                  (["--config", "config.toml", "--set", "parallel.transport=threads", "parallel.data=40", "train.global_batch=80",
-                   "run.threads=1"], "the system gives no further thread"),
+                   "run.threads=1"], "the system cannot create another thread"),
                  (["--config", "config.toml", "--set", "run.threads=64", 'data.train=["text.txt"]'],
-                  "the system gives no further thread")]
+                  "the system cannot create another thread")]
         for args, expected in cases:
             result = self.limited(args, few(20))
             self.assertEqual(result.returncode, DOES_NOT_FIT, f"{args}: {result.stderr}")

@@ -139,7 +139,7 @@ class Plan(rig.Runs):
         bare = re.sub("efficiency = .*", "", (self.folder / "cluster.toml").read_text())
         (self.folder / "bare.toml").write_text(bare)
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bare.toml")
-        self.assertIn("bare.toml: without device.efficiency products count at their full peak", message)
+        self.assertIn("bare.toml: device.efficiency is missing", message)
         (self.folder / "bad.toml").write_text((self.folder / "cluster.toml").read_text().replace("gb_per_s = 4", ""))
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bad.toml", status=2)
         self.assertIn("intra.gb_per_s: missing", message)
@@ -150,7 +150,7 @@ class Plan(rig.Runs):
         self.assertNotIn("config reference", message)
         self.assertFalse((self.folder / "best.toml").exists())
         message = self.trainer("plan", "--config", "config.toml", "--profile", str(CLUSTERS / "h100.toml"), status=2)
-        self.assertIn("no measured profile", message)
+        self.assertIn("not a measured profile", message)
         self.assertIn("--free", self.plan("--free", "train.tenser", status=2, stdout=False))
         message = self.train("parallel.strategy=auto", status=2)
         self.assertIn("hardware.profile", message)
@@ -162,7 +162,7 @@ class Plan(rig.Runs):
         for option in ("--emit", "--html"):
             for name, what in (("taken", "a folder"), ("pipe", "a pipe"), ("link", "a pipe")):
                 message = self.plan("--devices", "1", option, name, status=5, stdout=False)
-                self.assertIn(f"{name}: {what}; expected a file, which may be replaced, or a name that is free", message)
+                self.assertIn(f"{name}: {what}; expected a regular file, which is overwritten, or an unused name", message)
         self.assertTrue((self.folder / "taken").is_dir())
         self.assertTrue((self.folder / "pipe").is_fifo())
         self.assertTrue((self.folder / "link").is_symlink())

@@ -37,10 +37,10 @@ class Ranks(rig.Runs):
     def test_config_check_says_on_how_many_ranks(self):
         def check(*args, verb="check", **more):
             return self.trainer("config", verb, "--config", "config.toml", *args, stdout=True, **more)
-        self.assertIn("no mistakes, on any number of ranks that divides global_batch / micro_batch = 2", check())
-        self.assertIn("no mistakes, on 2 ranks", check("--ranks", "2"))
-        self.assertIn("no mistakes, on 2 ranks", check("--set", "parallel.data=2"))
-        self.assertIn("no mistakes, on 1 rank\n", check("--set", "parallel.transport=threads"))
+        self.assertIn("no errors, runs on any number of ranks that divides global_batch / micro_batch = 2", check())
+        self.assertIn("no errors, runs on 2 ranks", check("--ranks", "2"))
+        self.assertIn("no errors, runs on 2 ranks", check("--set", "parallel.data=2"))
+        self.assertIn("no errors, runs on 1 rank\n", check("--set", "parallel.transport=threads"))
         self.assertRegex(check(verb="show"), r"data += 1 ")
         self.assertRegex(check("--ranks", "2", verb="show"), r"data += 2 ")
         self.assertIn("does not make 3 ranks", self.trainer("config", "check", "--config", "config.toml", "--ranks", "3",
@@ -136,10 +136,10 @@ class Ranks(rig.Runs):
 
     def test_ranks_with_different_configurations_are_no_job(self):
         stderr = self.two_ranks(["--set", "optim.lr=1e-3"], ["--set", "optim.lr=2e-3"], status=2)
-        self.assertRegex(stderr, r"rank 1 on \S+ is not of the same job: optim.lr is 0.002, that of the first rank 0.001")
-        self.assertEqual(stderr.count("is not of the same job"), 1, stderr)
+        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job: optim.lr is 0.002, on rank 0 0.001")
+        self.assertEqual(stderr.count("belongs to a different job"), 1, stderr)
         stderr = self.two_ranks(["--max-steps", "2"], ["--max-steps", "3"], status=2)
-        self.assertIn("--max-steps is 3, that of the first rank 2", stderr)
+        self.assertIn("--max-steps is 3, on rank 0 2", stderr)
         self.assertFalse((self.folder / "run/metrics.jsonl").exists())
 
     def test_ranks_with_other_files_for_their_configuration_are_no_job(self):
@@ -152,7 +152,7 @@ class Ranks(rig.Runs):
             self.launcher = [*rig.MPIRUN, "-np", "1", rig.TRAINER, "--config", "config.toml", *named, ":", "-np", "1"]
             stderr = self.trainer("--config", file, *named, status=status)
         self.launcher = []
-        self.assertIn("train.steps is 9, that of the first rank 8", stderr)
+        self.assertIn("train.steps is 9, on rank 0 8", stderr)
 
     def test_ranks_with_different_data_are_no_job(self):
         other = self.folder / "other"
@@ -162,7 +162,7 @@ class Ranks(rig.Runs):
         self.trainer("tokenize", "--input", "other/text.txt", "--output", "other/tokens", "--tokenizer",
                      "tokens/tokenizer.model")
         stderr = self.two_ranks([], [], status=4, folder="other")
-        self.assertRegex(stderr, r"rank 1 on \S+ is not of the same job: the number of training tokens is \d+, that of")
+        self.assertRegex(stderr, r"rank 1 on \S+ belongs to a different job: the number of training tokens is \d+, on rank 0")
         # A tokenizer that is trained is the first rank's, on whichever text.
         text = ["--set", "data.train=text.txt", "--set", "data.tokenizer=train", "--set", "data.vocab_size=320"]
         stderr = self.two_ranks(text, text, status=4, folder="other")
@@ -198,12 +198,12 @@ class Ranks(rig.Runs):
         stderr = self.trainer("eval", "--checkpoint", "run", "--set", "optim.lr=1e-3")
         self.assertEqual(stderr.count("no effect on `eval`"), 1, stderr)
         stderr = self.train("run.dir=other", "model.arch=llama", "model.init_from=run", "model.n_head=1", max_steps=1, status=5)
-        self.assertEqual(stderr.count("are of another model"), 1, stderr)
+        self.assertEqual(stderr.count("are from a different model"), 1, stderr)
 
     def test_one_rank_answers_for_all(self):
         self.launcher = [*rig.MPIRUN, "-np", "2"]
         self.assertEqual(self.trainer("config", "show", "--config", "config.toml", stdout=True).count("[model]"), 1)
-        self.assertIn("`bench peak` measures one process, and 2 ranks were started", self.trainer("bench", "peak", status=2))
+        self.assertIn("`bench peak` measures one process, but 2 ranks were started", self.trainer("bench", "peak", status=2))
 
     def test_ranks_that_were_asked_for_other_texts_are_no_job(self):
         self.train(max_steps=1)
@@ -211,7 +211,7 @@ class Ranks(rig.Runs):
         result = subprocess.run([*rig.MPIRUN, "-np", "1", rig.TRAINER, *generate, "5", ":", "-np", "1", rig.TRAINER, *generate, "7"],
                                 cwd=self.folder, capture_output=True, text=True, timeout=rig.TIMEOUT_SECONDS)
         self.assertEqual(result.returncode, 2)
-        self.assertIn("--tokens is 7, that of the first rank 5", result.stderr)
+        self.assertIn("--tokens is 7, on rank 0 5", result.stderr)
 
     def test_a_dry_run_needs_none_of_its_ranks(self):
         plan = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "parallel.data=4",

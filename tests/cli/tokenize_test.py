@@ -83,7 +83,7 @@ class Tokenize(rig.Runs):
             self.wait_until(lambda: written()[0] > reached[-1] and written() != before, process, "tokens", pause=0)
             stderr = self.stop(process, which, status)
             if which == signal.SIGTERM:
-                self.assertIn("stopped; the same command resumes here", stderr)
+                self.assertIn("stopped; run the same command again to resume", stderr)
                 reached.append(written()[0])
                 self.assertGreaterEqual(reached[-1], reached[-2], "work that was saved is lost")
             self.assertEqual(list(self.folder.glob("parts/tokens.bin")), [], "published too early")

@@ -38,9 +38,10 @@ TEST_F(NcclFailure, TheWatchdogNamesTheRankThatDoesNotComeAndEndsTheWait) {
     });
   });
   EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(error.what(),
-                       "reduce_scatter along tensor (operation 2 there, lane critical) was not done in 0.5 s: rank 1 "
-                       "has not come to it (it has started 1 there)"))
+  EXPECT_TRUE(contains(
+      error.what(),
+      "reduce_scatter along tensor (operation 2 there, channel critical) did not complete within 0.5 s: rank 1 "
+      "has not reached it (it has started 1 there)"))
       << error.what();
 }
 
@@ -60,8 +61,8 @@ TEST_F(NcclFailure, AnOperationThatHangsOnTheDeviceIsReported) {
   });
   EXPECT_EQ(error.code(), Code::comm);
   EXPECT_TRUE(contains(error.what(),
-                       "all_reduce along data (operation 2 there, lane grads) was not done in 0.4 s: all "
-                       "its ranks have started it and answer"))
+                       "all_reduce along data (operation 2 there, channel grads) did not complete within 0.4 s: all "
+                       "its ranks have started it and respond"))
       << error.what();
 }
 
@@ -89,7 +90,7 @@ TEST_F(NcclFailure, ABrokenCommunicatorEndsAllRanks) {
   EXPECT_TRUE(contains(error.what(), "rank 1: ")) << error.what();
   EXPECT_TRUE(contains(error.what(),
                        "along data by NCCL: remote process exited or there was a network error: emulated "
-                       "details (NCCL_DEBUG=INFO"))
+                       "details (set NCCL_DEBUG=INFO"))
       << error.what();
   EXPECT_EQ(left, 2);
 }
@@ -131,7 +132,7 @@ TEST_F(NcclFailure, RanksThatCannotBeReachedAreAnErrorAfterTheTimeout) {
   emulator::set_nccl_faults({.never_connects = true});
   const Error error = error_of([] { on_gpus(2, {.timeout_s = 0.3}, [](World&, GpuRank&) {}); });
   EXPECT_EQ(error.code(), Code::comm);
-  EXPECT_TRUE(contains(error.what(), "connection of 2 ranks by NCCL was not done in 0.3 s")) << error.what();
+  EXPECT_TRUE(contains(error.what(), "connection of 2 ranks by NCCL did not complete within 0.3 s")) << error.what();
 }
 
 TEST(NcclFailureOfUse, CommunicatorsAreConnectedFirst) {
@@ -166,7 +167,7 @@ TEST(GpuTransport, IsChosenByKeyAndMachine) {
     return chosen;
   };
   EXPECT_TRUE(choose(2, "nccl").nccl);
-  EXPECT_EQ(choose(2, "nccl").reason, "NCCL 2.28.9, as asked");
+  EXPECT_EQ(choose(2, "nccl").reason, "NCCL 2.28.9, as requested");
   EXPECT_FALSE(choose(2, "threads").nccl);
   EXPECT_EQ(choose(2, "threads").reason, "through the host (threads): as asked");
   const Error error = error_of([&] { choose(1, "nccl"); });

@@ -53,7 +53,7 @@ def main():
         code, message, at = left[rank]
         if code != 7:
             problems.append(f"rank {rank} left with {code}")
-        if not re.search(rf"rank {victim} \(host \S+, process {processes[victim]}\) does not answer", message):
+        if not re.search(rf"rank {victim} \(host \S+, process {processes[victim]}\) does not respond", message):
             problems.append(f"rank {rank} does not name rank {victim} and its process: {message}")
         if at - lost_at > TIMEOUT + 5:
             problems.append(f"rank {rank} needed {at - lost_at:.1f} s")

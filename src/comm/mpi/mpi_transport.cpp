@@ -33,10 +33,10 @@ class MpiTransport final : public Transport {
     if (provided < MPI_THREAD_FUNNELED)
       throw Error(Code::comm, "this MPI library does not support threads (MPI_THREAD_FUNNELED)");
     check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "set its error handler");
-    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "tell the rank");
-    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "tell the number of ranks");
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "return the rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "return the number of ranks");
     int* max_tag = nullptr;
-    check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &max_tag, &found), "tell its largest tag");
+    check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &max_tag, &found), "return its largest tag");
     if (found != 0) max_tag_ = *max_tag;
     expect_control();
   }
@@ -68,7 +68,7 @@ class MpiTransport final : public Transport {
     statuses_.resize(requests_.size());
     const int status =
         MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &done, done_.data(), statuses_.data());
-    if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) check(status, "move messages");
+    if (status != MPI_SUCCESS && status != MPI_ERR_IN_STATUS) check(status, "transfer messages");
     for (int i = 0; i < done; ++i) {
       const size_t which = static_cast<size_t>(done_[static_cast<size_t>(i)]);
       const MPI_Status& result = statuses_[static_cast<size_t>(i)];
@@ -144,7 +144,7 @@ class MpiTransport final : public Transport {
   }
 
   void finish(const Message& message, const MPI_Status& status, bool errors) {
-    if (errors && status.MPI_ERROR != MPI_ERR_TRUNCATE) check(status.MPI_ERROR, "move a message");
+    if (errors && status.MPI_ERROR != MPI_ERR_TRUNCATE) check(status.MPI_ERROR, "transfer a message");
     if (message.receives) {
       int bytes = 0;
       const bool longer = errors && status.MPI_ERROR == MPI_ERR_TRUNCATE;

@@ -107,9 +107,8 @@ void Fabric::end() noexcept {
 
 void Fabric::fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const {
   const std::string details = ncclGetLastError(comm);
-  throw Error(Code::comm,
-              format("rank {}: {} by NCCL: {}{}{} (NCCL_DEBUG=INFO in the environment tells more)", engine_.rank(),
-                     what, ncclGetErrorString(result), details.empty() ? "" : ": ", details));
+  throw Error(Code::comm, format("rank {}: {} by NCCL: {}{}{} (set NCCL_DEBUG=INFO for details)", engine_.rank(), what,
+                                 ncclGetErrorString(result), details.empty() ? "" : ": ", details));
 }
 
 ncclResult_t Fabric::state_of(ncclComm_t comm) {
@@ -131,7 +130,7 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
     const double waited = now_seconds() - begin;
     if (engine_.failed()) engine_.check();
     if (waited > engine_.options().timeout_s)
-      throw Error(Code::comm, format("rank {}: {} by NCCL was not done in {:.3g} s", engine_.rank(), what,
+      throw Error(Code::comm, format("rank {}: {} by NCCL did not complete within {:.3g} s", engine_.rank(), what,
                                      engine_.options().timeout_s));
     if (waited < kSpin) {
       sched_yield();

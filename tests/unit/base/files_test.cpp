@@ -126,7 +126,7 @@ TEST_F(Files, AreRefusedWhereSomethingElseHasTheName) {
   fs::create_symlink("pipe", at("link"));
   for (const auto& [name, what] :
        {std::pair{"taken", "a folder"}, {"pipe", "a pipe"}, {"socket", "a socket"}, {"link", "a pipe"}})
-    expect_refused(at(name), {what, "expected a file"});
+    expect_refused(at(name), {what, "expected a regular file"});
   EXPECT_TRUE(fs::is_fifo(at("pipe")));
   EXPECT_TRUE(fs::is_socket(at("socket")));
   EXPECT_TRUE(fs::is_symlink(at("link")));

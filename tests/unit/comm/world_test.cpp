@@ -166,7 +166,7 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
     });
   });
   EXPECT_EQ(error.code(), Code::comm);
-  expect_parts(error.what(), {"reduce_scatter along tensor", "operation 2", "lane grads", "0.5 s", "rank 2 has not"});
+  expect_parts(error.what(), {"reduce_scatter along tensor", "operation 2", "channel grads", "0.5 s", "rank 2 has not"});
   EXPECT_EQ(std::string(error.what()).find("rank 3 has not"), std::string::npos) << error.what();
 }
 
@@ -191,7 +191,7 @@ TEST(Watchdog, IsPatientWithHostDataOfRanksThatAreAlive) {
 
 TEST(Watchdog, EndsAWaitForEachOther) {
   const double begin = now_seconds();
-  expect_error(Code::comm, {"waits for others itself"}, [&] {
+  expect_error(Code::comm, {"has itself been waiting"}, [&] {
     run_on_threads(3, {.timeout_s = 0.4}, [&](World& world) {
       Rig rig;
       // Each starts with another communicator: nobody is busy, nobody ever comes.
