@@ -34,7 +34,7 @@ constexpr Other kOthers[] = {
     {".tsv", "write each text as an object on a line of its own, as .jsonl"},
     {".parquet", "write each text as an object on a line of its own, as .jsonl"},
     {".arrow", "write each text as an object on a line of its own, as .jsonl"},
-    {".idx", "name the .bin file beside it"},
+    {".idx", "give the .bin file next to it"},
     {".npy", "write its numbers as uint16 into a .bin file"},
 };
 
@@ -77,8 +77,8 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
     if (extension == other.extension) remedy = other.remedy;
   }
   return format(
-      "\"{}\": {} are not read: there are .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
-      "text on each line) and .bin (tokens); {}, or insist with {}",
+      "\"{}\": {} are not supported; there are .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
+      "text on each line) and .bin (tokens); {}, or force it with {}",
       path, extension.empty() ? "files without an extension" : extension + " files", remedy,
       insist.starts_with("--") ? insist + " text or jsonl" : insist + " = \"text\", \"jsonl\" or \"tokens\"");
 }

@@ -45,13 +45,13 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
 const std::map<std::string, std::string, std::less<>>& removed_keys() {
   static const std::map<std::string, std::string, std::less<>> keys = {
       {"checkpoint.async", "checkpoints are written between steps"},
-      {"debug.shadow", "no operator is repeated on the CPU"},
+      {"debug.shadow", "the CPU recomputes no operator"},
       {"offload.early_update", "updates begin when the norm is known"},
-      {"offload.order", "updates go in the order in which the next step needs the weights"},
+      {"offload.order", "updates run in the order in which the next step uses the weights"},
       {"offload.replan", "the share is chosen once, when the run starts"},
       {"offload.share_activations",
        "slots have memory of their own; a smaller offload.slots or offload.subgroup takes less"},
-      {"precision.grad_reduce", "gradients are summed over ranks in fp32, or in fp64"},
+      {"precision.grad_reduce", "gradients are reduced over ranks in fp32 or fp64"},
   };
   return keys;
 }

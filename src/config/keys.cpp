@@ -13,26 +13,25 @@ void declare_run(std::vector<Key>& keys) {
   run.string("name", &Run::name, "", {.derived = "the configuration file's name without .toml"},
              "Name of the run, part of its folder.");
   run.string("dir", &Run::dir, "runs/{name}", {},
-             "Folder for everything the run writes; {name} stands for run.name, here and in all other paths. Relative "
-             "to where "
-             "the program starts.");
+             "Folder for everything the run writes, relative to the working directory. {name} is replaced by run.name, "
+             "here and in all other paths.");
   run.integer("seed", &Run::seed, 1337, {.range = at_least(0)},
               "Seed of the initial weights, the order of the data and dropout.");
   run.choice("device", &Run::device, DeviceChoice::automatic, {"auto", "cpu", "cuda"},
-             "Where to compute; auto takes the best there is.");
+             "Device to compute on; auto: a GPU if there is one, else the CPU.");
   run.integer("threads", &Run::threads, 0, {.range = between(0, 4096), .unit = "threads per rank"},
-              "CPU threads; 0 takes all cores this process may use. Results do not depend on it.");
+              "CPU threads; 0: all cores this process may use. Results do not depend on it.");
 }
 
 void declare_model(std::vector<Key>& keys) {
   Declare<Model> model(keys, "model", &Config::model);
   model.choice("arch", &Model::arch, Arch::gpt2, {"gpt2", "llama"},
-               "gpt2: learned positions, layer norm, GELU. llama: rotary positions, RMS norm, SwiGLU.");
+               "Architecture. gpt2: learned positions, LayerNorm, GELU. llama: RoPE, RMSNorm, SwiGLU.");
   model.integer("n_layer", &Model::n_layer, 12, {.range = between(1, 10'000), .unit = "blocks"}, "Depth.");
   model.integer("n_head", &Model::n_head, 12, {.range = between(1, 65'536), .unit = "heads"},
                 "Query heads; must divide d_model.");
   model.integer("n_kv_head", &Model::n_kv_head, 0, {.range = between(1, 65'536), .unit = "heads", .derived = "n_head"},
-                "Key and value heads; fewer than n_head is grouped-query attention. Must divide n_head.");
+                "Key and value heads; fewer than n_head: grouped-query attention. Must divide n_head.");
   model.integer("d_model", &Model::d_model, 768, {.range = between(1, 1'048'576), .unit = "features"},
                 "Width of the residual stream.");
   model.integer("d_ff", &Model::d_ff, 0,
@@ -41,87 +40,89 @@ void declare_model(std::vector<Key>& keys) {
                  .derived = "gpt2: 4 d_model; llama: 8/3 d_model, rounded up to a multiple of 64"},
                 "Width of the feed-forward layer.");
   model.integer("seq_len", &Model::seq_len, 1024, {.range = between(2, 16'777'216), .unit = "tokens"},
-                "Length of a training sequence and of the context.");
+                "Length of training sequences and of the context window.");
   model.boolean("tie_embeddings", &Model::tie_embeddings, "gpt2: true; llama: false",
                 "The output head shares the token embedding's weights.");
-  model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Biases in linear layers and in layer norms.");
+  model.boolean("bias", &Model::bias, "gpt2: true; llama: false", "Linear layers and LayerNorm have biases.");
   model.number("norm_eps", &Model::norm_eps, 1e-5, {.range = above(0)}, "Added to the variance in norms.");
-  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)},
-               "Base of the rotary frequencies (llama).");
+  model.number("rope_theta", &Model::rope_theta, 1e4, {.range = at_least(1)}, "Base of the RoPE frequencies (llama).");
   model.number("dropout", &Model::dropout, 0, {.range = fraction()},
-               "Probability of dropping an element, after the embedding, in attention and at the end of each branch.");
+               "Dropout probability after the embedding, in attention and at the end of each residual branch.");
   model.number(
       "init_std", &Model::init_std, 0.02, {.range = above(0)},
-      "Standard deviation of initial weights; projections back into the residual stream get it over sqrt(2 n_layer).");
-  model.integer(
-      "vocab_multiple", &Model::vocab_multiple, 0,
-      {.range = between(1, 65'536), .derived = "128 for each part the vocabulary is split into"},
-      "In memory the vocabulary is padded to a multiple of this; padding has probability 0 and is never stored.");
+      "Standard deviation of initial weights; projections into the residual stream use it divided by sqrt(2 n_layer).");
+  model.integer("vocab_multiple", &Model::vocab_multiple, 0,
+                {.range = between(1, 65'536), .derived = "128 for each part the vocabulary is split into"},
+                "In memory the vocabulary is padded to a multiple of this; padding has probability 0 and is not stored "
+                "in checkpoints.");
   model.string(
       "init_from", &Model::init_from, "", {},
-      "Checkpoint whose weights a fresh run starts from (a step, checkpoints or run folder); empty: random weights.");
+      "Checkpoint whose weights a new run starts from (a step, checkpoints or run folder); empty: random weights.");
 }
 
 void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
-            "Training files, paths or globs, relative to where the program starts: text (.txt, .text, .md), JSON lines "
+            "Training files, paths or globs, relative to the working directory: text (.txt, .text, .md), JSON lines "
             "(.jsonl, .ndjson), or token files (.bin). Required.");
-  data.list("val", &Data::val, {}, "Validation files, of the same kinds; empty: val_fraction of the training tokens.");
-  data.choice("format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"},
-              "What the files hold; auto: told by their extensions, whatever the case, and others are refused.");
-  data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 beside data.val"},
+  data.list("val", &Data::val, {},
+            "Validation files, in the same formats; empty: val_fraction of the training tokens.");
+  data.choice(
+      "format", &Data::format, DataFormat::automatic, {"auto", "text", "jsonl", "tokens"},
+      "Format of the files; auto: by their extensions (upper or lower case), and other extensions are rejected.");
+  data.number("val_fraction", &Data::val_fraction, -1, {.range = fraction(), .derived = "0.05, or 0 with data.val"},
               "Share of the training tokens, at their end, kept for validation; 0: no validation.");
   data.string("tokenizer", &Data::tokenizer, "", {.example = std::string("train")},
-              "\"train\": train one on the training files; else a file, or the folder it is in: SentencePiece's "
-              "tokenizer.model, Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, ranks as tiktoken "
-              "has them. Empty: the data are token files.");
+              "Tokenizer. \"train\": train one on the training files; else a file or its folder: SentencePiece's "
+              "tokenizer.model, Hugging Face's tokenizer.json, GPT-2's merges.txt with vocab.json, or tiktoken's "
+              "ranks. Empty: the data are token files.");
   data.integer("vocab_size", &Data::vocab_size, 0,
                {.range = between(1, 16'777'216),
-                .unit = "pieces",
-                .derived = "the tokenizer's; required when one is trained, and by token files that do not imply it",
+                .unit = "tokens",
+                .derived = "the tokenizer's; required to train one, and for token files that do not imply it",
                 .example = int64_t{4096}},
                "Size of the vocabulary.");
-  data.string("text_key", &Data::text_key, "text", {}, "Member of each line's JSON object that holds the text.");
+  data.string("text_key", &Data::text_key, "text", {}, "Member with the text in each line's JSON object.");
   data.choice("document", &Data::document, Document::file, {"file", "line", "block"},
-              "What a document of a text file is: the file, each line, or each block between blank lines.");
-  data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; otherwise it is replaced and counted.");
+              "Documents of a text file: the whole file, each line, or each block between blank lines.");
+  data.boolean("strict", &Data::strict, false, "Invalid UTF-8 is an error; false: it is replaced and counted.");
 }
 
 void declare_train(std::vector<Key>& keys) {
   Declare<Train> train(keys, "train", &Config::train);
-  train.integer("steps", &Train::steps, 0,
-                {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or what train.tokens asks for"},
-                "Length of the run; give either steps or tokens.");
+  train.integer(
+      "steps", &Train::steps, 0,
+      {.range = between(1, 1e9), .unit = "optimizer steps", .derived = "1000, or as many as train.tokens needs"},
+      "Length of the run; give either steps or tokens.");
   train.integer("tokens", &Train::tokens, 0,
                 {.range = between(1, 1e18), .unit = "tokens", .derived = "unset: train.steps"},
-                "Length of the run in training tokens, rounded up to whole steps; those of steps before a resume count "
-                "as they were.");
+                "Length of the run in training tokens, rounded up to whole steps; after a resume, tokens of earlier "
+                "steps count as trained.");
   train.integer("global_batch", &Train::global_batch, 32, {.range = between(1, 1e9), .unit = "sequences"},
                 "Sequences per optimizer step: micro_batch x accumulation x data replicas.");
   train.integer("micro_batch", &Train::micro_batch, 4, {.range = between(1, 1e6), .unit = "sequences"},
-                "Sequences per data replica and micro-step; memory grows with it.");
-  train.choice(
-      "recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
-      "What backward computes again to save memory: nothing, norms and activation functions, or whole blocks.");
+                "Sequences per replica in one forward and backward pass; raise it for speed, lower it to save memory.");
+  train.choice("recompute", &Train::recompute, Recompute::none, {"none", "selective", "full"},
+               "Activation recomputation (checkpointing) in backward, to save memory: none; selective: norms and "
+               "activation functions; full: whole blocks.");
   train.integer("eval_interval", &Train::eval_interval, 250, {.range = at_least(0), .unit = "steps"},
                 "Steps between evaluations; 0: only after the last step.");
   train.integer("eval_batches", &Train::eval_batches, 16,
                 {.range = at_least(0), .unit = "groups of global_batch windows"},
-                "How much of the validation data an evaluation covers, from its start; 0: all of it.");
+                "Amount of validation data per evaluation, from its start; 0: all of it.");
   train.integer("sample_interval", &Train::sample_interval, -1,
                 {.range = at_least(0), .unit = "steps", .derived = "one sample, after the last step"},
-                "Steps between generated samples; 0: none at all.");
+                "Steps between generated samples; 0: no samples.");
   train.string("sample_prompt", &Train::sample_prompt, "\n", {},
-               "What a sample continues; empty: none after the last step unless sample_interval asks for it.");
+               "Prompt of the samples; empty: none after the last step unless sample_interval is set.");
   train.integer("sample_tokens", &Train::sample_tokens, 100, {.range = between(1, 1e6), .unit = "tokens"},
                 "Length of a sample.");
   train.integer(
       "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
-      "Steps in a row with a non-finite loss or gradient that are skipped before the run ends with status 6.");
+      "Consecutive steps with a non-finite loss or gradient that are skipped before the run ends with status 6.");
   train.boolean("cuda_graph", &Train::cuda_graph, false,
-                "Record micro-steps on a GPU as CUDA graphs and repeat those: less work for the host, the same bits. "
-                "Goes without, and says why, where there is dropout, or ranks communicate within a micro-step.");
+                "Capture micro-steps on a GPU as CUDA graphs and replay them: less work for the host, bitwise the same "
+                "results. Not used, which is logged, with dropout or when ranks communicate within a micro-step.");
 }
 
 void declare_optim(std::vector<Key>& keys) {
@@ -138,95 +139,91 @@ void declare_optim(std::vector<Key>& keys) {
                "Share of the run in which wsd decays.");
   optim.number("beta1", &Optim::beta1, 0.9, {.range = fraction()}, "AdamW: decay of the first moment.");
   optim.number("beta2", &Optim::beta2, 0.95, {.range = fraction()}, "AdamW: decay of the second moment.");
-  optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the root of the second moment.");
+  optim.number("eps", &Optim::eps, 1e-8, {.range = above(0)}, "AdamW: added to the square root of the second moment.");
   optim.number("weight_decay", &Optim::weight_decay, 0.1, {.range = at_least(0)},
-               "AdamW: decay of tensors with two or more dimensions, embeddings included.");
+               "AdamW: weight decay of tensors with two or more dimensions, embeddings included.");
   optim.number("grad_clip", &Optim::grad_clip, 1, {.range = at_least(0)},
-               "Gradients are scaled down to this global norm; 0: never.");
+               "Gradients are clipped to this global norm; 0: no clipping.");
 }
 
 void declare_precision(std::vector<Key>& keys) {
   Declare<Precision> precision(keys, "precision", &Config::precision);
   precision.choice(
       "compute", &Precision::compute, Compute::automatic, {"auto", "bf16", "fp32", "fp64"},
-      "Type of weights and activations in products; fp64 is the reference. auto: bf16 where it is fast, else fp32.");
-  precision.boolean("deterministic", &Precision::deterministic, true,
-                    "Two runs give the same bits. The only value: no run chooses kernels by timing them.");
+      "Type of weights and activations in matmuls; auto: bf16 where it is fast, else fp32; fp64: the reference.");
+  precision.boolean(
+      "deterministic", &Precision::deterministic, true,
+      "Two runs give bitwise the same results. true is the only value: a run never chooses kernels by timing them.");
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
   Declare<Checkpoint> checkpoint(keys, "checkpoint", &Config::checkpoint);
-  checkpoint.string("dir", &Checkpoint::dir, "", {}, "Folder of the step folders; empty: checkpoints in run.dir.");
+  checkpoint.string("dir", &Checkpoint::dir, "", {}, "Folder for checkpoints; empty: checkpoints in run.dir.");
   checkpoint.integer("interval", &Checkpoint::interval, 500, {.range = at_least(0), .unit = "steps"},
                      "Steps between checkpoints; 0: only after the last step.");
   checkpoint.integer("keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
-                     "Newest checkpoints that are kept; 0: all.");
+                     "Number of newest checkpoints to keep; 0: all.");
   checkpoint.integer("keep_every", &Checkpoint::keep_every, 0, {.range = at_least(0), .unit = "steps"},
-                     "Checkpoints at multiples of this stay for good; 0: none do.");
-  checkpoint.boolean(
-      "keep_best", &Checkpoint::keep_best, true,
-      "The checkpoint with the lowest validation loss stays too, of those saved at a step that was evaluated.");
+                     "Checkpoints at multiples of this are never deleted; 0: off.");
+  checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
+                     "Also keep the checkpoint with the lowest validation loss, of those saved at an evaluated step.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
-      "auto: resume from the newest checkpoint that is whole (damaged ones are skipped with a warning), if there "
-      "are any; must: from the newest, or fail; never: start anew; or a checkpoint's path.");
+      "auto: resume from the newest intact checkpoint (damaged ones are skipped with a warning), if there is one; "
+      "must: resume from the newest, or fail; never: start from scratch; or a checkpoint's path.");
   checkpoint.boolean("allow_other_data", &Checkpoint::allow_other_data, false,
-                     "Resume although the tokenizer or the data changed since the checkpoint was written.");
+                     "Resume even if the tokenizer or the data changed since the checkpoint was written.");
 }
 
 void declare_log(std::vector<Key>& keys) {
   Declare<Log> log(keys, "log", &Config::log);
   log.integer("interval", &Log::interval, 10, {.range = at_least(1), .unit = "steps"},
               "Steps between progress lines; metrics.jsonl has every step.");
-  log.boolean("jsonl", &Log::jsonl, true,
-              "Write metrics.jsonl, which the report and the summary at the end are made from.");
-  log.boolean("report", &Log::report, true,
-              "Write report.html and report.json at the end; without jsonl there are none.");
+  log.boolean("jsonl", &Log::jsonl, true, "Write metrics.jsonl, the source of the report and of the final summary.");
+  log.boolean("report", &Log::report, true, "Write report.html and report.json at the end; needs jsonl.");
   log.choice("progress", &Log::progress, ProgressMode::automatic, {"auto", "on", "off"},
              "Progress bar; auto: when standard error is a terminal.");
   log.boolean("tensorboard", &Log::tensorboard, false,
-              "Write losses, speed, times and samples into event files for TensorBoard (`tensorboard --logdir`).");
+              "Write losses, speed, times and samples as TensorBoard event files (`tensorboard --logdir`).");
   log.integers("trace", &Log::trace, {}, {.range = at_least(1), .unit = "steps"},
-               "[first, last]: what every rank does in these steps goes into trace.json, for Perfetto or Chrome's "
-               "chrome://tracing. On a GPU they are slower, as each operator is timed to its end. [] traces nothing.");
+               "Steps [first, last] to trace on every rank, into trace.json for Perfetto or chrome://tracing. On a GPU "
+               "traced steps are slower, as each operator is synchronized. []: no trace.");
 }
 
 void declare_hardware(std::vector<Key>& keys) {
   Declare<Hardware> hardware(keys, "hardware", &Config::hardware);
-  hardware.number(
-      "peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
-      "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, else measured during the run.");
+  hardware.number("peak_tflops", &Hardware::peak_tflops, 0, {.range = at_least(0), .unit = "TFLOP/s"},
+                  "Dense peak of one device in the compute type, for MFU; 0: a GPU's data sheet, on a CPU measured "
+                  "during the run.");
   hardware.number("memory_limit", &Hardware::memory_limit, 0, {.range = between(0, 1e6), .unit = "GiB per rank"},
-                  "Memory the run may plan with; 0: what the machine has.");
-  hardware.string(
-      "gemm_tuning", &Hardware::gemm_tuning, "", {},
-      "On a GPU: file with the fastest algorithm of each product, and which operand is transposed first where "
-      "that gains, as `trainer bench gemm --write-tuning` measures it; empty: the library's guess. A file of another "
-      "kind of device or another version of the library is ignored with a warning.");
-  hardware.string(
-      "profile", &Hardware::profile, "", {},
-      "Profile of this machine (`trainer bench --write-profile`) or description of a cluster (configs/clusters): a run "
-      "then predicts the time of its steps, and strategy \"auto\" chooses by it; empty: no prediction of time.");
+                  "Memory that the run may use; 0: the machine's.");
+  hardware.string("gemm_tuning", &Hardware::gemm_tuning, "", {},
+                  "On a GPU: file with the fastest algorithm of each GEMM, written by `trainer bench gemm "
+                  "--write-tuning`; empty: the library's heuristic. A file from a different type of device or a "
+                  "different library version is ignored with a warning.");
+  hardware.string("profile", &Hardware::profile, "", {},
+                  "Profile of this machine (`trainer bench all --write-profile`) or description of a cluster "
+                  "(configs/clusters), used to predict step times and by strategy \"auto\"; empty: no prediction.");
   hardware.choice("attention", &Hardware::attention, AttentionKernels::automatic, {"auto", "own", "cudnn"},
-                  "On a GPU: whose kernels compute attention in training and evaluation. cudnn: the library's where it "
-                  "can (bf16, no dropout, no cache); ours do the rest. auto: the same where the program was built with "
-                  "cuDNN and 9.25 or newer is found, else ours.");
+                  "On a GPU: attention kernels in training and evaluation. auto: cudnn if the program was built with "
+                  "it and version 9.25 or newer is found, else own; own: the built-in kernels; cudnn: cuDNN where it "
+                  "can (bf16, no dropout, no cache), else the built-in kernels.");
 }
 
 void declare_debug(std::vector<Key>& keys) {
   Declare<Debug> debug(keys, "debug", &Config::debug);
   debug.boolean("overlap", &Debug::overlap, true,
-                "Communication of a layer runs under the products that do not need it; false: it is waited for at "
-                "once, to see what it costs, and so is each piece of an update on the host. The results are the same.");
+                "Overlap communication, and optimizer updates on the host, with compute; false: block immediately, to "
+                "see what they cost. The results are the same.");
   debug.integer("check_replicas_every", &Debug::check_replicas_every, 0, {.range = at_least(0), .unit = "steps"},
-                "Steps between comparisons of the weights of all replicas, which must be equal bit for bit; 0: never.");
+                "Steps between checks that the weights of all replicas are bitwise equal; 0: never.");
   debug.list("inject", &Debug::inject, {},
-             "Faults to inject: \"delay:SECONDS\" holds back each message for a random time up to that.");
+             "Faults to inject: \"delay:SECONDS\" delays each message by a random time up to that.");
   debug.string("emulate_device", &Debug::emulate_device, "", {},
-               "With offload on a CPU: the log tells what each update would take on a device of these rates, by a "
+               "With offload on a CPU: log the time that each update would take on a device of these rates, by a "
                "virtual clock: \"h100\", \"a100\", or "
                "\"to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3\" (GB/s, and 1e9 parameters/s of "
-               "an update). Never a measurement.");
+               "an update). It is a model, not a measurement.");
 }
 
 }  // namespace
@@ -246,18 +243,18 @@ const std::vector<Section>& sections() {
   static const std::vector<Section> all = {
       {"run", "The run: its name, folder, seed and device."},
       {"model", "The model. The defaults are GPT-2 124M."},
-      {"data", "The text, and how it becomes tokens."},
+      {"data", "The text and its tokenization."},
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
-      {"precision", "Number types. Two runs give the same bits."},
+      {"precision", "Number types. Two runs give bitwise the same results."},
       {"parallel",
        "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z; all axes) x "
        "data."},
       {"offload", "Optimizer state in host memory."},
       {"checkpoint", "Saving and resuming."},
-      {"log", "What is reported, and where."},
-      {"hardware", "What the machine can do."},
-      {"debug", "Help in finding mistakes of the program itself."},
+      {"log", "Logs, metrics and the report."},
+      {"hardware", "The hardware: peak, memory, profile and kernels."},
+      {"debug", "Debugging of the program itself."},
   };
   return all;
 }

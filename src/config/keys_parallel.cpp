@@ -8,126 +8,119 @@ void declare_parallel(std::vector<Key>& keys) {
   Declare<Parallel> parallel(keys, "parallel", &Config::parallel);
   constexpr const char *kMegatron = "megatron-1d", *kOptimus = "optimus-2d", *kAxonn = "axonn-4d",
                        *kAutoddl = "autoddl";
-  parallel.choice(
-      "strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
-      "How a model is split over ranks: megatron-1d by columns or rows of its matrices, optimus-2d by both "
-      "on a square mesh whose rows share out the sequences, axonn-4d in turns by both, and by sequences, "
-      "autoddl as tables of tags say for each layer; auto: the fastest of all by hardware.profile, given keys kept.");
+  parallel.choice("strategy", &Parallel::strategy, {kMegatron, kOptimus, kAxonn, kAutoddl, "auto"},
+                  "Parallelism of a replica. megatron-1d: tensor parallelism by columns and rows of the weights; "
+                  "optimus-2d: 2D tensor parallelism on a square mesh, sequences split over its rows; axonn-4d: tensor "
+                  "parallelism over two axes, and sequences with sharded weights over a third; autoddl: a sharding "
+                  "spec for each layer; auto: the fastest by hardware.profile, keeping the keys that are set.");
   parallel.integer("data", &Parallel::data, 0,
-                   {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / those of one replica"},
-                   "Replicas of the model, each with its own sequences.");
+                   {.range = between(1, 1e6), .unit = "replicas", .derived = "ranks / ranks of one replica"},
+                   "Data parallelism: replicas of the model, each with its own sequences.");
   parallel.integer("tensor", &Parallel::tensor, 1,
                    {.range = between(1, 65'536), .unit = "ranks", .belongs_to = kMegatron},
-                   "megatron-1d: ranks that share one replica of the model.");
+                   "megatron-1d: tensor-parallel ranks of a replica.");
   parallel.boolean("sequence_parallel", &Parallel::sequence_parallel, true,
-                   "megatron-1d: norms, dropout and the residual stream are split over the tensor ranks by token rows: "
-                   "less memory, a quarter more bytes sent. false: every tensor rank holds all rows.",
+                   "megatron-1d: split norms, dropout and the residual stream over the tensor ranks by token rows: "
+                   "less memory, a quarter more bytes sent. false: every tensor rank has all rows.",
                    {.belongs_to = kMegatron});
-  parallel.integers(
-      "mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
-      "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Rows of the mesh split sequences, columns heads, the "
-      "feed-forward layer and the features between; weights are split by both. d: such squares, with the same weights, "
-      "that share out the sequences of a micro-batch (2.5D).");
-  parallel.choice(
-      "stationary", &Parallel::stationary, {"auto", "paper"},
-      "optimus-2d: which matrix of a product stays where it is. auto: the largest one; paper: the result of "
-      "every linear, which sends the wide input of the last one.",
-      {.belongs_to = kOptimus});
-  parallel.choice(
-      "panels", &Parallel::panels, {"ring", "gather"},
-      "optimus-2d: how blocks of a product's operands reach the ranks. ring: one after the other, each under "
-      "the product of the one before, in the least memory; gather: all at once, for one large product: the "
-      "faster way over slow links, with whole lines of blocks in memory.",
-      {.belongs_to = kOptimus});
+  parallel.integers("mesh", &Parallel::mesh, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
+                    "optimus-2d: [q, q] or [q, q, d], the ranks of a replica. Mesh rows split sequences, mesh columns "
+                    "split heads and features; weights are split by both. d: number of such squares, which have the "
+                    "same weights and split the sequences of a micro-batch (2.5D).");
+  parallel.choice("stationary", &Parallel::stationary, {"auto", "paper"},
+                  "optimus-2d: stationary matrix of a GEMM. auto: the largest; paper: the output of every linear, "
+                  "which sends the wide input of the last one.",
+                  {.belongs_to = kOptimus});
+  parallel.choice("panels", &Parallel::panels, {"ring", "gather"},
+                  "optimus-2d: communication of a GEMM's operand blocks. ring: block by block, each overlapped with "
+                  "the GEMM of the previous one, in the least memory; gather: all-gather, then one large GEMM, which "
+                  "is faster over slow links but needs memory for whole rows and columns of blocks.",
+                  {.belongs_to = kOptimus});
   parallel.integers("node_tile", &Parallel::node_tile, {1, 1}, {.range = between(1, 4096), .belongs_to = kOptimus},
-                    "optimus-2d: [r, c], which must divide q: each r * c neighbouring ranks, those of a host, are so "
-                    "many rows and columns of the mesh. [1, 1]: row after row.");
+                    "optimus-2d: [r, c], both divisors of q: each r * c consecutive ranks (those of a host) form a "
+                    "tile of r rows and c columns of the mesh. [1, 1]: row-major order.");
   parallel.integers(
       "grid", &Parallel::grid, {1, 1, 1}, {.range = between(1, 65'536), .belongs_to = kAxonn},
-      "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the "
-      "vocabulary, y the residual stream's features, z sequences and, in pieces gathered for use, weights.");
+      "axonn-4d: [x, y, z], the ranks of a replica. x splits heads, the feed-forward layer and the vocabulary; y the "
+      "residual stream's features; z the sequences and, as in FSDP, the weights, which are gathered for use.");
   parallel.choice("order", &Parallel::order, {"yxzd", "xyzd", "yzxd", "zyxd", "xzyd", "zxyd"},
-                  "axonn-4d: order of the axes over ranks, innermost (neighbouring ranks) first; d: replicas.",
+                  "axonn-4d: order of the axes over ranks, innermost (consecutive ranks) first; d: replicas.",
                   {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
-                   "axonn-4d: sums of activation gradients run under the product that makes a weight gradient. Changes "
-                   "no bit, as the two below.",
+                   "axonn-4d: overlap the all-reduce of activation gradients with the GEMM of the weight gradient. "
+                   "Results are bitwise the same, as for the next two keys.",
                    {.belongs_to = kAxonn});
-  parallel.boolean("overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
-                   "axonn-4d: weight gradients go home over z under the products of the layers before.",
-                   {.belongs_to = kAxonn});
+  parallel.boolean(
+      "overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
+      "axonn-4d: overlap the reduce-scatter of weight gradients along z with the backward GEMMs of earlier layers.",
+      {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_gather", &Parallel::overlap_all_gather, true,
-                   "axonn-4d: the weights of the next linear are gathered over z under the product of this one.",
+                   "axonn-4d: overlap the all-gather of the next linear's weights along z with the current GEMM.",
                    {.belongs_to = kAxonn});
-  parallel.integer(
-      "cache_layers", &Parallel::cache_layers, 0,
-      {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
-      "axonn-4d, autoddl: of the first layers, gathered weights are kept for a whole step instead of being gathered "
-      "for each use.");
+  parallel.integer("cache_layers", &Parallel::cache_layers, 0,
+                   {.range = between(0, 10'000), .unit = "layers", .belongs_to = "axonn-4d, autoddl"},
+                   "axonn-4d, autoddl: number of first layers whose gathered weights are kept for a whole step instead "
+                   "of being gathered for each use.");
   parallel.choice("rs_dtype", &Parallel::rs_dtype, {"fp32", "bf16"},
-                  "axonn-4d: type in which weight gradients of bf16 runs are summed over z. bf16: half the bytes, and "
-                  "rounded in each sum.",
+                  "axonn-4d: type of the reduce-scatter of weight gradients along z in bf16 runs. bf16: half the "
+                  "bytes, but rounded in each addition.",
                   {.belongs_to = kAxonn});
-  parallel.integers(
-      "axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
-      "autoddl: extents of the axes of a replica, outermost first: one to six, which have a letter each in "
-      "all tags below.");
-  parallel.layers(
-      "layer", &Parallel::layer, {.belongs_to = kAutoddl},
-      "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (without it: "
-      "all that are left). Tags say what each axis cuts. stream, attention and hidden (between up and down): "
-      "r rows, c columns, - nothing; the linears qkv, out, up and down: r rows, c columns, k the "
-      "contraction, f rows, with the matrix stored in flat pieces, - nothing. schedule: at_once, or ring: "
-      "GEMMs step by step (SUMMA).");
-  parallel.string("head", &Parallel::head, "", {.belongs_to = kAutoddl},
-                  "autoddl: tags of the final norm and the head, as of stream; empty: those of the last layer.");
+  parallel.integers("axes", &Parallel::axes, {1}, {.range = between(1, 65'536), .belongs_to = kAutoddl},
+                    "autoddl: mesh of a replica, one to six axis sizes, outermost first; the sharding specs below have "
+                    "one letter per axis.");
+  parallel.layers("layer", &Parallel::layer, {.belongs_to = kAutoddl},
+                  "autoddl: tables [[parallel.layer]], in the order of the layers, each for `layers` of them (default: "
+                  "all remaining). A sharding spec has one letter per mesh axis: what the axis splits. stream, "
+                  "attention and hidden (between up and down): r rows, c columns, - nothing; the linears qkv, out, up "
+                  "and down: r rows, c columns, k the contraction, f rows, with the matrix stored in flat shards, - "
+                  "nothing. schedule: at_once, or ring: GEMMs step by step (SUMMA).");
   parallel.string(
-      "table", &Parallel::table, "", {.belongs_to = kAutoddl},
-      "autoddl: tags of the table of embedding and head: v vocabulary, h features, f flat pieces, - copies; "
-      "empty: f where head has r, h where it has c, else v.");
+      "head", &Parallel::head, "", {.belongs_to = kAutoddl},
+      "autoddl: sharding spec of the final norm and the head, as for stream; empty: that of the last layer.");
+  parallel.string("table", &Parallel::table, "", {.belongs_to = kAutoddl},
+                  "autoddl: sharding spec of the embedding table and the head: v vocabulary, h features, f flat "
+                  "shards, - replicated; empty: f where head has r, h where it has c, else v.");
   parallel.integer("zero_stage", &Parallel::zero_stage, 0, {.range = between(0, 1)},
-                   "1: split the optimizer state over the replicas.");
+                   "ZeRO stage. 0: off; 1: shard the optimizer state over the replicas.");
   parallel.choice(
       "transport", &Parallel::transport, {"auto", "nccl", "mpi", "threads"},
-      "What carries tensors between ranks. auto: under mpirun NCCL between GPUs when every rank has one of its own, "
-      "else mpi (from GPU to GPU through the host), else a single rank. nccl: under mpirun, or an error. mpi: always, "
-      "so that ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and "
-      "debuggers.");
+      "Transport of tensors between ranks. auto: under mpirun, nccl if every rank has its own GPU, else mpi; without "
+      "mpirun, a single rank. nccl: NCCL, needs mpirun. mpi: MPI, GPU tensors are copied through the host, so that "
+      "ranks may share a GPU. threads: all ranks are threads of one process, without mpirun, for tests and debuggers.");
   parallel.integer("lanes", &Parallel::lanes, 0,
                    {.range = between(1, 3), .derived = "3, or 1 with NCCL, where more can deadlock"},
-                   "Kinds of communication that may overtake each other: activations, weights, gradients; 1: none.");
-  parallel.number(
-      "timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
-      "A rank that keeps the others waiting for so long is lost: they name it and stop with exit status 7.");
+                   "Independent communication channels: activations, weights, gradients; 1: one for all.");
+  parallel.number("timeout", &Parallel::timeout, 600, {.range = above(0), .unit = "s"},
+                  "A rank that does not respond for this long is considered lost: the other ranks report it and stop "
+                  "with exit status 7.");
 }
 
 void declare_offload(std::vector<Key>& keys) {
   Declare<Offload> offload(keys, "offload", &Config::offload);
   constexpr const char* kOffload = "offload";
-  offload.choice(
-      "optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
-      "Where master weights and moments are. none: in the memory of the device; else in the host's, and they "
-      "are updated there (cpu), or partly on the device, which takes turns with them (interleaved). Changes "
-      "no bit of a result.");
+  offload.choice("optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
+                 "Optimizer offload: where master weights and moments are. none: in device memory; cpu: in host "
+                 "memory, updated by the CPU; interleaved: in host memory, updated in turns by the CPU and the device. "
+                 "Results are bitwise the same.");
   offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
-               "interleaved: share of the subgroups that are brought to the device and back for their update: a "
-               "fraction \"a/b\" or a number from 0 to 1; \"auto\": as the rates of the machine suggest.");
+               "interleaved: share of the subgroups that are copied to the device and back for their update: a "
+               "fraction \"a/b\" or a number from 0 to 1; \"auto\": chosen from measured rates.");
   offload.integer("subgroup", &Offload::subgroup, 100'000'000,
                   {.range = between(64, 1e12), .unit = "elements", .belongs_to = kOffload},
-                  "What is updated in one piece, at most.");
+                  "Largest number of elements that are updated at once.");
   offload.integer("slots", &Offload::slots, 3, {.range = between(1, 64), .unit = "subgroups", .belongs_to = kOffload},
-                  "interleaved: subgroups that have room on the device at a time; one waits for its way out and in.");
+                  "interleaved: number of subgroups that have room on the device at a time, including those being "
+                  "copied in or out.");
   offload.integer("resident", &Offload::resident, 0,
                   {.range = between(0, 1e6), .unit = "subgroups", .belongs_to = kOffload},
-                  "interleaved: of the first subgroups, so many stay on the device.");
-  offload.choice(
-      "grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
-      "Type in which gradients go to the host. bf16 halves their bytes and rounds every gradient after the norm was "
-      "taken, wherever it is used, with optimizer = \"none\" as well: results differ from those of fp32, and are the "
-      "same for every plan.");
+                  "interleaved: number of first subgroups that stay on the device.");
+  offload.choice("grad_transport", &Offload::grad_transport, GradTransport::fp32, {"fp32", "bf16"},
+                 "Type in which gradients are copied to the host. bf16: half the bytes, but every gradient is rounded "
+                 "after the norm is computed, with optimizer = \"none\" as well, so results differ from fp32; they are "
+                 "the same for every value of the other keys.");
   offload.boolean("pinned", &Offload::pinned, true,
-                  "Host memory beside a GPU is pinned, so that copies run at the speed of the link beside kernels. "
-                  "Memory that the system refuses to pin stays pageable, and the log says so.",
+                  "Pin host memory, so that copies to and from a GPU run at link speed and overlap with kernels. "
+                  "Memory that the system refuses to pin stays pageable, which is logged.",
                   {.belongs_to = kOffload});
 }
 

@@ -294,11 +294,11 @@ void Loader::warn_of_switched_off_keys() const {
     bool off;
     const char *section, *name, *why;
   } all[] = {
-      {c.model.arch == Arch::gpt2, "model", "rope_theta", "positions are learned with model.arch = \"gpt2\""},
-      {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" has it"},
-      {!validates, "train", "eval_interval", "there are no validation data (data.val, data.val_fraction)"},
-      {!validates, "train", "eval_batches", "there are no validation data (data.val, data.val_fraction)"},
-      {c.data.tokenizer.empty(), "train", "sample_interval", "without data.tokenizer no text can be generated"},
+      {c.model.arch == Arch::gpt2, "model", "rope_theta", "model.arch = \"gpt2\" has learned positions"},
+      {c.optim.schedule != Schedule::wsd, "optim", "decay_fraction", "only optim.schedule = \"wsd\" uses it"},
+      {!validates, "train", "eval_interval", "there is no validation data (data.val, data.val_fraction)"},
+      {!validates, "train", "eval_batches", "there is no validation data (data.val, data.val_fraction)"},
+      {c.data.tokenizer.empty(), "train", "sample_interval", "generating text needs data.tokenizer"},
   };
   for (const auto& [off, section, name, why] : all) {
     const Key& key = *find_key(section, name);

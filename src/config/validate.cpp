@@ -62,7 +62,7 @@ std::string place_holder(const std::string& path) {
 void check_place_holders(const Config& config, Checker& checker) {
   const auto check = [&](const char* key, const std::string& path) {
     const std::string found = place_holder(path);
-    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} is no placeholder; there is {{name}} for run.name{}",
+    checker.require(found.empty(), {key, "run.name"}, "\"{}\": {} is not a placeholder; use {{name}} for run.name{}",
                     path, found, did_you_mean(found, {"{name}"}));
   };
   check("run.dir", config.run.dir);
@@ -78,15 +78,16 @@ void check_names(const Config& config, Checker& checker) {
     const auto* one = std::get_if<std::string>(&value);
     for (const std::string& text : one != nullptr ? StringList{*one} : std::get<StringList>(value)) {
       const auto bad = std::ranges::find_if(text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
-      checker.require(bad == text.end(), {path}, "{}: names hold no control characters, found one at place {}",
-                      to_toml(Value(text)), bad - text.begin() + 1);
+      checker.require(bad == text.end(), {path},
+                      "{}: names cannot contain control characters, found one at position {}", to_toml(Value(text)),
+                      bad - text.begin() + 1);
     }
   }
 }
 
 void check_run(const Run& run, Checker& checker) {
   checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
-                  "\"{}\" cannot be part of a folder's name; use run.dir to choose another folder", run.name);
+                  "\"{}\" cannot be part of a folder's name; use run.dir to choose a different folder", run.name);
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
 }
 
@@ -98,9 +99,8 @@ void check_model(const Model& m, Checker& checker) {
   checker.require(
       !heads_fit || m.arch != Arch::llama || (m.d_model / m.n_head) % 2 == 0,
       {"model.n_head", "model.d_model", "model.arch"},
-      "head size d_model / n_head = {} / {} = {} is odd; rotary positions turn pairs of features, so that it "
-      "must be even",
-      m.d_model, m.n_head, m.d_model / m.n_head);
+      "head size d_model / n_head = {} / {} = {} is odd; RoPE rotates pairs of features, so it must be even", m.d_model,
+      m.n_head, m.d_model / m.n_head);
   checker.require(
       m.n_head % m.n_kv_head == 0, {"model.n_kv_head", "model.n_head"},
       "n_head = {} query heads cannot share n_kv_head = {} key and value heads evenly; n_kv_head must divide "
@@ -111,7 +111,7 @@ void check_model(const Model& m, Checker& checker) {
 void check_batches(const Config& config, Checker& checker) {
   const Train& train = config.train;
   checker.require(train.steps == 0 || train.tokens == 0, {"train.tokens", "train.steps"},
-                  "steps = {} and tokens = {} both give the length of the run; keep one", train.steps, train.tokens);
+                  "steps = {} and tokens = {} both set the length of the run; keep one", train.steps, train.tokens);
   checker.require(train.global_batch % train.micro_batch == 0, {"train.global_batch", "train.micro_batch"},
                   "global_batch = {} is not a multiple of micro_batch = {}; {} is", train.global_batch,
                   train.micro_batch, (train.global_batch / train.micro_batch + 1) * train.micro_batch);
@@ -157,7 +157,7 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
-  checker.require_as(Code::data, lost.empty(), {key}, "{} not found (relative paths start at {})",
+  checker.require_as(Code::data, lost.empty(), {key}, "{} not found (relative paths are relative to {})",
                      fmt::join(lost, ", "), here);
 }
 
@@ -171,14 +171,13 @@ void check_data(const Config& config, bool files, Checker& checker) {
   const Data& data = config.data;
   const bool trained = data.tokenizer == "train";
   checker.require(data.val.empty() || data.val_fraction == 0, {"data.val_fraction", "data.val"},
-                  "val_fraction = {} beside data.val: validation data come from one of them; remove the other",
-                  data.val_fraction);
+                  "val_fraction = {} and data.val both set the validation data; remove one of them", data.val_fraction);
   checker.require(!trained || data.vocab_size > 0, {"data.tokenizer", "data.vocab_size"},
                   "\"train\" needs data.vocab_size, the size of the vocabulary to train; 4096 suits a few MB of text");
   checker.require(!data.text_key.empty(), {"data.text_key"}, "expected the name of a member, found an empty string");
   if (!files) return;
   checker.require(!data.train.empty(), {"data.train"},
-                  "missing; name the training files, as in train = [\"data/*.txt\"] under [data]");
+                  "missing; give the training files, as in train = [\"data/*.txt\"] under [data]");
   const std::filesystem::path tokens = std::filesystem::path(config.run.dir) / "tokens";
   check_paths("data.train", data.train, data.format, tokens / "train.json", checker);
   check_paths("data.val", data.val, data.format, tokens / "val.json", checker);
@@ -195,7 +194,7 @@ void check_data(const Config& config, bool files, Checker& checker) {
   } else if (trained) {
     checker.require(
         text != data.train.end(), {"data.tokenizer", "data.train"},
-        "\"train\" finds no text: data.train lists token files only; give the tokenizer they were made with, or \"\"");
+        "\"train\" needs text, but data.train lists token files only; give the tokenizer they were made with, or \"\"");
   } else {
     std::error_code ignored;
     checker.require_as(Code::data, std::filesystem::exists(data.tokenizer, ignored), {"data.tokenizer"},
@@ -227,16 +226,17 @@ void check_checkpoints(const Config& config, bool files, Checker& checker) {
 
 void check_precision(const Precision& precision, Checker& checker) {
   checker.require(precision.deterministic, {"precision.deterministic"},
-                  "false is not available: kernels are never chosen by timing within a run; leave it at true");
+                  "false is not supported: a run never chooses kernels by timing them; leave it at true");
 }
 
 void check_hardware(const Hardware& hardware, bool files, Checker& checker) {
   std::error_code ignored;
   checker.require(
       !files || hardware.gemm_tuning.empty() || std::filesystem::is_regular_file(hardware.gemm_tuning, ignored),
-      {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` makes it", hardware.gemm_tuning);
+      {"hardware.gemm_tuning"}, "\"{}\" not found; `trainer bench gemm --write-tuning` writes it",
+      hardware.gemm_tuning);
   checker.require(!files || hardware.profile.empty() || std::filesystem::is_regular_file(hardware.profile, ignored),
-                  {"hardware.profile"}, "\"{}\" not found; `trainer bench all --write-profile` makes it",
+                  {"hardware.profile"}, "\"{}\" not found; `trainer bench all --write-profile` writes it",
                   hardware.profile);
 }
 
@@ -255,7 +255,7 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
   for (const BrokenRule& rule : broken_rules(config)) checker.add(rule);
   checker.require(parallel.strategy != "auto" || !config.hardware.profile.empty(),
                   {"parallel.strategy", "hardware.profile"},
-                  "\"auto\" chooses by hardware.profile, which is not given; `trainer bench all --write-profile FILE` "
+                  "\"auto\" needs hardware.profile, which is not set; `trainer bench all --write-profile FILE` "
                   "measures this machine");
   if (parallel.strategy == "auto") return;  // the planner sees to the rest
   checker.require(parallel.transport != "nccl" || config.run.device != DeviceChoice::cpu,
@@ -265,12 +265,12 @@ void check_world(const Config& config, const LoadOptions& options, Checker& chec
   if (launched) {
     checker.require(
         *launched == 1 || parallel.transport != "threads", {"parallel.transport"},
-        "\"threads\" makes the ranks itself, but {} were started; start one, without mpirun, or use \"auto\"",
+        "\"threads\" creates the ranks itself, but mpirun started {}; run it without mpirun, or use \"auto\"",
         *launched);
-    checker.require(*launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"),
-                    {"parallel.transport"},
-                    "\"{}\" on a single rank that no mpirun started; start it with mpirun -np N, or use \"auto\"",
-                    parallel.transport);
+    checker.require(
+        *launched > 1 || (parallel.transport != "mpi" && parallel.transport != "nccl"), {"parallel.transport"},
+        "\"{}\" needs mpirun, but this is a single rank without it; start it with mpirun -np N, or use \"auto\"",
+        parallel.transport);
     const int64_t world = world_size(config, *launched), replica = ranks_of_replica(config);
     const int64_t needed = replica * std::max<int64_t>(1, data);
     const bool fits = data == 0 ? world % replica == 0 : world == needed;
@@ -310,7 +310,7 @@ void check_offload(const Config& config, Checker& checker) {
 void check_debug(const Debug& debug, Checker& checker) {
   for (const std::string& fault : debug.inject)
     checker.require(injected_delay(fault).has_value(), {"debug.inject"},
-                    "unknown fault \"{}\"; there is \"delay:SECONDS\", as in \"delay:0.002\"", fault);
+                    "unknown fault \"{}\"; expected \"delay:SECONDS\", as in \"delay:0.002\"", fault);
   checker.require(debug.emulate_device.empty() || emulated_rates(debug.emulate_device), {"debug.emulate_device"},
                   "expected \"h100\", \"a100\", or rates above 0 as in \"to_device=55,to_host=55,host=3,device=100,"
                   "memory=87.5,pageable=3.3\", found \"{}\"",

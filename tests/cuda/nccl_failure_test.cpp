@@ -169,7 +169,7 @@ TEST(GpuTransport, IsChosenByKeyAndMachine) {
   EXPECT_TRUE(choose(2, "nccl").nccl);
   EXPECT_EQ(choose(2, "nccl").reason, "NCCL 2.28.9, as requested");
   EXPECT_FALSE(choose(2, "threads").nccl);
-  EXPECT_EQ(choose(2, "threads").reason, "through the host (threads): as asked");
+  EXPECT_EQ(choose(2, "threads").reason, "through the host (threads): as requested");
   const Error error = error_of([&] { choose(1, "nccl"); });
   EXPECT_EQ(error.code(), Code::plan);
   EXPECT_TRUE(contains(error.what(), "parallel.transport = \"nccl\": ranks 0 and 1 share GPU 0000:00:00.0 of host "))
