@@ -50,7 +50,7 @@ StepCount count_step(const config::Config& whole, const setup::Machine& machine)
 }
 
 std::string to_text(const StepCount& count) {
-  std::string text = format("{} parameters, {} tokens a step, {}, {:.3g} TFLOP of the model a step; counted only\n",
+  std::string text = format("{} parameters, {} tokens per step, {}, {:.3g} model TFLOP per step; counted only\n",
                             format_count(count.parameters), count.tokens, count.compute,
                             count.model_flops_per_token * static_cast<double>(count.tokens) * 1e-12);
   text += format("{:<14}{:>8}{:>12}{:>10}\n", "operator", "calls", "GFLOP", "GB");
@@ -176,7 +176,7 @@ int64_t memory_of_steps(const config::Config& config, const setup::Machine& mach
 }
 
 std::string to_text(const StepBench& b) {
-  std::string text = format("{} parameters, {} tokens a step, {}, {} threads, matmul by {}\n",
+  std::string text = format("{} parameters, {} tokens per step, {}, {} threads, matmul by {}\n",
                             format_count(b.parameters), b.tokens, b.compute, b.threads, b.product_path);
   text += format("median of {} steps: {:.1f} ms, {:.0f} tokens/s, {:.3f} TFLOP/s, mfu {} of {}\n", b.step_ms.size(),
                  b.median_ms, b.tokens_per_s, b.model_tflops, format_percent(b.mfu), to_string(b.peak));

@@ -40,7 +40,7 @@ std::string plan_page(const plan::Plan& plan, const plan::Cluster& cluster, size
   const plan::PlannedRun& best = plan.runs.front();
   namespace page = report::page;
   return page::begin("Plan for " + cluster.name, "Plan for " + cluster.name,
-                     format("{} with {}: {:.4g} ms a step", best.strategy, best.layout, best.time.total() * 1e3)) +
+                     format("{} with {}: {:.4g} ms/step", best.strategy, best.layout, best.time.total() * 1e3)) +
          page::section(ranking(plan, top)) + page::section(split(best)) +
          page::section("<pre>" + report::svg::escape(words) + "</pre>") + page::end();
 }

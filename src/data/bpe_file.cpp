@@ -79,7 +79,7 @@ class Reader {
     }
     if (!byte_level_)
       refuse("pre_tokenizer",
-             format("{} is not supported: expected ByteLevel, alone or last of a sequence", dump(type)));
+             format("{} is not supported: expected ByteLevel, on its own or last in a sequence", dump(type)));
   }
   void read_step(const json& step) {
     const json& type = member(step, "type");
@@ -104,7 +104,7 @@ class Reader {
 
   size_t id_in(const json& value, const std::string& place) const {
     if (!value.is_number_unsigned() || value.get<uint64_t>() >= kMostTokens)
-      refuse(place, format("{} is no id of a token", dump(value)));
+      refuse(place, format("{} is not a token id", dump(value)));
     return value.get<size_t>();
   }
 
@@ -139,7 +139,7 @@ class Reader {
       const std::string name = content.get<std::string>();
       const size_t id = id_in(member(*token, "id"), "added_tokens: " + name);
       if (id < most && known[id] && spec_.names[id] != name)
-        refuse("added_tokens: " + name, format("id {} is also that of {}", id, spec_.names[id]));
+        refuse("added_tokens: " + name, format("id {} is also the id of {}", id, spec_.names[id]));
       put(id, name);
       is_added[id] = true;
       add_token(*token, static_cast<int32_t>(id), name);
@@ -193,7 +193,7 @@ class Reader {
     if (!merges.is_array()) refuse("model.merges", "missing");
     const auto id_of = [&](const std::string& name, size_t index) {
       const auto found = ids_.find(name);
-      if (found == ids_.end()) refuse(format("model.merges[{}]", index), format("{} is no token", name));
+      if (found == ids_.end()) refuse(format("model.merges[{}]", index), format("{} is not a token", name));
       return found->second;
     };
     spec_.merges.reserve(merges.size());
@@ -204,14 +204,14 @@ class Reader {
         const auto& text = merge.get_ref<const std::string&>();
         const size_t space = text.find(' ');
         if (space == text.npos || text.find(' ', space + 1) != text.npos)
-          refuse(format("model.merges[{}]", i), format("{} is no pair of tokens", dump(merge)));
+          refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", dump(merge)));
         left = text.substr(0, space);
         right = text.substr(space + 1);
       } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
         left = merge[0].get<std::string>();
         right = merge[1].get<std::string>();
       } else {
-        refuse(format("model.merges[{}]", i), format("{} is no pair of tokens", dump(merge)));
+        refuse(format("model.merges[{}]", i), format("{} is not a pair of tokens", dump(merge)));
       }
       spec_.merges.push_back({id_of(left, i), id_of(right, i), id_of(left + right, i)});
     }
@@ -224,7 +224,7 @@ class Reader {
         if (spec_.eos < 0 && spec_.names[static_cast<size_t>(id)] == name) spec_.eos = id;
     if (spec_.eos < 0 && specials_.size() == 1) spec_.eos = specials_.front();
     if (spec_.eos < 0)
-      refuse("added_tokens", "no special token that ends a text, such as <|endoftext|>, which documents end with");
+      refuse("added_tokens", "no end-of-text token such as <|endoftext|>, which every document must end with");
   }
 
   const std::string& origin_;

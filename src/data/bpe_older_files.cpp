@@ -104,7 +104,7 @@ std::vector<NamedToken> read_vocab_json(std::string_view text, const std::string
   std::vector<NamedToken> tokens;
   for (const auto& [name, id] : vocab.items()) {
     if (!id.is_number_unsigned() || id.get<uint64_t>() >= kMostIds)
-      throw Error(Code::data, format("{}: {}: the id is no whole number", origin, name));
+      throw Error(Code::data, format("{}: {}: the id is not an integer", origin, name));
     tokens.push_back({name, id.get<size_t>()});
   }
   std::ranges::sort(tokens, {}, &NamedToken::id);

@@ -73,7 +73,7 @@ void TokenDataset::fill(int64_t window, int64_t row, TokenBatch& out) const {
 }
 
 FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch) : n_(n) {
-  TRAINER_CHECK(n > 0, "a permutation of nothing");
+  TRAINER_CHECK(n > 0, "a permutation has at least one element");
   // The network permutes [0, 2^(2·half_bits)), the smallest such range that holds n. It is at most four times as large.
   half_bits_ = std::max(1, (static_cast<int>(std::bit_width(n - 1)) + 1) / 2);
   const PhiloxKey key = philox_key(seed, "data.permutation");

@@ -29,9 +29,8 @@ MappedFile::MappedFile(const fs::path& path) : path_(path) {
 void MappedFile::refuse_cut() const {
   std::error_code none;
   const auto now = fs::file_size(path_, none);
-  throw Error(Code::data,
-              fmt::format("{}: it became shorter while it was in use: {} bytes were there, {} {} now", path_.string(),
-                          size_, none ? "no file" : fmt::format("{}", now), none ? "is" : "are"));
+  throw Error(Code::data, fmt::format("{}: truncated while in use: it had {} bytes, there {} {} now", path_.string(),
+                                      size_, none ? "is" : "are", none ? "no file" : fmt::format("{}", now)));
 }
 
 MappedFile::~MappedFile() {

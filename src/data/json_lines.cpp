@@ -90,7 +90,7 @@ std::string json_fault(std::string_view line) {
   } catch (const std::exception& error) {
     return error.what();
   }
-  return "it is no object";
+  return "it is not an object";
 }
 
 void for_each_json_line(std::string_view text, const std::function<bool(int64_t number, ordered_json value)>& use) {

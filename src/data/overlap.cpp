@@ -41,9 +41,8 @@ std::string overlap_of(const TokenDataset& train, const TokenDataset& val) {
   }
   if (2 * found < kProbes) return {};
   return fmt::format(
-      "validation text is part of the training text: {} of {} stretches of it were found there, so that its loss "
-      "tells how well the model remembers. Remove those files from data.train, or set data.val_fraction instead of "
-      "data.val",
+      "validation text is part of the training text: {} of {} sampled passages were found there, so validation loss "
+      "measures memorization; remove those files from data.train, or set data.val_fraction instead of data.val",
       found, kProbes);
 }
 

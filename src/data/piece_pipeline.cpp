@@ -17,7 +17,7 @@ PiecePipeline::PiecePipeline(const std::vector<std::string>& files, const Tokeni
       most_in_flight_(4 * int64_t{std::max(threads, 1)}) {
   try {
     for (int i = 0; i < std::max(threads, 1); ++i)
-      workers_.push_back(start_thread(format("thread {} of {} that tokenize", i + 1, threads), [this] { work(); }));
+      workers_.push_back(start_thread(format("tokenizer thread {} of {}", i + 1, threads), [this] { work(); }));
   } catch (const Error&) {
     close();
     throw;

@@ -76,11 +76,11 @@ bool is_question(const Json& line) {
 
 Question question_of(const Json& line, const std::string& where, const Tokenizer& tokenizer) {
   if (!is_question(line))
-    throw Error(Code::data, format("{}: no question; expected {{\"ctx\": text, \"endings\": [texts], \"label\": "
-                                   "number of the right one}}",
+    throw Error(Code::data, format("{}: not a question; expected {{\"ctx\": text, \"endings\": [texts], \"label\": "
+                                   "index of the right ending}}",
                                    where));
   const std::optional<int64_t> label = label_of(line["label"]);
-  if (!label) throw Error(Code::data, format("{}: the label is no number", where));
+  if (!label) throw Error(Code::data, format("{}: label is not a number", where));
   require_choices(line["endings"].size(), where);
   Question question{.choices = {}, .answer = *label};
   std::string context = line["ctx"].get<std::string>();
@@ -159,7 +159,8 @@ void read_tokens(const std::string& path, const std::string& bytes, int64_t voca
       if (context.empty()) choice.tokens.insert(choice.tokens.begin(), static_cast<int32_t>(vocab - 1));
     }
     if (numbers.at() - begin != size)
-      throw Error(Code::data, format("{}: question {} has {} bytes, but says {}", path, i, numbers.at() - begin, size));
+      throw Error(Code::data,
+                  format("{}: question {} has {} bytes, but its header gives {}", path, i, numbers.at() - begin, size));
     check(question, format("{}: question {}", path, i), vocab);
   }
 }

@@ -41,7 +41,7 @@ class SentencePieceModel final : public TokenizerModel {
     const auto status = processor_.LoadFromSerializedProto(loaded);
     if (!status.ok()) refuse(status.ToString());
     facts_.eos = processor_.eos_id();
-    if (facts_.eos < 0) refuse("it has no end-of-text symbol (</s>), which documents end with");
+    if (facts_.eos < 0) refuse("it has no end-of-text token (</s>), which every document must end with");
     const bool spaces_in_front_only = read_pieces();
     facts_.splits_words =
         spaces_in_front_only && traits->bpe && !traits->normalises && !traits->trims_spaces && traits->escapes_spaces;
@@ -59,8 +59,8 @@ class SentencePieceModel final : public TokenizerModel {
   void encode(std::string_view text, std::vector<int>& ids) const {
     const auto status = processor_.Encode(absl::string_view(text.data(), text.size()), &ids);
     if (!status.ok())
-      throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train another one", origin_,
-                                          status.ToString()));
+      throw Error(Code::data, fmt::format("{}: this tokenizer cannot encode the text: {}; train a different one",
+                                          origin_, status.ToString()));
   }
   int32_t newline() const { return newline_; }
   bool has_bytes() const { return has_bytes_; }

@@ -50,12 +50,11 @@ class TemporaryFolder {
   TemporaryFolder() {
     std::error_code failed;
     const fs::path around = fs::temp_directory_path(failed);
-    if (failed)
-      throw Error(Code::io, fmt::format("TMPDIR, or /tmp, is no folder for temporary files: {}", failed.message()));
+    if (failed) throw Error(Code::io, fmt::format("TMPDIR, or /tmp, is not a folder: {}", failed.message()));
     std::string name = (around / "trainer-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr)
-      throw Error(Code::io, fmt::format("{}: cannot create a temporary folder: {}; TMPDIR names another place", name,
-                                        system_reason(errno)));
+      throw Error(Code::io, fmt::format("{}: cannot create a temporary folder: {}; set TMPDIR to a different folder",
+                                        name, system_reason(errno)));
     path_ = name;
   }
   ~TemporaryFolder() {
@@ -84,11 +83,11 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
                  manifest.string());
   }
   if (!gone.empty())
-    throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer of it; restore the text", gone.front(),
-                                        cache.string()));
+    throw Error(Code::data, fmt::format("{} not found, and {} has no tokenizer trained on it; restore the text",
+                                        gone.front(), cache.string()));
   const double start = now_seconds();
   Tokenizer tokenizer = Tokenizer::train(files, data.vocab_size, text_options(data));
-  log::info("tokenizer: {} pieces trained in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
+  log::info("tokenizer: trained {} tokens in {:.1f} s", tokenizer.vocab_size(), now_seconds() - start);
   std::error_code failed;
   fs::create_directories(cache, failed);
   if (failed) throw Error(Code::io, fmt::format("{}: cannot create the folder: {}", cache.string(), failed.message()));
@@ -101,7 +100,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
 std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
   for (const std::string& file : files)
     if (const std::string damage = damage_of_tokens(file); !damage.empty())
-      throw Error(Code::data, damage + "; make it anew with `trainer tokenize`");
+      throw Error(Code::data, damage + "; recreate it with `trainer tokenize`");
   return std::make_shared<TokenStream>(files);
 }
 
@@ -136,7 +135,7 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   const TokenizeResult result = found ? *found : tokenize_files(files, *tokenizer, place(), how);
   if (!result.finished) return nullptr;
   if (!result.reused) {
-    log::info("{}: {} tokens in {} documents, {:.2f} bytes a token, {:.1f} s", result.tokens_file.string(),
+    log::info("{}: {} tokens in {} documents, {:.2f} bytes per token, {:.1f} s", result.tokens_file.string(),
               result.tokens, result.documents,
               static_cast<double>(result.text_bytes) / static_cast<double>(result.tokens), now_seconds() - start);
   }
@@ -152,10 +151,9 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {
-    throw Error(Code::data,
-                fmt::format("{}: offset 24: these tokens were made with tokenizer {}, the one given is {}; name "
-                            "theirs in data.tokenizer, or tokenize the text again",
-                            stream.name(), info.tokenizer_hash, tokenizer->hash()));
+    throw Error(Code::data, fmt::format("{}: offset 24: these tokens were made with tokenizer {}, but data.tokenizer "
+                                        "is {}; set data.tokenizer to theirs, or tokenize the text again",
+                                        stream.name(), info.tokenizer_hash, tokenizer->hash()));
   }
   stream.limit_vocabulary(vocab);
   if (stream.tokens() <= kScannedAtStart) stream.check_vocabulary(vocab, threads);
@@ -167,7 +165,7 @@ int64_t vocabulary_of(int64_t implied, const std::string& name, const config::Co
   const int64_t asked = config.data.vocab_size;
   if (implied == 0 && asked == 0) {
     throw Error(Code::config,
-                fmt::format("data.vocab_size: {} does not say how large its vocabulary is; set data.vocab_size "
+                fmt::format("data.vocab_size: {} does not contain the size of its vocabulary; set data.vocab_size "
                             "(50257 for GPT-2's tokens)",
                             name));
   }
@@ -280,7 +278,7 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
   const config::Data& data = config.data;
   const bool tail = files.empty() && data.val.empty();
   if (tail && data.val_fraction <= 0) {
-    throw Error(Code::config, "the model was trained without validation data; name the files to evaluate on");
+    throw Error(Code::config, "the model was trained without validation data; give the files to evaluate on");
   }
   const fs::path output = cache_folder(config, options) / (tail ? "train.bin" : "val.bin");
   std::optional<TemporaryFolder> temporary;  // for text that the run has no tokens of
@@ -289,10 +287,9 @@ EvalData open_eval_data(const config::Config& config, const std::vector<std::str
                                   : expand_files(files, data.format, "--format");
   for (const std::string& file : list)
     if (files.empty() && file_kind(file, data.format) == FileKind::tokens && !fs::exists(file))
-      throw Error(Code::data,
-                  fmt::format("{} not found: the data of the checkpoint were there; name the files where they "
-                              "are now with --data, or give --config with their paths",
-                              file));
+      throw Error(Code::data, fmt::format("{} not found, where the checkpoint's data was; give its current path with "
+                                          "--data, or a --config with that path",
+                                          file));
   const auto stream = open_stream(list, data, tokenizer, output, place, options);
   EvalData result;
   if (!stream) return result;

@@ -96,8 +96,8 @@ bool SplitPattern::Matcher::find(std::string_view text, size_t from, size_t& beg
                                  PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, state_->data, state_->context);
   if (result == PCRE2_ERROR_NOMATCH) return false;
   if (result < 0)
-    throw Error(Code::data, format("{}: the pattern that cuts text into words failed: {}", state_->pattern.origin,
-                                   message_of(result)));
+    throw Error(Code::data, format("{}: the regular expression that splits text into words failed: {}",
+                                   state_->pattern.origin, message_of(result)));
   const size_t* const place = pcre2_get_ovector_pointer(state_->data);
   begin = place[0];
   end = place[1];

@@ -154,8 +154,8 @@ void split_json_lines(const std::string& file, const TextPiece& piece, const Tex
     if (!object.is_object()) refuse("expected a JSON object on each line");
     const auto text = object.find(options.text_key);
     if (text == object.end()) {
-      refuse(fmt::format("the object has no member \"{}\"; name the one with the text in data.text_key",
-                         options.text_key));
+      refuse(
+          fmt::format("the object has no member \"{}\"; set data.text_key to the one with the text", options.text_key));
     }
     if (!text->is_string())
       refuse(fmt::format("\"{}\" is a {}, expected a string", options.text_key, text->type_name()));
@@ -177,8 +177,8 @@ PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, in
 void PieceReader::read_window(int64_t bytes, std::string& text) {
   text.resize(static_cast<size_t>(bytes));
   if (file_->read_at(next_.offset, text.data(), text.size()) != text.size()) {
-    throw Error(Code::data, fmt::format("{}: became shorter while it was read (expected {} bytes)",
-                                        file_->path().string(), file_bytes_));
+    throw Error(Code::data, fmt::format("{}: truncated while it was read (expected {} bytes)", file_->path().string(),
+                                        file_bytes_));
   }
 }
 

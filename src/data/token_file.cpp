@@ -53,7 +53,7 @@ struct TokenStream::Segment {
     const int64_t index = position - begin + (bad - tokens.begin());
     throw Error(Code::data,
                 fmt::format("{}: offset {}: token {} (number {} of the file) is outside the vocabulary of {}; "
-                            "these tokens belong to another tokenizer, or the file is damaged",
+                            "these tokens are from a different tokenizer, or the file is damaged",
                             path, layout.offset + index * layout.width, *bad, index, limit));
   }
 };
@@ -70,11 +70,10 @@ TokenStream::TokenStream(const std::vector<std::string>& files) {
     found.tokens = 0;
     if (segments_.empty()) info_ = found;
     if (found.vocab_size != info_.vocab_size || found.tokenizer_hash != info_.tokenizer_hash) {
-      throw Error(Code::data,
-                  fmt::format("{}: offset 16: its vocabulary ({}) or tokenizer ({}) is not that of {} ({}, {}); "
-                              "files of different tokenizers cannot be joined",
-                              path, found.vocab_size, found.tokenizer_hash, files.front(), info_.vocab_size,
-                              info_.tokenizer_hash));
+      throw Error(Code::data, fmt::format("{}: offset 16: its vocabulary ({}) or tokenizer ({}) differs from that of "
+                                          "{} ({}, {}); files of different tokenizers cannot be combined",
+                                          path, found.vocab_size, found.tokenizer_hash, files.front(), info_.vocab_size,
+                                          info_.tokenizer_hash));
     }
     segments_.push_back(std::move(segment));
   }

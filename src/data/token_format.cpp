@@ -40,7 +40,8 @@ class OwnIndex : public DocumentIndex {
  public:
   OwnIndex(const fs::path& path, int64_t tokens) : file_(path) {
     if (!starts_with(file_, kDocumentsMagic) || file_.size() < kDocumentsHeader + 8) {
-      refuse(file_, 0, "not a document index (expected it to start with \"trndocs1\"); delete it to go without");
+      refuse(file_, 0,
+             "not a document index (expected it to start with \"trndocs1\"); delete it to train without an index");
     }
     documents_ = load<int64_t>(file_, 8);
     const int64_t whole = (file_.size() - kDocumentsHeader) / 8 - 1;
@@ -195,8 +196,8 @@ TokenFileLayout open_token_file(const std::string& path) {
     layout.info.tokens = file.size() / 2;
     if (file.size() % 2 != 0) {
       refuse(file, file.size() - 1,
-             fmt::format("truncated: {} bytes are no whole number of 16-bit tokens (no header was "
-                         "recognised, so the nanoGPT layout is assumed)",
+             fmt::format("truncated: {} bytes are not a whole number of 16-bit tokens (no header was recognised, so "
+                         "the nanoGPT format is assumed)",
                          file.size()));
     }
   }

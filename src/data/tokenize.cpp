@@ -57,8 +57,9 @@ class WorkFolder {
         tokens_(File::open_to_write(folder / "tokens")),
         documents_(File::open_to_write(folder / "documents")) {
     if (!lock_.try_lock()) {
-      throw Error(Code::io, fmt::format("{}: another process is tokenizing here; wait for it or choose another folder",
-                                        folder.string()));
+      throw Error(Code::io,
+                  fmt::format("{}: another process is tokenizing here; wait for it or choose a different folder",
+                              folder.string()));
     }
     try {
       const json saved = read_json_or_null(folder_ / "progress.json");
@@ -258,7 +259,7 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
       if (options.progress) options.progress({work.done().raw_bytes, total, work.done().tokens});
     }
   }
-  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: holds no text", files.front()));
+  if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: contains no text", files.front()));
   const TokenFileInfo info{work.done().tokens, tokenizer.vocab_size(), tokenizer.eos(), tokenizer.hash()};
   work.finish(info, output);
   const json written = {{"key", key},

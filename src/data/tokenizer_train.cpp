@@ -79,10 +79,9 @@ Tokenizer Tokenizer::train(const std::vector<std::string>& files, int64_t vocab_
     throw Error(Code::data, fmt::format("{}: training the tokenizer failed: {}", first, status.ToString()));
   Tokenizer tokenizer = from_bytes(std::move(model), "the trained tokenizer");
   if (tokenizer.vocab_size() < vocab_size) {
-    throw Error(Code::data,
-                fmt::format("{}: data.vocab_size = {} is too large: this text yields at most {} different pieces; "
-                            "set at most {} or add text",
-                            first, vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
+    throw Error(Code::data, fmt::format("{}: data.vocab_size = {} is too large: this text yields at most {} different "
+                                        "tokens; set at most {} or add text",
+                                        first, vocab_size, tokenizer.vocab_size(), tokenizer.vocab_size()));
   }
   return tokenizer;
 }

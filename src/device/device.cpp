@@ -15,7 +15,7 @@ std::byte* Device::allocate(const std::string& category, int64_t bytes) {
   TRAINER_CHECK(bytes >= 0, "{} bytes of {}", bytes, category);
   std::byte* memory = bytes == 0 ? nullptr : allocate_impl(bytes);
   if (memory == nullptr && bytes != 0 && !dry_)
-    throw Error(Code::plan, format("out of memory: {} needs {} more; {} are held. Lower train.micro_batch "
+    throw Error(Code::plan, format("out of memory: {} needs {} more; {} are in use. Lower train.micro_batch "
                                    "or model.seq_len, or set train.recompute = \"full\"",
                                    category, format_bytes(bytes), format_bytes(memory_total())));
   MemoryUse& use = memory_[category];
@@ -36,7 +36,7 @@ int64_t Device::memory_total() const {
 }
 
 const cuda::Facts& Device::gpu() const {
-  TRAINER_CHECK(kind_ == Kind::cuda, "a CPU device was asked for the facts of its GPU");
+  TRAINER_CHECK(kind_ == Kind::cuda, "only a CUDA device has the properties of a GPU");
   return gpu_;
 }
 

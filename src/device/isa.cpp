@@ -83,7 +83,7 @@ Isa detect_isa() {
   for (const Isa isa : kIsas) {
     if (name_of(isa) != wanted) continue;
     if (!available(isa))
-      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU and this build offer {}", wanted, isa_summary()));
+      throw Error(Code::usage, format("TRAINER_ISA={}: this CPU and this build support {}", wanted, isa_summary()));
     return isa;
   }
   throw Error(Code::usage, format("TRAINER_ISA={}: expected plain, avx2, avx512, avx512bf16 or amx", wanted));

@@ -43,7 +43,7 @@ class SystemNodes final : public MemoryNodes {
   std::string prefer([[maybe_unused]] std::byte* memory, [[maybe_unused]] int64_t bytes,
                      [[maybe_unused]] int node) override {
 #ifdef TRAINER_HAS_NUMA
-    if (numa_available() < 0) return "this system has no control of memory nodes";
+    if (numa_available() < 0) return "this system does not support NUMA";
     bitmask* const nodes = numa_allocate_nodemask();
     numa_bitmask_setbit(nodes, static_cast<unsigned>(node));
     const long status = mbind(memory, static_cast<size_t>(bytes), MPOL_PREFERRED, nodes->maskp, nodes->size + 1, 0);

@@ -144,10 +144,9 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
   const ModelConfig model = parse_config_json(read_file(calls, config_file, kLargestConfig), config_file.string());
   const std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer && tokenizer->vocab_size() != model.vocab)
-    throw Error(Code::checkpoint,
-                format("{}: vocab_size: {}, but the tokenizer beside it has {} tokens; without the tokenizer's files "
-                       "the model is imported with token numbers alone",
-                       config_file.string(), model.vocab, tokenizer->vocab_size()));
+    throw Error(Code::checkpoint, format("{}: vocab_size: {}, but the tokenizer next to it has {} tokens; remove the "
+                                         "tokenizer's files to import the model with token ids only",
+                                         config_file.string(), model.vocab, tokenizer->vocab_size()));
   const WeightFiles files(calls, input);
   const std::vector<MappedTensor> tensors = tensor_map(model.config.model, model.vocab);
   TensorReader reader(files, model.config.model);
@@ -166,7 +165,7 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
     manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
     checkpoint::complete_step_folder(calls, folder, std::move(manifest));
   });
-  if (!done.tokenizer) log::warning("{}: no tokenizer: the checkpoint takes and gives token numbers", input.string());
+  if (!done.tokenizer) log::warning("{}: no tokenizer: the checkpoint works with token ids only", input.string());
   return done;
 }
 

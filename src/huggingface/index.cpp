@@ -39,7 +39,7 @@ WeightIndex parse_index_json(std::string_view text, const std::string& origin) {
     const std::string name = file.is_string() ? file.get<std::string>() : "";
     const bool plain = name.find('/') == name.npos && name.find('\0') == name.npos && !name.starts_with('.');
     if (!plain || !name.ends_with(".safetensors"))
-      refuse(tensor, format("{} is not the name of a safetensors file beside it",
+      refuse(tensor, format("{} is not the name of a safetensors file next to it",
                             file.dump(-1, ' ', false, json::error_handler_t::replace)));
     index.emplace_back(tensor, name);
   }

@@ -102,12 +102,12 @@ class Fields {
   void demand(const char* field, const json& only) const {
     const json* value = find(field);
     if (value != nullptr && *value != only)
-      refuse(field, format("{} is not supported, this program has {} alone", text_of(*value), text_of(only)));
+      refuse(field, format("{} is not supported, this program supports only {}", text_of(*value), text_of(only)));
   }
   void demand_one_of(const char* field, const std::vector<std::string>& known) const {
     const json* value = find(field);
     if (value != nullptr && std::ranges::none_of(known, [&](const auto& each) { return *value == each; }))
-      refuse(field, format("{} is not supported, this program has {}", text_of(*value), fmt::join(known, ", ")));
+      refuse(field, format("{} is not supported, this program supports {}", text_of(*value), fmt::join(known, ", ")));
   }
   void demand_absent(const char* field) const {
     if (const json* value = find(field)) refuse(field, format("{} is not supported", text_of(*value)));
@@ -152,7 +152,7 @@ void read_gpt2(const Fields& fields, Keys& keys) {
   const double dropout = fields.number("resid_pdrop", kDefaultDropout);
   for (const char* place : {"embd_pdrop", "attn_pdrop"})
     if (fields.number(place, kDefaultDropout) != dropout)
-      fields.refuse(place, format("{}, but resid_pdrop is {}: this program has one dropout for all places; make them "
+      fields.refuse(place, format("{}, but resid_pdrop is {}: this program supports only one dropout rate; make them "
                                   "equal in the file (results do not depend on it)",
                                   fields.number(place, kDefaultDropout), dropout));
   keys.add("dropout", dropout);
@@ -166,7 +166,8 @@ void read_rope(const Fields& fields, Keys& keys) {
     const Fields rope = fields.object(name);
     for (const char* kind : {"rope_type", "type"})
       if (const json* value = rope.find(kind); value != nullptr && *value != "default")
-        fields.refuse(name, format("{} is not supported, this program has \"default\" alone", Fields::text_of(*value)));
+        fields.refuse(name,
+                      format("{} is not supported, this program supports only \"default\"", Fields::text_of(*value)));
     rope.demand("partial_rotary_factor", 1.0);
     theta = rope.number("rope_theta", theta);
   }
@@ -179,7 +180,7 @@ void read_llama(const Fields& fields, Keys& keys) {
   const int64_t head = fields.size("head_dim", width / heads);
   if (head != width / heads)
     fields.refuse("head_dim", format("{}, but hidden_size / num_attention_heads is {} / {}", head, width, heads));
-  if (head % 2 != 0) fields.refuse("head_dim", format("{} is odd: rotary positions turn pairs of features", head));
+  if (head % 2 != 0) fields.refuse("head_dim", format("{} is odd: RoPE rotates pairs of features", head));
   const int64_t kv_heads = fields.size("num_key_value_heads", heads);
   if (heads % kv_heads != 0)
     fields.refuse("num_key_value_heads", format("{} does not divide num_attention_heads = {}", kv_heads, heads));
@@ -198,7 +199,7 @@ void read_llama(const Fields& fields, Keys& keys) {
   fields.demand_absent("sliding_window");
   if (const double dropout = fields.number("attention_dropout", 0); dropout != 0)
     fields.refuse("attention_dropout",
-                  format("{}: this program would drop elements elsewhere too; set it to 0 in the file (results do not "
+                  format("{}: this program would apply dropout elsewhere too; set it to 0 in the file (results do not "
                          "depend on it) and train with model.dropout",
                          dropout));
   keys.add("tie_embeddings", fields.flag("tie_word_embeddings", false));
@@ -230,7 +231,8 @@ ModelConfig parse_config_json(std::string_view text, const std::string& origin) 
   const json* type = fields.find("model_type");
   if (type == nullptr) fields.refuse("model_type", "missing; expected \"gpt2\" or \"llama\"");
   if (*type != "gpt2" && *type != "llama")
-    fields.refuse("model_type", format("{} is not supported, this program has gpt2 and llama", Fields::text_of(*type)));
+    fields.refuse("model_type",
+                  format("{} is not supported, this program supports gpt2 and llama", Fields::text_of(*type)));
   fields.demand_absent("quantization_config");
   Keys keys;
   keys.add("arch", type->get<std::string>());

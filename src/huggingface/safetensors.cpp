@@ -75,7 +75,7 @@ class HeaderReader {
       return true;
     };
     json header = json::parse(text, check, /*allow_exceptions=*/false);
-    if (!header.is_object()) fail("header", "not a JSON object: the file is damaged or no safetensors file");
+    if (!header.is_object()) fail("header", "not a JSON object: the file is damaged or not a safetensors file");
     return header;
   }
 
@@ -86,11 +86,11 @@ class HeaderReader {
   }
 
   std::vector<int64_t> sizes_of(const std::string& name, const json& list, const char* key) const {
-    if (!list.is_array()) fail(name, format("\"{}\" is no list", key));
+    if (!list.is_array()) fail(name, format("\"{}\" is not a list", key));
     std::vector<int64_t> sizes;
     for (const json& each : list) {
       if (!each.is_number_unsigned() || each.get<uint64_t>() > uint64_t{1} << 62)
-        fail(name, format("\"{}\": {} is no size", key, each.dump(-1, ' ', false, json::error_handler_t::replace)));
+        fail(name, format("\"{}\": {} is not a size", key, each.dump(-1, ' ', false, json::error_handler_t::replace)));
       sizes.push_back(each.get<int64_t>());
     }
     return sizes;
@@ -135,12 +135,13 @@ SafetensorsFile::SafetensorsFile(SystemCalls& calls, const fs::path& path) : fil
     throw Error(Code::checkpoint, format("{}: {}", path.string(), reason));
   };
   const int64_t size = file_.size();
-  if (size < kLengthBytes) refuse(format("{} bytes: no safetensors file, which begins with a length of 8", size));
+  if (size < kLengthBytes)
+    refuse(format("{} bytes: not a safetensors file, which begins with a length of 8 bytes", size));
   uint64_t length = 0;
   file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length > static_cast<uint64_t>(kMostHeaderBytes))
-    refuse(format("its header would have {} bytes, at most {} are read: no safetensors file, or a damaged one", length,
-                  kMostHeaderBytes));
+    refuse(format("its header would have {} bytes, at most {} are read: not a safetensors file, or a damaged one",
+                  length, kMostHeaderBytes));
   if (static_cast<int64_t>(length) > size - kLengthBytes)
     refuse(format("its header has {} bytes, but {} follow: the file is truncated", length, size - kLengthBytes));
   std::string header(static_cast<size_t>(length), '\0');

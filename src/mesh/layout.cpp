@@ -53,8 +53,9 @@ void Layout::check_divides() const {
     if (padded_[dim] % blocks != 0)
       throw Error(
           Code::config,
-          format("dim {} of {} does not divide over {} ({} ranks): make {} a multiple of {}, or choose another mesh",
-                 dim, trainer::to_string(padded_), mesh_.name_of(axes), blocks, padded_[dim], blocks));
+          format(
+              "dim {} of {} does not divide over {} ({} ranks): make {} a multiple of {}, or choose a different mesh",
+              dim, trainer::to_string(padded_), mesh_.name_of(axes), blocks, padded_[dim], blocks));
   }
 }
 

@@ -14,7 +14,7 @@ MeshShape::MeshShape(std::vector<MeshAxis> axes, std::vector<std::pair<std::stri
   }
   for (auto& [alias, joined] : aliases) {
     TRAINER_CHECK(names.find(alias) == 0, "axis {} is declared twice", alias);
-    TRAINER_CHECK(joined >> names.axes.size() == 0, "{} stands for axes that are not of the mesh", alias);
+    TRAINER_CHECK(joined >> names.axes.size() == 0, "{} is an alias of axes that are not in the mesh", alias);
     names.aliases.emplace_back(std::move(alias), joined);
   }
   names_ = std::make_shared<const Names>(std::move(names));

@@ -49,7 +49,7 @@ std::string to_string(const Engine& engine) {
   const Plan& plan = engine.plan();
   static constexpr std::string_view memory[] = {"", "; host memory is pinned",
                                                 "; host memory is pageable, copied through pinned buffers",
-                                                "; host memory is pageable, so nothing is streamed"};
+                                                "; host memory is pageable, so no subgroup is streamed"};
   std::string text =
       format("{} subgroup{} of at most {} elements: {} on the host, {} streamed through {} slot{}, {} resident{}{}",
              engine.subgroups().size(), engine.subgroups().size() == 1 ? "" : "s", largest_of(engine.subgroups()),

@@ -20,8 +20,8 @@ void require_usual_rounding() {
   constexpr unsigned kFlushes = 0x8040, kRounding = 0x6000;  // FTZ and DAZ; not to nearest
   const unsigned control = _mm_getcsr();
   TRAINER_CHECK((control & (kFlushes | kRounding)) == 0,
-                "a thread that updates weights has FTZ, DAZ or a rounding mode set (MXCSR {:#x}): a library did that, "
-                "as objects linked with -ffast-math do",
+                "a thread that updates weights has FTZ, DAZ or a rounding mode set (MXCSR {:#x}): a library set it, as "
+                "libraries linked with -ffast-math do",
                 control);
 }
 

@@ -168,7 +168,7 @@ Cost cost(const AttentionForward& op) { return attention_cost(op.shape, op.q.dty
 Cost cost(const AttentionBackward& op) { return attention_cost(op.shape, op.q.dtype, 10, 4, 4); }
 
 std::string attention_path(const device::Device& device) {
-  return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "own kernels";
+  return device.kind() == device::Kind::cuda ? cuda::attention_path(device) : "built-in kernels";
 }
 
 void run(Exec& ex, const AttentionForward& op) { own_attention(ex, op, block_kernels_for(ex, op.q.dtype)); }

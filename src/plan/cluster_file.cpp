@@ -259,7 +259,8 @@ Cluster parse_cluster(std::string_view text, const std::string& path) {
   for (const char* needed : {"cluster", "device"})
     if (std::ranges::count(found, needed) == 0)
       throw Error(Code::config,
-                  format("{}: the table [{}] is missing: this is no profile and no cluster", path, needed));
+                  format("{}: the table [{}] is missing: this is neither a profile nor the description of a cluster",
+                         path, needed));
   if (c.peaks.empty())
     throw Error(Code::config, format("{}: device: no peak; give tflops_bf16, tflops_fp32 or tflops_fp64", path));
   if (c.devices_per_node > 1 && c.intra.gb_per_s == 0)

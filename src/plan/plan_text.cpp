@@ -74,14 +74,14 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
 }
 
 std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
-  std::string text = format("{} layouts of {}{}, {} priced in {:.1f} s; {} of memory a rank, {}\n", plan.enumerated,
+  std::string text = format("{} layouts of {}{}, {} priced in {:.1f} s; {} of memory per rank, {}\n", plan.enumerated,
                             cluster.name, cluster.measured ? "" : " (data sheet, not calibrated)", plan.priced,
                             plan.seconds, bytes_text(plan.memory_limit), name_of(plan.compute));
   const size_t shown = std::min(top, plan.runs.size());
   size_t width = 26;  // of the layouts
   for (size_t i = 0; i < shown; ++i) width = std::max(width, plan.runs[i].layout.size());
   text += format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>10} {:>10} {:>7}  {}\n", "rank",
-                 "strategy", "layout", width, "batch", "recompute", "ms a step", "compute", "waits", "optimizer",
+                 "strategy", "layout", width, "batch", "recompute", "ms/step", "compute", "waits", "optimizer",
                  "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {
     const PlannedRun& run = plan.runs[i];
@@ -109,7 +109,7 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
   };
   const auto faster = [](Link& link) { link.gb_per_s *= 2; };
   std::vector<Sensitivity> all;
-  all.push_back({"products twice as fast", priced([](Cluster& c) {
+  all.push_back({"matmuls twice as fast", priced([](Cluster& c) {
                    for (auto& [compute, peak] : c.peaks) peak *= 2;
                    for (ProductPoint& point : c.products) point.flops *= 2;
                    for (AttentionPoint& point : c.attentions) point.flops *= 2;
@@ -146,22 +146,22 @@ std::vector<Sensitivity> sensitivities(const PlannedRun& run, const Cluster& clu
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request) {
   const PlannedRun& best = plan.runs.front();
   const double total = best.time.total();
-  std::string text = format("\nwhere the {:.4g} ms of {} with {} go\n", ms(total), best.strategy, best.layout);
+  std::string text = format("\nbreakdown of the {:.4g} ms of {} with {}\n", ms(total), best.strategy, best.layout);
   for (const auto& [name, seconds] : parts(best.time))
     if (seconds > 0) text += format("  {:<34}{:>10.4g} ms {:>8}\n", name, ms(seconds), format_percent(seconds / total));
-  text += "communication, hidden or not\n";
+  text += "communication, overlapped or not\n";
   for (const auto& [axis, comm] : best.time.comm) {
     int64_t bytes = 0;
     const auto found = best.plan.comm_bytes.find(axis);
     if (found != best.plan.comm_bytes.end())
       for (const auto& [operation, count] : found->second) bytes += count;
-    text += format("  {:<34}{:>10.4g} ms {:>8} hidden, {}\n", "along " + axis, ms(comm.busy),
+    text += format("  {:<34}{:>10.4g} ms {:>8} overlapped, {}\n", "along " + axis, ms(comm.busy),
                    format_percent(comm.busy > 0 ? std::max(0.0, 1 - comm.exposed / comm.busy) : 1),
                    bytes_text(static_cast<double>(bytes)));
   }
   text += beside_lower_bound(best, plan.compute);
   const std::vector<Sensitivity> all = sensitivities(best, cluster, request.vocab);
-  text += "what binds it: the step with\n";
+  text += "sensitivity: the step with\n";
   for (const Sensitivity& each : all)
     text += format("  {:<34}{:>10.4g} ms {:>+8.1f} %\n", each.what, ms(each.seconds), 100 * (each.seconds / total - 1));
   const auto other =
@@ -174,20 +174,20 @@ std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest&
     for (const Sensitivity& each : theirs) {
       const auto mine = std::ranges::find(all, each.what, &Sensitivity::what);
       if (mine == all.end() || each.seconds >= mine->seconds) continue;
-      text +=
-          format("  it would win with {}: {:.4g} beside {:.4g} ms\n", each.what, ms(each.seconds), ms(mine->seconds));
+      text += format("  it would be faster with {}: {:.4g} instead of {:.4g} ms\n", each.what, ms(each.seconds),
+                     ms(mine->seconds));
       any = true;
     }
-    if (!any) text += "  it would win with none of the above\n";
+    if (!any) text += "  it would not be faster with any of the above\n";
   }
   if (best.time.unmeasured > 0)
-    text += format("{:.4g} ms of communication were not measured but follow from the constants of {}\n",
+    text += format("{:.4g} ms of communication were not measured but computed from the constants of {}\n",
                    ms(best.time.unmeasured), cluster.path);
   return text;
 }
 
 std::string emitted(const PlannedRun& run, const Cluster& cluster) {
-  std::string text = format("# {} with {}: {:.4g} ms a step, {} a rank, planned for {}\n", run.strategy, run.layout,
+  std::string text = format("# {} with {}: {:.4g} ms/step, {} per rank, planned for {}\n", run.strategy, run.layout,
                             ms(run.time.total()), bytes_text(static_cast<double>(run.plan.total)), cluster.name);
   return text + config::to_toml(run.config);
 }

@@ -150,8 +150,8 @@ class Planning {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
       throw Error(Code::config,
                   format("no layout of {} devices suits the model and the keys that are given: {}{}", request_.devices,
-                         broken.empty() ? "no strategy takes so many" : broken,
-                         nearest.empty() ? "" : format("; {} devices would do", fmt::join(nearest, " or "))));
+                         broken.empty() ? "no strategy supports this many" : broken,
+                         nearest.empty() ? "" : format("; {} devices would fit", fmt::join(nearest, " or "))));
     }
     return runs;
   }
@@ -291,7 +291,7 @@ std::string why_nothing_fits(const Plan& plan) {
   const auto largest = std::ranges::max_element(run.plan.memory, {}, [](const auto& part) { return part.second; });
   return format(
       "no layout fits into {} of memory: the smallest, {} with {}, recompute = \"{}\" and micro_batch = {}, "
-      "takes {}, most of it {} with {}; {} a device would do, or more devices",
+      "takes {}, most of it {} with {}; use devices with {}, or more devices",
       format_bytes(plan.memory_limit), run.strategy, run.layout, config::recompute_text(run.config),
       run.config.train.micro_batch, format_bytes(run.plan.total), largest->first, format_bytes(largest->second),
       format_bytes(run.plan.total));

@@ -10,7 +10,7 @@ void require_own_profile(const Cluster& cluster, const Machine& machine) {
   const std::string own = device_text(machine);
   if (!cluster.measured || cluster.device == own) return;
   throw Error(Code::config,
-              format("{}: device.name = \"{}\": measured on other devices than those here, \"{}\"; measure here with "
+              format("{}: device.name = \"{}\": measured on devices other than this one, \"{}\"; measure here with "
                      "`trainer bench all --write-profile`, or plan for that machine with `trainer plan --cluster {}`",
                      cluster.path, cluster.device, own, cluster.path));
 }

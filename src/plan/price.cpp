@@ -46,7 +46,7 @@ class Timeline {
           break;
       }
     }
-    TRAINER_CHECK(channels_.empty(), "a program ends while a collective is in flight");
+    TRAINER_CHECK(channels_.empty(), "all collectives of a program have completed when it ends");
     all = combined(all, 1, once, times);
   }
 

@@ -34,9 +34,8 @@ std::string tiles(const Summary& summary) {
   if (summary.last_eval) {
     const EvalReport& eval = *summary.last_eval;
     const double entropy = summary.start.unigram_entropy;
-    out +=
-        tile("Validation loss", loss_number(eval.loss),
-             std::isfinite(entropy) ? format("{} by token frequencies alone", loss_number(entropy)) : "nats per token");
+    out += tile("Validation loss", loss_number(eval.loss),
+                std::isfinite(entropy) ? format("unigram baseline {}", loss_number(entropy)) : "nats per token");
     out += tile("Perplexity", format_number(eval.perplexity),
                 eval.bits_per_byte ? format("{:.3f} bits per byte", *eval.bits_per_byte) : "");
   }
@@ -81,7 +80,7 @@ std::string loss_chart(const Summary& summary, const History& history) {
   for (const EvalReport& eval : history.evals) validation.points.push_back({static_cast<double>(eval.step), eval.loss});
   if (!validation.points.empty()) chart.series.push_back(std::move(validation));
   if (std::isfinite(summary.start.unigram_entropy)) {
-    chart.levels.push_back({summary.start.unigram_entropy, "loss of token frequencies alone"});
+    chart.levels.push_back({summary.start.unigram_entropy, "loss of a unigram model"});
   }
   return svg::line_chart(std::move(chart));
 }
@@ -121,7 +120,7 @@ std::string time_split(const Summary& summary) {
   const auto part = [](const char* name, double ms, int colour) {
     return svg::Part{name, std::max(0.0, ms), format("{:.2f} ms", std::max(0.0, ms)), colour};
   };
-  const std::string waits = phase.comm_exposed > 0 ? format(", {} of it waits for communication",
+  const std::string waits = phase.comm_exposed > 0 ? format(", {} of it exposed communication",
                                                             format_percent(phase.comm_exposed / summary.mean_step_ms))
                                                    : "";
   return svg::stacked_bar(
@@ -182,7 +181,7 @@ Rows result_rows(const Summary& summary, const History& history) {
       {"perplexity", format_number(last.perplexity, 5)},
       {"bits per byte", loss_number(last.bits_per_byte.value_or(kUnknown))},
       {"best validation loss", finite(best.loss, format("{} at step {}", loss_number(best.loss), best.step))},
-      {"loss of token frequencies alone",
+      {"loss of a unigram model",
        finite(summary.start.unigram_entropy,
               loss_number(summary.start.unigram_entropy) + " (of the training text, with one added to each count)")},
       {"tokens per second",
@@ -205,7 +204,7 @@ Rows environment_rows(const Environment& env) {
   return {{"version", env.commit.empty() ? env.version : format("{} ({})", env.version, env.commit)},
           {"device", env.device},
           {"instruction set", env.isa},
-          {"matrix products", env.product_path},
+          {"matmul", env.product_path},
           {"ranks × threads", format("{} × {}", env.ranks, env.threads)}};
 }
 
@@ -262,7 +261,7 @@ std::string report_html(const Summary& summary, const History& history, const st
       {"<h2>Result</h2>" + table(result_rows(summary, history)), "<h2>Model and data</h2>" + table(model_rows(start))});
   html += page::section("<h2>Environment</h2>" + table(environment_rows(start.environment)));
   if (!config_toml.empty())
-    html += page::section("<details><summary>Configuration in force</summary><pre>" + escape(config_toml) +
+    html += page::section("<details><summary>Effective configuration</summary><pre>" + escape(config_toml) +
                           "</pre></details>");
   return html + page::end("Every step is in metrics.jsonl, the numbers of this page in report.json.");
 }

@@ -44,9 +44,9 @@ page::Grid::Row compared(const std::string& name, double predicted, double measu
 
 /// Draws what steps waited for updates, and how long updates took, over the steps.
 std::string update_chart(const History& history) {
-  svg::LineChart chart{.id = "updates", .title = "Updates, ms a step", .x_name = "step", .width = 1000, .height = 260};
+  svg::LineChart chart{.id = "updates", .title = "Updates, ms/step", .x_name = "step", .width = 1000, .height = 260};
   chart.from_zero = true;
-  chart.series = {{"from the norm to new weights", {}, 0}, {"waited for", {}, 1}};
+  chart.series = {{"from gradient norm to updated weights", {}, 0}, {"exposed", {}, 1}};
   for (const StepReport& step : history.steps) {
     if (!step.offload) continue;
     const auto at = static_cast<double>(step.step);
@@ -66,13 +66,13 @@ std::string prediction(const Summary& summary) {
   if (std::isfinite(expected)) {
     grid.rows.push_back(
         compared("compute", summary.predicted_step_ms - expected, summary.mean_step_ms - waits, ms_text));
-    if (expected > 0 || waits > 0) grid.rows.push_back(compared("waiting for communication", expected, waits, ms_text));
+    if (expected > 0 || waits > 0) grid.rows.push_back(compared("exposed communication", expected, waits, ms_text));
   }
   if (summary.predicted_memory > 0 && summary.measured_memory > 0)
     grid.rows.push_back(compared("memory", static_cast<double>(summary.predicted_memory),
                                  static_cast<double>(summary.measured_memory),
                                  [](double bytes) { return format_bytes(bytes); }));
-  return "<h2>The plan and the run</h2>" + page::table(grid);
+  return "<h2>Predicted and measured</h2>" + page::table(grid);
 }
 
 std::string optimizer_offload(const History& history) {
@@ -92,14 +92,14 @@ std::string optimizer_offload(const History& history) {
       {"subgroups", format("{} of at most {} parameters, {} slots, {} resident", last.subgroups, last.largest_subgroup,
                            last.slots, last.resident_subgroups)},
       {"host memory", last.host_memory == "plain" ? "" : last.host_memory},
-      {"an update", emulated ? "" : ms_text(median_of(steps, &OffloadReport::update_ms))},
+      {"update", emulated ? "" : ms_text(median_of(steps, &OffloadReport::update_ms))},
       {"on the emulated device", ms_text(median_of(steps, &OffloadReport::emulated_ms))},
       {"predicted", ms_text(median_of(steps, &OffloadReport::predicted_ms))},
-      {"a step waits for it", ms_text(median_of(steps, &OffloadReport::exposed_ms))},
-      {"work that no step waited for", format_percent(median_of(steps, &OffloadReport::overlapped))},
+      {"exposed time per step", ms_text(median_of(steps, &OffloadReport::exposed_ms))},
+      {"overlapped share", format_percent(median_of(steps, &OffloadReport::overlapped))},
       {"rate", std::isfinite(rate) ? format_count(rate) + " parameters/s" : ""},
-      {"of the host's memory rate", format_percent(median_of(steps, &OffloadReport::memory_share))}};
-  page::Grid moved{.head = {"bytes a step"}, .rows = {}}, lanes{.head = {"at work, ms a step"}, .rows = {}};
+      {"share of the host's memory bandwidth", format_percent(median_of(steps, &OffloadReport::memory_share))}};
+  page::Grid moved{.head = {"bytes/step"}, .rows = {}}, lanes{.head = {"busy, ms/step"}, .rows = {}};
   for (const auto& [what, bytes] : last.bytes) moved.rows.push_back({.name = what, .cells = {page::bytes_text(bytes)}});
   for (const auto& [lane, unused] : last.busy_ms)
     lanes.rows.push_back({.name = lane, .cells = {format("{:.3f}", median_of(steps, [&](const OffloadReport* step) {
@@ -107,14 +107,14 @@ std::string optimizer_offload(const History& history) {
                                                            return found == step->busy_ms.end() ? kUnknown
                                                                                                : found->second;
                                                          }))}});
-  return "<h2>Optimizer offload</h2><p>Medians over the steps, of the first rank.</p>" + page::table(facts) +
+  return "<h2>Optimizer offload</h2><p>Medians over the steps, on rank 0.</p>" + page::table(facts) +
          page::table(moved) + (emulated ? "" : page::table(lanes)) + update_chart(history);
 }
 
 std::string communication(const History& history) {
   const std::map<AxisAndOperation, Moved> all = moved_in(history);
   if (all.empty()) return "";
-  page::Grid grid{.head = {"sent", "predicted", "ratio", "waiting, ms a step"}, .rows = {}};
+  page::Grid grid{.head = {"sent", "predicted", "ratio", "exposed, ms/step"}, .rows = {}};
   for (const auto& [what, moved] : all) {
     const bool known = moved.predicted > 0;
     const double ratio = static_cast<double>(moved.sent) / static_cast<double>(std::max<int64_t>(1, moved.predicted));

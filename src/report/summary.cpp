@@ -84,7 +84,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
   }
   if (!history.evals.empty()) summary.last_eval = history.evals.back();
 
-  summary.outcome = "not ended in order";
+  summary.outcome = "did not end normally";
   if (!history.ends.empty()) {
     const EndReport& last = history.ends.back();
     if (last.step >= summary.step) summary.outcome = last.outcome;
@@ -100,7 +100,7 @@ Summary summarize(const History& history, std::vector<Sample> samples) {
 
 std::string median_text(const Summary& summary) {
   if (!summary.setup_changed) return "median";
-  return format("median since step {}, as the steps before ran in another setup", summary.medians_from);
+  return format("median since step {}, where the setup changed", summary.medians_from);
 }
 
 std::string utilisation_text(const Summary& summary) {
@@ -117,13 +117,12 @@ std::string utilisation_text(const Summary& summary) {
 std::string offload_text(const OffloadReport& offload) {
   const double all = static_cast<double>(std::max<int64_t>(1, offload.host + offload.streamed + offload.resident));
   const auto part = [&](int64_t count) { return format_percent(static_cast<double>(count) / all); };
-  std::string text = format("{} updated on the host, {} streamed, {} resident; a step waits {:.2f} ms for it (median)",
+  std::string text = format("{} updated on the host, {} streamed, {} resident; {:.2f} ms/step exposed (median)",
                             part(offload.host), part(offload.streamed), part(offload.resident), offload.exposed_ms);
   if (std::isfinite(offload.emulated_ms))
     text += format("; an update on the emulated device: {:.3g} ms by its clock{}", offload.emulated_ms,
                    std::isfinite(offload.predicted_ms) ? format(", {:.3g} ms predicted", offload.predicted_ms) : "");
-  if (std::isfinite(offload.overlapped))
-    text += format("; {} of its work was waited for by no step", format_percent(offload.overlapped));
+  if (std::isfinite(offload.overlapped)) text += format("; {} of it overlapped", format_percent(offload.overlapped));
   return text;
 }
 
@@ -146,7 +145,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     const EvalReport& eval = *summary.last_eval;
     std::string text = format("{:.4f}", eval.loss);
     if (std::isfinite(summary.start.unigram_entropy))
-      text += format(" (token frequencies alone: {:.4f})", summary.start.unigram_entropy);
+      text += format(" (unigram baseline: {:.4f})", summary.start.unigram_entropy);
     text += format(", perplexity {}", format_number(eval.perplexity));
     if (eval.bits_per_byte) text += format(", {:.3f} bits per byte", *eval.bits_per_byte);
     add("val loss", text);
@@ -159,11 +158,11 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
   }
   if (std::isfinite(summary.tokens_per_s)) {
     std::string text =
-        format("{} tokens/s, {:.1f} ms a step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
+        format("{} tokens/s, {:.1f} ms/step (medians)", format_count(summary.tokens_per_s), summary.step_ms);
     if (summary.setup_changed) text += format(" since step {}, where the setup changed", summary.medians_from);
     if (std::isfinite(summary.tflops_per_device)) text += format(", {:.3g} TFLOP/s", summary.tflops_per_device);
     if (std::isfinite(summary.predicted_step_ms))
-      text += format("; {:.1f} ms predicted ({:.2f} times)", summary.predicted_step_ms,
+      text += format("; {:.1f} ms predicted ({:.2f}x)", summary.predicted_step_ms,
                      summary.step_ms / summary.predicted_step_ms);
     add("speed", text);
   }
@@ -176,7 +175,7 @@ std::vector<std::string> summary_lines(const Summary& summary, const std::filesy
     std::string text = format_bytes(measured) + " measured";
     if (summary.predicted_memory > 0) {
       const auto predicted = static_cast<double>(summary.predicted_memory);
-      text += format(", {} predicted ({:.2f} times)", format_bytes(predicted), measured / predicted);
+      text += format(", {} predicted ({:.2f}x)", format_bytes(predicted), measured / predicted);
     }
     add("memory", text);
   }

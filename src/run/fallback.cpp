@@ -42,7 +42,7 @@ void load_first_whole(comm::World& world, const std::vector<fs::path>& folders, 
     const std::string damage = load(folder);
     if (damage.empty()) return;
     if (folder == folders.back()) throw checkpoint::Damage(none_whole + damage).on(Scope::all_ranks);
-    if (world.first()) log::warning("checkpoint skipped, trying the one before: {}", damage);
+    if (world.first()) log::warning("checkpoint skipped, trying the previous one: {}", damage);
   }
 }
 

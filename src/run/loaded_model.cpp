@@ -45,7 +45,7 @@ void take_tuning(comm::World& world, const LoadedModel& loaded) {
     setup::use_gemm_tuning(loaded.config, world, *setup::make_dry_device(loaded.machine));
   } catch (const Error& error) {
     if (error.code() != Code::config) throw;
-    if (world.first()) log::info("{}: the library chooses the algorithms of products", error.what());
+    if (world.first()) log::info("{}: the library chooses the GEMM algorithms", error.what());
   }
 }
 
@@ -95,7 +95,7 @@ LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& 
   const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return checkpoint::candidates(path); });
   const std::string none_whole =
       candidates.size() < 2 ? ""
-                            : format("{}: none of its {} checkpoints is whole: ", path.string(), candidates.size());
+                            : format("{}: none of its {} checkpoints is intact: ", path.string(), candidates.size());
   std::optional<LoadedModel> loaded;
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, sets, loaded); });

@@ -22,10 +22,11 @@ void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
   const report::History history = report::read_history(file);
   if (history.steps.empty()) return;
   if (step == 0)
-    log::warning("{}: the steps of an earlier run go, as this one starts from step 0", file.string());
+    log::warning("{}: steps of an earlier run are deleted, as this run starts from step 0", file.string());
   else if (std::ranges::count(history.checkpoints, step, &report::CheckpointReport::step) == 0)
-    log::warning("{}: there is no checkpoint of step {}, from which the run resumes; its steps may be of another run",
-                 file.string(), step);
+    log::warning(
+        "{}: it has no checkpoint of step {}, from which this run resumes; its steps may be from a different run",
+        file.string(), step);
 }
 
 report::OffloadReport offload_report(offload::Engine& engine) {
@@ -141,8 +142,8 @@ void Reporter::step(const train::StepWork& work, const train::Trainer::Outcome& 
   last_step_ = r;
   if (!r.skipped && !bytes_differ_ && r.comm_bytes != plan_.comm_bytes) {
     bytes_differ_ = true;
-    warn(r.step, format("step {} sent other bytes than predicted: {}, not {}", r.step, comm_text(r.comm_bytes),
-                        comm_text(plan_.comm_bytes)));
+    warn(r.step,
+         format("step {} sent {}, predicted were {}", r.step, comm_text(r.comm_bytes), comm_text(plan_.comm_bytes)));
   }
   if (progress_) progress_->step(r);
 }
@@ -154,8 +155,7 @@ void Reporter::judge_peak(int64_t step, double flops_per_s, const Meter& meter) 
       warn(step, told);
   };
   // The seconds of single operators on a GPU are not known, since the host waits for all of them together.
-  for (const auto& [kind, what] :
-       {std::pair{OpKind::gemm, "the products of"}, {OpKind::attention, "the attention of"}}) {
+  for (const auto& [kind, what] : {std::pair{OpKind::gemm, "the GEMMs of"}, {OpKind::attention, "the attention of"}}) {
     const Meter::Entry& entry = meter.of(kind);
     if (!machine_.gpu && peak_.is_measured() && entry.seconds > 0) saw(entry.flops / entry.seconds, what);
   }
@@ -222,11 +222,10 @@ void Reporter::judge_prediction(const report::EndReport& end) {
   const double waits = end.measured.wait_ms, expected = end.predicted.wait_ms;
   const double compute = end.measured.step_ms - waits, expected_compute = end.predicted.step_ms - expected;
   const bool by_waits = std::abs(waits - expected) > std::abs(compute - expected_compute);
-  warn(end.step,
-       format("a step took {:.4g} ms, {:.4g} were predicted: {} was off, {:.4g} ms instead of {:.4g}; `trainer "
-              "bench all --write-profile` measures the machine anew",
-              end.measured.step_ms, end.predicted.step_ms, by_waits ? "waiting for communication" : "compute",
-              by_waits ? waits : compute, by_waits ? expected : expected_compute));
+  warn(end.step, format("a step took {:.4g} ms, predicted were {:.4g} ms: {} took {:.4g} ms instead of {:.4g}; "
+                        "`trainer bench all --write-profile` measures the machine again",
+                        end.measured.step_ms, end.predicted.step_ms, by_waits ? "exposed communication" : "compute",
+                        by_waits ? waits : compute, by_waits ? expected : expected_compute));
 }
 
 void Reporter::repeat_summary() const {

@@ -115,8 +115,8 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   const std::string none_whole =
       config.resume != "auto"
           ? ""
-          : format("{}: none of its {} checkpoints is whole; remove the folder to start anew: ", folder.string(),
-                   candidates.size());
+          : format("{}: none of its {} checkpoints is intact; remove the folder to start from scratch: ",
+                   folder.string(), candidates.size());
   Resumed resumed;
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
@@ -166,9 +166,9 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
   for (const std::string& change : changed_lines(resumed.config_toml, present.config_toml))
     log::info("changed since: {}", change);
   if (!resumed.val_hash.empty() && resumed.val_hash != present.val_hash)
-    log::info("changed since: the validation data; earlier validation losses do not compare");
+    log::info("changed since: the validation data; earlier validation losses are not comparable");
   if (resumed.gemm_tuning_hash && resumed.gemm_tuning_hash != present.gemm_tuning_hash)
-    log::info("changed since: the algorithms of products (another tuning table, or none): sums may round otherwise");
+    log::info("changed since: the GEMM algorithms (a different tuning table, or none): results may round differently");
 }
 
 std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const fs::path& folder,

@@ -62,11 +62,9 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
         setup::require_memory(plan, config, vocab, machine);
       } catch (const Error& error) {
         if (config.hardware.memory_limit > 0) throw;
-        throw Error(
-            error.code(),
-            format("{}. For another machine give hardware.memory_limit (GB of a rank); `trainer plan --cluster` "
-                   "knows GPUs",
-                   error.what()));
+        throw Error(error.code(), format("{}. To plan for a different machine, set hardware.memory_limit (GB per "
+                                         "rank), or use `trainer plan --cluster`",
+                                         error.what()));
       }
     });
     return 0;
@@ -81,7 +79,7 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   const Locks locks(world, config);
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
-    log::info("stopped while tokenizing; the same command resumes here");
+    log::info("stopped while tokenizing; run the same command again to resume");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
   std::optional<setup::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);

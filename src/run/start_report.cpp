@@ -52,7 +52,7 @@ std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, con
 
 void log_start(const report::StartReport& start, std::string_view compute_reason, std::string_view transport) {
   const report::Environment& environment = start.environment;
-  log::info("{}: {} parameters, vocabulary {}, {} ({}), products by {}", start.name,
+  log::info("{}: {} parameters, vocabulary {}, {} ({}), matmul by {}", start.name,
             format_count(static_cast<double>(start.parameters)), start.vocab_size, start.compute, compute_reason,
             environment.product_path);
   log::info("global_batch {} = micro_batch {} x accumulation {} x data {}; {} steps of {} tokens", start.global_batch,

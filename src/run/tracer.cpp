@@ -53,7 +53,7 @@ Tracer::~Tracer() {
 void Tracer::expect_steps(int64_t first, int64_t last) const {
   const std::vector<int64_t>& steps = config_.log.trace;
   if (world_.first() && !steps.empty() && (steps.back() < first || steps.front() > last))
-    log::warning("log.trace = [{}, {}]: there will be no trace, as this run makes steps {} to {}", steps.front(),
+    log::warning("no trace: log.trace covers steps {} to {}, this run makes steps {} to {}", steps.front(),
                  steps.back(), first, last);
 }
 

@@ -290,7 +290,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 }
 
 void TrainingLoop::give_up(const std::string& reason) {
-  reporter_.end(state_, "ended as it diverged", trainer_);
+  reporter_.end(state_, "ended because training diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
                                       reason, world_.first() ? train::suggest_resume(store_.folder()) : ""))
       .on(Scope::all_ranks);

@@ -33,7 +33,7 @@ std::optional<double> data_sheet_peak(const std::string& name, DType compute) {
 }
 
 double best_product_flops(device::Device& device, DType dtype) {
-  TRAINER_CHECK(device.kind() == device::Kind::cuda, "the peak of a CPU is that of its peak loop");
+  TRAINER_CHECK(device.kind() == device::Kind::cuda, "the peak of a CPU is measured");
   const int64_t n = 64 * int64_t{device.gpu().multiprocessors};  // large enough to fill every multiprocessor many times
   Arena arena(device, Arena::Mode::heap);
   Meter meter;

@@ -86,7 +86,7 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   if (machine.gpu) {
     machine.libraries->attention = choose_attention(config.hardware.attention, *machine.gpu, world.first());
   } else if (config.hardware.attention == config::AttentionKernels::cudnn && world.first()) {
-    log::info("hardware.attention = \"cudnn\" is ignored: the attention of a CPU is our own");
+    log::info("hardware.attention = \"cudnn\" is ignored: a CPU uses the built-in kernels");
   }
   const int threads = device::default_threads(world.local_size()), share = device::share_of_cores(world.local_size());
   machine.threads = config.run.threads > 0 ? static_cast<int>(config.run.threads) : threads;
@@ -98,15 +98,15 @@ Machine choose_machine(const config::Config& config, const comm::World& world) {
   const int64_t at_once = int64_t{machine.threads} * world.local_size();
   const int cores = device::share_of_cores(1);
   if (config.run.threads > 0 && at_once > cores && world.local_rank() == 0)
-    log::warning("run.threads = {}{} is more than the {} of this machine: threads take turns, and the run is slower",
-                 config.run.threads, world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "",
+    log::warning("run.threads = {}{} exceeds this machine's {}: the run will be slower", config.run.threads,
+                 world.local_size() > 1 ? format(" on each of {} ranks", world.local_size()) : "",
                  counted(cores, "core"));
   machine.ranks = world.size();
   machine.rank = world.rank();
   machine.isa = device::detect_isa();
   const bool bf16 = machine.gpu || device::fast_bf16(device::cpu_features(), machine.isa);
   machine.compute = given_compute(config).value_or(bf16 ? DType::bf16 : DType::f32);
-  machine.compute_reason = config.precision.compute != config::Compute::automatic ? "asked for"
+  machine.compute_reason = config.precision.compute != config::Compute::automatic ? "requested"
                            : machine.gpu                                          ? "default: a GPU"
                                                                                   : bf16_reason(machine.isa);
   machine.host_limit = available_memory() / world.local_size();
@@ -127,7 +127,7 @@ void require_one_compute(comm::World& world, const Machine& machine) {
   const auto other = std::find_if(types.begin(), types.end(), [&](const auto& type) { return type != types.front(); });
   world.control().run_on_all_ranks([&] {
     if (!world.first() || other == types.end()) return;
-    throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each by the default of its machine: set "
+    throw Error(Code::plan, format("rank {} would compute in {}, rank 0 in {}, each the default of its machine; set "
                                    "precision.compute to one of them",
                                    other - types.begin(), *other, types.front()));
   });

@@ -105,7 +105,7 @@ std::string offload_note(const train::Trainer& trainer, const RunPlan& plan, con
 }
 
 std::string offload_table(const RunPlan& plan, const config::Config& config, const Machine& machine) {
-  std::string text = format("offload of the optimizer   {:>12}{:>12}\n", "device", "host");
+  std::string text = format("optimizer offload          {:>12}{:>12}\n", "device", "host");
   const auto row = [&](const std::string& name, const config::Offload& offload) {
     const bool same = offload.optimizer == config.offload.optimizer;
     const offload::Footprint memory = memory_with(plan, config, offload, machine);

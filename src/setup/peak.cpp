@@ -69,18 +69,17 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   const bool first = !std::exchange(told_, true);
   if (!is_measured()) {
     if (!first) return {};
-    return faster + (origin_ == "user"
-                         ? " that hardware.peak_tflops gives: utilisation above 100 % says that it is too "
-                           "low; remove the key, and the trainer measures it"
-                         : " of the data sheet: set hardware.peak_tflops to what this part can do");
+    return faster + (origin_ == "user" ? " set by hardware.peak_tflops: utilisation above 100 % means that it is too "
+                                         "low; remove the key to have it measured"
+                                       : " of the data sheet: set hardware.peak_tflops to this device's peak");
   }
   flops_ = flops;
   raised_by_ = what;
   if (!first) return {};
   const std::string shown = rates_.empty()
-                                ? " that was measured"
-                                : format(" that {} windows had shown, which something disturbed", rates_.size());
-  return faster + shown + ": it is raised to that rate, and the utilisation of earlier steps was less than printed";
+                                ? " measured before"
+                                : format(" measured in {} windows, which were probably disturbed", rates_.size());
+  return faster + shown + ": it is raised to that rate, and the utilisation of earlier steps was lower than printed";
 }
 
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world) {
@@ -91,7 +90,7 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
   world.control().sum(gpus);
   if (gpu) {
     if (const auto known = data_sheet_peak(device.gpu().name, compute)) return {*known, "data sheet"};
-    return {best_product_flops(device, compute), "measured", "products of the library"};
+    return {best_product_flops(device, compute), "measured", "library GEMMs"};
   }
   const int cores = device::share_of_cores(1), local = world.local_size();
   const auto loop = std::make_shared<PeakWindows>(device, compute, world.local_rank(), local);

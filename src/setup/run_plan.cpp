@@ -162,8 +162,8 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
     const std::string change = offload_change_that_fits(plan, config, machine);
     refuse("host memory", on_host, machine.host_limit, "this rank's share of what the system can give now", is_of_host,
            !change.empty() ? change
-                           : "no way to keep the optimizer's state fits: split it over more replicas "
-                             "(parallel.zero_stage = 1), or the model over more ranks");
+                           : "the optimizer state fits neither on the device nor in host memory: split it over more "
+                             "replicas (parallel.zero_stage = 1), or the model over more ranks");
   }
   if (plan.total > machine.memory_limit)
     refuse(

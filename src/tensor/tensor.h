@@ -27,7 +27,7 @@ struct Tensor {
   /// Typed pointer to the first element; the dtype must match.
   template <typename T>
   T* as() const {
-    TRAINER_DCHECK(dtype == DTypeOf<T>::value, "asked for {}, holds {}", name_of(DTypeOf<T>::value), name_of(dtype));
+    TRAINER_DCHECK(dtype == DTypeOf<T>::value, "requested {}, holds {}", name_of(DTypeOf<T>::value), name_of(dtype));
     return reinterpret_cast<T*>(data);
   }
   /// All elements of a packed tensor.

@@ -77,7 +77,7 @@ void Generator::run(const std::vector<int32_t>& prompt, int64_t tokens, const Sa
   const int64_t capacity = cache_.capacity;
   bool noticed = false;
   const auto keep_last_half = [&] {
-    if (!noticed) log::info("the text outgrows the model's {} positions: it continues from its last half", capacity);
+    if (!noticed) log::info("context window of {} tokens exceeded: keeping the last half", capacity);
     noticed = true;
     text.erase(text.begin(), text.end() - std::max<int64_t>(1, capacity / 2));
   };

@@ -9,14 +9,14 @@ MicroGraphs::MicroGraphs(device::Device& device, const config::Config& config, b
   if (device.kind() != device::Kind::cuda) {
     text_ = "none: the device is a CPU";
   } else if (config.offload.optimizer != config::OffloadOptimizer::none) {
-    text_ = "none: the optimizer is offloaded, and is told of each gradient as the backward pass completes it";
+    text_ = "none: optimizer offload starts a copy of each gradient as the backward pass completes it";
   } else if (config.model.dropout > 0) {
-    text_ = "none: model.dropout draws its masks by the number of the step, which kernels are told when they start";
+    text_ = "none: the masks of model.dropout depend on the step number, a kernel argument";
   } else if (communicates) {
-    text_ = "none: ranks communicate within micro-steps, and each operation is watched from its start";
+    text_ = "none: ranks communicate within micro-steps";
   } else if (last_communicates) {
     some_ = true;
-    text_ = "every micro-step but the last of a step, in which ranks communicate";
+    text_ = "every micro-step except the last of a step, in which ranks communicate";
   } else {
     some_ = last_ = true;
     text_ = "every micro-step";
@@ -38,7 +38,7 @@ void MicroGraphs::record(const Kind& kind, const std::function<void()>& work) {
   try {
     slot_of(kind).graph = device_.record(work);
   } catch (Error& error) {
-    error.add_context("while a micro-step was recorded; train.cuda_graph = false runs without records");
+    error.add_context("while a micro-step was captured; train.cuda_graph = false runs without graphs");
     throw;
   }
 }

@@ -58,8 +58,8 @@ void check_replicas(Trainer& trainer, int64_t step) {
       const auto [first, is_new] = holders.try_emplace(which, contents, rank);
       if (is_new || first->second.first == contents) continue;
       throw Error(Code::internal,
-                  format("step {}: {} of rank {} differs from that of rank {}: a replica computes wrongly. Suspect the "
-                         "hardware of its host; the last checkpoint is from before this comparison",
+                  format("step {}: {} of rank {} differs from that of rank {}: one replica computed a wrong result. "
+                         "Check the hardware of its host; the last checkpoint was saved before this check",
                          step, store.params()[p].name, rank, first->second.second))
           .on(Scope::all_ranks);
     }

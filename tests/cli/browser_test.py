@@ -132,9 +132,9 @@ class Pages(rig.Runs):
         log.write_text("\n".join([json.dumps(start), *others]) + "\n")
         self.trainer("report", "run")
         page = self.folder / "run/report.html"
-        for heading in ("The plan and the run", "Communication by axis", "Optimizer offload"):
+        for heading in ("Predicted and measured", "Communication by axis", "Optimizer offload"):
             self.assertIn(f"<h2>{heading}</h2>", page.read_text())
-        self.check(page, {"Updates, ms a step", "Time line"})
+        self.check(page, {"Updates, ms/step", "Time line"})
 
     def test_the_probe_sees_what_is_wrong(self):
         """A check that never fails proves nothing."""

@@ -62,7 +62,7 @@ class Damage(rig.Runs):
         for folder in self.step_folders():
             flip_a_byte(folder / "rank-00000.shard")
         stderr = self.train(status=5)
-        self.assertIn("run/checkpoints: none of its 3 checkpoints is whole; remove the folder to start anew", stderr)
+        self.assertIn("run/checkpoints: none of its 3 checkpoints is intact; remove the folder to start from scratch", stderr)
         self.assertEqual(self.saved_steps(), [2, 4, 6])
 
     def test_must_and_a_path_mean_one_checkpoint(self):
@@ -81,7 +81,7 @@ class Damage(rig.Runs):
             for path in ("run", "run/checkpoints"):
                 stderr = self.trainer(*verb, "--checkpoint", path)
                 for damaged in ("step-00000006/rank-00000.shard", "step-00000004/tokenizer.model"):
-                    self.assertIn(f"checkpoint skipped, trying the one before: run/checkpoints/{damaged}", stderr)
+                    self.assertIn(f"checkpoint skipped, trying the previous one: run/checkpoints/{damaged}", stderr)
                 result = json.loads(self.trainer(*verb, "--checkpoint", path, "--json", stdout=True))
                 self.assertEqual(result["step"], 2)
         by_config = self.trainer("eval", "--config", "config.toml", "--json", stdout=True)
@@ -91,7 +91,7 @@ class Damage(rig.Runs):
             for path in ("run/checkpoints/step-00000006", "run"):
                 stderr = self.trainer(*verb, "--checkpoint", path, status=5)
                 self.assertIn("the checksum of bytes", stderr.splitlines()[-1])
-            self.assertIn("run: none of its 3 checkpoints is whole: ", stderr)
+            self.assertIn("run: none of its 3 checkpoints is intact: ", stderr)
 
     def test_another_model_is_no_damage(self):
         self.saved_run()
@@ -145,8 +145,8 @@ class CutShort(rig.Runs):
             file.truncate(bytes_left)
         stderr = self.ended(process, 4)
         self.launcher = []
-        self.assertIn("tokens/tokens.bin: it became shorter while it was in use: "
-                      f"{len(whole)} bytes were there, {bytes_left} are now", stderr)
+        self.assertIn("tokens/tokens.bin: truncated while in use: "
+                      f"it had {len(whole)} bytes, there are {bytes_left} now", stderr)
         self.assertNotIn("bug", stderr)
         tokens.write_bytes(whole)
         return stderr
@@ -176,7 +176,7 @@ class CutShort(rig.Runs):
             shutil.rmtree(self.folder / "run")
             stderr = self.cut_while("parallel.data=2", "run.threads=1", launcher=[*rig.MPIRUN, "-np", "2"])
             # Once; or once a rank, where both reach the missing bytes before one has heard of the other.
-            said = [line for line in stderr.splitlines() if "it became shorter" in line]
+            said = [line for line in stderr.splitlines() if "truncated while in use" in line]
             self.assertIn(len(said), (1, 2), stderr)
             self.assertEqual(len({"rank 1:" in line for line in said}), len(said), stderr)
             self.assert_whole(*self.step_folders())
@@ -192,7 +192,7 @@ class CutShort(rig.Runs):
         self.wait_until(lambda: "long/tokens.bin" in maps.read_text(), process, "its data", pause=0)
         with open(long, "r+b") as file:
             file.truncate(1024)
-        self.assertIn("long/tokens.bin: it became shorter while it was in use", self.ended(process, 4))
+        self.assertIn("long/tokens.bin: truncated while in use", self.ended(process, 4))
 
 
 class FullDisk(rig.Runs):

@@ -83,7 +83,7 @@ class Divergence(rig.Runs):
     def test_a_last_step_that_was_skipped_is_no_end_without_validation(self):
         sets = [*RUINOUS, "data.val_fraction=0"]
         self.assertIn("the training loss is not finite", self.train(*sets, status=DIVERGED))
-        self.assertEqual(self.events("end")[-1]["outcome"], "ended as it diverged")
+        self.assertEqual(self.events("end")[-1]["outcome"], "ended because training diverged")
 
     def test_evaluation_says_that_the_loss_is_not_finite(self):
         self.train(*RUINOUS, max_steps=6)

@@ -66,7 +66,7 @@ class Evaluation(rig.Runs):
                 (["--choices", "q.jsonl", "--data", "text.txt"], 2, "--data excludes --choices"),
                 (["--questions", "3"], 2, "--questions requires --choices"),
                 (["--choices", "none.jsonl"], 4, "none.jsonl: cannot open: No such file"),
-                (["--choices", "text.txt"], 4, "text.txt:1: no question; expected {\"ctx\": text"),
+                (["--choices", "text.txt"], 4, "text.txt:1: not a question; expected {\"ctx\": text"),
                 (["--choices", "."], 4, ".: not a regular file")):
             with self.subTest(args=args):
                 self.assertIn(message, self.trainer("eval", "--checkpoint", "run", *args, status=status))

@@ -64,7 +64,7 @@ class Plan(rig.Runs):
 
     def test_a_plan_is_a_table_a_document_a_page_and_a_run(self):
         text = self.plan("--devices", "4", "--free", "all", "--explain", "--html", "plan.html", "--set", "model.n_head=4")
-        for part in ("rank", "megatron-1d", "waits", "where the", "what binds it", "the next strategy"):
+        for part in ("rank", "megatron-1d", "waits", "breakdown of the", "sensitivity", "the next strategy"):
             self.assertIn(part, text)
         self.assertIn("<svg", (self.folder / "plan.html").read_text())
         document = json.loads(self.plan("--devices", "4", "--free", "all", "--json", "--emit", "best.toml", "--top", "99",
@@ -101,11 +101,11 @@ class Plan(rig.Runs):
                 "parallel.zero_stage=0", "--set", "parallel.sequence_parallel=true")
         cluster = (self.folder / "cluster.toml").read_text()
         before = json.loads(self.plan(*args, "--json"))["runs"][0]["step_seconds"]
-        lines = self.plan(*args, "--explain").split("what binds it: the step with\n")[1].splitlines()
+        lines = self.plan(*args, "--explain").split("sensitivity: the step with\n")[1].splitlines()
         first = lines[0]
         self.assertRegex(first, r"-\d")
-        changes = {"products twice as fast": [("tflops_fp32 = 0.096", "tflops_fp32 = 0.192"),
-                                              ("tflops_fp64 = 0.048", "tflops_fp64 = 0.096")],
+        changes = {"matmuls twice as fast": [("tflops_fp32 = 0.096", "tflops_fp32 = 0.192"),
+                                             ("tflops_fp64 = 0.048", "tflops_fp64 = 0.096")],
                    "memory twice as fast": [("memory_gb_per_s = 16", "memory_gb_per_s = 32")],
                    "links within nodes twice as fast": [("gb_per_s = 4\n", "gb_per_s = 8\n")],
                    "no latency": [("operator_us = 3", "operator_us = 0"), ("start_us = 10", "start_us = 0"),
@@ -132,10 +132,10 @@ class Plan(rig.Runs):
 
     def test_mistakes_end_with_what_would_fit(self):
         small = ("--set", "model.n_head=2", "--set", "train.global_batch=4")
-        self.assertIn("; 4 or 8 devices would do", self.plan("--devices", "7", *small, status=2, stdout=False))
+        self.assertIn("; 4 or 8 devices would fit", self.plan("--devices", "7", *small, status=2, stdout=False))
         message = self.plan("--devices", "4", "--set", "hardware.memory_limit=0.0001", status=3, stdout=False)
         self.assertIn("no layout fits into", message)
-        self.assertIn("a device would do", message)
+        self.assertIn("use devices with", message)
         bare = re.sub("efficiency = .*", "", (self.folder / "cluster.toml").read_text())
         (self.folder / "bare.toml").write_text(bare)
         message = self.trainer("plan", "--config", "config.toml", "--cluster", "bare.toml")
@@ -180,8 +180,8 @@ class Plan(rig.Runs):
         self.assertEqual(end["predicted"]["step_ms"], start["predicted"]["step_ms"])
         self.assertAlmostEqual(end["ratio"]["step_ms"], end["measured"]["step_ms"] / end["predicted"]["step_ms"])
         off = abs(end["ratio"]["step_ms"] - 1) > 0.25
-        self.assertEqual(any("were predicted" in w["message"] for w in self.events("warning", "predicted")), off)
-        self.assertIn("The plan and the run", (self.folder / "predicted" / "report.html").read_text())
+        self.assertEqual(any("predicted were" in w["message"] for w in self.events("warning", "predicted")), off)
+        self.assertIn("Predicted and measured", (self.folder / "predicted" / "report.html").read_text())
         log = self.train("run.dir=chosen", "hardware.profile=here.toml", "run.threads=1", "parallel.strategy=auto")
         self.assertIn('strategy "auto" chose', log)
         self.assertNotIn('strategy = "auto"', (self.folder / "chosen" / "config.toml").read_text())
@@ -190,7 +190,7 @@ class Plan(rig.Runs):
                  else 'name = "another"' for i, line in enumerate(profile.splitlines())]
         (self.folder / "other.toml").write_text("\n".join(lines) + "\n")
         message = self.train("run.dir=refused", "hardware.profile=other.toml", status=2)
-        self.assertIn("measured on other devices", message)
+        self.assertIn("measured on devices other than this one", message)
 
 
 if __name__ == "__main__":

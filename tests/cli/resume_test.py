@@ -140,23 +140,23 @@ class Resume(rig.Runs):
     def test_a_run_from_step_0_leaves_nothing_of_an_earlier_one(self):
         self.train(max_steps=2)
         stderr = self.train("model.d_model=48", resume="never", max_steps=1)
-        self.assertIn("the steps of an earlier run go", stderr)
+        self.assertIn("steps of an earlier run are deleted", stderr)
         self.assertEqual([event["model"]["d_model"] for event in self.events("start")], [48])
 
     def test_metrics_of_another_run_are_told(self):
         self.train("checkpoint.interval=4", "checkpoint.keep=0")
         steps = (self.folder / "run/metrics.jsonl").read_text()
-        self.assertNotIn("another run", self.train("train.steps=9"))
+        self.assertNotIn("from a different run", self.train("train.steps=9"))
         # Those of a run that was killed before its first checkpoint.
         other = [line for line in steps.splitlines(True) if '"event":"checkpoint"' not in line]
         self.assertLess(len(other), len(steps.splitlines()))
         (self.folder / "run/metrics.jsonl").write_text("".join(other))
-        self.assertIn("there is no checkpoint of step 4, from which the run resumes; its steps may be of another run",
+        self.assertIn("it has no checkpoint of step 4, from which this run resumes; its steps may be from a different run",
                       self.train(resume="run/checkpoints/step-00000004"))
 
     def test_a_trace_out_of_reach_is_a_warning(self):
         stderr = self.train("log.trace=[10, 12]")
-        self.assertIn("log.trace = [10, 12]: there will be no trace, as this run makes steps 1 to 8", stderr)
+        self.assertIn("no trace: log.trace covers steps 10 to 12, this run makes steps 1 to 8", stderr)
 
     def test_the_log_is_cut_back_to_the_resumed_step(self):
         self.train("run.dir=whole")

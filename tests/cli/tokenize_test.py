@@ -50,7 +50,7 @@ class Tokenize(rig.Runs):
         for arguments in (("tokenize", "--input", "text.txt", "--output", "odd", "--tokenizer", "odd.model"),
                           ("train", "--config", "config.toml", "--set", "data.tokenizer=odd.model", "--set", 'data.train=["text.txt"]',
                            "--set", "run.dir=odd-run")):
-            self.assertRegex(self.trainer(*arguments, status=4), r"odd\.model: this tokenizer cannot encode the text: .*; train another")
+            self.assertRegex(self.trainer(*arguments, status=4), r"odd\.model: this tokenizer cannot encode the text: .*; train a different one")
 
     def test_the_number_of_threads_leaves_no_trace(self):
         text = self.long_text(300)

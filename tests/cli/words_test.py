@@ -181,7 +181,7 @@ class Words(rig.Runs):
         stderr = self.train("data.train=text.txt", "data.tokenizer=train", "data.vocab_size=320", "hardware.memory_limit=1e-6",
                             status=3)
         self.assertIn("the run needs", stderr)
-        self.assertNotIn("pieces trained", stderr)
+        self.assertNotIn("tokenizer: trained", stderr)
         self.assertFalse((self.folder / "run/tokens").exists())
 
     def test_tokens_are_made_by_one_rank_of_many(self):

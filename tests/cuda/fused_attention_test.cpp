@@ -119,7 +119,7 @@ TEST_F(FusedAttention, LeavesTheRestToOurKernels) {
   EXPECT_TRUE(fake->ran.empty());
   machine.device->libraries()->attention = nullptr;
   pass({});
-  EXPECT_EQ(attention_path(*machine.device), "own kernels");
+  EXPECT_EQ(attention_path(*machine.device), "built-in kernels");
 }
 
 TEST_F(FusedAttention, PlansItsWorkspaceOnADryDevice) {

@@ -151,8 +151,8 @@ TEST_F(Products, AnAlgorithmThatTheLibraryRefusesGivesWayToTheNext) {
   EXPECT_EQ(products, 3);
   ASSERT_EQ(warnings.lines.size(), 1u) << "once for the product";
   EXPECT_EQ(warnings.lines[0],
-            "cuBLASLt 13.1.0 refuses its own algorithm for the product 24x40x16 nt bf16->bf16 ld 24 24 48 48 bias "
-            "(CUBLAS_STATUS_INVALID_VALUE); the next one is taken");
+            "cuBLASLt 13.1.0 rejected its own algorithm for GEMM 24x40x16 nt bf16->bf16 ld 24 24 48 48 bias "
+            "(CUBLAS_STATUS_INVALID_VALUE); trying the next one");
 }
 
 TEST_F(Products, AnAlgorithmOfATableThatTheLibraryRefusesGivesWayToItsProposals) {
@@ -178,7 +178,7 @@ TEST_F(Products, AProductWhoseAlgorithmsAreAllRefusedIsComputedInParts) {
   const Warnings warnings;
   for (int i = 0; i < 2; ++i) expect_right(c);
   ASSERT_EQ(warnings.lines.size(), 1u);
-  EXPECT_NE(warnings.lines[0].find("without its epilogue, then finished"), std::string::npos) << warnings.lines[0];
+  EXPECT_NE(warnings.lines[0].find("its epilogue runs as a kernel of its own"), std::string::npos) << warnings.lines[0];
   emulator::blas().broken = 3;
   use_gemm_tuning(*machine.device, {});
   Problem problem({24, 40, 16, DType::bf16, DType::f32, false, true, Ending::none, 8});

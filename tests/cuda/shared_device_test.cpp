@@ -138,7 +138,7 @@ TEST(GraphsAreLeftOut, WithDropoutAndOnCpusAndWhenOperatorsAreTimed) {
   config::Config c = tiny_config(config::Arch::gpt2);
   const Course with = course(c, true, DType::f32);
   expect_same(with, course(c, false, DType::f32));
-  EXPECT_TRUE(with.text.starts_with("none: model.dropout")) << with.text;
+  EXPECT_TRUE(with.text.starts_with("none: the masks of model.dropout")) << with.text;
   EXPECT_EQ(with.replays, 0);
 
   c.train.cuda_graph = true;
@@ -179,7 +179,7 @@ TEST(GraphsAreLeftOut, WhereRanksCommunicate) {
   int64_t replays = 0;
   const auto plain = losses_of(false, 1, 2, text, replays);
   EXPECT_EQ(losses_of(true, 1, 2, text, replays), plain);
-  EXPECT_EQ(text, "every micro-step but the last of a step, in which ranks communicate");
+  EXPECT_EQ(text, "every micro-step except the last of a step, in which ranks communicate");
   EXPECT_EQ(replays, 2);  // the first of two micro-steps, from the third step on
   losses_of(true, 2, 1, text, replays);
   EXPECT_TRUE(text.starts_with("none: ranks communicate")) << text;

@@ -18,15 +18,15 @@ constexpr int64_t kStageBytes = int64_t{4} << 20;
 /// Returns one of the device's numbers.
 int64_t attribute(int ordinal, cudaDeviceAttr which) {
   int value = 0;
-  check(cudaDeviceGetAttribute(&value, which, ordinal), "facts of a CUDA device");
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "properties of a CUDA device");
   return value;
 }
 
 Facts facts_at(int ordinal) {
   cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, ordinal), "facts of a CUDA device");
+  check(cudaGetDeviceProperties(&properties, ordinal), "properties of a CUDA device");
   char pci_bus_id[32] = {};
-  check(cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), ordinal), "facts of a CUDA device");
+  check(cudaDeviceGetPCIBusId(pci_bus_id, sizeof(pci_bus_id), ordinal), "properties of a CUDA device");
   return {.ordinal = ordinal,
           .name = properties.name,
           .pci_bus_id = pci_bus_id,
@@ -185,7 +185,7 @@ void check(cudaError_t status, const char* what) {
 }
 
 cudaStream_t stream_of(Device& device) {
-  TRAINER_CHECK(device.kind() == Kind::cuda && !device.dry(), "a stream is asked of another device than a CUDA one");
+  TRAINER_CHECK(device.kind() == Kind::cuda && !device.dry(), "only a CUDA device has streams");
   return static_cast<CudaDevice&>(device).stream();
 }
 

@@ -13,7 +13,7 @@
 namespace trainer::device::cuda {
 namespace {
 
-constexpr const char* kPinAdvice = "; `ulimit -l` says how much may be pinned";
+constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned memory";
 constexpr int64_t kPiece = int64_t{4} << 30;    // of one registration
 constexpr int64_t kStages = int64_t{64} << 20;  // what the lanes pin for copies of pageable memory
 
@@ -36,9 +36,9 @@ class PinnedHost final : public Device {
     if (nodes_->count() < 2) return;
     node_ = nodes_->beside(gpu.pci_bus_id);
     if (node_) {
-      log::info("host memory beside {} comes from memory node {}", gpu.name, *node_);
+      log::info("host memory for {} comes from NUMA node {}", gpu.name, *node_);
     } else {
-      log::info("the system does not say which memory node is beside {}: host memory comes from any", gpu.name);
+      log::info("the NUMA node of {} is unknown: host memory comes from any node", gpu.name);
     }
   }
   ThreadPool& host_pool() override { return cpu_.host_pool(); }
@@ -83,7 +83,7 @@ class PinnedHost final : public Device {
     if (memory == nullptr) return nullptr;
     if (node_) {
       if (const std::string why = nodes_->prefer(memory, bytes, *node_); !why.empty())
-        tell("may be on another memory node than the GPU", bytes, why, "");
+        tell("may be on a different NUMA node than the GPU", bytes, why, "");
     }
     touch_pages(host_pool(), memory, bytes);
     return memory;
@@ -100,7 +100,7 @@ class PinnedHost final : public Device {
       if (status == cudaSuccess) continue;
       cudaGetLastError();
       for (int64_t done = 0; done < at; done += kPiece) cudaHostUnregister(memory + done);
-      tell("could not be pinned where it is", bytes, cudaGetErrorString(status));
+      tell("could not be pinned", bytes, cudaGetErrorString(status));
       return false;
     }
     return true;

@@ -100,7 +100,7 @@ std::string why_not_by_default(const FusedAttention& library) {
 }
 std::string attention_path(const device::Device& device) {
   const FusedAttention* const library = fused_on(device);
-  return library == nullptr ? "own kernels" : library->name();
+  return library == nullptr ? "built-in kernels" : library->name();
 }
 
 void run(Exec& ex, const AttentionForward& op) {

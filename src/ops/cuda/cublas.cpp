@@ -187,8 +187,8 @@ class CublasLt final : public device::Library {
     }
     LtPlan plan = proposed(op, workspace);
     if (plan.algorithms.empty() && (op.bias || op.aux))
-      log::warning("{} has no algorithm for the product {}: it is computed without its epilogue, then finished",
-                   library_name(), name_of_product(op));
+      log::warning("{} has no algorithm for GEMM {}: its epilogue runs as a kernel of its own", library_name(),
+                   name_of_product(op));
     return plan;
   }
   LtPlan proposed(const LtProduct& op, int64_t workspace) {
@@ -206,10 +206,10 @@ class CublasLt final : public device::Library {
     } else {
       plan.algorithms.erase(plan.algorithms.begin());
     }
-    log::warning("{} refuses its own algorithm for the product {} ({}); {}", library_name(), name_of_product(op),
-                 cublasLtGetStatusName(status),
-                 plan.algorithms.empty() ? "it is computed in parts, each finished by a pass of its own"
-                                         : "the next one is taken");
+    log::warning(
+        "{} rejected its own algorithm for GEMM {} ({}); {}", library_name(), name_of_product(op),
+        cublasLtGetStatusName(status),
+        plan.algorithms.empty() ? "it is split, with the epilogue as a kernel of its own" : "trying the next one");
   }
 
   cublasLtHandle_t handle_ = nullptr;

@@ -22,7 +22,7 @@ TEST(MappingGuard, ReadsZerosWhereAPageIsGoneAndRemembersIt) {
   EXPECT_EQ(static_cast<char>(file.data()[4096]), '\0');
   EXPECT_EQ(static_cast<char>(file.data()[3 * 4096 - 1]), '\0');
   for (const bool ask : {false, true})
-    expect_error(Code::data, {path, "12288 bytes were there, 4096 are now"}, [&] { file.require_whole(ask); });
+    expect_error(Code::data, {path, "it had 12288 bytes, there are 4096 now"}, [&] { file.require_whole(ask); });
   other.require_whole(/*ask=*/true);
   fs::resize_file(path, 3 * 4096);
   EXPECT_FALSE(mappings_are_whole()) << "what was read stays read";

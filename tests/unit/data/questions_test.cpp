@@ -83,19 +83,19 @@ TEST(Questions, MistakesAreNamed) {
   };
   expect("", "empty; expected questions");
   expect("\n", "no questions");
-  expect("{\"ctx\": 1}", "q:1: no question; expected {\"ctx\": text");
+  expect("{\"ctx\": 1}", "q:1: not a question; expected {\"ctx\": text");
   expect("\n{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "q:2: 1 endings; expected two or more");
   expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "q:1: the label is 2; expected 0 to 1");
-  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "q:1: the label is no number");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "q:1: label is not a number");
   for (const char* label : {"1.5", "true", "null", "[0]", "\"1x\"", "\" 1\"", "18446744073709551616"})
     expect(format("{{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": {}}}", label),
-           "q:1: the label is no number");
-  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551615}", "no number");
+           "q:1: label is not a number");
+  expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551615}", "not a number");
   expect("{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": -1}", "the label is -1; expected 0 to 1");
   for (const char* line : {"[1]", "{\"ctx\": \"a\", \"endings\": {}, \"label\": 0}",
                            "{\"ctx\": \"a\", \"endings\": [\"b\", 2], \"label\": 0}", "{\"ctx\": \"a\"", "\xFF"})
-    expect(line, "q:1: no question");
-  expect(deep_line("\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 0"), "q:1: no question");
+    expect(line, "q:1: not a question");
+  expect(deep_line("\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 0"), "q:1: not a question");
   std::string many = "\"b\"";
   for (size_t i = 1; i <= kMostChoices; ++i) many += ", \"b\"";
   expect(format("{{\"ctx\": \"a\", \"endings\": [{}], \"label\": 0}}", many), "q:1: 65 endings; expected at most 64");
@@ -104,7 +104,7 @@ TEST(Questions, MistakesAreNamed) {
   for (size_t size = 4; size < whole.size(); ++size)  // cut anywhere
     expect(whole.substr(0, size), "", nullptr);
   for (const auto& [at, byte, part] : {std::tuple{1024, 0, "question 0 at byte 1024 does not begin with 65535"},
-                                       {1026, 30, "question 0 has 28 bytes, but says 30"},
+                                       {1026, 30, "question 0 has 28 bytes, but its header gives 30"},
                                        {1024 + 2 * 4, 65, "question 0: 65 endings; expected at most 64"},
                                        {4, 2, "version 2"}}) {
     std::string odd = whole;

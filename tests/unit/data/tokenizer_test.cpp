@@ -156,7 +156,7 @@ TEST(Tokenizer, RefusesTextThatItsModelDoesNotCover) {
   const std::string paragraph = "\xC2\xA7", control_symbol = "\n\x06\n\x02" + paragraph + "\x18\x03";
   const Tokenizer t = Tokenizer::from_bytes(small_tokenizer().bytes() + control_symbol, "odd.model");
   EXPECT_EQ(t.encode("The same."), small_tokenizer().encode("The same."));
-  expect_error(Code::data, {"odd.model", "cannot encode the text", "train another"},
+  expect_error(Code::data, {"odd.model", "cannot encode the text", "train a different one"},
                [&] { static_cast<void>(t.encode("see " + paragraph + " 4")); });
 }
 

@@ -260,7 +260,7 @@ TEST(Layout, ADimThatDoesNotDivideIsAConfigurationErrorWithTheNumbers) {
     EXPECT_EQ(error.code(), Code::config);
     EXPECT_STREQ(error.what(),
                  "dim 0 of [16, 768] does not divide over data+tensor (6 ranks): make 16 a multiple of 6, or choose "
-                 "another mesh");
+                 "a different mesh");
   }
   EXPECT_THROW(Layout(mesh, {16, 768}).with("tensor", split(2)), Error);
   EXPECT_THROW(Layout(mesh, {16, 768}).padded(0, 15), Error);

@@ -172,7 +172,7 @@ TEST(Planner, SaysWhyNothingFits) {
   cluster.memory_bytes = 1 << 20;
   const Plan plan = planned(small(), 4, cluster);
   ASSERT_TRUE(plan.runs.empty());
-  tests::expect_parts(why_nothing_fits(plan), {"no layout fits", "a device would do"});
+  tests::expect_parts(why_nothing_fits(plan), {"no layout fits", "use devices with"});
   tests::expect_error(Code::config, {"7 "}, [] {
     planned(small({"parallel.tensor=7", "parallel.strategy=megatron-1d"}), 7, cluster_file("laptop-2core"));
   });

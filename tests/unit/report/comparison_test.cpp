@@ -65,7 +65,7 @@ TEST_F(Comparison, ServesRunsThatHaveHardlyBegun) {
   const std::vector<ComparedRun> runs = read_runs(named_runs({(folder_ / "empty").string(), a}));
   const std::string page = comparison_html(runs);
   EXPECT_EQ(faults(page), "");
-  expect_texts(comparison_text(runs), "not ended in order");
+  expect_texts(comparison_text(runs), "did not end normally");
 }
 
 }  // namespace

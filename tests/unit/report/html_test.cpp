@@ -47,14 +47,14 @@ TEST_F(Report, ShowsCommunicationBesideItsPredictionAndWhatHappened) {
 
 TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionBesideTheRun) {
   History history = full_history();
-  EXPECT_EQ(page(history).find("The plan and the run"), std::string::npos);  // no profile, no prediction of time
+  EXPECT_EQ(page(history).find("Predicted and measured"), std::string::npos);  // no profile, no prediction of time
   for (StepReport& step : history.steps) {
     step.step_ms = 100;
     step.phase_ms = {.data = 1, .forward = 30, .backward = 50, .optimizer = 15, .comm_exposed = 4};
   }
   history.start->predicted.step_ms = 80;
   history.start->predicted.wait_ms = 8;
-  expect_texts(page(history), "4.0 % of it waits for communication", "forward: 30.00 ms (30.0 %)",
+  expect_texts(page(history), "4.0 % of it exposed communication", "forward: 30.00 ms (30.0 %)",
                "backward: 50.00 ms (50.0 %)", "optimizer: 15.00 ms (15.0 %)", "data: 1.00 ms (1.0 %)",
                "other: 4.00 ms (4.0 %)",  // together the step
                "step</th><td>80 ms</td><td>100 ms</td><td>1.25</td>",
@@ -82,7 +82,7 @@ TEST_F(Report, ShowsWhereTheOptimizersStateWasUpdated) {
     step.offload = offload;
   }
   constexpr double median = 60;  // of 1 to 120 without 61, a step that was skipped
-  expect_texts(page(history), "Optimizer offload", "Updates, ms a step", "50.0 %", "30.0 %", "20.0 %",
+  expect_texts(page(history), "Optimizer offload", "Updates, ms/step", "50.0 %", "30.0 %", "20.0 %",
                "7 of at most 128 parameters, 3 slots, 1 resident", "pinned", format("{:.4g} ms", 3 * median),
                format("{:.4g} ms", 4 * median), format("{:.4g} ms", median), format("{:.3f}", 2 * median), "75.0 %",
                "2.00 KiB", "2.00G parameters/s");

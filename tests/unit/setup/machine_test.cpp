@@ -62,12 +62,12 @@ TEST(Machine, AttentionIsTheLibrarysWhereItServesAndOursElseWithTheReason) {
   }
   const auto path = [&] { return ops::attention_path(*setup::make_device(choose(c))); };
   const std::string said = said_when_choosing(c);
-  const bool ours = path() == "own kernels";
-  EXPECT_EQ(said.find("attention is computed by our own kernels: ") != std::string::npos, ours) << said;
+  const bool ours = path() == "built-in kernels";
+  EXPECT_EQ(said.find("attention uses the built-in kernels: ") != std::string::npos, ours) << said;
   EXPECT_TRUE(ours || path().starts_with("cuDNN ")) << path();
   c.hardware.attention = config::AttentionKernels::own;
   EXPECT_EQ(said_when_choosing(c).find("attention"), std::string::npos);
-  EXPECT_EQ(path(), "own kernels");
+  EXPECT_EQ(path(), "built-in kernels");
   c.hardware.attention = config::AttentionKernels::cudnn;
   try {  // insists, whatever its version
     EXPECT_TRUE(path().starts_with("cuDNN ")) << path();

@@ -142,7 +142,7 @@ TEST(Peak, OfAStepThatRaisesItUtilisationIsOneWithoutRounding) {
 
 TEST(Peak, ThatWasGivenStaysAndSaysOnceThatItIsTooLow) {
   for (const auto& [origin, advice] :
-       {std::pair{"user", "hardware.peak_tflops gives"}, {"data sheet", "of the data sheet"}}) {
+       {std::pair{"user", "set by hardware.peak_tflops"}, {"data sheet", "of the data sheet"}}) {
     PeakTracker peak(1e12, origin);
     peak.measure();
     EXPECT_FALSE(peak.is_due());
@@ -153,7 +153,7 @@ TEST(Peak, ThatWasGivenStaysAndSaysOnceThatItIsTooLow) {
     EXPECT_EQ(peak.report().origin, origin);
     EXPECT_EQ(peak.report().windows, 0);
   }
-  PeakTracker product(1e12, "measured", "products of the library");  // a GPU whose part is not known
+  PeakTracker product(1e12, "measured", "library GEMMs");  // a GPU whose part is not known
   EXPECT_NE(product.raise_to_rate(2e12, "step 2"), "");
   EXPECT_EQ(product.flops(), 2e12);
 }
