@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compiles every source file alone, without writing objects. Builds compile files in batches, where a file may use what
-another one includes; this finds the missing includes.
+"""Compiles every source file on its own, without writing objects. Builds compile files in batches, where a file may use
+includes of other files; this finds the missing includes.
 
   check_files_alone.py [--jobs N] [--build DIR]     DIR: a build folder of its own (default: build-alone)
 """
@@ -37,8 +37,8 @@ def main():
         results = list(zip(entries, pool.map(compiles, entries)))
     bad = [(entry["file"], errors) for entry, (good, errors) in results if not good]
     for file, errors in bad:
-        print(f"{os.path.relpath(file, ROOT)} does not compile alone:\n{errors}")
-    print(f"{len(results) - len(bad)} of {len(results)} files compile alone")
+        print(f"{os.path.relpath(file, ROOT)} does not compile on its own:\n{errors}")
+    print(f"{len(results) - len(bad)} of {len(results)} files compile on their own")
     sys.exit(1 if bad else 0)
 
 

@@ -4,10 +4,10 @@
     scripts/compare_layouts.py --config configs/quickstart.toml --steps 20 --set parallel.tensor=2
     scripts/compare_layouts.py --config configs/quickstart.toml --set parallel.tensor=2 --launcher "mpirun -np 4"
 
-Overrides of [parallel] and [debug] are the layout and go to it alone, all others to both runs. Without --launcher the
-layout's ranks are threads of one process. The runs lie in a temporary folder; --keep names one that stays.
+Overrides of [parallel] and [debug] are the layout and apply only to it, all others to both runs. Without --launcher the
+layout's ranks are threads of one process. The runs are in a temporary folder; --keep gives one that is kept.
 
-The layout adds the same numbers in another order, so rounding drives the runs apart. Healthy, relative to one rank:
+The layout adds the same numbers in a different order, so rounding drives the runs apart. Healthy, relative to one rank:
   fp64  loss 1e-10 and gradient norm 1e-9 up to step 20
   fp32  loss 1e-6 up to step 10, from there by the same factor every step to 1e-5 at step 50 (lr <= 1e-3 and a warm-up)
   bf16  loss 2e-3 up to step 10
@@ -23,7 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Nothing of these changes a step; the bare steps are wanted soon.
+# None of these changes a step; without them the steps are done sooner.
 BARE = ["train.eval_interval=0", "train.eval_batches=1", "train.sample_interval=0", "checkpoint.interval=0",
         "log.jsonl=true", "log.report=false"]
 # Whatever the configuration itself says.
@@ -77,12 +77,12 @@ def deviation(value, reference):
     return abs(value - reference) / abs(reference) if value != reference else 0.0
 
 
-def compare(alone, layout, compute):
+def compare(single, layout, compute):
     """One line of the table for each quantity, and whether all are within their bounds."""
     last_judged, bounds = BOUNDS[compute]
     rows, healthy = [], True
     for name in ("loss", "grad_norm"):
-        deviations = {step: deviation(layout[step][name], alone[step][name]) for step in alone}
+        deviations = {step: deviation(layout[step][name], single[step][name]) for step in single}
         worst = max(deviations, key=deviations.get)
         row = [name, f"{deviations[worst]:.1e}", str(worst), "-", "not judged"]
         judged = {step: value / bounds[name](step) for step, value in deviations.items()
@@ -97,18 +97,18 @@ def compare(alone, layout, compute):
     return rows, healthy
 
 
-def report(args, alone, layout):
-    (start, steps_alone), (layout_start, steps_layout) = alone, layout
+def report(args, single, layout):
+    (start, steps_single), (layout_start, steps_layout) = single, layout
     compute, ranks = start["compute"], layout_start["environment"]["ranks"]
     if ranks == 1:
-        raise Failed("the layout is one rank as well: say --set parallel.tensor=…, parallel.data=…, or --launcher")
-    if steps_alone.keys() != steps_layout.keys():
-        raise Failed(f"the runs took different steps: {len(steps_alone)} on one rank, {len(steps_layout)} on {ranks}")
-    rows, healthy = compare(steps_alone, steps_layout, compute)
+        raise Failed("the layout is one rank as well: use --set parallel.tensor=…, parallel.data=…, or --launcher")
+    if steps_single.keys() != steps_layout.keys():
+        raise Failed(f"the runs took different steps: {len(steps_single)} on one rank, {len(steps_layout)} on {ranks}")
+    rows, healthy = compare(steps_single, steps_layout, compute)
     last_judged = BOUNDS[compute][0]
-    judged = f", judged up to step {last_judged}" if len(steps_alone) > last_judged else ""
+    judged = f", judged up to step {last_judged}" if len(steps_single) > last_judged else ""
     layout_text = " ".join(override for override in args.set if override.startswith(LAYOUT_SECTIONS))
-    print(f"{compute}, {len(steps_alone)} steps{judged}, {ranks} ranks beside one: {layout_text}")
+    print(f"{compute}, {len(steps_single)} steps{judged}, {ranks} ranks compared with one: {layout_text}")
     table = [["", "largest deviation", "at step", "healthy bound", "closest to it"], *rows]
     widths = [max(len(row[column]) for row in table) for column in range(5)]
     for row in table:
@@ -137,9 +137,9 @@ def main():
             folder = Path(args.keep or temporary).resolve()
             if args.keep and folder.exists() and any(folder.iterdir()):
                 raise Failed(f"{folder} is not empty")
-            alone = train(args, folder / "alone", [], [*common, *ONE_RANK])
+            single = train(args, folder / "single", [], [*common, *ONE_RANK])
             layout = train(args, folder / "layout", launcher, [*threads, *args.set])
-            return report(args, alone, layout)
+            return report(args, single, layout)
     except Failed as problem:
         print(f"compare_layouts.py: {problem}", file=sys.stderr)
         return 2

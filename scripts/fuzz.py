@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "tests" / "fuzz"
 TARGETS = sorted(path.name.removesuffix("_fuzz.cpp") for path in FUZZ.glob("*_fuzz.cpp"))
 OLDEST_CLANG = 16
-# Findings of one target after which it is left alone: most are the same mistake again.
+# Findings of one target after which it is skipped: most are the same mistake again.
 ENOUGH = 10
 # The status of a fuzzer that Ctrl-C stopped.
 INTERRUPTED = 72
@@ -66,7 +66,7 @@ def find_clang():
 
 
 def compiler_of(args):
-    """CMake begins a folder anew when the compiler changes: without --compiler the folder's own is kept."""
+    """CMake starts a folder from scratch when the compiler changes: without --compiler the folder's own is kept."""
     cache = args.build / "CMakeCache.txt"
     kept = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.+)$", cache.read_text(), re.M) if cache.exists() else None
     return args.compiler or (kept[1] if kept else find_clang())

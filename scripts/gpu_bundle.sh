@@ -29,7 +29,7 @@ done
 [ -n "$out" ] || { echo "gpu_bundle.sh: name a folder or an archive (try --help)" >&2; exit 2; }
 
 if [ -n "$make" ]; then
-  # The build folder of the preset may be another one.
+  # The preset's build folder may be a different one.
   cmake --preset gpu -B "$build" > /dev/null
   cmake --build "$build" --parallel "$(nproc)" --target gpu_programs
 fi
@@ -44,7 +44,7 @@ case $out in
   *.tar.zst) folder=${out%.tar.zst} compress='zstd -19 -T0 -q' ;;
   *) folder=$out compress= ;;
 esac
-if [ -e "$folder" ] && [ ! -f "$folder/BUNDLE" ]; then fail "$folder exists and is no bundle"; fi
+if [ -e "$folder" ] && [ ! -f "$folder/BUNDLE" ]; then fail "$folder exists and is not a bundle"; fi
 rm -rf -- "$folder"
 mkdir -p "$folder"/{bin,lib,lib-if-older,configs,data,scripts,tests/bench}
 touch "$folder/BUNDLE"

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Checks and measures the trainer on a machine with one NVIDIA GPU, without network, in two calls of nine minutes: the
-# trainer's own speeds come first, then its tests; the second call is PyTorch, tuned products and a whole run.
+# trainer's own speeds come first, then its tests; the second call is PyTorch, tuned GEMMs and a whole run.
 #
 #   scripts/gpu_check.sh [--call 1|2] [--bundle DIR] [--out DIR] [--budget SECONDS] [--stages "NAME…"] [--python PROGRAM]
 #   scripts/gpu_check.sh --pack OUT
 #
 #   --call N       the stages of the first or of the second call (default: all, as far as the time reaches)
-#   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script lies in, else it is built here)
+#   --bundle DIR   what scripts/gpu_bundle.sh packed (default: the bundle this script is in, else it is built here)
 #   --out DIR      where gpu_check.json, gpu_check.md and gpu_check.log go (default: gpu-check)
 #   --budget N     seconds in all (default: 540); stages that do not fit any more are skipped, the last ones first
 #   --stages "…"   these only; those of call 1: machine step-124m attention elementwise optimizer gemm step-1.5b tests cudnn
 #                  sanitizer torch-compile; of call 2: machine torch-124m torch-1.5b tuned train mpi collectives cpu torch-cpu profile
-#   --python P     an interpreter that has PyTorch, to measure it beside the trainer (default: python3)
+#   --python P     an interpreter that has PyTorch, to compare it with the trainer (default: python3)
 #   --variant V    PyTorch's bf16, one a call: autocast (default) or master
 #   --emulated D   the same stages with the emulated device of the build folder D and tiny sizes: a test of this script
 #   --pack OUT     make a bundle instead (see scripts/gpu_bundle.sh)
@@ -76,7 +76,7 @@ if [ -n "$emulated" ]; then
 else
   bundle=$(cd "$bundle" && pwd) || exit 2
   root=$bundle
-  [ -f "$bundle/BUNDLE" ] || usage "$bundle is no bundle"
+  [ -f "$bundle/BUNDLE" ] || usage "$bundle is not a bundle"
   mapfile -t programs < "$bundle/bin/gpu_programs.txt"
   bin=$bundle/bin trainer=$bundle/bin/trainer operators=$bundle/bin/ops_cuda
   # Libraries: the bundle's, CUDA's where the loader does not know them, the compiler's where the machine's are older.
@@ -190,7 +190,7 @@ set_of() { # --set for each argument
 # --- Report ---------------------------------------------------------------------------------------------------------
 
 # What decisions have set as targets, from what was measured.
-target() { # NAME WANTED MEASURED
+target() { # NAME GOAL MEASURED
   local verdict='not run'
   if [ -n "$3" ] && [ -n "$emulated" ]; then
     verdict='an emulated device'
@@ -205,16 +205,16 @@ judge() {
   attention=$(grep -o '"forward_share":[0-9.]*,"head_dim":128[^}]*"seq_len":4096' "$work/attention.json" 2> /dev/null | sed 's/.*share":\([0-9.]*\),.*/\1/' | sort -g | tail -n 1)
   if grep -q '"peer": *"[a-z]* compiled' "$work/torch-124m.json" 2> /dev/null; then beside_torch=$(number ratio "$work/torch-124m.json"); fi
   target "GPT-2 124M, tokens/s" 470000 "$(number tokens_per_s "$work/step-124m.json")"
-  target "GPT-2 124M beside PyTorch, compiled" 1.15 "$beside_torch"
+  target "GPT-2 124M, times PyTorch compiled" 1.15 "$beside_torch"
   target "GPT-2 1.5B, mfu" 0.55 "$(number mfu "$work/step-1.5b.json")"
-  target "attention forward, head size 128, 4096 positions: share of the product rate" 0.60 "$attention"
+  target "attention forward, head size 128, 4096 positions: share of the GEMM rate" 0.60 "$attention"
   target "elementwise operators: lowest share of the copy rate" 0.80 "$(number lowest_share "$work/elementwise.json")"
 }
 
 # Writes gpu_check.json and gpu_check.md of the stages so far.
 report() {
   judge
-  local commit gpu i name measured wanted verdict
+  local commit gpu i name measured goal verdict
   commit=$(sed -n 's/^commit //p' "$root/BUNDLE" 2> /dev/null || true)
   commit=${commit:-$(git -C "$root" rev-parse --short=12 HEAD 2> /dev/null)}
   gpu=$(head -n 1 "$work/machine.line" 2> /dev/null)
@@ -228,8 +228,8 @@ report() {
     done
     printf '],\n"targets":['
     for i in "${!targets[@]}"; do
-      IFS='|' read -r name wanted measured verdict <<< "${targets[i]}"
-      printf '%s{"name":"%s","measured":%s,"target":%s,"verdict":"%s"}' "$([ "$i" -gt 0 ] && echo ,)" "$name" "${measured:-null}" "$wanted" "$verdict"
+      IFS='|' read -r name goal measured verdict <<< "${targets[i]}"
+      printf '%s{"name":"%s","measured":%s,"target":%s,"verdict":"%s"}' "$([ "$i" -gt 0 ] && echo ,)" "$name" "${measured:-null}" "$goal" "$verdict"
     done
     printf ']}\n'
   } > "$work/gpu_check.json"
@@ -238,7 +238,7 @@ report() {
     printf '| stage | result | s | |\n|---|---|---|---|\n'
     for i in "${!names[@]}"; do printf '| %s | %s | %d | %s |\n' "${names[i]}" "${results[i]}" "${seconds[i]}" "${lines[i]//|/\\|}"; done
     if [ ${#targets[@]} -gt 0 ]; then
-      printf '\n| target | wanted | measured | |\n|---|---|---|---|\n'
+      printf '\n| metric | target | measured | |\n|---|---|---|---|\n'
       printf '%s\n' "${targets[@]}" | sed 's/^/| /; s/|/ | /g; s/$/ |/'
     fi
     for i in "${!names[@]}"; do
@@ -271,7 +271,7 @@ if [ -n "$emulated" ]; then
   mapfile -t tiny < <(printf '%s\n' --config "$root/configs/gpt2-124m.toml" --repeats 1 && set_of "${shrink[@]}")
   size+=(--repeats 1)
   train_run=(train.tokens=96 optim.warmup_steps=1)
-  # PyTorch has no emulated device: its stages run on the CPU, with the trainer beside it.
+  # PyTorch has no emulated device: its stages run on the CPU, and are compared with the trainer there.
   mapfile -t torch_tiny < <(printf '%s\n' --no-compile --tries 1 --threads 1 && set_of "${shrink[@]}")
   torch_device=cpu
   patience=10 budget=$((10 * budget)) # an emulated device is slow, and nothing is measured

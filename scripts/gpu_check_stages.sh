@@ -107,7 +107,7 @@ stage_collectives() {
   return $status
 }
 
-# The matrix unit of the CPU beside the GPU, where it has one.
+# The matrix unit of the GPU's host CPU, if it has one.
 has_amx() {
   if [ -n "$emulated" ] || ! grep -qw amx_bf16 /proc/cpuinfo; then leave_out "no AMX here"; fi
 }

@@ -11,7 +11,7 @@ set -euo pipefail
 
 packages=(g++ cmake ninja-build python3 libfmt-dev nlohmann-json3-dev libtomlplusplus-dev libcli11-dev libsentencepiece-dev
   libpcre2-dev libxxhash-dev libopenmpi-dev openmpi-bin)
-# The build works without these: host memory beside its GPU (0.3 MB, and Open MPI brings it along), faster rebuilds.
+# The build works without these: host memory on the NUMA node of its GPU (0.3 MB, and Open MPI brings it along), faster rebuilds.
 optional=(libnuma-dev ccache)
 
 for argument in "$@"; do
@@ -49,15 +49,15 @@ fi
 apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300 "$@"; }
 
 apt update || echo "Package lists could not be refreshed; the ones on this machine are used." >&2
-wanted=()
+chosen=()
 for package in "${missing[@]}"; do
   if [[ " ${optional[*]} " == *" $package "* ]] && ! apt-cache show "$package" > /dev/null 2>&1; then
     echo "Not in this system's archive, the build works without it: $package"
   else
-    wanted+=("$package")
+    chosen+=("$package")
   fi
 done
-if [ ${#wanted[@]} -gt 0 ]; then
-  echo "Installing ${wanted[*]}"
-  apt install -y --no-install-recommends "${wanted[@]}" > /dev/null
+if [ ${#chosen[@]} -gt 0 ]; then
+  echo "Installing ${chosen[*]}"
+  apt install -y --no-install-recommends "${chosen[@]}" > /dev/null
 fi

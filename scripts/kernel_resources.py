@@ -7,7 +7,7 @@
 
 Columns, for each architecture: registers of a thread; bytes of its stack, where spilled registers go; blocks of the
 most threads that the kernel is compiled for that fit a multiprocessor, by registers and by shared memory of fixed size.
-Shared memory that is asked for at a launch is not in the objects: see the static_asserts beside those kernels.
+Shared memory that a launch requests is not in the objects: see the static_asserts next to those kernels.
 """
 
 import argparse

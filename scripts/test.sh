@@ -5,8 +5,8 @@
 #
 #   --asan, --no-asan   then run fast tests under the address and undefined-behaviour sanitizers as well: those of what
 #                       parses or touches raw memory (preset asan-fast; default: when the environment has CI set)
-#   --asan-until M      but skip the sanitizers, and say so, when M minutes have passed by then
-#   --alone             then also compile every source file alone, as builds compile up to eight as one
+#   --asan-until M      but skip the sanitizers, with a message, when M minutes have passed by then
+#   --alone             then also compile every source file on its own, as builds compile up to eight as one
 #   --jobs N            parallel builds and tests (default: the number of cores)
 #
 # Builds into build-dev/ and build-asan-fast/. Exit status 0: everything passed.
@@ -15,14 +15,14 @@ cd "$(dirname "$0")/.."
 
 asan=${CI:+yes}
 asan_until=
-alone=
+single=
 jobs=$(nproc)
 while [ $# -gt 0 ]; do
   case $1 in
     --asan) asan=yes ;;
     --no-asan) asan= ;;
     --asan-until) asan=yes asan_until=${2:?--asan-until needs minutes}; shift ;;
-    --alone) alone=yes ;;
+    --alone) single=yes ;;
     --jobs) jobs=${2:?--jobs needs a number}; shift ;;
     --help | -h) sed -n '2,/^set/s/^# \{0,1\}//p' "scripts/$(basename "$0")"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1' (try --help)" >&2; exit 2 ;;
@@ -37,7 +37,7 @@ scripts/install_packages.sh --tests
 if command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
   echo "CUDA toolkit found: its kernels are compiled too, for sm_90."
 else
-  echo "No CUDA toolkit found: the CUDA backend is tested by its emulation alone."
+  echo "No CUDA toolkit found: the CUDA backend is tested by its emulation only."
 fi
 
 say "Build (build-dev, warnings are errors)"
@@ -57,7 +57,7 @@ elif [ -n "$asan" ]; then
   ctest --preset asan-fast --parallel "$jobs" --no-tests=error
 fi
 
-if [ -n "$alone" ]; then
-  say "Every source file alone"
+if [ -n "$single" ]; then
+  say "Every source file on its own"
   scripts/check_files_alone.py --jobs "$jobs"
 fi

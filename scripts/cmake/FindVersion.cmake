@@ -1,4 +1,4 @@
-# Version and commit of the sources. As a script, it writes them into a header at every build, so that a program tells the
+# Version and commit of the sources. As a script, it writes them into a header at every build, so that a program prints the
 # commit it was built from, not the one its build folder was configured at:
 #   cmake -DSOURCE=folder -DPROJECT=0.1.0 -DHEADER=file -P FindVersion.cmake
 
@@ -11,7 +11,7 @@ function(find_version source project version commit)
                   RESULT_VARIABLE status OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   set(found_commit "")
   set(tag "")
-  if(status EQUAL 0 AND prefix STREQUAL "")  # else the sources lie in somebody else's repository
+  if(status EQUAL 0 AND prefix STREQUAL "")  # else the sources are in a different repository
     execute_process(COMMAND ${git} describe --always --dirty --abbrev=12 --exclude=*
                     OUTPUT_VARIABLE found_commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     execute_process(COMMAND ${git} describe --tags --long --match "v[0-9]*"

@@ -2,7 +2,7 @@
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 12
    OR CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16)
   message(FATAL_ERROR "${CMAKE_CXX_COMPILER} is version ${CMAKE_CXX_COMPILER_VERSION}; GCC 12 or Clang 16 is the oldest "
-                      "that will do (choose another one with -DCMAKE_CXX_COMPILER=…)")
+                      "supported (choose a different one with -DCMAKE_CXX_COMPILER=…)")
 endif()
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -33,7 +33,7 @@ trainer_header_library(tomlplusplus toml++/toml.h libtomlplusplus-dev)
 trainer_header_library(json nlohmann/json.hpp nlohmann-json3-dev)
 trainer_header_library(xxhash xxhash.h libxxhash-dev)
 trainer_header_library(cli11 CLI/CLI.hpp libcli11-dev)
-# No pkg-config: Debian 13's description of SentencePiece asks for protobuf's development files, which nothing uses.
+# No pkg-config: Debian 13's description of SentencePiece requires protobuf's development files, which nothing uses.
 trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-dev)
 trainer_header_library(pcre2 pcre2.h libpcre2-dev)
 find_library(TRAINER_pcre2_LIBRARY pcre2-8 REQUIRED)
@@ -54,11 +54,11 @@ if(NOT TRAINER_NUMA STREQUAL "OFF")
   elseif(TRAINER_NUMA STREQUAL "ON")
     message(FATAL_ERROR "TRAINER_NUMA=ON, but libnuma was not found (Debian: libnuma-dev)")
   else()
-    message(STATUS "libnuma was not found: host memory beside a GPU may be on another node")
+    message(STATUS "libnuma was not found: host memory for a GPU may be on a different NUMA node")
   endif()
 endif()
 
-# The C interface alone; the module comm is the only one that sees it.
+# The C interface only; the module comm is the only one that sees it.
 if(NOT TRAINER_MPI STREQUAL "OFF")
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI QUIET COMPONENTS CXX)
@@ -70,7 +70,7 @@ if(NOT TRAINER_MPI STREQUAL "OFF")
   endif()
 endif()
 
-# The toolkit's compiler decides: CUDA's libraries alone are of no use.
+# The toolkit's compiler decides: CUDA's libraries are useless without it.
 if(NOT TRAINER_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   find_program(TRAINER_NVCC nvcc HINTS "$ENV{CUDACXX}" "$ENV{CUDA_PATH}/bin" /usr/local/cuda/bin)
@@ -96,7 +96,7 @@ if(NOT TRAINER_CUDA STREQUAL "OFF")
   endif()
 endif()
 
-# Beside the toolkit's libraries, or in the compiler's paths.
+# Next to the toolkit's libraries, or in the compiler's paths.
 if(TRAINER_HAS_CUDA AND NOT TRAINER_NCCL STREQUAL "OFF")
   find_path(TRAINER_nccl_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
   find_library(TRAINER_nccl_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
@@ -109,7 +109,7 @@ if(TRAINER_NCCL STREQUAL "ON" AND NOT TRAINER_HAS_NCCL)
                       "NVIDIA's package libnccl-dev)")
 endif()
 
-# cuDNN's fused attention: headers only, the library is opened when it is wanted. Found by hand: neither has a package
+# cuDNN's fused attention: headers only, the library is opened at its first use. Found by hand: neither has a package
 # description everywhere. The front end is a header-only package of its own (cudnn-frontend).
 if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
   find_path(TRAINER_cudnn_INCLUDE cudnn_version.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
@@ -124,7 +124,7 @@ if(TRAINER_HAS_CUDA AND NOT TRAINER_CUDNN STREQUAL "OFF")
     message(FATAL_ERROR "TRAINER_CUDNN=ON, but cudnn_version.h of cuDNN 9 or cudnn_frontend.h was not found "
                         "(TRAINER_cudnn_INCLUDE, TRAINER_cudnn_frontend_INCLUDE, CMAKE_PREFIX_PATH)")
   elseif(NOT TRAINER_HAS_CUDNN)
-    message(STATUS "cuDNN 9 with cudnn-frontend was not found: attention by our kernels alone")
+    message(STATUS "cuDNN 9 with cudnn-frontend was not found: attention uses the built-in kernels only")
   endif()
 endif()
 
@@ -158,7 +158,7 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   list(APPEND TRAINER_WARNINGS -Wno-unknown-pragmas)  # GCC ivdep
 endif()
-if(CMAKE_UNITY_BUILD)  # files in one unit shadow each other's names; builds without it look at each file alone
+if(CMAKE_UNITY_BUILD)  # files in one unit shadow each other's names; builds without it check each file on its own
   list(APPEND TRAINER_WARNINGS -Wno-shadow -Wno-subobject-linkage)
 endif()
 if(TRAINER_WERROR)
@@ -262,7 +262,7 @@ if(TRAINER_WERROR)
   list(APPEND TRAINER_CUDA_FLAGS -Werror=all-warnings)
 endif()
 
-# trainer_cuda_sources(MODULE [LIBS targets…]): src/MODULE/cuda, or its no_cuda.cpp alone where there is no compiler for
+# trainer_cuda_sources(MODULE [LIBS targets…]): src/MODULE/cuda, or only its no_cuda.cpp where there is no compiler for
 # it. The same sources are compiled a second time for the emulator (tests/cuda/CMakeLists.txt), whose programs link one
 # of both: each file stays an object of its own in unity builds.
 function(trainer_cuda_sources module)
@@ -298,7 +298,7 @@ function(trainer_cuda_sources module)
   endif()
 endfunction()
 
-# trainer_nccl_sources(MODULE): src/MODULE/nccl, or its no_nccl.cpp alone where there is no NCCL. The same sources are
+# trainer_nccl_sources(MODULE): src/MODULE/nccl, or only its no_nccl.cpp where there is no NCCL. The same sources are
 # compiled a second time for the emulator.
 function(trainer_nccl_sources module)
   set(folder "${PROJECT_SOURCE_DIR}/src/${module}/nccl")

@@ -39,7 +39,7 @@ set(CPACK_GENERATOR TGZ DEB)
 set(CPACK_PACKAGE_NAME trainer)
 set(CPACK_PACKAGE_VERSION "${TRAINER_VERSION}")
 set(CPACK_PACKAGE_VENDOR "the trainer's authors")
-# Who packs answers for the package, as with Debian's own tools: DEBFULLNAME and DEBEMAIL.
+# The packager is its maintainer, as with Debian's own tools: DEBFULLNAME and DEBEMAIL.
 set(CPACK_PACKAGE_CONTACT "packed without a name <nobody@example.invalid>")
 if(DEFINED ENV{DEBFULLNAME} AND DEFINED ENV{DEBEMAIL})
   set(CPACK_PACKAGE_CONTACT "$ENV{DEBFULLNAME} <$ENV{DEBEMAIL}>")

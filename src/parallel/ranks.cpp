@@ -6,7 +6,7 @@ using mesh::Layout;
 using mesh::Transit;
 
 comm::Communicator& Ranks::along(AxisSet axes, comm::Lane lane) const {
-  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nobody to talk to");
+  TRAINER_CHECK(mesh_ != nullptr, "along() requires a mesh");
   return mesh_->along(axes, lane);
 }
 
@@ -35,19 +35,19 @@ Scratch Ranks::move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, 
 // On a single rank all layouts are the same: data moves only when the caller wants it elsewhere.
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, Scratch&& x, const Tensor& out) const {
   if (from == to && !out) return Transit(std::move(x));
-  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
   return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, std::move(x), out));
 }
 
 Transit Ranks::start_move(Exec& ex, const Layout& from, const Layout& to, const Tensor& x, const Tensor& out) const {
   if (from == to && !out) return {};
-  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
   return wait_unless_overlapping(ex, mesh::start_move(ex, *mesh_, comm::Lane::critical, from, to, x, out));
 }
 
 Transit Ranks::start_move_in_place(Exec& ex, const Layout& from, const Layout& to, const Tensor& x) const {
   if (from == to) return {};
-  TRAINER_CHECK(mesh_ != nullptr, "a rank alone has nowhere to move a tensor");
+  TRAINER_CHECK(mesh_ != nullptr, "redistribution requires a mesh");
   return wait_unless_overlapping(ex, mesh::start_move_in_place(ex, *mesh_, comm::Lane::critical, from, to, x));
 }
 

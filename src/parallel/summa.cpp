@@ -133,7 +133,7 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
             const AxisSet cols = parts_.cut_axes(part, columns());
             return {whole.with(cols, split(0)), row_ | (col_ & ~cols)};
           }) {
-  TRAINER_CHECK(!input_stays_ || spec.parts.size() == 1, "{} parts beside an input that stays", spec.parts.size());
+  TRAINER_CHECK(!input_stays_ || spec.parts.size() == 1, "a stationary input has one part, not {}", spec.parts.size());
 }
 
 Panels SummaLinear::weight_panels(Exec& ex) const {

@@ -33,7 +33,7 @@ Table Table::with_stream(Spread other) const {
   Table table = *this;
   table.stream = other;
   TRAINER_CHECK(table.spread_at_table().rows == spread_at_table().rows,
-                "one table beside rows that are cut in two ways");
+                "the rows of both uses of a table are split in the same way");
   return table;
 }
 

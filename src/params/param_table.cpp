@@ -54,10 +54,10 @@ SlotId ParamTable::add_slot(int group, std::vector<Part> parts) {
   int64_t first_col = 0;
   for (const Part& part : parts) {
     const Shape box = part.layout.box();
-    TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]), "{}: {} beside {}", part.name,
-                  to_string(box), to_string(slot.box));
-    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} is spread in another way than {}", part.name,
-                  parts.front().name);
+    TRAINER_CHECK(box.dims() == slot.box.dims() && (!matrix || box[0] == slot.box[0]),
+                  "{}: the box of this part, {}, has the rows of its slot, {}", part.name, to_string(box),
+                  to_string(slot.box));
+    TRAINER_CHECK(part.layout.axes(mesh::kFlat) == slot.flat, "{} is distributed as {}", part.name, parts.front().name);
     std::vector<mesh::Run> runs = part.layout.runs(rank_, {.offset = first_col, .pitch = cols});
     for (mesh::Run& run : runs) run.local += slot.offset;
     slot.params.push_back(static_cast<int>(params_.size()));

@@ -21,7 +21,7 @@ class Layouts(rig.Runs):
     def test_a_healthy_layout_passes(self):
         for compute in ("fp64", "fp32"):
             said = self.compare("--set", "parallel.tensor=2", "--set", f"precision.compute={compute}")
-            self.assertIn(f"{compute}, 3 steps, 2 ranks beside one: parallel.tensor=2\n", said)
+            self.assertIn(f"{compute}, 3 steps, 2 ranks compared with one: parallel.tensor=2\n", said)
             self.assertIn("PASS", said)
         self.assertFalse((self.folder / "run").exists())
 

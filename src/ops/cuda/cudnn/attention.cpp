@@ -49,7 +49,7 @@ class Cudnn final : public FusedAttention {
 
   void run(cudaStream_t stream, const FusedShape& shape, const FusedOperands& o, void* workspace) override {
     const Plan& plan = plan_of(shape);
-    TRAINER_CHECK(plan.graph, "cuDNN was asked for attention that it cannot do");
+    TRAINER_CHECK(plan.graph, "cuDNN supports this attention");
     std::unordered_map<int64_t, void*> operands{{kQ, o.q}, {kK, o.k}, {kV, o.v}, {kOut, o.out}};
     if (shape.backward || shape.keeps_lse) operands.emplace(kLse, o.lse);
     if (shape.backward) operands.insert({{kDout, o.dout}, {kDq, o.dq}, {kDk, o.dk}, {kDv, o.dv}});
