@@ -166,7 +166,8 @@ TEST(Watchdog, NamesTheRanksThatHaveNotStartedAnOperation) {
     });
   });
   EXPECT_EQ(error.code(), Code::comm);
-  expect_parts(error.what(), {"reduce_scatter along tensor", "operation 2", "channel grads", "0.5 s", "rank 2 has not"});
+  expect_parts(error.what(),
+               {"reduce_scatter along tensor", "operation 2", "channel grads", "0.5 s", "rank 2 has not"});
   EXPECT_EQ(std::string(error.what()).find("rank 3 has not"), std::string::npos) << error.what();
 }
 
