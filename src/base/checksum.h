@@ -18,7 +18,7 @@ struct Checksum {
 
 Checksum checksum_of(std::span<const std::byte> bytes);
 Checksum checksum_of(std::string_view bytes);
-/// Of the whole file.
+/// Checksum of the whole file.
 Checksum checksum_of(const File& file);
 /// 32 lower-case hexadecimal digits; parse_checksum takes nothing else.
 std::string to_string(const Checksum& checksum);

@@ -16,8 +16,8 @@ enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, co
 /// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);
 
-/// Which ranks of a run throw an error. `here`: the others do not know yet and must be told. `all_ranks`: every rank
-/// throws the same, so one message is enough. `another_rank`: the echo of an error that another rank reports itself.
+/// The ranks that throw an error. `here`: only this one; the other ranks must be notified. `all_ranks`: every rank
+/// throws the same error, so one message is enough. `another_rank`: a copy of an error that a different rank reports.
 enum class Scope { here, all_ranks, another_rank };
 
 class Error : public std::runtime_error {

@@ -39,7 +39,7 @@ const char* remedy(int error) {
   }
 }
 
-/// What is there instead of a file, or null.
+/// Returns what is there instead of a file, or null.
 const char* not_a_file(fs::file_type type) {
   switch (type) {
     case fs::file_type::directory:

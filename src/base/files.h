@@ -1,6 +1,6 @@
 #pragma once
-// What all modules that read or write files share: the system's reasons with their remedies, texts that the user names,
-// and files replaced as a whole.
+// Helpers for all modules that read or write files: system errors with their remedies, text files that the user names,
+// and atomic replacement of files.
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -21,10 +21,10 @@ std::string read_text_file(const std::string& path, std::string_view expected);
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
 
-/// Writes a temporary file beside `path`, syncs it and publishes it. A reader of `path` finds the old content or all of
-/// the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed. A
-/// link stays too, and what it leads to is replaced; a folder, a device, a pipe or a socket is left alone and refused.
-/// Throws Code::io with the path, the reason and the remedy.
+/// Writes a temporary file next to `path`, syncs it and publishes it. A reader of `path` finds the old content or all
+/// of the new, even after a loss of power. When something fails, the old file stays and the temporary one is removed. A
+/// link is kept and its target is replaced; a folder, a device, a pipe or a socket is rejected. Throws Code::io with
+/// the path, the reason and the remedy.
 void replace_file(const std::filesystem::path& path, std::string_view bytes);
 
 /// Throws what replace_file() would throw where no file can be put at `path`; before work whose result goes there.

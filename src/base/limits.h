@@ -1,5 +1,5 @@
 #pragma once
-// What the system may refuse to give, threads and memory: limits of users and containers are no bug of the program.
+// Threads and memory that the system may refuse: limits of users and containers are not bugs of the program.
 #include <exception>
 #include <new>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace trainer {
 
-/// Returns the code of an exception that is no Error: Code::plan where the system gave no memory or thread, else
+/// Returns the code of an exception that is not an Error: Code::plan if the system refused memory or a thread, else
 /// Code::internal.
 inline Code code_of(const std::exception& exception) {
   if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return Code::plan;

@@ -1,6 +1,6 @@
 #pragma once
-// Log lines for users, on stderr. Results go to stdout and are printed by cli/ only. Information comes from the first
-// rank alone; warnings and errors of the others name their rank.
+// Log lines for users, on stderr. Results go to stdout and are printed by cli/ only. Information comes from rank 0
+// only; warnings and errors of other ranks name their rank.
 #include <functional>
 #include <string>
 
@@ -10,8 +10,8 @@ namespace trainer::log {
 
 enum class Level { info, warning };
 
-/// Where lines go; the default writes "warning: …" or the bare line to stderr. The progress bar installs its own sink
-/// so that lines do not tear it. Thread-safe; returns the sink that was in place.
+/// Sets the destination of lines; the default writes "warning: …" or the bare line to stderr. The progress bar installs
+/// its own sink so that lines do not corrupt it. Thread-safe; returns the previous sink.
 using Sink = std::function<void(Level, const std::string&)>;
 Sink set_sink(Sink sink);
 void write(Level level, const std::string& line);

@@ -1,5 +1,5 @@
 #pragma once
-// What the operating system says this process holds, to be compared with the predicted memory.
+// Memory of this process as the operating system reports it, to be compared with the prediction.
 #include <cstdint>
 
 namespace trainer {

@@ -1,5 +1,5 @@
 #pragma once
-// Rates of the operators that move memory and compute little, beside a copy of as many bytes.
+// Rates of memory-bound operators, compared with a copy of as many bytes.
 #include <string>
 #include <vector>
 

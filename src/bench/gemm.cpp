@@ -5,7 +5,7 @@
 namespace trainer::bench {
 namespace {
 
-/// Returns the GFLOP/s of one product.
+/// Returns the GFLOP/s of one GEMM.
 double rate(Exec& ex, const ops::Gemm& op, const ops::Timing& timing) {
   return cost(op).flops / ops::seconds_of(ex, op, timing) / 1e9;
 }
@@ -19,7 +19,7 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
 
 constexpr int64_t kManyUses = 1000;  // of a weight, so that it is packed: outside the measurement
 
-/// Layer holds the products of a linear layer and their operands.
+/// Layer holds the GEMMs of a linear layer and their operands.
 struct Layer {
   Layer(Exec& ex, DType dtype, const GemmShape& shape)
       : x(ex.device, "bench", {shape.m, shape.k}, dtype),
@@ -48,7 +48,7 @@ std::vector<GemmRate> bench_gemm(Exec& ex, DType dtype, std::span<const GemmShap
   std::vector<GemmRate> rates;
   for (const GemmShape& shape : shapes) {
     const Layer layer(ex, dtype, shape);
-    // dx overwrites x, and the forward product overwrites y. The weight gradient comes first, so that its operands are
+    // dx overwrites x, and the forward GEMM overwrites y. The weight gradient comes first, so that its operands are
     // still normal draws.
     GemmRate result{.shape = shape};
     result.dw = rate(ex, layer.dw, timing);

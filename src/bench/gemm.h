@@ -1,5 +1,5 @@
 #pragma once
-// Rates of matrix products on this machine, for `trainer bench gemm`.
+// Rates of GEMMs on this machine, for `trainer bench gemm`.
 #include <span>
 #include <vector>
 
@@ -8,7 +8,7 @@
 
 namespace trainer::bench {
 
-/// The products of a linear layer with m token rows and a weight [k, n].
+/// The GEMMs of a linear layer with m token rows and a weight [k, n].
 struct GemmShape {
   int64_t m = 0, k = 0, n = 0;
 };

@@ -16,7 +16,7 @@ struct OffloadRung {
   double predicted_s = 0;     // by the closed form; 0: it has none for blocking
 };
 
-/// What an update of one rank is about.
+/// The size of one rank's update.
 struct OffloadCase {
   int64_t parameters = 0, subgroup = 0;  // elements
   int slots = 3;
@@ -24,8 +24,8 @@ struct OffloadCase {
   offload::Sizes sizes;
 };
 
-/// Returns the rates of debug.emulate_device; without it measures those of a device and its host over at most so many
-/// parameters (offload/calibrate.h).
+/// Returns the rates of debug.emulate_device; without it measures those of a device and its host over at most
+/// `elements` parameters (offload/calibrate.h).
 offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements);
 
 /// Returns the rungs, from slow to fast where the device is far from the host:

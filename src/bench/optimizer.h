@@ -1,5 +1,5 @@
 #pragma once
-// Rate of AdamW beside that of its memory traffic alone.
+// Rate of AdamW compared with that of its memory traffic only.
 #include <span>
 #include <vector>
 
@@ -17,7 +17,7 @@ struct OptimizerRate {
   /// faster. 0 on a GPU.
   double read_parameters_per_s = 0;
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
-  /// Bytes a second, beside those of the loop: 30 bytes a parameter with the copy.
+  /// Bytes per second, compared with those of the loop: 30 bytes per parameter with the copy.
   double copying_share() const { return 30 * copying_parameters_per_s / (28 * traffic_parameters_per_s); }
 };
 

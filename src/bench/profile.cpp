@@ -24,7 +24,7 @@
 namespace trainer::bench {
 namespace {
 
-/// Work is a product of square matrices, to keep ranks computing for as long as is wanted.
+/// Work is a GEMM of square matrices, to keep ranks computing for as long as needed.
 struct Work {
   Work(device::Device& device, DType compute)
       : a(device, "benchmark", {kExtent, kExtent}, compute),
@@ -89,8 +89,8 @@ class Profile {
     if (cluster_.cpu && options_.steps) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 
-  /// Single operators on a CPU are measured by the first rank while the others wait: what ranks take from each other
-  /// is a part of what steps reach. GPUs measure all at once.
+  /// Single operators on a CPU are measured by rank 0 while the other ranks wait, since the rates in steps include how
+  /// ranks slow each other down. On GPUs all ranks measure at once.
   bool measures_operators() const { return !cluster_.cpu || world_.first(); }
   ops::Timing timing_of_operators() const {
     if (cluster_.cpu) return {.repeats = options_.repeats};
@@ -100,7 +100,7 @@ class Profile {
   }
   /// Returns the mean over the ranks that measure.
   double mean_over_measuring(double value) {
-    world_.control().sum({&value, 1});  // the others have 0
+    world_.control().sum({&value, 1});  // the other ranks have 0
     return cluster_.cpu ? value : value / world_.size();
   }
 
@@ -117,7 +117,7 @@ class Profile {
     cluster_.memory_share = 0.8;
   }
 
-  /// Heads of many sizes: a score costs an exponential whatever its products cost.
+  /// Heads of many sizes: a score costs an exponential whatever its GEMMs cost.
   void attention() {
     std::vector<int64_t> lengths = {128, 1024};
     if (!cluster_.cpu) lengths.push_back(4096);
@@ -185,7 +185,7 @@ class Profile {
   }
 
   /// Returns the seconds of equal work on the slowest rank over the mean's. Those of a rank that shares its cores vary
-  /// with who computes beside it, and in a step all wait for the last.
+  /// with the load on them, and in a step all ranks wait for the slowest.
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
     const Work work(*device_, machine_.compute);
@@ -207,7 +207,7 @@ class Profile {
                             CommOp::reduce, CommOp::all_to_all})
       for (const int64_t payload : options_.payloads) {
         const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
-        // Beyond a fixed time one repetition tells enough.
+        // Beyond a fixed time one repetition is enough.
         const double first = timer.seconds(group, op, n, 1);
         const double seconds = first > 0.2 ? first : timer.seconds(group, op, n, options_.repeats, 0);
         cluster_.collectives.push_back(
@@ -234,8 +234,8 @@ class Profile {
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }
 
-  /// Measures what steps of a small model lose beside all-reduces, and what these lose beside steps that last longer:
-  /// steps take memory and caches from communication, as products of operands in a cache would not.
+  /// Measures how much all-reduces slow down concurrent steps of a small model, and how much longer steps slow down the
+  /// all-reduces: steps take memory bandwidth and cache from communication, which GEMMs on cached operands would not.
   void measure_beside(plan::Link& link, CollectiveTimer& timer, comm::Communicator& group, int per_node) {
     constexpr double kLongest = 0.15, kLonger = 4;  // seconds of an all-reduce; compute over all-reduces
     int64_t n = 0;
@@ -273,7 +273,7 @@ class Profile {
       link.slowdown = std::clamp((timer.slowest_median(both) - alone) / all_sums, 0.0, 1.0);
       return;
     }
-    // What was left when compute ended ran on alone.
+    // The communication left when compute ended ran without competition.
     const double computing = timer.slowest_median(computed), both_ran = std::min(beside, computing);
     link.slowdown = std::clamp((computing - alone) / both_ran, 0.0, 1.0);
     link.progress = std::clamp((all_sums - (beside - both_ran)) / both_ran, 0.01, 1.0);

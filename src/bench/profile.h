@@ -9,17 +9,17 @@ namespace trainer::bench {
 
 struct ProfileOptions {
   int repeats = 5;
-  double product_seconds = 0.02;  // products that would take longer than this are left out
-  bool steps = true;              // of small models: measure_in_steps() on CPUs, and communication beside them
+  double product_seconds = 0.02;  // GEMMs that would take longer than this are skipped
+  bool steps = true;              // of small models: measure_in_steps() on CPUs, and concurrent communication
   /// Bytes of the collectives. All this takes about a minute with up to 16 ranks on two cores.
   std::vector<int64_t> payloads = {1 << 10, 16 << 10, 128 << 10, 1 << 20, 8 << 20};
 };
 
-/// Measures peak, memory, products of many shapes in three forms, attention of many heads, measure_in_steps(),
+/// Measures peak, memory, GEMMs of many shapes in three forms, attention of many heads, measure_in_steps(),
 /// measure_host(), every collective in groups of neighbours and of ranks far apart, all groups of a kind at once, and
-/// what steps and collectives cost each other. Steps, memory, hosts and collectives are measured by all ranks at the
-/// same moment, so that what they share is shared; products and attention on CPUs by the first rank alone. All ranks
-/// call and get the same profile.
+/// how steps and collectives slow each other down. Steps, memory, hosts and collectives are measured by all ranks at
+/// the same time, so that shared resources are shared; GEMMs and attention on CPUs by rank 0 only. All ranks call it
+/// and get the same profile.
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options);
 
@@ -29,7 +29,7 @@ plan::Cluster measure_profile(comm::World& world, const config::Config& config, 
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);
 
-/// Returns the groups of a world of so many ranks that are measured: members of this rank's group, by size and by how
+/// Returns the groups of a world of `ranks` ranks that are measured: members of this rank's group, by size and by how
 /// far apart they are.
 std::vector<std::vector<int>> profiled_groups(int ranks, int rank);
 

@@ -10,15 +10,15 @@
 
 namespace trainer::bench {
 
-/// Tokens are drawn by position, and each predicts the next. Every step has the same ones, drawn when they are first
-/// asked for: drawing them is not a part of a step.
+/// Tokens are drawn by position, and each predicts the next. Every step has the same ones, drawn at first use, so that
+/// drawing them is not part of a step.
 train::BatchSource random_batches(const config::Config& config);
 
 /// Returns the work of step `step`, from 1 on.
 train::StepWork work_of(const config::Config& config, int64_t step);
 
-/// SmallModel trains on this rank alone, whatever the others do: two layers, 4 sequences of 256 tokens a step, in two
-/// micro-steps.
+/// SmallModel trains on this rank only, independently of the other ranks: two layers, 4 sequences of 256 tokens a step,
+/// in two micro-steps.
 class SmallModel {
  public:
   /// `shape`: keys of the configuration, "model.d_model=512" for one.

@@ -21,7 +21,7 @@ double copy_rate(device::Device& device) {
   Meter unused;
   Exec ex{device, arena, unused};
   const Buffer from(device, "bench", {bytes / 4}, DType::f32), to(device, "bench", {bytes / 4}, DType::f32);
-  ops::fill_uniform(device, from, "x");  // memory that nobody has written may not be there yet
+  ops::fill_uniform(device, from, "x");  // memory that was never written may not be backed by pages yet
   ops::fill_uniform(device, to, "y");
   return 2 * static_cast<double>(bytes) / ops::median_seconds(ex, ops::Copy{from, to}, kRepeats);
 }

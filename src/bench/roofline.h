@@ -1,12 +1,12 @@
 #pragma once
-// The roofline: no operator is faster than its FLOPs at the rate of products, nor than its bytes at the rate of memory
+// The roofline: no operator is faster than its FLOPs at the rate of GEMMs, nor than its bytes at the rate of memory
 // (Williams, Waterman, Patterson 2009).
 #include "device/device.h"
 
 namespace trainer::bench {
 
 struct Roofline {
-  double flops = 0;        // FLOP/s of products
+  double flops = 0;        // FLOP/s of GEMMs
   double bytes_per_s = 0;  // of memory, read and written
   /// Returns the seconds that so much work takes at least.
   double least_seconds(double work_flops, double work_bytes) const;

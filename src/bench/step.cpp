@@ -141,7 +141,7 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
   config.parallel.data = 1;      // all replicas compute the same
-  setup::Machine one = machine;  // one of the ranks that share a replica, without the others
+  setup::Machine one = machine;  // one rank of a replica, without the other ranks
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
   const auto planned = [&] { return setup::plan_run(config, vocab, one, true); };
   setup::require_memory(planned(), config, vocab, one);

@@ -43,9 +43,9 @@ struct StepBench {
 StepBench bench_step(const config::Config& config, const setup::Machine& machine, int warmup, int steps);
 std::string to_text(const StepBench& bench);
 
-/// Measures up to `most` algorithms for every product of a step of this configuration on a GPU, and returns the
-/// fastest. Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. All
-/// forms are measured, or only the plain one where memory does not suffice for the copies.
+/// Measures up to `most` algorithms for every GEMM of a step of this configuration on a GPU, and returns the fastest.
+/// Operands, epilogues and workspace are those of one rank of the layout. The other ranks are not needed. All forms are
+/// measured, or only the plain one if there is not enough memory for the copies.
 ops::MeasuredGemms tune_products(const config::Config& config, const setup::Machine& machine, int most, int repeats);
 
 /// Returns the growth of the process's anonymous memory in bytes since `probe` was made, after `steps` steps on random

@@ -57,7 +57,7 @@ class Tally final : public Recorder {
   /// Share of a table's rates that the steps reached; 1 where nothing was measured.
   double share(size_t table) const { return in_steps_[table] > 0 ? by_table_[table] / in_steps_[table] : 1; }
 
-  static constexpr size_t kAttention = 3, kTables = 4;  // three forms of products, and attention
+  static constexpr size_t kAttention = 3, kTables = 4;  // three forms of GEMMs, and attention
 
  private:
   const plan::Cluster& cluster_;

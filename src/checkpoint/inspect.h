@@ -1,5 +1,5 @@
 #pragma once
-// What `trainer checkpoint inspect|verify` say about a checkpoint.
+// Output of `trainer checkpoint inspect|verify`.
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>

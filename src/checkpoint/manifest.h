@@ -1,7 +1,7 @@
 #pragma once
 // The manifest of a checkpoint: state, files and, for each global tensor, which of its elements are where.
 //
-// A tensor is stored in pieces, one for each process that wrote a part. A piece is a list of runs of the row-major
+// A tensor is stored in pieces, one per process that wrote a part of it. A piece is a list of runs of the row-major
 // global tensor, laid end to end in one shard file from `offset` on. It has a checksum for each chunk of its bytes: a
 // reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly once.
 #include <filesystem>
@@ -79,10 +79,10 @@ std::string to_json(const Manifest& manifest);
 /// names the file in messages. Throws Code::checkpoint for any bytes that are not a sound manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
 
-/// What one process wrote, sent to the one that publishes: shards and tensors, which need not cover anything.
+/// The shards and tensors that one process wrote, sent to the process that publishes. They need not cover any tensor.
 std::string part_to_json(const Manifest& part);
 Manifest parse_part(std::string_view json);
-/// Adds the shards and pieces of a part. Throws Code::internal when its tensors are not those of the others.
+/// Adds the shards and pieces of a part. Throws Code::internal when its tensors differ from those of other parts.
 void merge_part(Manifest& manifest, const Manifest& part);
 
 /// The content of COMPLETE for a manifest of these bytes.

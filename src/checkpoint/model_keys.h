@@ -1,5 +1,5 @@
 #pragma once
-// What two checkpoints of one model agree in.
+// The keys in which two checkpoints of one model agree.
 #include <cstdint>
 #include <map>
 #include <string>

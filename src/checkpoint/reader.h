@@ -10,7 +10,7 @@
 
 namespace trainer::checkpoint {
 
-/// What a load takes from a checkpoint, and how the tensors of head and embedding are called.
+/// The parts of a checkpoint to load, and the names of the tensors of head and embedding.
 struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's head is its embedding
@@ -48,9 +48,9 @@ class Reader {
 /// compared. `folder` is that of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);
-/// Throws Code::checkpoint unless the weights of `stored` mean the same in this run, where no tensor's shape tells:
-/// heads, the norm's epsilon, the rotation of positions. `chosen`: keys whose other value somebody asked for. An
-/// epsilon or a rotation that was asked for gets a warning: contexts are extended so.
+/// Throws Code::checkpoint unless the weights of `stored` mean the same in this run, as far as no tensor's shape shows
+/// it: heads, the norm's epsilon, the base of RoPE. `chosen`: keys that the user set to a different value. A different
+/// epsilon or base that was set is only a warning, since contexts are extended this way.
 void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                       const std::function<bool(const std::string& key)>& chosen);
 /// The last part of require_compatible().

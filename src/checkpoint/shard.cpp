@@ -108,7 +108,7 @@ class Packer {
   int64_t done_ = 0;  // bytes of the current run
 };
 
-/// Walks the stored runs of a piece beside the wanted runs of a slice, chunk after chunk.
+/// Walks the stored runs of a piece together with the requested runs of a slice, chunk by chunk.
 class Intersection {
  public:
   struct Copy {

@@ -1,5 +1,5 @@
 #pragma once
-// What a checkpoint holds: the state of a run and its tensors, by name and by runs of the global tensors.
+// Contents of a checkpoint: the state of a run and its tensors, by name and by runs of the global tensors.
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -41,8 +41,7 @@ struct Snapshot {
   std::string tokenizer;    // serialized, may be empty
   std::string tokenizer_hash, data_hash;
   std::string val_hash;  // of the validation data; empty: none, or saved by a version without it
-  // Hash of the table that products were chosen by; empty text: none. nullopt: saved by a version that did not record
-  // it.
+  // Hash of the GEMM tuning table; empty text: none. nullopt: saved by a version that did not record it.
   std::optional<std::string> gemm_tuning_hash = "";
   std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
   bool tied = false;

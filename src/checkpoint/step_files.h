@@ -1,5 +1,5 @@
 #pragma once
-// What every writer of a step folder does: the files beside the shards, and a folder that appears whole or not at all.
+// Helpers for every writer of a step folder: the files next to the shards, and the atomic publication of the folder.
 #include <filesystem>
 #include <functional>
 
@@ -13,8 +13,8 @@ namespace trainer::checkpoint {
 /// not cover their tensors, Code::io when writing fails.
 void complete_step_folder(SystemCalls& calls, const std::filesystem::path& folder, Manifest manifest);
 
-/// Makes the folder `output`, which must not exist: `write` fills a hidden one beside it, which then gets the name.
-/// Nothing stays when `write` throws. Throws Code::io when `output` exists or writing fails.
+/// Makes the folder `output`, which must not exist: `write` fills a hidden one next to it, which is then renamed.
+/// Nothing is left when `write` throws. Throws Code::io when `output` exists or writing fails.
 void write_new_folder(SystemCalls& calls, const std::filesystem::path& output,
                       const std::function<void(const std::filesystem::path&)>& write);
 

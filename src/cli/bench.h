@@ -1,5 +1,5 @@
 #pragma once
-// What the benchmarks of `trainer bench` share: where one runs, and how it prints.
+// Common parts of the benchmarks of `trainer bench`: where one runs, and how it prints.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@ namespace trainer::cli {
 
 using nlohmann::json;
 
-/// Bench says where a benchmark runs and in which type. Text goes to stdout, or to stderr where JSON is asked for.
+/// Where a benchmark runs, and in which type. Text goes to stdout, or to stderr with --json.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = load_configuration(o.config);
@@ -26,8 +26,8 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// Returns the peak that rates are shares of. A peak given by the user saves the time of measuring one. On a GPU the
-  /// data sheet's stands beside it.
+  /// Returns the peak to which rates are relative. A peak given by the user saves the time to measure one. On a GPU the
+  /// data sheet's peak is printed as well.
   setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
@@ -62,7 +62,7 @@ struct Bench {
   setup::Machine machine;
 };
 
-/// What operators run with.
+/// The execution context of operators.
 struct Computing {
   explicit Computing(const setup::Machine& machine) : device(setup::make_device(machine)) {}
 
@@ -74,7 +74,7 @@ struct Computing {
 
 inline json peak_json(const setup::PeakTracker& peak) { return report::to_json(peak.report()); }
 
-/// Measures products (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
+/// Measures GEMMs (bench_gemm_verb.cpp): their rates, or the algorithms of a GPU's library.
 json bench_gemm(const Bench& b);
 /// Plays the schedules of optimizer offload at the rates of this machine or of an emulated device (bench_offload.cpp).
 json bench_offload(const Bench& b);

@@ -8,7 +8,7 @@
 namespace trainer::cli {
 namespace {
 
-/// Returns the shapes asked for; else those of the configuration's linear layers, or some usual ones.
+/// Returns the requested shapes; else those of the configuration's linear layers, or some common ones.
 std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   std::vector<bench::GemmShape> asked;
   for (const auto& [m, k, n] : b.options.shapes) asked.push_back({m, k, n});
@@ -31,7 +31,7 @@ std::vector<bench::GemmShape> gemm_shapes(const Bench& b) {
   return shapes;
 }
 
-/// Finds the fastest form and algorithm of each product of the configuration, and writes them to a file.
+/// Finds the fastest form and algorithm of each GEMM of the configuration, and writes them to a file.
 json tune_gemm(const Bench& b) {
   constexpr int kMost = 16;  // the library proposes few more, and those are slow
   b.require_config();

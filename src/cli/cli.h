@@ -67,7 +67,7 @@ struct BenchOptions {
   ConfigOptions config;
   int warmup = 2, repeats = 5;
   std::string write_profile;                   // all, collectives: measure the machine and write its profile there
-  std::string write_tuning;                    // gemm: measure a configuration's products and write the table there
+  std::string write_tuning;                    // gemm: measure a configuration's GEMMs and write the table there
   std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
   int64_t size = 0;                            // bytes of elementwise operands; 0: by the machine
   bool dry_run = false;                        // step: count its work only

@@ -10,7 +10,7 @@ class Option;
 
 namespace trainer::cli {
 
-/// Whether --help lists the verb or action.
+/// True if --help lists the verb or action.
 bool is_shown(const CLI::App* app);
 /// Returns the options that an action shares with the other actions of its verb; for a verb, none.
 std::vector<const CLI::Option*> options_of_verb(const CLI::App& app);

@@ -70,7 +70,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
   if (!world.first()) return 0;
-  const auto share = [&](double accuracy) {  // with the standard error of a share of so many draws
+  const auto share = [&](double accuracy) {  // with the standard error of a proportion of that many draws
     if (std::isnan(accuracy)) return std::string("unknown (the file has no text)");
     const double of = static_cast<double>(std::max<int64_t>(1, result.questions - 1));
     return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));

@@ -33,7 +33,7 @@ std::string prompt_text(const GenerateOptions& o) {
   return *o.prompt == "-" ? read_input("-", "--prompt") : *o.prompt;
 }
 
-/// Where lines go: standard output, or a file. They are written one by one, so that a run that is stopped keeps its
+/// The output of lines: standard output or a file. They are written one by one, so that an interrupted run keeps its
 /// work.
 class Output {
  public:

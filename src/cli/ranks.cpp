@@ -92,7 +92,7 @@ int as_mpi_rank(const std::function<int(comm::World&)>& verb) {
       world->fail(code_of(error), error.what());
     }
   }
-  world->wait_for_all_ranks(kMeetSeconds);  // mpirun kills the others as soon as one rank ends with an error
+  world->wait_for_all_ranks(kMeetSeconds);  // mpirun kills the other ranks as soon as one ends with an error
   return status;
 }
 

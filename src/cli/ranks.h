@@ -7,15 +7,15 @@
 
 namespace trainer::cli {
 
-/// Reads the configuration and runs `verb` on every rank it asks for. The first rank reads; the others get its bytes.
-/// Without a file it is defaults and --set. Returns the verb's exit status. An error of one rank ends all of them with
-/// its status; it is printed once.
+/// Reads the configuration and runs `verb` on all its ranks. Rank 0 reads the file and broadcasts its bytes. Without a
+/// file the configuration is defaults and --set. Returns the verb's exit status. An error of one rank ends all of them
+/// with its status; it is printed once.
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
 
 /// Runs a verb that needs no configuration, on as many ranks as were started. `asked` must be the same on all of them.
 int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked);
 
-/// Runs a verb that is work for one rank on the first of those that were started, while the others wait for it.
+/// Runs a verb that needs one rank on rank 0, while the other ranks wait for it.
 int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked);
 
 /// Prints an exception that reached main, by which rank it came from, and returns the exit status.

@@ -28,7 +28,7 @@ void print_csv(const Runs& runs, const std::string& output) {
   replace_file(output, text);
 }
 
-/// Makes the report of a run anew.
+/// Regenerates a run's report.
 void renew(const report::NamedRun& run, const std::string& output) {
   if (!output.empty())
     throw Error(Code::usage,

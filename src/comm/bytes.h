@@ -1,12 +1,12 @@
 #pragma once
-// What collectives cost, as pure functions. The communicators, dry runs and the planner all count with these.
+// Bytes that collectives send, as pure functions used by communicators, dry runs and the planner.
 #include <cstdint>
 
 #include "tensor/meter.h"
 
 namespace trainer::comm {
 
-/// Reductions of at most so many elements gather everything and add in rank order, in f64. Larger ones go round a ring.
+/// Reductions of at most this many elements gather everything and add in rank order, in f64. Larger ones use a ring.
 inline constexpr int64_t kDirectElements = 4096;
 
 /// Returns the elements on the wire of one operation, summed over the g ranks of its group. The payload n counts

@@ -1,6 +1,6 @@
 #pragma once
-// Collectives as state machines over messages. An operation is cut into segments. Each runs as a flow of its own, a few
-// of them at a time: while one segment is reduced, others are on the wire. Memory for staging is constant.
+// Collectives as state machines over messages. An operation is split into segments. Each runs as its own flow, a few at
+// a time: while one segment is reduced, others are on the wire. Memory for staging is constant.
 //   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
 //   chain           broadcast from the root on, reduce from the root's right on, towards the root
 //   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all is gathered, and added in rank order
@@ -18,7 +18,7 @@ inline constexpr int kFlows = 4;  // in flight on one channel
 inline constexpr int64_t kSmallestSegment = int64_t{64} << 10, kLargestSegment = int64_t{512} << 10;  // bytes
 inline constexpr int64_t kFlowStaging = 2 * kLargestSegment;
 inline constexpr int64_t kStagingBytes = kFlows * kFlowStaging;
-/// all_gather and broadcast of at most so many bytes run as an exchange.
+/// all_gather and broadcast of at most this many bytes run as an exchange.
 inline constexpr int64_t kExchangeBytes = int64_t{64} << 10;
 
 /// An operation of a group of two or more, by address. The members mean what they mean in communicator.h.

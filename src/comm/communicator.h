@@ -1,10 +1,10 @@
 #pragma once
 // Communicator: collectives among the ranks of one group (the ranks along some axes of the mesh), on one lane.
 //
-// An operation starts at once and runs beside compute; its Ticket is joined before the memory is used again. Operations
-// of one communicator run in the order they were started, which must be the same on all its ranks. Operations of
-// different lanes overtake each other freely. Reductions have a fixed order that depends on neither the transport nor
-// timing: the same bits on every run, from threads and from processes. NCCL has an order of its own
+// An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again.
+// Operations of one communicator run in the order they were started, which must be the same on all its ranks.
+// Operations of different channels are independent. Reductions have a fixed order that depends on neither the transport
+// nor timing: bitwise the same on every run, with threads and with processes. NCCL has an order of its own
 // (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace trainer::comm {
 
 enum class Reduce : uint8_t { sum, max };
 
-/// What an operation is for.
+/// The purpose of an operation.
 ///   critical  activations on the path of the step
 ///   weights   gathers ahead of use
 ///   grads     gradient reductions
@@ -137,7 +137,7 @@ class Communicator {
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
   /// pointer lives until wait() or abandon(); null: complete.
   virtual Pending* start(const Request& request) = 0;
-  /// Whether start() takes operands in the memory of a GPU as they are.
+  /// True if start() accepts operands in GPU memory without staging.
   virtual bool can_reach_gpus() const { return false; }
 
  private:

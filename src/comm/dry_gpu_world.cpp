@@ -1,4 +1,4 @@
-// The dry stand-in for a world whose GPUs NCCL joins: it counts the memory that NCCL will take beside the run's
+// The dry version of a world whose GPUs NCCL connects: it counts the memory that NCCL takes in addition to the run's
 // tensors.
 #include <map>
 

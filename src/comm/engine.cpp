@@ -18,7 +18,7 @@ namespace {
 constexpr double kComputeSpin = 10e-6;   // spinning before a compute thread sleeps
 constexpr int kStillTurns = 20;          // turns without news before the progress thread yields
 constexpr int kSpinTurns = 50;           // turns without news before the progress thread sleeps
-constexpr double kShortNap = 200e-6;     // while messages are in flight and nobody rings
+constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight without a notification
 constexpr double kLongNap = 1e-3;        // after 0.1 s of short naps
 constexpr double kRungNap = 50e-3;       // peers ring: only timers need the thread
 constexpr double kExpectantNap = 50e-6;  // while a device copies data to send: it does not ring

@@ -34,7 +34,7 @@ class Engine {
   int size() const { return transport_->size(); }
   /// Call it before any channel but that of control messages is made.
   void configure(const WorldOptions& options);
-  /// How messages name ranks: "rank 3 (host a, process 4711)".
+  /// Sets the names of ranks in messages: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
 
   /// The queue of operations of a group on a lane: members and lane are the same on all its ranks.
@@ -53,7 +53,7 @@ class Engine {
   /// Throws what the world has failed with, if it has.
   void check();
   void fail(Code code, const std::string& why) noexcept;
-  /// Fails with this rank's own error, which main() prints, and tells the others.
+  /// Fails with this rank's own error, which main() prints, and notifies the other ranks.
   void fail(const Error& error) noexcept;
   /// Ends all operations of this rank; a call of fail() gives the reason.
   void end_all_operations() noexcept;
@@ -98,8 +98,8 @@ class Engine {
   // The watchdog, on the progress thread too.
   void watch(double now);
   void conclude_probe(double now);
-  /// Whether a control operation may wait longer; all its ranks are alive. Yes while a missing rank is busy, or waits
-  /// for a busy one. No when all missing ranks wait for others in turn, or when nobody is missing.
+  /// True if a control operation may wait longer; all its ranks are alive. True while a missing rank is busy or waits
+  /// for a busy one. False when all missing ranks wait for other ranks themselves, or when none is missing.
   bool may_wait_longer(double now);
   /// Returns what this rank answers in ControlMessage::waits.
   double waits_since(double now) const;
@@ -117,7 +117,7 @@ class Engine {
   Operation& submit(Channel& channel, const Collective& collective, bool watched);
 
   std::unique_ptr<Transport> transport_;
-  WorldOptions options_;  // changed by configure() alone, on the progress thread
+  WorldOptions options_;  // changed only by configure(), on the progress thread
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
@@ -135,7 +135,7 @@ class Engine {
   std::vector<std::string> names_;
   // End of what the mutex guards.
 
-  // Of the progress thread alone.
+  // Used only by the progress thread.
   std::vector<Channel*> active_;  // critical lanes first
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that called wait_for_all_ranks()

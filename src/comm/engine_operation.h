@@ -1,5 +1,5 @@
 #pragma once
-// What the engine keeps for each operation and each queue; engine.cpp and watchdog.cpp share it.
+// State of the engine per operation and per queue, shared by engine.cpp and watchdog.cpp.
 #include <array>
 
 #include "comm/engine.h"

@@ -37,7 +37,7 @@ class EngineCommunicator final : public Communicator {
   const ReduceKernels& kernels_;
   Engine::Channel* channel_ = nullptr;
   Buffer staging_;
-  std::vector<std::byte> host_staging_;  // only beside a GPU
+  std::vector<std::byte> host_staging_;  // only with a GPU
   std::byte* staging_memory_ = nullptr;
 };
 

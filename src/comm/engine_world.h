@@ -1,5 +1,5 @@
 #pragma once
-// EngineWorld: a World over an engine. Threads and MPI differ in their transport alone.
+// EngineWorld: a World over an engine. Threads and MPI differ only in their transport.
 #include "comm/engine.h"
 #include "comm/host_control.h"
 
@@ -10,7 +10,7 @@ class EngineWorld final : public World {
   /// Makes a Control over the engine, usable before there is a world.
   static std::unique_ptr<Control> make_control(Engine& engine);
 
-  /// `farewell`: seconds for which the destructor waits to meet the others.
+  /// `farewell`: seconds for which the destructor waits for the other ranks.
   EngineWorld(std::unique_ptr<Engine> engine, std::unique_ptr<Control> control, std::string transport, int local_rank,
               int local_size, double farewell);
   ~EngineWorld() override;

@@ -1,6 +1,6 @@
 #pragma once
-// How tensors in GPU memory get from rank to rank. NCCL carries them where every rank has a GPU of its own; otherwise
-// they go through the host, on the transport of host data.
+// Transport of tensors in GPU memory. NCCL sends them if every rank has its own GPU; otherwise they are copied through
+// the host, on the transport of host data.
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,9 +26,8 @@ struct GpuTransport {
   bool nccl = false;
   std::string reason;  // for the log; empty when there is nothing to choose: one rank, or no GPU
 };
-/// Chooses by `asked`, which is parallel.transport. Collective; all ranks choose alike. In a dry world, every rank is
-/// taken to have a GPU of its own. Throws Code::plan for "nccl" where NCCL cannot run, Code::usage where it is not
-/// compiled in.
+/// Chooses by `asked`, which is parallel.transport. Collective; all ranks choose alike. In a dry world every rank is
+/// assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run, Code::usage if it is not compiled in.
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked);
 
 /// Makes the chosen world for tensors of `device`; null: `world` itself. Collective.

@@ -13,7 +13,7 @@ struct ControlMessage {
   enum class Kind : int32_t { probe, answer, failed, meet };
   Kind kind = Kind::probe;
   int32_t from = 0;
-  int32_t tag = 0;     // probe, answer: the channel asked about
+  int32_t tag = 0;     // probe, answer: the channel in question
   int64_t number = 0;  // probe: number of the operation that waits; answer: operations started there; failed: the Code
   double waits =
       -1;  // answer: seconds that the rank itself waits for others, none of which is busy; below 0: it does not
@@ -42,7 +42,7 @@ class Transport {
 
   virtual void send_control(int peer, const ControlMessage& message) noexcept = 0;
   virtual bool receive_control(ControlMessage& message) = 0;
-  /// Whether all control messages have left this rank.
+  /// True if all control messages have been sent.
   virtual bool control_sent() { return true; }
 
   /// The bell rings when an operation starts and, where peers_ring(), whenever progress() has something to do.

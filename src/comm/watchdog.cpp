@@ -47,7 +47,7 @@ void Engine::check() {
 
 void Engine::fail(Code code, const std::string& why) noexcept try {
   fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
-} catch (...) {  // such as out of memory: the others notice by the timeout
+} catch (...) {  // such as out of memory: the other ranks notice by the timeout
 }
 
 void Engine::fail(const Error& error) noexcept try {

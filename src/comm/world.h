@@ -1,6 +1,6 @@
 #pragma once
-// World: the ranks of a run and what carries messages between them. A rank is a process of mpirun, a thread of this
-// process, or alone. main passes the world down; there are no globals.
+// World: the ranks of a run and their transport. A rank is a process of mpirun, a thread of this process, or the only
+// one. main passes the world down; there are no globals.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -66,7 +66,7 @@ class World {
   /// Sets time-out, lanes and delay, the same on every rank, before any communicator is made.
   virtual void configure(const WorldOptions& /*options*/) {}
 
-  /// Tells every rank that this one is about to stop. Their pending and later operations throw this error
+  /// Notifies every rank that this one is about to stop. Their pending and later operations throw this error
   /// (Scope::another_rank, "rank 2 stopped: …") instead of waiting for the time-out. Does not throw.
   virtual void fail(Code /*code*/, const std::string& /*why*/) noexcept {}
   /// Waits at the end of the program, for at most `seconds`, until all ranks have called it; returns false when some

@@ -41,7 +41,7 @@ struct Model {
 
 struct Data {
   std::vector<std::string> train, val;
-  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 beside `val`
+  double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with `val`
   DataFormat format = DataFormat::automatic;  // of the files, where their names do not tell
   std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
@@ -114,7 +114,7 @@ struct Fraction {
   double value() const { return static_cast<double>(num) / static_cast<double>(den); }
   bool operator==(const Fraction&) const = default;
 };
-/// "1/2", "0.35" or "1", between 0 and 1; nothing for what is no such share.
+/// Parses "1/2", "0.35" or "1", between 0 and 1; nothing for other text.
 std::optional<Fraction> fraction_of(std::string_view text);
 
 struct Offload {
@@ -150,7 +150,7 @@ struct Hardware {
   AttentionKernels attention = AttentionKernels::automatic;
 };
 
-/// What debug.emulate_device stands for.
+/// The rates of debug.emulate_device.
 struct EmulatedRates {
   double to_device = 55, to_host = 55;  // GB/s
   double host = 3, device = 100;        // 1e9 parameters/s of an update
@@ -168,7 +168,7 @@ struct Debug {
   std::string emulate_device;  // empty: none; else what emulated_rates() reads
 };
 
-/// Where a value was given: in a file, or on the command line. Then `set` is "--set section.key=value", or another
+/// The place where a value was given: a file, or the command line. Then `set` is "--set section.key=value", or another
 /// option with its value, and the rest is empty.
 struct Origin {
   std::string file;

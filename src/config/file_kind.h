@@ -1,5 +1,5 @@
 #pragma once
-// Which kind of data a file holds: told by the extension of its name, or by the user's word (data.format).
+// The format of a data file, by the extension of its name or by data.format.
 #include <optional>
 #include <string>
 

@@ -27,7 +27,7 @@ struct FlopsPerToken {
   double hardware() const { return causal() + recomputed; }
 };
 FlopsPerToken flops_per_token(const config::Model& model, int64_t vocab, config::Recompute recompute);
-/// How full() is defined, for the log.
+/// The definition of full(), for the log.
 inline constexpr std::string_view kFlopsDefinition =
     "6 * N_matmul + 12 * n_layer * d_model * seq_len per token (N_matmul: weights that multiply, head included)";
 

@@ -21,7 +21,7 @@ using Value = std::variant<std::monostate, bool, int64_t, double, std::string, S
 
 enum class Type { boolean, integer, number, string, choice, list, integers, layers, any };
 
-/// Which numbers a key takes; the bounds belong to the range unless open.
+/// The range of numbers that a key takes; bounds are included unless open.
 struct Range {
   double min = -std::numeric_limits<double>::infinity();
   double max = std::numeric_limits<double>::infinity();

@@ -139,7 +139,7 @@ const Key* Loader::find(const TomlNode& node, const Origin& at) {
   }
   const std::string path = node.section + (node.name.empty() ? "" : "." + node.name);
   if (const auto removed = removed_keys().find(path); removed != removed_keys().end()) {
-    if (options_.files || !at.set.empty())  // not of a checkpoint's own copy, which nobody can change
+    if (options_.files || !at.set.empty())  // not of a checkpoint's own copy, which users cannot change
       log::warning("{}: removed, has no effect: {}; delete it", place(at, config_.path, path), removed->second);
     return nullptr;
   }
@@ -236,7 +236,7 @@ void Loader::set(const std::string& text, const std::string& option) {
   const Key* key = find(asked, at);
   if (key == nullptr) return;
 
-  // A word that is no TOML value is a string. So is a number where the key takes strings (run.name=2024).
+  // A word that is not a TOML value is a string. So is a number if the key takes strings (run.name=2024).
   TomlNode node;
   const auto as_string = [&] {
     try {
@@ -286,7 +286,7 @@ void Loader::warn_of_idle_keys() const {
                config_.parallel.strategy, fmt::join(named, ", "));
 }
 
-/// Warns of keys that the value of another one switches off.
+/// Warns of keys that the value of a different key switches off.
 void Loader::warn_of_switched_off_keys() const {
   const Config& c = config_;
   const bool validates = !c.data.val.empty() || c.data.val_fraction > 0;
@@ -308,7 +308,7 @@ void Loader::warn_of_switched_off_keys() const {
   }
 }
 
-/// Where two keys set the same thing, that of the command line replaces that of the file.
+/// If two keys set the same thing, the one of the command line replaces the one of the file.
 void Loader::replace_length() {
   const auto given = [&](const char* key) {
     const auto found = config_.origins.find(key);

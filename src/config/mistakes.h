@@ -9,8 +9,8 @@
 
 namespace trainer::config {
 
-/// Where a mistake is, as messages begin: "x.toml:3:9: data.vocab_size", "--set data.vocab_size=7". Without an origin
-/// (a default) `file` alone stands for it.
+/// Returns the place of a mistake, the beginning of its message: "x.toml:3:9: data.vocab_size", "--set
+/// data.vocab_size=7". Without an origin (a default) it is only `file`.
 std::string place(const Origin& origin, const std::string& file, const std::string& key);
 /// Does the same for a key of a configuration, for mistakes that only the data show.
 std::string place(const Config& config, const std::string& key);

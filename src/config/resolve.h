@@ -10,8 +10,8 @@ void resolve(Config& config);
 
 /// Returns the fewest ranks the configuration is for; the only number when it gives parallel.data.
 int64_t fewest_ranks(const Config& config);
-/// Ranks that run `config` when `launched` were started together: as many, or, with ranks as threads, what the
-/// configuration asks for.
+/// Returns the number of ranks that run `config` when `launched` processes were started: the same, or, with ranks as
+/// threads, that of the configuration.
 int64_t world_size(const Config& config, int64_t launched);
 /// Fills in parallel.data for a world of this size.
 void resolve_world(Config& config, int64_t world);

@@ -1,8 +1,8 @@
 #include "config/toml_reader.h"
 
 // toml++ asserts, and in release builds assumes, what it checks right afterwards: "[=]" would stop the program without
-// a message. Its test for white space tells the compiler that most letters from U+00A1 on never reach it. They do,
-// after each value and at the start of a continued line; the answer is no.
+// a message. Its test for white space lets the compiler assume that most letters from U+00A1 on never reach it. They
+// do, after each value and at the start of a continued line; the right result is false.
 #undef NDEBUG
 #define TOML_ASSERT(condition) static_cast<void>(0)
 #if __has_include(<toml++/impl/preprocessor.hpp>)  // since toml++ 3.4

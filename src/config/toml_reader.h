@@ -18,7 +18,7 @@ struct TomlNode {
   std::string shown;                         // "the integer 5"
 };
 
-/// What the text is not valid TOML for (duplicate names count).
+/// The reason why the text is not valid TOML (duplicate names count).
 struct TomlMistake {
   std::string text;
   int64_t line = 0, column = 0;
@@ -27,7 +27,7 @@ struct TomlMistake {
 /// All sections and, after each, its keys, in alphabetical order. Throws TomlMistake.
 std::vector<TomlNode> read_toml(std::string_view text);
 
-/// A table [name], or one of the tables [[name]], of a file that is no configuration.
+/// A table [name], or one of the tables [[name]], of a file that is not a configuration.
 struct TomlTable {
   std::string name;
   int64_t line = 0;

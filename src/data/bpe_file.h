@@ -1,7 +1,7 @@
 #pragma once
-// Byte-level BPE as a value: what tokenizer.json says, and the older pairs of files turned into that.
+// Byte-level BPE as a value: the contents of tokenizer.json, and older pairs of files converted to it.
 //
-// GPT-2 writes each byte of a token as a character: those that print stand for themselves, the others for U+0100 on.
+// GPT-2 writes each byte of a token as a character: printable bytes as themselves, all others from U+0100 on.
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -22,7 +22,7 @@ struct BpeSpec {
   std::vector<std::string> pieces;  // bytes that each token stands for; none for special tokens
   std::vector<Merge> merges;        // the first is tried first
   std::array<int32_t, 256> byte_ids{};
-  std::vector<int32_t> literals;  // tokens that are no words of the language, found in the text as they are
+  std::vector<int32_t> literals;  // special tokens, matched in the text literally
   int32_t eos = -1;
   bool ignore_merges = false;  // a word that is a token is that token
 };
@@ -35,8 +35,8 @@ BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 /// their order, then <|endoftext|>. Throws Code::data naming the file and line.
 std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string_view merges,
                          const std::string& vocab_origin, const std::string& merges_origin);
-/// Returns the tokenizer.json of a file of ranks as tiktoken has them: a token in base64 and its rank on each line.
-/// Their number tells which vocabulary of OpenAI it is, and so the pattern and the special tokens.
+/// Returns the tokenizer.json of a tiktoken file of ranks: a token in base64 and its rank on each line. Their number
+/// identifies OpenAI's vocabulary, and with it the pattern and the special tokens.
 std::string json_of_ranks(std::string_view ranks, const std::string& origin);
 /// Says whether the bytes look like a file of ranks.
 bool looks_like_ranks(std::string_view bytes);

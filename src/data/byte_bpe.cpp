@@ -116,7 +116,7 @@ class ByteBpe final : public TokenizerModel {
   const BpeSpec spec_;
   std::vector<SplitPattern> patterns_;
   std::unordered_map<uint64_t, Joint, PairHash> merges_;
-  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> words_;  // with ignore_merges alone
+  std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> words_;  // only with ignore_merges
   std::vector<Literal> literals_;                                          // the longest first
   std::array<bool, 256> literal_starts_{};
 };

@@ -84,7 +84,7 @@ FeistelPermutation::FeistelPermutation(uint64_t n, uint64_t seed, uint64_t epoch
 
 uint64_t FeistelPermutation::operator()(uint64_t index) const {
   const uint32_t mask = static_cast<uint32_t>((uint64_t{1} << half_bits_) - 1);
-  do {  // outside [0, n): following the cycle leads back inside
+  do {  // outside [0, n): following the cycle returns to it
     auto left = static_cast<uint32_t>(index >> half_bits_), right = static_cast<uint32_t>(index) & mask;
     for (const uint32_t key : keys_) {
       uint32_t mixed = right ^ key;  // the finaliser of MurmurHash3, with the key added between its two products

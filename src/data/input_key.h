@@ -1,5 +1,5 @@
 #pragma once
-// Input key: what a derived file was made from, kept beside it as JSON. It says whether the file can be reused.
+// Input key: the inputs of a derived file, stored next to it as JSON, to decide whether the file can be reused.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -26,7 +26,7 @@ std::string read_questions_file(const std::string& path) {
   return bytes;
 }
 
-/// Throws Code::data unless a question may have so many endings. `where` names it.
+/// Throws Code::data unless a question may have `choices` endings. `where` names it.
 void require_choices(size_t choices, const std::string& where) {
   if (choices < 2) throw Error(Code::data, format("{}: {} endings; expected two or more", where, choices));
   if (choices > kMostChoices)

@@ -19,7 +19,7 @@ struct Question {
   int64_t answer = 0;
 };
 
-/// A question has at most so many endings, each of which is stored with the whole context.
+/// The largest number of endings of a question; each is stored with the whole context.
 inline constexpr size_t kMostChoices = 64;
 
 /// Reads questions, at most `most` (0: all): JSON lines as HellaSwag's, with ctx, endings and label, which need a

@@ -96,7 +96,7 @@ Tokenizer trained_tokenizer(const config::Data& data, const std::vector<std::str
   return tokenizer;
 }
 
-/// Opens token files as one stream. Files with a manifest beside them must match it.
+/// Opens token files as one stream. Files with a manifest next to them must match it.
 std::shared_ptr<TokenStream> open_tokens(const std::vector<std::string>& files) {
   for (const std::string& file : files)
     if (const std::string damage = damage_of_tokens(file); !damage.empty())
@@ -205,7 +205,7 @@ void adopt_staged(const fs::path& cache) {
   std::error_code none;
   for (const char* name : {"train", "val"}) {
     if (!fs::exists(cache / kStaged / fmt::format("{}.json", name), none)) continue;
-    for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it says that the others are complete
+    for (const char* part : {"docs", "bin", "json"})  // the manifest last, since it marks the other files as complete
       publish(cache / kStaged / fmt::format("{}.{}", name, part), cache / fmt::format("{}.{}", name, part));
   }
   drop_staged(cache);

@@ -46,7 +46,7 @@ Datasets open_data(const config::Config& config, const OpenOptions& options);
 /// Moves staged tokens to their place in a cache folder; drop_staged() removes them.
 void adopt_staged(const std::filesystem::path& cache);
 void drop_staged(const std::filesystem::path& cache);
-/// Where the tokens of a run's text files are kept: RUN_DIR/tokens.
+/// Returns the folder of the tokens of a run's text files: RUN_DIR/tokens.
 std::filesystem::path token_cache(const config::Config& config);
 
 struct EvalData {

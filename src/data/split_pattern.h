@@ -11,7 +11,7 @@ namespace trainer::data {
 /// GPT-2's: contractions, letters, digits and the rest, each with the space before it; spaces that end a text or a line
 /// stay together.
 extern const std::string_view kGpt2Pattern;
-/// That of OpenAI's cl100k vocabulary.
+/// The pattern of OpenAI's cl100k vocabulary.
 extern const std::string_view kCl100kPattern;
 
 /// A compiled expression. Threads may share it.

@@ -1,8 +1,8 @@
 #pragma once
 // Text files as pieces of bounded size, and pieces as documents. A piece is cut where that changes neither documents
 // nor tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
-// piece, before a space.
-// Where the next piece begins depends on the file's content alone, so reading can be resumed at any piece.
+// piece, before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at
+// any piece.
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -22,10 +22,10 @@ struct TextOptions {
   config::DataFormat format = config::DataFormat::automatic;  // of the files, where their names do not tell
 };
 
-/// JSON lines, or plain text; told by the file's name unless the options say it.
+/// JSON lines or plain text, by the file's name unless the options set it.
 bool is_json_lines(const std::string& file, const TextOptions& options);
 
-/// Where a document may be cut so that its parts have the tokens of the whole.
+/// The places where a document may be split so that its parts have the tokens of the whole.
 enum class CutRule {
   after_newline,
   /// Before a space that follows anything but white space, or a line end that follows a letter or digit: every word of
@@ -46,16 +46,16 @@ struct TextPiece {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
-/// Reads `files` one after the other in pieces of about `piece_bytes`, from `start` on.
-/// A byte-order mark at the start of a file is ignored. Throws Code::data when a file is missing, empty, begins as
-/// something that is no text (unless options.format insists), or shrinks meanwhile.
+/// Reads `files` in order, in pieces of about `piece_bytes`, from `start` on. A byte-order mark at the start of a file
+/// is ignored. Throws Code::data when a file is missing, empty, begins as something that is not text (unless
+/// options.format forces it), or shrinks meanwhile.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,
               TextPosition start = {}, CutRule cuts = CutRule::after_newline);
   /// The next piece; nothing after the last.
   std::optional<TextPiece> next();
-  /// Where the next piece begins.
+  /// Returns where the next piece begins.
   TextPosition position() const { return next_; }
 
  private:
@@ -83,7 +83,7 @@ using DocumentSink = std::function<void(std::string_view text, bool starts, bool
 ///   line:  each line that is not blank, without its line end;
 ///   block: lines between blank lines, without the last line end;
 ///   .jsonl: the text of each line's object.
-/// Throws Code::data for bad UTF-8 when strict, a line that is no JSON object, or one without the text. The message
+/// Throws Code::data for bad UTF-8 when strict, a line that is not a JSON object, or one without the text. The message
 /// names `file`, the byte offset and the line.
 RepairCount split_documents(const std::string& file, TextPiece&& piece, const TextOptions& options,
                             const DocumentSink& sink);

@@ -1,5 +1,5 @@
 #pragma once
-// How text files begin: with text, with a byte-order mark, or with the mark of something that is no text.
+// The beginning of text files: text, a byte-order mark, or the magic number of a different format.
 #include <string>
 
 #include "data/files.h"

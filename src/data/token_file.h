@@ -1,14 +1,14 @@
 #pragma once
 // Token files, memory-mapped: several files as one stream of tokens.
 //
-// Read (told apart by what is in them):
+// Read (recognised by their contents):
 //   llm.c      1024-byte header of 256 int32: magic 20240520 (version 1, uint16 tokens) or 20240801 (version 7, uint32
 //              tokens), then the token count;
-//   Megatron   X.bin without header beside X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
+//   Megatron   X.bin without header next to X.idx, which starts with "MMIDIDX\0\0" (version 1; 16- or 32-bit tokens);
 //   nanoGPT    .bin without header: uint16.
 // Written: the llm.c layout. Header words other programs leave 0 carry more: [3] the high half of the token count
-// (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash.
-// The document index X.docs is beside X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1 token
+// (llm.c's own count has 32 bits), [4] the vocabulary, [5] the end-of-text token + 1, [6]–[9] the tokenizer's hash. The
+// document index X.docs is next to X.bin. It has "trndocs1", the number n of documents (uint64), then n + 1 token
 // positions (uint64), from 0 to the token count. All little-endian.
 #include <cstdint>
 #include <filesystem>
@@ -25,7 +25,7 @@ namespace trainer::data {
 constexpr int64_t kTokenHeaderBytes = 1024;
 constexpr int64_t kGpt2Vocabulary = 50257;
 
-/// What the header of a written token file says besides the tokens.
+/// The fields of the header of a written token file.
 struct TokenFileInfo {
   int64_t tokens = 0;
   int64_t vocab_size = 0;      // 0: not known
@@ -78,7 +78,7 @@ class TokenStream {
   std::optional<int64_t> document_end_near(int64_t position, int64_t distance) const;
 
   /// Returns XXH3-128 over sizes, headers' facts and blocks of tokens spread over each file (4 KiB each, 256 a file,
-  /// and both ends). It tells files apart in constant time; a change between the blocks goes unnoticed.
+  /// and both ends). It distinguishes files in constant time; a change between the blocks goes unnoticed.
   std::string fingerprint() const;
 
  private:

@@ -20,7 +20,7 @@ using nlohmann::json;
 constexpr int64_t kHashedBytes = int64_t{4} << 30;  // longer files are compared by a sample: resuming stays quick
 constexpr const char* kFormat = "tokens-2";  // part of the key: raise it when the output of the same input changes
 
-/// How far the work is. An interrupted call leaves this behind.
+/// Progress of the work. An interrupted call leaves this behind.
 struct Progress {
   TextPosition position;
   int64_t raw_bytes = 0, tokens = 0, documents = 0, text_bytes = 0, replaced = 0;

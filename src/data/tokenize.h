@@ -49,8 +49,8 @@ struct TokenizeResult {
 std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                                           const std::filesystem::path& output, const TextOptions& text);
 
-/// Says what is wrong with a token file, by the checksums in the manifest beside it. Empty when nothing is wrong, or
-/// when there is no such manifest.
+/// Returns what is wrong with a token file, by the checksums in the manifest next to it. Empty when nothing is wrong,
+/// or when there is no such manifest.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
 /// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. Throws Code::data for

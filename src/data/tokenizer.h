@@ -27,10 +27,10 @@ class TokenizerModel;
 
 class Tokenizer {
  public:
-  /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json beside it where there
-  /// is one, or a file of ranks (tiktoken); told apart by what is in them. A folder stands for the first of
-  /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken in it. Throws Code::data naming the file
-  /// when it is missing, damaged or of another kind.
+  /// Reads a SentencePiece model, a tokenizer.json, a merges.txt (vocab.bpe), with the vocab.json next to it if there
+  /// is one, or a file of ranks (tiktoken), recognised by their contents. In a folder it is the first of
+  /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
+  /// is missing, damaged or of a different kind.
   static Tokenizer load(const std::string& path);
   /// `serialized` is what bytes() returns: a SentencePiece model or a tokenizer.json.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);

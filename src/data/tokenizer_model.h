@@ -1,5 +1,5 @@
 #pragma once
-// What every kind of tokenizer has: a vocabulary, and encoders.
+// The interface of every kind of tokenizer: a vocabulary, and encoders.
 #include <cstdint>
 #include <memory>
 #include <string>

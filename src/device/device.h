@@ -23,14 +23,13 @@ struct MemoryUse {
   int64_t current = 0, peak = 0;
 };
 
-/// A mirror is pinned host memory beside a GPU. The device copies to and from it while host and compute stream
-/// continue.
+/// Pinned host memory of a GPU. The device copies to and from it while host and compute stream continue.
 class Mirror {
  public:
   virtual ~Mirror() = default;
   /// Returns at least `bytes` of memory; its old content is lost. Waits for the copies that were started.
   virtual std::byte* memory(int64_t bytes) = 0;
-  /// Starts a copy to memory() + at, after what was run before on the device and beside what is run later.
+  /// Starts a copy to memory() + at, after the work queued before on the device and concurrent with later work.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
   /// Says whether the copy that fetch() started has ended. Any thread may ask.
   virtual bool is_fetched() const = 0;
@@ -66,7 +65,7 @@ class Device {
 
   Kind kind() const { return kind_; }
   bool dry() const { return dry_; }
-  /// Host threads of this rank. Kernels of a CPU run on them; beside a GPU they make initial values and checkpoints.
+  /// Host threads of this rank. Kernels of a CPU run on them; with a GPU they make initial values and checkpoints.
   int threads() const { return threads_; }
   Isa isa() const { return isa_; }  // of the kernels of a CPU
   /// Facts of the GPU that this device is or stands for; an internal error on a CPU.

@@ -10,7 +10,7 @@ namespace trainer::device {
 enum class Isa { plain, avx2, avx512, avx512bf16, amx };
 inline constexpr Isa kIsas[] = {Isa::plain, Isa::avx2, Isa::avx512, Isa::avx512bf16, Isa::amx};
 
-/// What the choice of a set depends on: flags of the CPU and what the kernel lets this process use.
+/// Inputs of the choice of an ISA: flags of the CPU and the features that the kernel lets this process use.
 struct CpuFeatures {
   bool avx2 = false;             // with fma and bmi2
   bool avx512 = false;           // f, bw, dq and vl
@@ -18,15 +18,15 @@ struct CpuFeatures {
   bool matrix_unit = false;      // the CPU has AMX for bf16 …
   bool tiles_permitted = false;  // … and this process may use it
 };
-/// Returns the features of this machine. The first call asks for permission to use tiles.
+/// Returns the features of this machine. The first call requests permission to use tiles.
 const CpuFeatures& cpu_features();
 
 bool has(const CpuFeatures& cpu, Isa isa);
 /// Returns the set to run when TRAINER_ISA does not name one. Dot products of bf16 pairs are twice as fast as fp32 on
-/// CPUs without a matrix unit and half as fast on those with one. They are chosen for CPUs without one alone, even
-/// where tiles are not permitted.
+/// CPUs without a matrix unit and half as fast on those with one. They are chosen only for CPUs without one, even where
+/// tiles are not permitted.
 Isa best_isa(const CpuFeatures& cpu);
-/// Says whether products of bf16 by this set are faster than those of fp32.
+/// True if bf16 GEMMs with this ISA are faster than fp32 GEMMs.
 bool fast_bf16(const CpuFeatures& cpu, Isa isa);
 
 /// True when this CPU, kernel and process can run the set, and this build has kernels of it.

@@ -1,6 +1,6 @@
 #pragma once
-// Work beside what a device is given by the thread that computes: second orders of work on its memory, moments in its
-// own order, and the host as a device.
+// Work concurrent with a device's compute thread: further queues on its memory, events in its own order, and the host
+// as a device.
 #include <memory>
 
 #include "device/device.h"
@@ -20,7 +20,7 @@ class Mark {
 /// The device outlives it.
 std::unique_ptr<Mark> make_mark(Device& device);
 
-/// How the memory of a host lies for its device.
+/// The kind of host memory as its device sees it.
 enum class HostMemory : uint8_t {
   plain,    // the device is a CPU: there is no link
   pinned,   // copies go at the speed of the link
@@ -32,8 +32,8 @@ enum class HostMemory : uint8_t {
 /// thread. `memory`: what the lane copies from and to. An internal error on a dry device.
 std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory::pinned);
 
-/// Returns the host of the device as a CPU device of as many threads. The device copies from and to its memory, which
-/// is `pinned` beside a GPU. Memory that the system refuses to pin is pageable, and a warning says so.
+/// Returns the host of the device as a CPU device with as many threads. The device copies from and to its memory, which
+/// is `pinned` for a GPU. Memory that the system refuses to pin is pageable, with a warning.
 std::unique_ptr<Device> make_host(const Device& device, bool pinned = true);
 
 /// Says how the memory lies that was allocated so far of a host which make_host() made for `device`.

@@ -1,6 +1,5 @@
 #pragma once
-// Large blocks of host memory: pages that nobody has touched yet, so that whoever needs them can say where they come
-// from.
+// Large blocks of host memory: untouched pages, so that the caller can choose where they come from.
 #include <cstddef>
 #include <cstdint>
 

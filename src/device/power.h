@@ -10,7 +10,7 @@ class PowerMeter {
   struct Reading {
     double watts = 0, sm_mhz = 0, celsius = 0;
   };
-  /// `pci_bus_id` as the CUDA runtime tells it. Without the library or the device read() returns nothing.
+  /// `pci_bus_id` as the CUDA runtime reports it. Without the library or the device read() returns nothing.
   explicit PowerMeter(const std::string& pci_bus_id, const char* library = "libnvidia-ml.so.1");
   ~PowerMeter();
   PowerMeter(const PowerMeter&) = delete;

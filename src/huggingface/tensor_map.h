@@ -1,5 +1,5 @@
 #pragma once
-// Which tensors a GPT-2 or Llama model has in Hugging Face's library, and what they are made of here.
+// The tensors of a GPT-2 or Llama model in Hugging Face transformers, and the tensors here that they are made of.
 //
 // Weights of linears are [in, out] here and in GPT-2 (its Conv1D), [out, in] in Llama (torch's Linear). GPT-2 keeps the
 // columns of q, k and v side by side in one matrix. Both families turn rotary halves as this program does.
@@ -21,7 +21,7 @@ struct MappedTensor {
 
   /// Shape of each part here.
   Shape part_shape() const;
-  /// Where elements of part `index` are in the memory of this tensor.
+  /// Returns where elements of part `index` are in the memory of this tensor.
   std::vector<mesh::Run> runs(size_t index) const;
 };
 
@@ -29,7 +29,7 @@ struct MappedTensor {
 /// Biases that GPT-2 always has and the model lacks are zeros.
 std::vector<MappedTensor> tensor_map(const config::Model& model, int64_t vocab);
 
-/// What the names of all tensors but the head's begin with; files of models without a head leave it out.
+/// The prefix of the names of all tensors except the head's; files of models without a head omit it.
 std::string name_prefix(const config::Model& model);
 
 }  // namespace trainer::huggingface

@@ -10,7 +10,7 @@
 
 namespace trainer::mesh {
 
-/// What one mesh axis does to a tensor.
+/// The placement of a tensor along one mesh axis.
 ///   replicate  every coordinate holds the same elements
 ///   split      dim `dim` is cut into equal blocks; when several axes split a dim, the outer axis cuts it first
 ///   partial    every coordinate holds a partial sum; the tensor is their total along the axis
@@ -27,11 +27,11 @@ constexpr Placement split(int dim) { return {Placement::Kind::split, dim}; }
 /// "B", "P", "S0", "flat"
 std::string to_string(Placement placement);
 
-/// A place is where a rank's box lies in a local matrix beside other boxes, so that one product or one gather serves
-/// them all. Flat axes cut the whole matrix.
+/// The position of a rank's box in a local matrix next to other boxes, so that one GEMM or one all-gather serves them
+/// all. Flat axes split the whole matrix.
 struct Place {
   int64_t offset = 0;  // the offset of the box's first element
-  int64_t pitch = 0;   // columns of the matrix; 0: the box alone
+  int64_t pitch = 0;   // columns of the matrix; 0: only the box
 };
 
 /// A layout is built step by step: Layout(mesh, {V, H}).padded(0, 1024).with("x", split(0)).with("z", kFlat). On an

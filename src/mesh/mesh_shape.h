@@ -25,7 +25,7 @@ class MeshShape {
  public:
   static constexpr int kMaxAxes = 8;
 
-  /// `aliases` name sets of axes. An axis that some layout cuts in two is declared as its factors ("kv", "rep") with
+  /// `aliases` name sets of axes. An axis that some layout splits in two is declared as its factors ("kv", "rep") with
   /// the alias "tensor" for both.
   explicit MeshShape(std::vector<MeshAxis> axes = {}, std::vector<std::pair<std::string, AxisSet>> aliases = {});
 

@@ -47,7 +47,7 @@ class [[nodiscard]] Transit {
 /// result.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, Scratch&& in,
                    const Tensor& out = {});
-/// The same without touching `in`, which somebody else owns.
+/// The same without touching `in`, which the caller owns.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out = {});
 /// Starts a move that writes over `inout` itself: for moves that keep each rank's elements in place, such as sums.

@@ -12,7 +12,7 @@ using Amounts = std::array<double, kResources>;
 
 struct Work {
   Amounts amounts{};    // of each resource, in its unit
-  double seconds = 0;   // alone, without its start
+  double seconds = 0;   // on its own, without its start
   double progress = 0;  // of 1
   double starts = 0;    // s of its start that are left
 };
@@ -20,7 +20,7 @@ struct Work {
 /// An operation at work.
 struct Active {
   Work* work;
-  double left;  // s that its lane has to do yet, alone
+  double left;  // seconds of work left in its queue, on its own
 };
 
 Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Sizes& sizes) {
@@ -46,8 +46,8 @@ Amounts amounts_of(const Operation& op, double n, const Rates& rates, const Size
   return a;
 }
 
-/// Speeds, as parts of what each would have alone. Where a resource does not suffice for all, they get shares of their
-/// speeds as their lanes have work left: then all end together, and the resource is used to the end.
+/// Speeds, as fractions of the speed that each operation has on its own. If a resource does not suffice for all, they
+/// share it in proportion to the work left in their queues: then all end together, and the resource is used to the end.
 void share_out(const std::vector<Active>& active, const Amounts& capacity, std::vector<double>& speeds) {
   speeds.assign(active.size(), 0);
   std::vector<char> fixed(active.size());

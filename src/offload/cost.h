@@ -1,11 +1,11 @@
 #pragma once
-// How long an update takes, by a closed form, and which share of it a device should take. Pure functions; the clock
-// (clock.h) plays the list of operations instead.
+// The time of an update in closed form, and the share of it that a device should take. Pure functions; the clock
+// (clock.h) simulates the list of operations instead.
 #include "offload/schedule.h"
 
 namespace trainer::offload {
 
-/// Of one rank while all ranks of its host are at work and both directions are busy.
+/// Rates of one rank while all ranks of its host are busy in both directions.
 struct Rates {
   double to_device = 0, to_host = 0;  // bytes/s of the link
   double host = 0, device = 0;        // parameters/s of an update

@@ -1,24 +1,24 @@
 #pragma once
-// Engine: the optimizer's state in host memory, updated there or on the device, beside the steps.
+// Engine: the optimizer state in host memory, updated there or on the device, concurrently with the steps.
 //
 // Where things are. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on):
 // there is one copy, whoever updates it. Compute weights and gradients of all groups stay in device memory. The device
-// lends slots, each for the state of one subgroup at a time. The host has room for gradients on their way, and three
-// bounce buffers where compute weights are of another type. Nothing else is allocated, and nothing after construction.
+// lends slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and three
+// bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after construction.
 //
 // What is done, and when. A step's update is a list of operations, a pure function of the plan and of whether residents
-// are in their slots (schedule.h). It is started at the beginning of the step. Slots are filled under the forward pass,
-// gradients go to the host under the backward pass as groups become complete, and updates begin with the norm. The next
-// forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end later
-// still. Waits between operations alone decide whether a byte is where somebody expects it. There are five lanes: to
-// the host, to the device, compute weights to the device, updates of the device, updates of the host. Each is a thread
-// with an order of its own on the device (device::make_lane), so that CPU and GPU differ in nothing here.
+// are in their slots (schedule.h). It is started at the beginning of the step. Filling slots overlaps with the forward
+// pass, copies of gradients to the host with the backward pass as groups become complete, and updates begin when the
+// norm is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper).
+// Drains may end later still. Only the waits between operations ensure that data is in place. There are five queues: to
+// the host, to the device, compute weights to the device, updates on the device, updates on the host. Each is a thread
+// with its own order on the device (device::make_lane), so that CPU and GPU do not differ here.
 //
-// Versions. Each subgroup's host copy and each slot know of which update they are. An update finds the state of the
-// update before it, or the program stops. A checkpoint is written from the groups' buffers after settle(), so that it
-// knows no plan.
+// Versions. Each subgroup's host copy and each slot have the number of their last update. An update requires the state
+// of the previous update, or the program stops. A checkpoint is written from the groups' buffers after settle(), so
+// that it does not depend on the plan.
 //
-// Time on an emulated device (debug.emulate_device) is that of a virtual clock which plays the same list at stated
+// Time on an emulated device (debug.emulate_device) is that of a virtual clock that simulates the same list at given
 // rates (clock.h). The operations are really done, but how long they took here says nothing about a device.
 #include <memory>
 #include <optional>
@@ -31,7 +31,7 @@
 
 namespace trainer::offload {
 
-/// Of the step whose update began last.
+/// Report of the step whose update began last.
 struct Report {
   Share share;
   config::Fraction device_share;
@@ -53,7 +53,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
     bool emulated = false;            // they are of the device that is emulated
     /// Tests: called before each operation, on its lane's thread; an exception is the operation's.
     std::function<void(const Operation&)> before = {};
-    bool poison = false;  // tests: what nobody should read any more is overwritten
+    bool poison = false;  // tests: memory that must not be read any more is overwritten
   };
   /// store and optim outlive it; the store is allocated, and its state is in the memory of store.home(). On a dry
   /// device memory is counted and nothing is done.

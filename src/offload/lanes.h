@@ -1,7 +1,7 @@
 #pragma once
-// Lanes: does lists of operations beside the thread that computes, one thread for each lane. An operation is done when
-// the function that does it returns. That, and the moments of a step (schedule.h), are all that anybody waits for. So a
-// CPU, an emulated device and a GPU differ in what that function does alone.
+// Lanes: runs lists of operations concurrently with the compute thread, one thread per queue. An operation is done when
+// its function returns. That, and the events of a step (schedule.h), are all that is waited for. So a CPU, an emulated
+// device and a GPU differ only in that function.
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace trainer::offload {
 
-/// What a list took.
+/// Times of a list.
 struct Measured {
   Seconds busy{};       // at work
   double update_s = 0;  // from the known norm until the last compute weights were new
@@ -28,7 +28,7 @@ struct Done {
 
 class Lanes {
  public:
-  /// What an operation is done with. Both functions are called on the thread of the operation's lane.
+  /// The functions that run operations. Both are called on the thread of the operation's queue.
   struct Work {
     std::function<void(const Operation&)> prepare;                // waits for the device; the time does not count
     std::function<void(const Operation&, int64_t list)> perform;  // does it
@@ -44,7 +44,7 @@ class Lanes {
   /// Begins with the list, which outlives it, once the one before is done. Waits for the one before that. Returns the
   /// number of the list.
   int64_t start(const Schedule& schedule);
-  /// Says that a moment of the list started last has come: the group's gradient is complete; the norm is known.
+  /// Signals an event of the list started last: the group's gradient is complete; the norm is known.
   void gradient_complete(int group);
   void norm_known();
   /// Drops what has not begun of the list started last, and waits for the rest.

@@ -1,6 +1,6 @@
 #pragma once
-// LazyGathers: with ZeRO-1 each replica updates the weights it owns. It sends them to the others when the next pass
-// first reads them, so that updates run beside that pass as they do without replicas.
+// LazyGathers: with ZeRO-1 each replica updates the weights it owns. It sends them to the other replicas when the next
+// pass first reads them, so that updates overlap with that pass as they do without replicas.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -15,8 +15,8 @@ class LazyGathers {
   /// Joins what is in flight.
   ~LazyGathers();
 
-  /// Says that an update has begun: all groups are to be gathered. Counts what that moves in ex.meter, as if it were
-  /// done now, so that it belongs to the step of the update.
+  /// Marks the start of an update: all groups are to be gathered. Counts the bytes in ex.meter immediately, so that
+  /// they belong to the step of the update.
   void begin(Exec& ex);
   /// Returns when the weights of `group` have arrived from all replicas. Gathers start in the order of the groups, on
   /// every rank alike; `wait` returns when this rank's weights of a group are new. The gather of the next group is in
@@ -34,7 +34,7 @@ class LazyGathers {
   Meter counted_;  // by begin() already
   Exec ex_;
   std::vector<comm::Ticket> tickets_;  // by group
-  int started_;                        // the gathers of so many groups have been started
+  int started_;                        // number of groups whose gathers have been started
 };
 
 }  // namespace trainer::offload

@@ -1,5 +1,5 @@
 #pragma once
-// The engine that a configuration asks for.
+// Makes the engine that a configuration selects.
 #include <memory>
 
 #include "offload/engine.h"

@@ -1,9 +1,9 @@
 #pragma once
-// Where each piece of the optimizer's state is updated: a value, made by pure functions.
+// The place where each part of the optimizer state is updated: a value, made by pure functions.
 //
-// A subgroup is a range of one group's flat space, of what this rank holds of it. Its master weights and moments are
-// in host memory, and it is updated either there, or on the device: then they are brought there and back (streamed), or
-// stay there (resident). Every place rounds alike (ops/adamw.h): a plan changes times and memory and no result.
+// A subgroup is a range of this rank's part of one group's flat space. Its master weights and moments are in host
+// memory, and it is updated either there, or on the device: then they are copied there and back (streamed), or stay
+// there (resident). Every place rounds alike (ops/adamw.h): a plan changes times and memory but no result.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -17,7 +17,8 @@ struct Subgroup {
   int group = 0;
   comm::Chunk part;  // of the group's flat space
 };
-/// What is held of each group in near equal pieces of at most `largest` elements that begin on multiples of 64 of it.
+/// Splits this rank's part of each group into nearly equal subgroups of at most `largest` elements that begin on
+/// multiples of 64.
 std::vector<Subgroup> cut(std::span<const comm::Chunk> held, int64_t largest);
 std::vector<Subgroup> cut(std::span<const params::Group> groups, int64_t largest);
 /// Elements.

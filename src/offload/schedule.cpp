@@ -80,7 +80,7 @@ class Writer {
   std::vector<int> streamed_;  // subgroups
   std::vector<int> loads_;     // of them
   int loaded_ = -1;            // the last load that an update waits for
-  size_t updated_ = 0;         // so many of them
+  size_t updated_ = 0;         // number of them
   std::vector<int> drained_;   // by slot: the last drain
   std::vector<int> bounces_;   // the last refresh from each
   int next_bounce_ = 0;

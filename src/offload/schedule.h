@@ -49,13 +49,13 @@ struct Operation {
 };
 using Schedule = std::vector<Operation>;
 
-/// What a list is made for.
+/// The inputs of a list.
 struct Situation {
   std::span<const Place> places;  // by subgroup
   int slots = 0;                  // for streaming; residents have a slot each, which come after them
   bool blocking = false;
   bool bounce = false;  // compute weights are of another type than the master weights
-  bool loaded = false;  // the state of residents is in their slots since a step before, and there alone
+  bool loaded = false;  // the state of residents is in their slots since an earlier step, and only there
 };
 Schedule schedule(const Situation& situation);
 
@@ -71,7 +71,7 @@ struct Sizes {
   /// Compute weights of another type than the master weights go through bounce buffers.
   bool bounces() const { return compute != state; }
 };
-/// Of a store's parameters; gradients go to the host as they are, or rounded to bf16.
+/// Returns the sizes for a store's parameters; gradients are copied to the host as they are, or rounded to bf16.
 Sizes sizes_of(const params::ParamStore& store, bool round_gradients);
 /// Bytes between host and device by what they are.
 using Bytes = std::array<int64_t, kKinds>;  // 0 for updates

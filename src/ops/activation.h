@@ -1,7 +1,7 @@
 #pragma once
-// Activation functions outside the products' epilogues, and what completes a product whose partial sums were first
-// added over ranks: its own epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue
-// of a product that has the same sum.
+// Activation functions outside the GEMMs' epilogues, and what completes a GEMM whose partial sums were first added over
+// ranks: its own epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue of a GEMM
+// that has the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {
@@ -28,8 +28,8 @@ struct Add {
 };
 void run(Exec& ex, const Add& op);
 
-/// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one product),
-/// y [N, F].
+/// SwiGLU (Shazeer 2020): y = silu(gate) · up, silu(x) = x/(1 + e^−x). gate, up [N, F] (column ranges of one GEMM), y
+/// [N, F].
 struct SwigluForward {
   Tensor gate, up, y;
 };

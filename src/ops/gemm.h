@@ -1,12 +1,12 @@
 #pragma once
-// Matrix products with fused epilogues.
+// GEMMs with fused epilogues.
 #include "tensor/exec.h"
 
 namespace trainer::ops {
 
 enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
-/// What happens to an element of the product before it is stored. Rounded once, at the store, but for `pre`.
+/// What happens to an element of the GEMM before it is stored. Rounded once, at the store, but for `pre`.
 struct Epilogue {
   Tensor bias;  // [n] compute dtype, or empty: added to every row
   Activation act = Activation::none;
@@ -26,12 +26,12 @@ struct Gemm {
   bool trans_a = false, trans_b = false;
   bool accumulate = false;
   Epilogue epilogue;
-  Tensor packed_b;  // op(b) packed for this product by PackB, or empty: b is read as it is
+  Tensor packed_b;  // op(b) packed for this GEMM by PackB, or empty: b is read as it is
 };
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// True where products of A [m, k] with a weight that `uses` of them read between its changes gain from a packed copy.
+/// True where GEMMs of A [m, k] with a weight that `uses` of them read between its changes gain from a packed copy.
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
 /// Bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
@@ -42,7 +42,7 @@ struct PackB {
 };
 void run(Exec& ex, const PackB& op);
 
-/// Name of what computes products of this dtype here, for logs: "own avx2 kernels", "cuBLASLt 13.1".
+/// Name of what computes GEMMs of this dtype here, for logs: "own avx2 kernels", "cuBLASLt 13.1".
 std::string product_path(const device::Device& device, DType compute);
 
 }  // namespace trainer::ops

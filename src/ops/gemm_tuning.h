@@ -1,6 +1,6 @@
 #pragma once
-// GemmTuning: which algorithm and form a GPU's library uses for which product. The table is measured once (`trainer
-// bench gemm`), kept in a file, and used instead of the library's guess. A table is good for one kind of device and one
+// GemmTuning: which algorithm and form a GPU's library uses for which GEMM. The table is measured once (`trainer bench
+// gemm`), kept in a file, and used instead of the library's guess. A table is good for one kind of device and one
 // version of the library. Nothing is ever measured inside a run.
 #include <array>
 #include <map>
@@ -16,15 +16,15 @@ namespace trainer::ops {
 /// The library's own description of an algorithm, valid for one version of it.
 using GemmAlgorithm = std::array<uint64_t, 8>;
 
-/// Libraries are not equally fast at all four combinations of transposed operands. A product may gain when one operand
-/// is transposed first. Products of a CPU are always taken as they are (cpu/gemm.h).
+/// Libraries are not equally fast at all four combinations of transposed operands. A GEMM may gain when one operand is
+/// transposed first. GEMMs of a CPU are always taken as they are (cpu/gemm.h).
 enum class GemmForm : uint8_t { as_is, left_first, right_first };
 std::string_view name_of(GemmForm form);  // "as is", "left first", "right first"
 
 struct TunedProduct {
   GemmAlgorithm algorithm{};
   int64_t workspace = 0;    // bytes it needs
-  double microseconds = 0;  // median of one product, its copy included, when it was measured; 0: not measured
+  double microseconds = 0;  // median of one GEMM, its copy included, when it was measured; 0: not measured
   GemmForm form = GemmForm::as_is;
   bool operator==(const TunedProduct&) const = default;
 };
@@ -58,10 +58,10 @@ std::optional<std::string> gemm_tuning_misfit(const device::Device& device, cons
 /// since accumulating products add several times. Forgets any table.
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
-  GemmTuning tuning;                         // the fastest of each product
-  std::map<std::string, double> favourites;  // microseconds of what the library would have taken, as is, by product
+  GemmTuning tuning;                         // the fastest of each GEMM
+  std::map<std::string, double> favourites;  // microseconds of what the library would have taken, as is, by GEMM
 };
-/// Returns what was measured; later products are chosen as without a table.
+/// Returns what was measured; later GEMMs are chosen as without a table.
 MeasuredGemms measured_gemms(const device::Device& device);
 
 }  // namespace trainer::ops

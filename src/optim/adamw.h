@@ -15,8 +15,8 @@ class AdamW final : public Optimizer {
  public:
   /// Both outlive it. `round_gradients`: to bf16, as they are where they go to the host in it.
   AdamW(params::ParamStore& store, const config::Optim& optim, bool round_gradients = false);
-  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates what it owns and gathers it
-  /// to the others while it updates the next group. All gathers have ended on return.
+  /// Updates master weights, moments and compute weights. With ZeRO-1 each replica updates the part it owns; its
+  /// all-gather overlaps with the update of the next group. All gathers have ended on return.
   void step(Exec& ex, const Update& update) override;
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// DecayRanges: each group's flat space as ranges of equal weight decay, so that an update is few calls. They cover
-// all of it, padding too: what is written beside the weights, as their copies in another type, is written whole.
+// DecayRanges: each group's flat space as ranges of equal weight decay, so that an update is few calls. They cover all
+// of it, padding too: tensors written together with the weights, such as copies in a different type, are written whole.
 #include <vector>
 
 #include "params/param_store.h"
@@ -11,7 +11,7 @@ class DecayRanges {
  public:
   explicit DecayRanges(const params::ParamStore& store);
 
-  /// Calls fn(chunk, decay) for what of the ranges lies in `part` of the group, in order.
+  /// Calls fn(chunk, decay) for the parts of the ranges within `part` of the group, in order.
   template <typename F>
   void each(int group, comm::Chunk part, F&& fn) const {
     const int64_t end = part.begin + part.count;

@@ -18,7 +18,7 @@
 
 namespace trainer::params {
 
-/// Where to put the gradient of one use of a slot.
+/// The destination of the gradient of one use of a slot.
 struct GradSlot {
   Tensor tensor;            // accumulator type, local shape of the slot's matrix
   bool accumulate = false;  // add instead of overwriting

@@ -47,8 +47,8 @@ struct Group : SlotGroup {
   Tensor v_of(comm::Chunk range) const { return v.tensor().range(range.begin - held.begin, range.count); }
 };
 
-/// Who keeps master weights and moments of a store elsewhere for a while, and updates weights beside the thread that
-/// computes with them. Called by that thread.
+/// The owner of master weights and moments that are stored elsewhere, which updates weights concurrently with the
+/// compute thread. Called by that thread.
 class Keeper {
  public:
   virtual ~Keeper() = default;
@@ -69,9 +69,9 @@ class ParamStore : public ParamTable {
   /// Master weights and moments are in the memory of `home`, a CPU device which outlives the store; compute weights
   /// are apart from them then. Before allocate().
   void keep_state_on(device::Device& home) { home_ = &home; }
-  /// Null: nobody.
+  /// Null: none.
   void keep_with(Keeper* keeper) { keeper_ = keeper; }
-  /// Where master weights and moments are.
+  /// Returns the device whose memory has master weights and moments.
   device::Device& home() const { return home_ == nullptr ? device_ : *home_; }
   /// Before master weights and moments are read in the groups' buffers, and before they are written.
   void settle() const {
@@ -102,7 +102,7 @@ class ParamStore : public ParamTable {
   /// After allocate().
   std::vector<Group>& groups() { return groups_; }
   const std::vector<Group>& groups() const { return groups_; }
-  /// The matrices of slots as products read them.
+  /// Returns the matrices of slots as GEMMs read them.
   WeightCache& weights() { return weights_; }
   /// The matrix of a slot that is stored where it is used; compute type.
   Tensor weight(SlotId slot) const;
@@ -110,14 +110,14 @@ class ParamStore : public ParamTable {
   Tensor stored_weight(SlotId slot) const;
   Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
 
-  /// Null: one rank alone.
+  /// Null: a single rank.
   mesh::Mesh* mesh() const { return mesh_; }
 
  private:
-  /// What is stored of a slot, in the flat space of its group.
+  /// Returns the stored part of a slot, in the flat space of its group.
   Tensor stored_in(const Tensor& flat, SlotId slot) const;
 
-  /// Of a group whose state has a home of its own: compute weights of what is held, by way of the host.
+  /// Copies the compute weights of a group whose state is stored elsewhere, through the host.
   void send_compute(const Group& group);
 
   device::Device& device_;

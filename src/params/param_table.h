@@ -1,8 +1,8 @@
 #pragma once
-// ParamTable: what parameters a model has and where they are stored, before there is memory for them. A parameter is
+// ParamTable: the parameters of a model and where they are stored, before memory is allocated for them. A parameter is
 // logical (a global tensor with a name); its storage is local. Each group (embedding, a block, the head) is one flat
 // space. A slot is a local tensor in it that one operator uses. It may hold several parameters side by side (q, k, v;
-// gate, up), so that one product serves them.
+// gate, up), so that one GEMM serves them.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -44,8 +44,8 @@ struct Region {
   int64_t offset = 0, rows = 1, cols = 0, pitch = 0;
   int64_t count() const { return rows * cols; }
 };
-/// Returns what of `region` lies in `chunk`: of a matrix perhaps the end of a row, complete rows, and the beginning of
-/// another row.
+/// Returns the part of `region` within `chunk`: of a matrix possibly the end of a row, complete rows, and the beginning
+/// of the next row.
 std::vector<Region> clip(const Region& region, comm::Chunk chunk);
 
 /// A flat space.
@@ -76,7 +76,7 @@ class ParamTable {
   int64_t slots() const { return static_cast<int64_t>(slots_.size()); }
   int group_of(SlotId slot) const { return at(slot).group; }
   const std::vector<int>& params_of(SlotId slot) const { return at(slot).params; }
-  /// Range is where a slot lies in its group's flat space, in elements.
+  /// The range of a slot in its group's flat space, in elements.
   struct Range {
     int64_t offset, count;
   };
@@ -84,7 +84,7 @@ class ParamTable {
   /// Returns the local shape of the slot's matrix in use, when it is gathered; and of what is stored of it.
   Shape box(SlotId slot) const { return at(slot).box; }
   Shape stored(SlotId slot) const { return at(slot).stored; }
-  /// Whether the slot's matrix is stored in pieces and gathered for use; over which axes.
+  /// True if the slot's matrix is sharded and gathered for use; over these axes.
   bool is_sharded(SlotId slot) const { return flat_axes(slot) != 0; }
   mesh::AxisSet flat_axes(SlotId slot) const { return at(slot).flat; }
   bool decays(SlotId slot) const { return at(slot).decay; }
@@ -121,7 +121,7 @@ class ParamTable {
   const Slot& at(SlotId slot) const { return slots_[static_cast<size_t>(slot)]; }
   /// Returns the piece of the slot's matrix that this rank stores.
   comm::Chunk piece_of(const Slot& slot) const;
-  /// Where columns [first, first + width) of the slot's matrix are in the group's flat space.
+  /// Returns where columns [first, first + width) of the slot's matrix are in the group's flat space.
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
   /// Returns the rank of the first replica at this place of the mesh, which stands for those of all replicas.
   int rank_of_first_replica() const;

@@ -1,8 +1,7 @@
 #pragma once
-// WeightCache: the matrices of slots as products read them. Sharded ones are gathered from the ranks that store a piece
-// each; some are packed.
+// WeightCache: the matrices of slots as GEMMs read them. Sharded ones are all-gathered; some are packed.
 //
-// A gathered matrix lives from one use before it is held until nobody holds it. A dry pass of a program records the
+// A gathered matrix lives from one use before it is held until it is released. A dry pass of a program records the
 // order of its uses. Afterwards each use starts the gather of the next one, across layers, passes and recomputation. So
 // at most two are in memory where one is held at a time. A matrix that is held or in flight is not gathered again.
 #include <functional>
@@ -31,7 +30,7 @@ class WeightCache {
   /// the same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
-  /// Says how many products of a kind read a weight between two of its changes: what packing it has to pay for.
+  /// Sets how many GEMMs of a kind read a weight between two updates, which decides whether packing it pays off.
   void expect_uses(int64_t uses) { uses_ = uses; }
 
   /// Runs `body` on a dry device and records in which order it uses slots. Skips programs that are recorded already.
@@ -62,8 +61,8 @@ class WeightCache {
   /// Returns the slot's matrix, of compute type, for use; waits for its gather. Memory is taken from ex.arena. Every
   /// rank of the slot's flat axes calls, in the same order.
   Held hold(Exec& ex, SlotId id);
-  /// Returns packed op(b) for a product of `rows` rows with this slot (see ops::prefers_packed), which must be held. It
-  /// is packed on first use after each change of the weights. Empty when packing does not pay, and for slots that are
+  /// Returns packed op(b) for a GEMM of `rows` rows with this slot (see ops::prefers_packed), which must be held. It is
+  /// packed on first use after each change of the weights. Empty when packing does not pay, and for slots that are
   /// gathered for each use.
   Tensor packed(Exec& ex, SlotId id, bool transposed, int64_t rows);
 

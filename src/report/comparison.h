@@ -11,7 +11,7 @@
 
 namespace trainer::report {
 
-/// At most so many runs: each has a colour of its own.
+/// The largest number of runs: each has its own colour.
 inline constexpr size_t kMostCompared = 8;
 
 struct ComparedRun {

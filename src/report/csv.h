@@ -18,8 +18,8 @@ struct NamedRun {
 /// Code::usage for a folder without metrics.jsonl.
 std::vector<NamedRun> named_runs(const std::vector<std::string>& folders);
 
-/// Gives the table to `out`, line by line. A row has run, step and what metrics.jsonl says of the step; what lies in
-/// objects there has a name with dots (phase_ms.forward). Columns validation.* have the evaluation after the step.
+/// Gives the table to `out`, line by line. A row has run, step and the fields of the step in metrics.jsonl; members of
+/// objects there have names with dots (phase_ms.forward). Columns validation.* have the evaluation after the step.
 /// Values not known are empty, and utilisation is as it was written. Reads each file twice and holds one line of it.
 /// Throws Code::io when a file cannot be read.
 void write_csv(const std::vector<NamedRun>& runs, const std::function<void(std::string_view)>& out);

@@ -22,7 +22,7 @@ std::string event_record(std::string_view message);
 
 /// The messages of an event file. `wall_time`: seconds since 1970.
 std::string version_event(double wall_time);
-/// Says that a run starts or resumes: TensorBoard forgets what it has read of `step` and later ones.
+/// Marks the start or resumption of a run: TensorBoard forgets the data of `step` and later ones.
 std::string restart_event(double wall_time, int64_t step);
 std::string scalar_event(double wall_time, int64_t step, const std::vector<std::pair<std::string, double>>& scalars);
 /// `text` is Markdown.

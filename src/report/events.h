@@ -1,6 +1,6 @@
 #pragma once
-// What a run reports: one struct per event of metrics.jsonl. Times are milliseconds where the name says ms, else
-// seconds; losses are nats per token; NaN stands for "not known" and becomes null.
+// Events of a run: one struct per event of metrics.jsonl. Times are milliseconds where the name says ms, else seconds;
+// losses are nats per token; NaN stands for "not known" and becomes null.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -14,7 +14,7 @@
 
 namespace trainer::report {
 
-/// Of a step whose optimizer state is in host memory; of this rank.
+/// The offload part of a step on this rank, if its optimizer state is in host memory.
 struct OffloadReport {
   std::string device_share;                      // "1/2": streamed, of what is not resident
   int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
@@ -24,7 +24,7 @@ struct OffloadReport {
   double update_ms = kUnknown;                   // of that update, from the norm until the last weights were new
   double emulated_ms = kUnknown;                 // of an update on the emulated device, if there is one
   double predicted_ms = kUnknown;                // on that device, else here
-  // Of the newest update that is done, where no device is emulated:
+  // The newest completed update, without an emulated device:
   double parameters_per_s = kUnknown;  // of this rank
   double overlapped = kUnknown;        // share of the lanes' work that no step waited for
   double memory_share = kUnknown;      // of updates on the host: of the rate measured for its memory
@@ -86,7 +86,7 @@ struct Environment {
   std::string version, commit;
   std::string device;        // "cpu"
   std::string isa;           // instruction set of the kernels in use
-  std::string product_path;  // who computes matrix products, and in which type
+  std::string product_path;  // the GEMM kernels, and their type
   int ranks = 1, threads = 0;
 };
 

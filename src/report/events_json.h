@@ -57,7 +57,7 @@ struct Writer {
     }
     if constexpr (sizeof...(more) > 0) (*this)(more...);
   }
-  /// Of bytes, 0 stands for "not known" and becomes null.
+  /// For bytes, 0 stands for "not known" and becomes null.
   void bytes(const char* key, int64_t value) { json[key] = value > 0 ? Json(value) : Json(); }
   void tera(const char* key, double value) { json[key] = value / 1e12; }
 };

@@ -28,7 +28,7 @@ struct Process {
   std::string setup;
 };
 
-/// What a start event tells of all that speed and memory depend on, for comparison with another.
+/// Returns the facts of a start event that speed and memory depend on, for comparison with a different start.
 std::string setup_of(const Json& start) {
   Json setup;
   const auto take = [&setup](const Json& object, std::initializer_list<const char*> keys) {

@@ -30,7 +30,7 @@ struct History {
 
 /// Reads the history of a run. A step was written with its share of the best peak known at that time. Here its share is
 /// of the best peak that its process found. It is never above 1 of a measured peak, except mfu by the full count of
-/// attention. Lines that are no events (a torn last line) are skipped. A missing file gives an empty history.
+/// attention. Lines that are not events (a torn last line) are skipped. A missing file gives an empty history.
 History read_history(const std::filesystem::path& file);
 
 }  // namespace trainer::report

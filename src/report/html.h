@@ -21,8 +21,8 @@ void write_report(const std::filesystem::path& run_dir, const Summary& summary, 
 /// `last_step`.
 std::vector<Sample> read_samples(const std::filesystem::path& run_dir, int64_t last_step);
 
-/// Makes the report anew from RUN_DIR/metrics.jsonl and the samples of an earlier report. Throws Code::io when there is
-/// no metrics.jsonl.
+/// Regenerates the report from RUN_DIR/metrics.jsonl and the samples of an earlier report. Throws Code::io when there
+/// is no metrics.jsonl.
 Summary report_from(const std::filesystem::path& run_dir);
 
 }  // namespace trainer::report

@@ -1,5 +1,5 @@
 #pragma once
-// What a person sees while training, on stderr: one line redrawn in place on a terminal, plain lines elsewhere.
+// Progress of training on stderr: one line redrawn in place on a terminal, plain lines elsewhere.
 #include <functional>
 #include <mutex>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace trainer::report {
 
-/// Where progress goes; replaced in tests.
+/// The output of progress; replaced in tests.
 struct Terminal {
   std::function<void(const std::string&)> write;
   std::function<int()> width;     // columns now
@@ -34,7 +34,7 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepReport& report);
-  /// Something that takes a while between steps, "evaluating 3/20"; stands in the redrawn line until the next step.
+  /// A longer activity between steps, "evaluating 3/20"; shown in the redrawn line until the next step.
   void status(const std::string& activity);
 
  private:

@@ -31,7 +31,7 @@ void RecordFile::write(std::string_view record) {
     return;
   }
   const int reason = written < 0 ? errno : ENOSPC;  // a short write to a file means that the disk is full
-  // Where this fails too, the next record overwrites the torn one.
+  // If this fails too, the next record overwrites the torn one.
   if (written > 0 && ftruncate(descriptor_, size_) != 0) written = 0;
   if (lost_++ == 0)
     log::warning("cannot write {}: {}; training continues without it", path_.string(), system_reason(reason));

@@ -13,7 +13,7 @@ namespace {
 
 using AxisAndOperation = std::pair<std::string, std::string>;
 
-/// What is known of one operation along one axis.
+/// The data of one operation along one axis.
 struct Moved {
   int64_t predicted = 0, sent = 0;  // bytes of the last process that ended in order
   double wait_ms = 0;               // of the first rank, mean over the steps in the last setup

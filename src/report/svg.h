@@ -46,9 +46,9 @@ struct LineChart {
   int width = 720, height = 300;
   bool from_zero = false;    // the y axis starts at 0
   bool logarithmic = false;  // y; values <= 0 are gaps
-  bool legend = true;        // names of the series beside the title; false: the page has them
+  bool legend = true;        // names of the series next to the title; false: the page has them
 };
-/// Draws at most so many points of a series; says "no data" when no series has a finite point.
+/// Draws at most this many points of a series; prints "no data" when no series has a finite point.
 inline constexpr size_t kMostPoints = 1000;
 std::string line_chart(LineChart chart);
 

@@ -34,7 +34,7 @@ class Tracks {
     const std::string name = "axis " + rank_.name_of_axes(span.axes);
     return track(which == 0 ? name : format("{} ({})", name, which + 1), static_cast<int>(Lane::axis));
   }
-  /// Returns a track beside the host link's.
+  /// Returns a track other than the host link's.
   int of(const Track& other) { return track(other.name, static_cast<int>(Lane::host_link)); }
   /// Returns the events that name process and tracks.
   std::vector<std::string> names() const {
@@ -82,7 +82,7 @@ std::string arguments(const Span& span) {
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others) {
   std::vector<Span> spans = trace.spans();
   if (spans.empty()) return "";
-  // By begin; of those that begin together the longest first, which holds the others.
+  // Sorted by begin; of those that begin together the longest first, which contains the other spans.
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });

@@ -11,7 +11,7 @@
 
 namespace trainer::report {
 
-/// Where the spans of a rank come from.
+/// The source of a rank's spans.
 struct TracedRank {
   int rank = 0;
   std::string name;   // "rank 0 on host a"
@@ -19,7 +19,7 @@ struct TracedRank {
   std::function<std::string(uint32_t axes)> name_of_axes = {};
 };
 
-/// What another thread of the rank did, one thing after the other.
+/// The work of a different thread of the rank, in order.
 struct Track {
   std::string name;
   std::vector<Span> spans;
@@ -29,7 +29,7 @@ struct Track {
 /// nanoseconds since the origin, so that rounding keeps a span inside its parent.
 std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<const Track> others = {});
 
-/// What comes before and after the events of all ranks, which are separated by ",\n".
+/// Text before and after the events of all ranks, which are separated by ",\n".
 inline constexpr const char* kTraceBegin = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
 inline constexpr const char* kTraceEnd = "\n]}\n";
 

@@ -12,10 +12,10 @@ using config::OffloadOptimizer;
 
 std::string bytes_text(int64_t bytes) { return format_bytes(bytes); }
 
-/// What the host holds beside tensors.
+/// Host memory other than tensors.
 int64_t host_rest(const RunPlan& plan) { return plan.memory.contains("host") ? plan.memory.at("host") : 0; }
 
-/// Of the run that the plan is of, with its parameters spread as `extents` says.
+/// Returns the memory of the planned run, with its parameters distributed as `extents`.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config,
                                const std::vector<offload::Extent>& extents, const config::Offload& offload,
                                const Machine& machine) {

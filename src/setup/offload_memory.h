@@ -1,5 +1,5 @@
 #pragma once
-// What keeping the optimizer's state on the host saves and costs: every way to do it, by byte functions of one plan.
+// Memory saved and used by optimizer offload: every placement, by byte functions of one plan.
 #include <string>
 
 #include "setup/run_plan.h"

@@ -84,7 +84,8 @@ std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
 
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world) {
   if (config.hardware.peak_tflops > 0) return {config.hardware.peak_tflops * 1e12, "user"};
-  // All ranks run windows, or none does: a rank with a GPU has no loop to run beside the others.
+  // All ranks run windows, or none does: a rank with a GPU has no microbenchmark to run concurrently with the other
+  // ranks.
   const bool gpu = device.kind() == device::Kind::cuda;
   double gpus[] = {gpu ? 1.0 : 0.0};
   world.control().sum(gpus);

@@ -14,28 +14,28 @@
 
 namespace trainer::setup {
 
-/// What utilisation is a share of: dense FLOP/s of one device.
+/// The denominator of utilisation: dense FLOP/s of one device.
 struct PeakReport {
   double flops = kUnknown;
   std::string origin = {};                                  // "measured", "data sheet", "user"
   std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
   int64_t windows = 0;                                      // windows of that unit that were measured
   double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
-  std::string raised_by = {};  // what ran faster than every window, "the products of step 3"; empty: nothing
+  std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: nothing
 };
 /// "0.193 TFLOP/s (measured: AVX2 fma, best of 60 windows)".
 std::string to_string(const PeakReport& peak);
 
 class PeakTracker {
  public:
-  /// Fills `rates` with the FLOP/s of one device in so many windows.
+  /// Fills `rates` with the FLOP/s of one device, one per window.
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
   /// Windows of one moment of start-up, and of a visit between steps.
   static constexpr int kAtStart = 12, kBetweenSteps = 4;
   static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
-  /// Visits between steps take at most this share of the run, and so many seconds in all.
+  /// Samples between steps take at most this share of the run, and this many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
   /// Holds a peak that was found by other means: FLOP/s, "user", "data sheet" or "measured" on a `unit`.
@@ -52,11 +52,11 @@ class PeakTracker {
   void measure(int count = kAtStart);
   /// Returns the seconds that all measure() took. They are long on a machine that is busy with other things.
   double seconds() const { return seconds_; }
-  /// Whether the run has lasted long enough to pay for another visit.
+  /// True if the run has lasted long enough for another sample.
   bool is_due() const;
   void visit();
 
-  /// Raises a measured peak to `flops`, FLOP/s of one device at which `what` ("its products") ran, when that is higher.
+  /// Raises a measured peak to `flops`, FLOP/s of one device at which `what` ("its GEMMs") ran, when that is higher.
   /// Returns a message about it the first time; else empty.
   std::string raise_to_rate(double flops, std::string_view what);
 

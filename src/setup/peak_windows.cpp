@@ -38,8 +38,8 @@ struct PeakWindows::Lane {
 
 namespace {
 
-/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Lanes beyond
-/// the last CPU start at the first again, since ranks may have CPUs of their own.
+/// Pins the thread to one of its CPUs, unless it has more than `wanted`: then the system finds free ones. Threads
+/// beyond the last CPU start at the first again, since ranks may have their own CPUs.
 void take_one_cpu(const cpu_set_t& allowed, int lane, int wanted) {
   const int count = CPU_COUNT(&allowed);
   if (count == 0 || count > wanted) return;

@@ -19,11 +19,11 @@ struct PeakUnit {
   ops::PeakLoop loop;
   DType operands;
 };
-/// Returns the unit that products in this compute type can use on a CPU of this instruction set.
+/// Returns the unit that GEMMs in this compute type can use on a CPU of this instruction set.
 PeakUnit peak_unit(device::Isa isa, DType compute);
 
-/// PeakWindows runs windows of the peak loop on all threads of a CPU device at once. It holds operands and results for
-/// each thread, which stay in L1.
+/// PeakWindows runs windows of the peak microbenchmark on all threads of a CPU device at once. It holds operands and
+/// results for each thread, which stay in L1.
 class PeakWindows {
  public:
   static constexpr double kSeconds = 1e-3;  // length of a window, about
@@ -34,9 +34,9 @@ class PeakWindows {
   ~PeakWindows();
 
   std::string_view unit() const { return unit_.name; }
-  /// rates ← FLOP/s of that many windows, one after the other: what all threads did, by the time from the first start
-  /// to the last end. Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread
-  /// threads that wake up only for a moment. Ranks that begin together within a millisecond run beside each other.
+  /// rates ← FLOP/s of consecutive windows: the work of all threads by the time from the first start to the last end.
+  /// Meanwhile threads that fill the CPUs they may use get one CPU each. The system is slow to spread threads that wake
+  /// up only briefly. Ranks that begin together within a millisecond run concurrently.
   void run(std::span<double> rates);
 
  private:

@@ -15,8 +15,8 @@
 namespace trainer::setup {
 namespace {
 
-/// Returns the bytes that a run holds beside its tensors: tables of runs and of recorded programs, touched stacks, and
-/// what a save takes. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
+/// Returns the bytes of a run other than its tensors: tables of runs and of recorded programs, touched stacks, and
+/// those of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
 /// logs and the rest.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
   constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
@@ -52,7 +52,7 @@ std::string working_change_that_fits(const config::Config& config, int64_t vocab
   return {};
 }
 
-/// An offload that was asked for is changed first; else it is what is left when smaller micro-steps do not fit.
+/// A configured offload is changed first; else offload is the last resort when smaller micro-steps do not fit.
 std::string change_that_fits(const RunPlan& plan, const config::Config& config, int64_t vocab, const Machine& machine) {
   const bool offloads = config.offload.optimizer != config::OffloadOptimizer::none;
   std::string change = offloads ? offload_change_that_fits(plan, config, machine) : "";
@@ -99,7 +99,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.flops = config::flops_per_token(config.model, vocab, config.train.recompute);
   plan.executed_flops = trainer.meter().matmul_flops();
   plan.recomputed_flops = trainer.meter().recomputed_flops();
-  // The run's own code says what is repeated, not the closed form: a recomputed block skips its last product.
+  // The recomputed FLOPs come from the run's own code, not the closed form: a recomputed block skips its last GEMM.
   const double share = static_cast<double>(machine.ranks) / static_cast<double>(trainer.replicas());  // per replica
   plan.flops.recomputed =
       plan.recomputed_flops * share / static_cast<double>(trainer.micro_batch() * config.model.seq_len);

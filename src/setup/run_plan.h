@@ -1,5 +1,5 @@
 #pragma once
-// What a run will take: memory, FLOPs and communication, from its own code on a dry device.
+// The costs of a run: memory, FLOPs and communication, from its own code on a dry device.
 #include <cstdint>
 #include <string>
 
@@ -20,7 +20,7 @@ struct OffloadWork {
   offload::Sizes sizes;
 };
 
-/// Whether the run generates samples: it then holds a key-value cache beside what training needs.
+/// True if the run generates samples: it then holds a key-value cache in addition to the memory of training.
 bool writes_samples(const config::Config& config);
 
 /// The plan of a run: memory and FLOPs of a micro-step, and the bytes of a step. The run's own code makes it, without
@@ -33,7 +33,7 @@ struct RunPlan {
   int replicas = 1;
   int64_t parameters = 0;
   config::FlopsPerToken flops;
-  double executed_flops = 0;                                // products and attention of one micro-step, as executed
+  double executed_flops = 0;                                // GEMMs and attention of one micro-step, as executed
   double recomputed_flops = 0;                              // of them, repeated by recomputation
   int64_t arena_bound = 0;                                  // largest sum of live bytes: the floor of the arena
   CommBytes comm_bytes;                                     // of a step, by axis and operation

@@ -72,7 +72,7 @@ class Arena {
 
   const std::map<std::string, Program>& programs() const { return programs_; }
   int64_t capacity() const { return block_.tensor().bytes(); }
-  /// Where the block is; changes with seal() only.
+  /// Returns where the block is; changes with seal() only.
   const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
   /// Returns the bytes alive at the peak of a program, by tag: what to shrink.

@@ -1,5 +1,5 @@
 #pragma once
-// What a step costs, in parts: time by phase, memory by category, communication by axis and operation.
+// Costs of a step: time by phase, memory by category, communication by axis and operation.
 #include <cstdint>
 #include <limits>
 #include <map>

@@ -54,13 +54,13 @@ struct CommCount {
   double wait_seconds = 0;  // exposed: spent in Ticket::join
 };
 
-/// What a product multiplies: op(a) [m, k] · op(b) [k, n]. All 0: another operator.
+/// Sizes of a GEMM: op(a) [m, k] · op(b) [k, n]. All 0: a different operator.
 struct ProductShape {
   int64_t m = 0, k = 0, n = 0;
   bool trans_a = false, trans_b = false;
 };
 
-/// What attention works on, for each head.
+/// Sizes of attention, per head.
 struct AttentionExtents {
   int64_t length = 0, head_dim = 0;  // length: of the keys
   bool backward = false;
@@ -76,8 +76,8 @@ struct OpCall {
   double seconds = 0;       // see Meter::timed
 };
 
-/// A Recorder receives what a pass does, in order: operators, and collectives when they start and when they are waited
-/// for. Of a dry pass it is the program of the real one, whose time can be foretold.
+/// A Recorder receives the operations of a pass in order: operators, and collectives when they start and when they are
+/// waited for. For a dry pass it is the program of the real one, whose time can be predicted.
 class Recorder {
  public:
   virtual ~Recorder() = default;
@@ -94,7 +94,7 @@ class Meter {
     double flops = 0, bytes = 0, seconds = 0;
   };
   const Entry& of(OpKind kind) const { return entries_[static_cast<size_t>(kind)]; }
-  /// FLOPs of products and attention, and the share of them that recomputation repeated.
+  /// FLOPs of GEMMs and attention, and the share of them that recomputation repeated.
   double matmul_flops() const { return of(OpKind::gemm).flops + of(OpKind::attention).flops; }
   double recomputed_flops() const { return recomputed_; }
   const std::map<CommKey, CommCount>& comm() const { return comm_; }

@@ -9,7 +9,7 @@
 namespace trainer {
 
 /// Row-major. `pitch` is the distance of two rows (the last dim is a row) in elements; 0 means packed rows. On the dry
-/// device `data` is null: presence is asked with `if (tensor)`, never by looking at `data`.
+/// device `data` is null: presence is tested with `if (tensor)`, never by looking at `data`.
 struct Tensor {
   std::byte* data = nullptr;
   Shape shape;

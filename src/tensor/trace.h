@@ -1,6 +1,6 @@
 #pragma once
-// Trace: what this rank did, and when, in the steps that log.trace names. Operators, tickets and TraceScope fill it;
-// report/trace_json.h turns it into a file. Of the compute thread alone.
+// Trace: a timeline of this rank in the steps of log.trace. Operators, tickets and TraceScope fill it;
+// report/trace_json.h writes it to a file. Used only by the compute thread.
 #include <cstdint>
 #include <string_view>
 #include <vector>

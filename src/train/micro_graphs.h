@@ -15,7 +15,7 @@ namespace trainer::train {
 
 class MicroGraphs {
  public:
-  /// A kind is what kernels of a micro-step depend on beside the data.
+  /// The facts other than the data on which kernels of a micro-step depend.
   struct Kind {
     bool first = false, last = false;  // of the step: gradients are overwritten; reductions begin
     double loss_scale = 1;
@@ -24,7 +24,7 @@ class MicroGraphs {
   /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// Says for the log why there are no graphs, or what runs as graphs. Empty when they were not asked for.
+  /// Returns for the log why there are no graphs, or what runs as graphs. Empty when they are not enabled.
   const std::string& text() const { return text_; }
 
   /// Next says how the next micro-step of this kind runs on the device.
@@ -34,7 +34,7 @@ class MicroGraphs {
     repeat,  // run()
   };
   Next next(const Exec& ex, const Kind& kind);
-  /// Records the kernels that `work` launches. An error of it says that a record was being made.
+  /// Captures the kernels that `work` launches. Its errors mention the capture.
   void record(const Kind& kind, const std::function<void()>& work);
   /// Runs what was recorded of this kind.
   void run(const Kind& kind);

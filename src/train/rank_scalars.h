@@ -29,13 +29,13 @@ class RankScalars {
   void sum_over_rows(std::span<double> values);
   /// values ← the largest on any rank.
   void max_over_ranks(std::span<double> values);
-  /// Whether `flag` holds on any rank.
+  /// Returns true if `flag` holds on any rank.
   bool is_true_on_any_rank(bool flag);
   /// Returns the value of the first rank of this replica, on all its ranks: for choices that ranks might round
   /// differently.
   int64_t broadcast_from_first_rank(int64_t value);
 
-  /// Whether this is the first of its replica's ranks with losses of different rows. That rank counts what counts once
+  /// True if this is the first of its replica's ranks with losses of different rows. That rank counts what counts once
   /// for all rows. Not collective.
   bool is_first_of_replica() const;
 

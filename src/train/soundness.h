@@ -1,12 +1,12 @@
 #pragma once
-// Whether a model is sound: after a divergence its losses, then its weights, are not finite.
+// Checks that a model is finite: after a divergence its losses, then its weights, are not.
 #include <filesystem>
 
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// Whether every weight is finite, on all ranks. One pass over the master weights; every rank calls it.
+/// Returns true if every weight is finite, on all ranks. One pass over the master weights; every rank calls it.
 bool weights_are_finite(Trainer& trainer);
 
 /// Says for an error what to resume from after a divergence: the newest checkpoint in the folder from before it.

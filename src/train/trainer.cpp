@@ -239,7 +239,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   const std::unique_ptr<device::Device> dry = device::make_dry(device_);
   // The order of gathers is the same in every micro-step.
   record_gathers(train_key_, [&](Exec& ex) { forward_backward(ex, batch, /*last=*/false); });
-  // What follows counts a whole step.
+  // From here on counts are of a whole step.
   store_.weights().weights_changed();
   grads_->begin_step();
   // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.

@@ -123,7 +123,7 @@ class Trainer {
   /// Returns the place in the training order of this rank's micro-batch number `micro` of the step. That after the last
   /// one is the next step's first.
   int64_t first_sample(const StepWork& work, int64_t micro) const;
-  /// Draws a micro-batch before it is asked for, where the device works meanwhile.
+  /// Draws a micro-batch ahead of its use while the device works.
   void draw_ahead(int64_t first_sample, const BatchSource& batches);
   /// Loads this rank's micro-batch onto the device. `tokens` of the step count in its loss.
   parallel::Batch load(const StepWork& work, int64_t micro, int64_t tokens, const BatchSource& batches);
@@ -155,7 +155,7 @@ class Trainer {
   std::optional<RankScalars> scalars_;
   Buffer ids_, targets_, weights_, losses_;
   data::TokenBatch host_;
-  std::optional<int64_t> ahead_;  // the place of the batch in host_, drawn before it was asked for
+  std::optional<int64_t> ahead_;  // the place in host_ of the batch that was drawn ahead
   CommBytes comm_bytes_per_step_;
   const std::string train_key_ = "train", eval_key_ = "evaluate";
 };

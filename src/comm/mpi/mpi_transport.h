@@ -1,6 +1,6 @@
 #pragma once
-// Ranks as processes that MPI connects. MPI is initialised, used and finalised by the progress thread alone. Only its
-// non-blocking messages are used: they can be cancelled, and waiting for them need not burn a core.
+// Ranks as processes that MPI connects. MPI is initialised, used and finalised only by the progress thread. Only
+// non-blocking messages are used: they can be cancelled, and waiting for them need not occupy a core.
 #include <memory>
 
 #include "comm/transport.h"

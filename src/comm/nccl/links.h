@@ -1,5 +1,5 @@
 #pragma once
-// Which operations of a run NCCL carries, by which of its communicators, and what a communicator takes.
+// The operations of a run that NCCL executes, the communicators they use, and the memory of a communicator.
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -8,11 +8,12 @@
 
 namespace trainer::comm::nccl {
 
-/// Streams of NCCL for so many lanes asked for (parallel.lanes, 0: as suits NCCL). Lanes of one stream share it.
+/// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: the default for NCCL). Channels of one stream
+/// share it.
 inline int streams_of(int lanes) { return lanes > 1 ? 3 : 1; }
 
-/// Returns what a communicator of NCCL is one for: the axes of its group and its stream. None where the world beneath
-/// carries the operations: those of a rank alone, and control.
+/// Returns the identity of an NCCL communicator: the axes of its group and its stream. None if the underlying world
+/// executes the operations: those of a single rank, and control.
 inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane lane, int streams) {
   if (group.members.size() == 1 || lane == Lane::control) return std::nullopt;
   return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(lane)};

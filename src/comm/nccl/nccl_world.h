@@ -1,12 +1,12 @@
 #pragma once
-// NCCL carries operations on tensors in GPU memory. They run on the device, in the order of a stream of their own, and
-// no host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
+// NCCL executes operations on tensors in GPU memory. They run on the device, in the order of their own stream, and no
+// host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
 //
 // Order and deadlocks. Every rank starts its operations in the order of the program, which is the same on all ranks of
 // each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after another.
 // The earliest operation that is not done is then the next one on all its ranks, so some operation can always run. With
 // several lanes, kernels of different communicators are on a GPU at once, in orders that may differ between GPUs. That
-// works while all of them fit beside each other, which NCCL does not promise. One lane is the default.
+// works while all of them fit on the GPU at once, which NCCL does not guarantee. One lane is the default.
 //
 // Sums. NCCL chooses its algorithm, and with it the order of additions, by size, type and machine. It promises no more.
 // Ring and tree on one layout and machine repeat their bits (NCCL_ALGO=Ring and NCCL_PROTO=Simple in the environment

@@ -6,7 +6,7 @@
 
 namespace trainer::comm {
 
-/// Where the ranks of one world find each other.
+/// The shared state through which the ranks of one world communicate.
 class Exchange;
 std::shared_ptr<Exchange> make_exchange(int ranks);
 std::unique_ptr<Transport> threads_transport(std::shared_ptr<Exchange> exchange, int rank);

@@ -54,7 +54,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
       threads.push_back(
           start_thread<std::thread>(format("rank {} of {} (parallel.transport = \"threads\")", threads.size(), ranks),
                                     [&run, &world] { run(*world); }));
-  } catch (const Error& error) {  // ranks that have started must not wait for the others
+  } catch (const Error& error) {  // ranks that have started must not wait for those that have not
     {
       const std::lock_guard lock(mutex);
       first = std::current_exception();

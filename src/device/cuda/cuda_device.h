@@ -18,7 +18,7 @@ std::vector<Facts> devices();
 /// Says why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
 std::string no_device_reason();
 
-/// What device `ordinal` can give now, in bytes.
+/// Returns the free memory of device `ordinal`, in bytes.
 int64_t free_memory(int ordinal);
 
 /// One compute stream on device `ordinal`, and `host_threads` beside it for the work of this rank on the host.
@@ -26,12 +26,12 @@ int64_t free_memory(int ordinal);
 std::unique_ptr<Device> make_device(int ordinal, int host_threads,
                                     std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>());
 
-/// Of a CUDA device (device/lane.h). A lane copies from and to the host's memory directly, pinned memory at the speed
-/// of the link, unless it is to be staged. Large blocks of a host come from the memory node beside the GPU.
+/// The make functions of device/lane.h for a CUDA device. A queue copies from and to host memory directly, pinned
+/// memory at link speed, unless it is to be staged. Large blocks of host memory come from the NUMA node of the GPU.
 std::unique_ptr<Mark> make_mark(Device& device);
 std::unique_ptr<Device> make_lane(Device& device, bool staged);
 std::unique_ptr<Device> make_host(const Device& device, bool pinned, std::unique_ptr<MemoryNodes> nodes);
-/// Of what make_host() made.
+/// Returns the kind of memory of a host that make_host() made.
 HostMemory memory_of(Device& host);
 
 }  // namespace trainer::device::cuda

@@ -1,5 +1,5 @@
-// The host of a CUDA device as a device: a CPU whose memory is pinned and beside the GPU, so that copies go at the
-// speed of the link, beside kernels.
+// The host of a CUDA device as a device: a CPU whose memory is pinned and on the GPU's NUMA node, so that copies run at
+// link speed and overlap with kernels.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -17,8 +17,8 @@ constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned mem
 constexpr int64_t kPiece = int64_t{4} << 30;    // of one registration
 constexpr int64_t kStages = int64_t{64} << 20;  // what the lanes pin for copies of pageable memory
 
-/// Where a block is from. Each is tried when the one before it fails:
-///   registered  huge pages of the node beside the GPU, touched by the host's threads, then pinned; for large blocks
+/// The origin of a block. Each is tried when the previous one fails:
+///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks
 ///   runtime     allocated and pinned by CUDA, exactly as large
 ///   pageable    large blocks: such pages, not pinned
 ///   plain       small blocks: a CPU device's
@@ -77,7 +77,7 @@ class PinnedHost final : public Device {
     std::byte* const memory = pages(bytes);
     return memory == nullptr ? nullptr : keep(memory, Origin::pageable);
   }
-  /// Pages of the node beside the GPU, touched; nullptr: none are left.
+  /// Returns pages of the GPU's NUMA node, touched; nullptr: none are left.
   std::byte* pages(int64_t bytes) {
     std::byte* const memory = map_pages(bytes);
     if (memory == nullptr) return nullptr;
@@ -140,7 +140,7 @@ class PinnedHost final : public Device {
   bool pins_;
   CpuDevice cpu_;
   std::unique_ptr<MemoryNodes> nodes_;
-  std::optional<int> node_;  // beside the GPU; none: any will do, or it is not known
+  std::optional<int> node_;  // the GPU's NUMA node; none: any will do, or it is unknown
   std::map<std::byte*, Origin> blocks_;
   std::map<std::string, bool> told_;
 };

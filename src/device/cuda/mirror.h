@@ -1,5 +1,5 @@
 #pragma once
-// What a CUDA device offers beside its compute stream.
+// Services of a CUDA device other than its compute stream.
 #include <cuda_runtime.h>
 
 #include <functional>

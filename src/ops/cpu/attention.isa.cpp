@@ -48,7 +48,7 @@ template <typename T>
   }
   return lane_sum<T>(sum);
 }
-/// Clears what products read of a row beyond the keys it sees.
+/// Clears what GEMMs read of a row beyond the keys it sees.
 template <typename T>
 [[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;

@@ -1,7 +1,7 @@
 #pragma once
-// Block products inside attention: operands packed, in L1 and L2, one thread. A register block is kRegisterRows rows by
-// two vectors; every k step loads two vectors of B and broadcasts one element of A per row.
-// Row r of a block sees the keys below first + r (of this block): what causality removes is skipped by register block.
+// Block GEMMs inside attention: operands packed, in L1 and L2, one thread. A register block is kRegisterRows rows by
+// two vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block sees the
+// keys below first + r (of this block): what causality removes is skipped by register block.
 #include "ops/cpu/lanes.h"
 
 namespace trainer::ops::TRAINER_ISA {
@@ -20,7 +20,7 @@ inline constexpr int64_t kPanel = 2 * kLanes<T>;
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/// B of a product: row k of panel p starts at data + p·panel_stride + k·row_stride.
+/// B of a GEMM: row k of panel p starts at data + p·panel_stride + k·row_stride.
 template <typename T>
 struct Panels {
   const T* data;

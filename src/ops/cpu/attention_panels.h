@@ -1,10 +1,9 @@
 #pragma once
-// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all products of panels by one unit,
-// softmax in vectors. Scores are formed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a
-// vector holds neighbouring queries. Maxima, sums, masks and the log-sum-exp run down the rows without a horizontal
-// step. Rounded probabilities are stored as the next product reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the
-// log-sum-exp: dV = Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these products, sums
-// are f32.
+// Attention on panels of bf16 (tile_panels.h), for kernel files (*.isa.cpp): all GEMMs of panels by one unit, softmax
+// in vectors. Scores are formed transposed, Sᵀ = K·Qᵀ with a row per key and a column per query, so that a vector holds
+// neighbouring queries. Maxima, sums, masks and the log-sum-exp run down the rows without a horizontal step. Rounded
+// probabilities are stored as the next GEMM reads them. Forward: Oᵀ = Vᵀ·Pᵀ. Backward, from the log-sum-exp: dV =
+// Pᵀ·dO, dK = dSᵀ·Q, dQᵀ = Kᵀ·dSᵀ. Probabilities and dS are rounded to bf16 for these GEMMs, sums are f32.
 //
 // A Unit multiplies panels:
 //   Unit::begin()                                        once per task, before its products

@@ -1,5 +1,5 @@
 #pragma once
-// Driver of our own products: blocking, packing and parallel tasks around the kernels of one instruction set.
+// Driver of our own GEMMs: blocking, packing and parallel tasks around the kernels of one instruction set.
 #include "ops/cpu/gemm_kernel.h"
 #include "ops/gemm.h"
 
@@ -8,12 +8,12 @@ namespace trainer::ops {
 const GemmTable& gemm_table(device::Isa isa);
 
 /// op must have passed run's checks. Operands are not transposed first, since both are packed into panels anyway. No
-/// product of a linear gained by it (tests/bench/RESULTS.md). Scratch "gemm": a function of
-/// shapes, dtypes, threads and table; taken on a dry device too, which computes nothing.
+/// GEMM of a linear gained by it (tests/bench/RESULTS.md). Scratch "gemm": a function of shapes, dtypes, threads and
+/// table; taken on a dry device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
-/// True when products of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
-/// product gains from a packed weight only when the weight is used several times.
+/// True when GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
+/// GEMM gains from a packed weight only when the weight is used several times.
 bool packs_strips(int64_t m, int64_t k);
 
 /// Packed weights keep the operands' dtype: [block of k][panel][k in block][columns of the kernel].

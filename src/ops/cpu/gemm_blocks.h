@@ -1,5 +1,5 @@
 #pragma once
-// What all drivers of our own products share: operands in either orientation, and how sums are cut into blocks.
+// What all drivers of our own GEMMs share: operands in either orientation, and how sums are cut into blocks.
 #include <algorithm>
 
 #include "ops/cpu/gemm.h"

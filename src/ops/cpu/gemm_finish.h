@@ -1,5 +1,5 @@
 #pragma once
-// What happens to finished sums of a product (GemmStore). Compiled per instruction set.
+// What happens to finished sums of a GEMM (GemmStore). Compiled per instruction set.
 #include <type_traits>
 
 #include "ops/cpu/gemm_kernel.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Kernels of the matrix product, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which
-// the driver (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
+// Kernels of the GEMM, compiled once per instruction set (gemm_kernel.isa.cpp), and the table through which the driver
+// (gemm.cpp) calls them. Blocking after Goto & van de Geijn 2008 and Van Zee & van de Geijn 2015 (BLIS).
 //
 // A panel is `rows` rows of op(A), or `cols` columns of op(B), over one block of the sum. It is stored in the order in
 // which the micro-kernel reads it. Kernels of vectors read [k][rows] or [k][cols], those of bf16 panels pairs of terms
@@ -80,7 +80,7 @@ inline constexpr int64_t kSkinnyRows = 8;
 inline constexpr int64_t kSkinnyCols = 512;
 constexpr int64_t skinny_pad(int64_t m) { return m <= 1 ? 1 : m <= 2 ? 2 : m <= 4 ? 4 : 8; }
 
-/// Kernels of panels of bf16, by tiles or by pairs: packing and block products only.
+/// Kernels of panels of bf16, by tiles or by pairs: packing and block GEMMs only.
 struct Bf16Table {
   GemmKernels<bf16, bf16, bf16> bf16_out;
   GemmKernels<bf16, float, bf16> f32_out;       // for operands not packed
@@ -92,7 +92,7 @@ struct GemmTable {
   GemmKernels<float, float> f32;
   GemmKernels<bf16, bf16> bf16_out;
   GemmKernels<bf16, float> bf16_f32_out;
-  const Bf16Table* panels = nullptr;  // null: bf16 products are formed by the kernels above
+  const Bf16Table* panels = nullptr;  // null: bf16 GEMMs are formed by the kernels above
 };
 
 // gemm_table_tiles of avx512 needs AMX, gemm_table_pairs AVX512-BF16. Those of other sets are plain C++ and only in

@@ -6,7 +6,7 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-// --- products of panels ---
+// --- GEMMs of panels ---
 
 /// sums[r][c] (+)= Σ_k a[k][r]·b[k][c]. Each term prefetches `share` bytes from `next` on.
 template <int R, typename P>

@@ -1,5 +1,5 @@
 #pragma once
-// Panels of the matrix product: sizes of the blocks and packing (see gemm_kernel.h). Compiled per instruction set.
+// Panels of the GEMM: sizes of the blocks and packing (see gemm_kernel.h). Compiled per instruction set.
 #include <type_traits>
 #include <utility>
 

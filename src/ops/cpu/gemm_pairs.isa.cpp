@@ -115,7 +115,7 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
   pack_pairs<R>(src, ld, along_k, extent, k, dst, (k + 1) / 2 * 2 * R);
 }
 
-// --- products of panels ---
+// --- GEMMs of panels ---
 
 template <int R, int V>
 using Sums = Vec<float>[R][V];
@@ -280,7 +280,7 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .block_cols = 1024});
 }
 /// Wide blocks of few rows write fewer lines of C at a time and read fewer of A. They are better for sums over all
-/// tokens, whose A is packed with each product.
+/// tokens, whose A is packed with each GEMM.
 constexpr GemmKernels<bf16, float, bf16> wide() {
   return kernels<8, 3, float>(
       {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .chunk_terms = 1024});

@@ -1,4 +1,4 @@
-// Products of few rows by kernels of bf16 panels. All of A is packed once. Every task packs a strip of columns of B and
+// GEMMs of few rows by kernels of bf16 panels. All of A is packed once. Every task packs a strip of columns of B and
 // multiplies it at once, so B is read from memory once, and its panels stay in a core's caches.
 #include <limits>
 
@@ -13,7 +13,7 @@ constexpr int64_t kStripCost = 8;                    // of a task, in columns mu
 constexpr int64_t kFewRows = 512;
 constexpr int64_t kFewElements = int64_t{4} << 20;  // of A, which is packed as a whole
 
-/// How the product is cut.
+/// How the GEMM is cut.
 struct Strips {
   template <typename C>
   Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)

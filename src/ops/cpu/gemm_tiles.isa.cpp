@@ -1,9 +1,9 @@
-// Products of bf16 matrices by tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
+// GEMMs of bf16 matrices by tiles (tiles.h): the kernels of gemm_kernel.h for CPUs with a matrix unit.
 //
 // A panel of B stays in L1 while panels of A are read from L2. Four tiles of sums take four products per four loads.
 // Every other block of C is walked backwards along k, since the end of the panel is still in L1. The epilogue of
-// finished sums takes a few rows at a time between the products of the next block. So vectors work while the matrix
-// unit does.
+// finished sums takes a few rows at a time between the GEMMs of the next block. So vectors work while the matrix unit
+// does.
 #include "ops/cpu/panel_finish.h"
 #include "ops/cpu/tile_panels.h"
 

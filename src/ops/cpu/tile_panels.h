@@ -1,6 +1,6 @@
 #pragma once
-// Panels of bf16 operands for products by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left
-// or 32 columns of a right factor. One step is 32 terms and 2 KiB of it:
+// Panels of bf16 operands for GEMMs by tiles (tiles.h), for kernel files (*.isa.cpp). A panel is 32 rows of a left or
+// 32 columns of a right factor. One step is 32 terms and 2 KiB of it:
 //   left [step][32 rows][32 terms], right [step][2 tiles][16 pairs of terms][16 columns][2].
 // Missing rows, columns and terms are zero.
 #include "ops/cpu/pairs.h"

@@ -1,9 +1,9 @@
 // Attention backward in bf16 on tensor cores, from the log-sum-exp (Dao 2023). One kernel makes two passes. The first
 // keeps a tile of keys and passes over queries for dk and dv. The second keeps a tile of queries and passes over keys
-// for dq. Both compute scores and their gradients, which takes 7 products instead of 5. In return every sum has one
-// owner and a fixed order without atomics. Nor are f32 parts of dq written to memory: S/128 of them would be an s×s
-// matrix. The tiles kept are left factors. So probabilities and score gradients become left factors of the second
-// products within registers.
+// for dq. Both compute scores and their gradients, which takes 7 GEMMs instead of 5. In return every sum has one owner
+// and a fixed order without atomics. Nor are f32 parts of dq written to memory: S/128 of them would be an s×s matrix.
+// The tiles kept are left factors. So probabilities and score gradients become left factors of the second GEMMs within
+// registers.
 #include "ops/cuda/attention_dropout.cuh"
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_tile.cuh"
@@ -11,9 +11,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// A warp owns kBlocks·16 rows of the tiles kept. Two blocks halve what it reads of the passing tiles per product,
-/// which bounds these kernels otherwise; their sums fit the registers of narrow heads. For the widest heads two warps
-/// share rows and halve the columns of the sums. Passing tiles are shorter where sums, scores and draws would not fit.
+/// A warp owns kBlocks·16 rows of the tiles kept. Two blocks halve what it reads of the passing tiles per GEMM, which
+/// bounds these kernels otherwise; their sums fit the registers of narrow heads. For the widest heads two warps share
+/// rows and halve the columns of the sums. Passing tiles are shorter where sums, scores and draws would not fit.
 template <int kCols, bool kDropout>
 struct BackwardShape {
   static constexpr bool kTall = kCols <= 64 && !kDropout;

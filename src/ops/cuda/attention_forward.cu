@@ -9,9 +9,9 @@
 namespace trainer::ops::cuda {
 namespace {
 
-/// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per product. Tiles of
-/// keys are shorter where sums, scores and draws would not fit the registers; of heads of 64 columns, so that three
-/// blocks fit a multiprocessor.
+/// Each warp owns kBlocks·16 rows of queries. Two blocks halve what it reads of keys and values per GEMM. Tiles of keys
+/// are shorter where sums, scores and draws would not fit the registers; of heads of 64 columns, so that three blocks
+/// fit a multiprocessor.
 template <int kCols, bool kDropout>
 struct ForwardShape {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;

@@ -1,4 +1,4 @@
-// Attention forward with f32 products: the f32 type, and heads too wide for the tensor-core kernels.
+// Attention forward with f32 GEMMs: the f32 type, and heads too wide for the tensor-core kernels.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_simt.cuh"
 

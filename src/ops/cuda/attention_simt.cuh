@@ -1,6 +1,6 @@
 #pragma once
-// Products of 64 × 64 blocks in f32 by 256 threads, for attention of any head size. Thread (ty, tx) of 16 × 16 owns
-// rows 4·ty … 4·ty + 3. Sixteen neighbouring lanes hold a row.
+// GEMMs of 64 × 64 blocks in f32 by 256 threads, for attention of any head size. Thread (ty, tx) of 16 × 16 owns rows
+// 4·ty … 4·ty + 3. Sixteen neighbouring lanes hold a row.
 #include <type_traits>
 
 #include "ops/cuda/attention_args.h"

@@ -1,4 +1,4 @@
-// Attention backward with f32 products, in the two passes of attention_backward.cu.
+// Attention backward with f32 GEMMs, in the two passes of attention_backward.cu.
 #include "ops/cuda/attention_kernels.h"
 #include "ops/cuda/attention_simt.cuh"
 

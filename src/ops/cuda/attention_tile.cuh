@@ -1,5 +1,5 @@
 #pragma once
-// Tiles of bf16 rows in shared memory and products of them; kernels of attention_forward.cu and attention_backward.cu.
+// Tiles of bf16 rows in shared memory and GEMMs of them; kernels of attention_forward.cu and attention_backward.cu.
 
 #include "ops/cuda/attention_args.h"
 #include "ops/cuda/attention_layout.h"
@@ -69,12 +69,12 @@ __device__ __forceinline__ void multiply_rows(float (&sums)[kM][kN][4], const bf
   }
 }
 
-/// Weights of a product, rounded to bf16, in the layout of a left factor: 16·kM rows × 16·kK columns.
+/// Weights of a GEMM, rounded to bf16, in the layout of a left factor: 16·kM rows × 16·kK columns.
 template <int kM, int kK>
 struct Weights {
   uint32_t at[kM][kK][4];
 };
-/// A block of sums as left factor of the next product: the layouts agree lane by lane.
+/// A block of sums as left factor of the next GEMM: the layouts agree lane by lane.
 template <int kM, int kN>
 __device__ __forceinline__ Weights<kM, kN / 2> as_weights(const float (&sums)[kM][kN][4]) {
   Weights<kM, kN / 2> weights;

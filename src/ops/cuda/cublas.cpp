@@ -17,7 +17,7 @@ namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
-constexpr int kProposals = 4;  // kept for a product: the best, and what follows where the library refuses it
+constexpr int kProposals = 4;  // kept for a GEMM: the best, and what follows where the library refuses it
 
 /// Whether another algorithm may do what this one did not. Other errors are the device's, and stay.
 bool is_refusal(cublasStatus_t status) {
@@ -117,7 +117,7 @@ class CublasLt final : public device::Library {
   }
 
  private:
-  /// Queues the product by the first algorithm of the plan.
+  /// Queues the GEMM by the first algorithm of the plan.
   cublasStatus_t multiply(cudaStream_t stream, LtPlan& p, const LtProduct& op, const Tensor& workspace) {
     const float alpha = 1;
     return cublasLtMatmul(handle(), &p.product, &alpha, op.b.data, &p.a, op.a.data, &p.b, &op.beta, op.c.data, &p.c,
@@ -125,7 +125,7 @@ class CublasLt final : public device::Library {
                           static_cast<size_t>(workspace.bytes()), stream);
   }
 
-  /// Creates the handle when a product is asked for: tables are also read where none are computed.
+  /// Creates the handle when a GEMM is asked for: tables are also read where none are computed.
   cublasLtHandle_t handle() {
     if (handle_ == nullptr) check(cublasLtCreate(&handle_), "cuBLASLt");
     return handle_;
@@ -172,7 +172,7 @@ class CublasLt final : public device::Library {
     return median(microseconds);
   }
 
-  /// Returns the product as the tuning table has it; else as the library proposes.
+  /// Returns the GEMM as the tuning table has it; else as the library proposes.
   LtPlan planned(const LtProduct& op, int64_t workspace, const Tensor& copy) {
     const auto tuned = tuning_.products.find(name_of_product(op));
     if (tuned != tuning_.products.end() && (tuned->second.form == GemmForm::as_is || copy)) {
@@ -199,7 +199,7 @@ class CublasLt final : public device::Library {
   }
 
   /// Goes to the next algorithm after the library refused to run the first, although it had proposed it. Says so, which
-  /// is once for each algorithm of a product.
+  /// is once for each algorithm of a GEMM.
   void drop_refused(LtPlan& plan, const LtProduct& op, int64_t workspace, cublasStatus_t status) {
     if (plan.tuned) {
       plan = proposed(op, workspace);

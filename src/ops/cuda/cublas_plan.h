@@ -1,5 +1,5 @@
 #pragma once
-// One product as cuBLASLt sees it: its descriptors, its name, and the algorithms that the library proposes for it.
+// One GEMM as cuBLASLt sees it: its descriptors, its name, and the algorithms that the library proposes for it.
 #include <cublasLt.h>
 
 #include <array>
@@ -17,9 +17,9 @@ std::string library_name();  // "cuBLASLt 13.1.0"
 
 /// The bytes of an operand transposed. Its rows start where the library reads fastest.
 int64_t transposed_bytes(const Tensor& x);
-/// Returns the same product in another form. `copy` is the memory of the operand that is transposed first.
+/// Returns the same GEMM in another form. `copy` is the memory of the operand that is transposed first.
 LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
-/// Queues the copy that precedes the product.
+/// Queues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
 
 /// What the choice of an algorithm may depend on: shapes, dtypes, row distances, alignments.
@@ -28,7 +28,7 @@ ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
 /// Its name in tuning tables and messages.
 std::string name_of_product(const LtProduct& op);
 
-/// Descriptors of one product, and the algorithms that may run it, best first. The first is used; one that the library
+/// Descriptors of one GEMM, and the algorithms that may run it, best first. The first is used; one that the library
 /// refuses when it is run is removed.
 struct LtPlan {
   cublasLtMatmulDescOpaque_t product{};
@@ -39,15 +39,15 @@ struct LtPlan {
 };
 /// Returns the descriptors without algorithms.
 LtPlan described(const LtProduct& op);
-/// Points the descriptors to the addresses of `op`, a product of the same key.
+/// Points the descriptors to the addresses of `op`, a GEMM of the same key.
 void set_addresses(LtPlan& plan, const LtProduct& op);
 
-/// Returns the heuristic's proposals within the workspace, best first; none where the library does not know such
-/// products. Where an algorithm cuts k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the
-/// result's type.
+/// Returns the heuristic's proposals within the workspace, best first; none where the library does not know such GEMMs.
+/// Where an algorithm cuts k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the result's
+/// type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most);
-/// Whether the library runs the product by this algorithm within the workspace.
+/// Whether the library runs the GEMM by this algorithm within the workspace.
 bool accepts(cublasLtHandle_t handle, LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace);
 
 }  // namespace trainer::ops::cuda

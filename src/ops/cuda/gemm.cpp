@@ -62,11 +62,11 @@ bool fits(const LtProduct& op) {
   return (!op.bias || on_16_bytes(op.bias)) && (!op.aux || (on_16_bytes(op.aux) && on_16_bytes(op.d)));
 }
 
-/// Runs a product with any epilogue: sums of some rows at a time, in f32, in half of the workspace.
+/// Runs a GEMM with any epilogue: sums of some rows at a time, in f32, in half of the workspace.
 void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
   const int64_t m = op.c.shape[0], n = op.c.shape[1], half = workspace.count() / 2 / 256 * 256;
   int64_t most = std::min(m, half / (n * size_of(DType::f32)));
-  if (most < m && most > 64) most -= most % 64;  // aligned as a whole product is
+  if (most < m && most > 64) most -= most % 64;  // aligned as a whole GEMM is
   TRAINER_CHECK(most > 0, "{} columns in {} bytes of workspace", n, half);
   const Tensor rest = workspace.range(half, workspace.count() - half);
   for (int64_t first = 0; first < m; first += most) {
