@@ -5,9 +5,9 @@
 
 namespace trainer::ops {
 
-/// Which elements of the step's whole batch a tensor of token rows holds. The mask of an element depends on (key, step,
-/// global element index) alone, so replicas, layouts and recomputation agree.
-/// element (row r, col c) has index ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
+/// The elements of the step's whole batch that a tensor of token rows holds. The mask of an element depends only on
+/// (key, step, global element index), so replicas, layouts and recomputation agree. Element (row r, col c) has index
+/// ((first_sample·S) + first_row + r)·H_global + first_col + c, H_global = `width`.
 struct DropoutSite {
   double p = 0;         // probability of dropping; kept values are scaled by 1/(1 − p)
   PhiloxKey key{0, 0};  // philox_key(seed, site name)

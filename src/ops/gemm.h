@@ -6,7 +6,7 @@ namespace trainer::ops {
 
 enum class Activation : uint8_t { none, gelu };  // gelu: the tanh form, 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))
 
-/// What happens to an element of the GEMM before it is stored. Rounded once, at the store, but for `pre`.
+/// Operations on an element of the GEMM before it is stored. It is rounded once, at the store, except for `pre`.
 struct Epilogue {
   Tensor bias;  // [n] compute dtype, or empty: added to every row
   Activation act = Activation::none;
@@ -31,7 +31,7 @@ struct Gemm {
 void run(Exec& ex, const Gemm& op);
 Cost cost(const Gemm& op);
 
-/// True where GEMMs of A [m, k] with a weight that `uses` of them read between its changes gain from a packed copy.
+/// True if GEMMs of A [m, k] gain from a packed copy of a weight that `uses` of them read between two updates.
 bool prefers_packed(const device::Device& device, DType compute, int64_t m, int64_t k, int64_t uses);
 /// Bytes of the packed form of op(b) [k, n] (u8 tensor); depends on the device's instruction set.
 int64_t packed_bytes(const device::Device& device, DType compute, int64_t k, int64_t n);
@@ -42,7 +42,7 @@ struct PackB {
 };
 void run(Exec& ex, const PackB& op);
 
-/// Name of what computes GEMMs of this dtype here, for logs: "own avx2 kernels", "cuBLASLt 13.1".
+/// Returns the name of the GEMM kernels of this dtype, for logs: "own avx2 kernels", "cuBLASLt 13.1".
 std::string product_path(const device::Device& device, DType compute);
 
 }  // namespace trainer::ops

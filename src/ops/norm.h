@@ -16,7 +16,7 @@ struct NormForward {
 };
 void run(Exec& ex, const NormForward& op);
 
-/// y alone, from kept statistics: what selective recomputation calls. Bit-identical to NormForward's y.
+/// Computes only y, from kept statistics, for selective recomputation. Bit-identical to NormForward's y.
 struct NormApply {
   Tensor x, gain, bias, mean, rstd, y;
   bool center = true;

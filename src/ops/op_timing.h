@@ -1,5 +1,5 @@
 #pragma once
-// How single operators are timed, and the operands they are timed on.
+// Timing of single operators, and the operands for it.
 #include <algorithm>
 #include <cstdint>
 #include <functional>
@@ -14,12 +14,12 @@
 
 namespace trainer::ops {
 
-/// How calls of an operator are timed.
+/// Options for timing calls of an operator.
 struct Timing {
   int repeats = 5;
-  /// Set: one window of `repeats` times so many seconds, on all ranks of a job at once. Ranks that share cores take
-  /// turns, so that a short measurement says nothing of one rank; but the mean of all ranks over a long one is what the
-  /// machine gives to each.
+  /// If set: one window of `repeats` times this many seconds, on all ranks of a job at once. Ranks that share cores
+  /// take turns, so a short measurement of one rank is meaningless; the mean of all ranks over a long one is the speed
+  /// that each gets.
   double window = 0;
   /// Returns the largest value on any rank; all call. Ranks so begin together, with windows of one length, and none
   /// measures while others have left it their cores.

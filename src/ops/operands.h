@@ -1,5 +1,5 @@
 #pragma once
-// What the operators' host sides share: checks of operands, the choice of kernels, division of work.
+// Common parts of the operators' host code: checks of operands, the choice of kernels, division of work.
 #include <algorithm>
 
 #include "tensor/exec.h"

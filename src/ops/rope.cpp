@@ -10,7 +10,7 @@
 namespace trainer::ops {
 namespace {
 
-/// An unevaluated sum high + low, |low| <= ulp(high)/2: about 106 bits from + − × fma alone (Dekker 1971).
+/// An unevaluated sum high + low, |low| <= ulp(high)/2: about 106 bits from only + − × fma (Dekker 1971).
 struct Double2 {
   double high, low;
 };

@@ -8,7 +8,7 @@
 
 namespace trainer::ops {
 
-/// Values per row that are exchanged: mean and squares, or of RMS norms squares alone.
+/// Values per row that are exchanged: mean and squares; for RMSNorm only squares.
 constexpr int64_t norm_planes(bool center) { return center ? 2 : 1; }
 
 /// x [N, W] compute dtype → moments [planes, N] accumulator dtype. They are the mean of this rank's columns (centred

@@ -48,13 +48,13 @@ template <typename T>
   }
   return lane_sum<T>(sum);
 }
-/// Clears what GEMMs read of a row beyond the keys it sees.
+/// Clears the part of a row that GEMMs read beyond the keys it sees.
 template <typename T>
 [[gnu::always_inline]] inline void clear_unseen(T* p, int64_t visible, int64_t n) {
   for (int64_t c = visible; c < smaller(n, visible + kRegisterRows); ++c) p[c] = 0;
 }
 
-/// Queries whose scores are formed, weighted and summed up together: a block of so many stays in L1.
+/// Number of queries whose scores are formed, weighted and summed together: such a block stays in L1.
 inline constexpr int64_t kStrip = 24;
 
 /// A task works on one query head of a pair of the wave.

@@ -1,7 +1,7 @@
 #pragma once
-// What attention.cpp asks of the kernels of an instruction set. A job describes one wave: some (sequence, key/value
-// head) pairs whose keys and values are packed together and then read by many tasks. Plain data only: this header is
-// compiled once per instruction set.
+// The interface between attention.cpp and the kernels of an instruction set. A job describes one wave: some (sequence,
+// key/value head) pairs whose keys and values are packed together and then read by many tasks. Plain data only: this
+// header is compiled once per instruction set.
 #include <cstddef>
 #include <cstdint>
 
@@ -82,7 +82,7 @@ struct AttentionKernels {
   void (*backward)(const AttentionJob& job, int64_t task, int worker) = nullptr;
   /// task = pair·query_blocks + query block: dq from its parts.
   void (*sum_dq)(const AttentionJob& job, int64_t task) = nullptr;
-  /// What a worker needs for itself.
+  /// Bytes of scratch of one worker.
   int64_t (*worker_bytes)(int64_t row_ld, bool backward) = nullptr;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What attention on panels of bf16 (attention_panels.h) reads, for kernel files (*.isa.cpp). It has places of operands,
-// what a query sees, and the packing of keys, values and queries.
+// Operands of attention on bf16 panels (attention_panels.h), for kernel files (*.isa.cpp): their addresses, the keys
+// that a query sees, and the packing of keys, values and queries.
 #include "ops/cpu/attention_dropout.h"
 #include "ops/cpu/attention_kernels.h"
 #include "ops/cpu/lanes.h"
@@ -58,7 +58,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
 
 // --- what all queries of a head share ---
 
-/// Where a panel of 32 rows of a left factor with `terms` terms begins.
+/// Returns the panel of 32 rows of a left factor with `terms` terms.
 [[gnu::always_inline]] inline bf16* panel_at(std::byte* packed, int64_t slot, int64_t rows, int64_t terms,
                                              int64_t row) {
   return as<bf16>(packed) + slot * rows * terms + row * terms;

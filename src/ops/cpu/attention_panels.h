@@ -32,7 +32,7 @@ template <bool Dropout>
   bool grown = false;
   for (int64_t c = 0; c < kSide; c += kWide) {
     const float* const s = p.scores + c;
-    // Keys below `open` are seen by all queries; of the others, by those from lane key − seen on.
+    // Keys below `open` are seen by all queries; later keys by the queries from lane key − seen on.
     const int64_t seen[2] = {last_seen + c, last_seen + c + kVector};
     const int64_t open = smaller(keys, larger(0, seen[0] + 1)) / 2 * 2;
     const auto masked = [&](Vec<float> x, int64_t key, int half, float other) __attribute__((always_inline)) {
@@ -167,7 +167,7 @@ void forward(const AttentionJob& job, int64_t task, int worker) {
 
 // --- backward ---
 
-/// What a block of keys and a block of queries make of their scores.
+/// Scores, probabilities and their gradients of a block of keys and a block of queries.
 struct BackwardBlock {
   float scores[kSide * kSide], slopes[kSide * kSide];            // of one square: Sᵀ and dPᵀ
   bf16 p[kKeyBlock * kQueryBlock], ds[kKeyBlock * kQueryBlock];  // left factors [key panel][step of queries], of dV, dK

@@ -18,7 +18,7 @@ constexpr int64_t kPackStrip = 128;                 // columns of B per packing 
 constexpr int64_t kPackCost = 12;                   // of one element of A, in columns multiplied in that time
 constexpr int64_t kTaskSums = int64_t{1} << 20;     // bytes: sums that a task keeps between blocks stay in L2
 
-/// How a GEMM is cut. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
+/// Blocking of a GEMM. C has tiles of tile_cols columns. A chunk is chunk_tiles tiles and chunk_blocks blocks of the
 /// sum, whose part of B is packed at once. A task is task_rows rows and group_tiles tiles of a chunk.
 struct Plan {
   template <typename T, typename C, typename P>
@@ -260,7 +260,7 @@ const GemmTable& gemm_table(device::Isa isa) {
   return TRAINER_KERNELS(isa, gemm_table);
 }
 
-/// True when op has so few rows that reading B bounds it. Such GEMMs do not use packed_b.
+/// True if op has so few rows that reading B bounds it (small-batch). Such GEMMs do not use packed_b.
 static bool reads_b_unpacked(const Gemm& op) {
   const int64_t k = op.b.shape[op.trans_b ? 1 : 0];
   return op.c.shape[0] <= kSkinnyRows && k > 0;

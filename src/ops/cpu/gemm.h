@@ -1,5 +1,5 @@
 #pragma once
-// Driver of our own GEMMs: blocking, packing and parallel tasks around the kernels of one instruction set.
+// Driver of the built-in GEMMs: blocking, packing and parallel tasks around the kernels of one instruction set.
 #include "ops/cpu/gemm_kernel.h"
 #include "ops/gemm.h"
 
@@ -12,7 +12,7 @@ const GemmTable& gemm_table(device::Isa isa);
 /// table; taken on a dry device too, which computes nothing.
 void own_product(Exec& ex, const Gemm& op, const GemmTable& table);
 
-/// True when GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip beside multiplying them. Such a
+/// True when GEMMs of bf16 panels with op(A) [m, k] pack columns of B strip by strip while multiplying them. Such a
 /// GEMM gains from a packed weight only when the weight is used several times.
 bool packs_strips(int64_t m, int64_t k);
 

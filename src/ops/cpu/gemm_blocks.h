@@ -1,5 +1,5 @@
 #pragma once
-// What all drivers of our own GEMMs share: operands in either orientation, and how sums are cut into blocks.
+// Common parts of all drivers of the built-in GEMMs: operands in either orientation, and the blocking of sums.
 #include <algorithm>
 
 #include "ops/cpu/gemm.h"
@@ -34,7 +34,7 @@ Operand<T> operand_of(const Tensor& tensor, bool along_k) {
   return {tensor.as<T>(), tensor.ld(), along_k};
 }
 
-/// C = op(A)·op(B) for few rows (packs_strips), A not transposed, B not packed. The kernels are those of packed
+/// C = op(A)·op(B) for small batches (packs_strips), A not transposed, B not packed. The kernels are those of packed
 /// weights: bits do not depend on which of the two ways a weight is read. Scratch "gemm".
 void strip_product(Exec& ex, const Gemm& op, const Bf16Table& table);
 

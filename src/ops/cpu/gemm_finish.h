@@ -1,5 +1,5 @@
 #pragma once
-// What happens to finished sums of a GEMM (GemmStore). Compiled per instruction set.
+// The epilogue of finished sums of a GEMM (GemmStore). Compiled per instruction set.
 #include <type_traits>
 
 #include "ops/cpu/gemm_kernel.h"
@@ -19,7 +19,7 @@ template <typename C, typename P>
   }
 }
 
-/// What a kernel of bf16 panels rounds to C.
+/// Returns the value that a kernel of bf16 panels rounds to C.
 template <typename C, typename V>
 [[gnu::always_inline]] inline V without_subnormals_of(V v) {
   if constexpr (std::is_same_v<C, bf16>) {

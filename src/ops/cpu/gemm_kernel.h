@@ -12,7 +12,7 @@
 
 namespace trainer::ops {
 
-/// What happens to finished sums, and where they go: ops::Epilogue in plain pointers (null: not there).
+/// The epilogue and destination of finished sums: ops::Epilogue in plain pointers (null: not there).
 template <typename T, typename C>
 struct GemmStore {
   C* c = nullptr;
@@ -38,7 +38,7 @@ struct GemmBlock {
   bool first = false, last = false;  // first: sums hold nothing yet; last: elements are finished and stored
 };
 
-/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the skinny kernels is op(A), whose m <=
+/// T: operands; C: result; P: panels. Sums have T's accumulator type. x of the small-batch kernels is op(A), whose m <=
 /// kSkinnyRows rows are padded with zeros to m_pad = 1, 2, 4 or 8.
 template <typename T, typename C, typename P = AccumulatorOf<T>>
 struct GemmKernels {
@@ -46,11 +46,11 @@ struct GemmKernels {
 
   int64_t rows = 0, cols = 0;  // of the micro-kernel
   int64_t step = 1;            // terms it takes at a time: panels are filled up to a multiple with zeros
-  // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend on these alone.
+  // Longest block of the sum; sums of at most whole_k terms are one block. Bits of the result depend only on these two.
   int64_t block_k = 0, whole_k = 0;
   int64_t block_rows = 0;      // most rows of A per task, a multiple of rows
   int64_t whole_rows = 0;      // the same where the sum is one block of at most whole_k terms,
-  int64_t whole_elements = 0;  // and these rows have at most so many elements (0: any number)
+  int64_t whole_elements = 0;  // and these rows have at most this many elements (0: any number)
   int64_t block_cols = 0;      // most columns of a tile of C, a multiple of cols
   int64_t chunk_terms = 8192;  // most terms of A a task packs at once; sums of longer ones are kept between chunks
   bool whole_sums = true;      // false: where the sum is one block, its kernel needs no memory for sums

@@ -50,7 +50,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
       b = widened;
     }
     // The next panel comes from L3 or memory, so each term of each row panel prefetches a share of it. One line at a
-    // time costs little; dozens at once would delay what the products read.
+    // time costs little; dozens at once would delay the loads of the multiplications.
     const char* next = reinterpret_cast<const char*>(kept + g.b_stride);
     const int64_t row_panels = (g.rows + R - 1) / R;
     const int64_t share = (kWidth * static_cast<int64_t>(sizeof(B)) + row_panels - 1) / row_panels;
@@ -63,7 +63,7 @@ void block(const GemmBlock<AccumulatorOf<T>>& g, const GemmStore<T, C>& s) {
   }
 }
 
-// --- few rows: B is read once and not packed ---
+// --- small batches: B is read once and not packed ---
 
 /// Sums of M rows stay in L1 while B is read eight rows at a time.
 template <int M, bool Near, typename T, typename C>

@@ -34,7 +34,7 @@ template <int R, typename F>
   });
 }
 
-constexpr int64_t kTermsAhead = 32;  // that are prefetched: rows of weights lie too far apart for hardware to foresee
+constexpr int64_t kTermsAhead = 32;  // that are prefetched: rows of weights are too far apart for the CPU to do so
 
 /// Two rows of src make a row of pairs of every panel, so src is read in order.
 template <int R>
@@ -120,8 +120,9 @@ void pack_left(const bf16* src, int64_t ld, bool along_k, int64_t extent, int64_
 template <int R, int V>
 using Sums = Vec<float>[R][V];
 
-/// What the next blocks read, prefetched a share at every pair: dozens of lines from L3 or memory at once would delay
-/// what the products read. (What an ending reads and writes is asked for at once, and has the time of a whole block.)
+/// Prefetches the operands of the next blocks, a share at every pair: dozens of lines from L3 or memory at once would
+/// delay the loads of the multiplications. (The operands of an epilogue are prefetched at once, and have the time of a
+/// whole block.)
 struct Ahead {
   const char* b;     // the next panel, from L3 or memory
   const char* sums;  // the next block's sums so far, from L2 or L3
@@ -221,7 +222,7 @@ void block_as(const GemmBlock<bf16, float>& g, const GemmStore<bf16, C>& s) {
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) sums[r][v] = g.first ? Vec<float>{} : load(kept + r * kWidth + v * kPairLanes);
-      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: nothing to ask for
+      ahead.sums = whole ? ahead.b : reinterpret_cast<const char*>(kept + kSums);  // whole: nothing to prefetch
       // The last panel may be short: it then takes fewer products.
       if (rows <= 4) {
         multiply<4>(g.k / 2, a, b, sums, ahead);
@@ -279,8 +280,8 @@ constexpr GemmKernels<bf16, C, bf16> tall() {
                             .whole_elements = 126 * 3072,
                             .block_cols = 1024});
 }
-/// Wide blocks of few rows write fewer lines of C at a time and read fewer of A. They are better for sums over all
-/// tokens, whose A is packed with each GEMM.
+/// Wide blocks with a small number of rows write fewer lines of C at a time and read fewer of A. They are better for
+/// sums over all tokens, whose A is packed with each GEMM.
 constexpr GemmKernels<bf16, float, bf16> wide() {
   return kernels<8, 3, float>(
       {.block_k = 512, .whole_k = 512, .block_rows = 256, .whole_rows = 256, .block_cols = 768, .chunk_terms = 1024});

@@ -1,5 +1,5 @@
-// GEMMs of few rows by kernels of bf16 panels. All of A is packed once. Every task packs a strip of columns of B and
-// multiplies it at once, so B is read from memory once, and its panels stay in a core's caches.
+// Small-batch GEMMs by kernels of bf16 panels. All of A is packed once. Every task packs a strip of columns of B and
+// multiplies it immediately, so B is read from memory once, and its panels stay in a core's caches.
 #include <limits>
 
 #include "ops/cpu/gemm_blocks.h"
@@ -13,7 +13,7 @@ constexpr int64_t kStripCost = 8;                    // of a task, in columns mu
 constexpr int64_t kFewRows = 512;
 constexpr int64_t kFewElements = int64_t{4} << 20;  // of A, which is packed as a whole
 
-/// How the GEMM is cut.
+/// Blocking of the GEMM.
 struct Strips {
   template <typename C>
   Strips(const Gemm& op, const GemmKernels<bf16, C, bf16>& kernels, int threads)

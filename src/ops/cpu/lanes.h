@@ -11,7 +11,7 @@ namespace {
 
 struct Whole {};
 struct Part {
-  int64_t n;  // lanes in use; the others hold 0
+  int64_t n;  // lanes in use; all other lanes hold 0
 };
 
 template <typename T>
@@ -50,7 +50,7 @@ template <typename A, typename F>
   if (i < n) body(i, Part{n - i});
 }
 
-/// Σ term(i, tag) over all lanes, in four chains; the order is a function of n alone.
+/// Σ term(i, tag) over all lanes, in four chains; the order is a function of n only.
 template <typename A, typename F>
 [[gnu::always_inline]] inline A sum_of(int64_t n, F term) {
   constexpr int64_t kStep = kLanes<A>;

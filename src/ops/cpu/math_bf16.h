@@ -9,9 +9,9 @@ namespace {
 
 inline constexpr double kLog2E = 1.44269504088896340736, kLn2 = 0.69314718055994530942;
 
-/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100, nothing beside 1.
-/// Products with it do not become subnormal, which would cost a CPU a hundred cycles each. Fit on x − floor(x), p(0) =
-/// 1.
+/// 2^x for x < 128, relative error 2e-7; exactly 1 at 0. Below −100 (also at −inf) it is 2^−100, negligible compared
+/// with 1. Products with it do not become subnormal, which would cost a CPU a hundred cycles each. Fit on x − floor(x),
+/// p(0) = 1.
 [[gnu::always_inline]] inline Vec<float> vexp2_near(Vec<float> x) {
   x = vmax(splat(-100.0f), x);  // NaN stays: the second operand
 #if defined(__AVX512F__)
@@ -70,7 +70,7 @@ using Halves = Vec<uint16_t>;
 /// Rounded to nearest even, a's elements before b's. Subnormals become 0 (as the instruction has it, on every set), NaN
 /// stays NaN.
 [[gnu::always_inline]] inline Halves round_halves(Vec<float> a, Vec<float> b) {
-#if defined(__AVX512F__)  // needs AVX512-BF16, as the sets that call this do; the compiler is not told
+#if defined(__AVX512F__)  // needs AVX512-BF16, unknown to the compiler here; callers' sets have it
   Halves halves;
   asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(halves) : "v"(b), "v"(a));
   return halves;

@@ -78,7 +78,7 @@ struct EndAhead {
   }
 };
 
-/// Calls fn with the kind of ending that s asks for.
+/// Calls fn with the kind of epilogue that s requires.
 template <typename C, typename F>
 void with_ending(const GemmStore<bf16, C>& s, F fn) {
   if constexpr (std::is_same_v<C, float>)

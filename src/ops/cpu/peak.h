@@ -8,7 +8,8 @@
 
 namespace trainer::ops {
 
-/// Operands of a peak loop: fits L1, one half for each factor. Filled by the caller: the clock depends on live data.
+/// Operands of the peak microbenchmark: they fit L1, one half for each factor. Filled by the caller: the clock depends
+/// on live data.
 inline constexpr int64_t kPeakOperandBytes = 16384;
 
 /// Runs `rounds` passes over the operands; returns the FLOPs done. Results go to `sink`, 8 KiB, so that work is not

@@ -29,7 +29,7 @@ struct BackwardShape {
                                       4 * kPassing * static_cast<int>(sizeof(float));
   /// Blocks of a multiprocessor.
   static constexpr int kResident = kTall ? 2 : 1;
-  static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);  // of sm_80; of sm_90 alone
+  static_assert(kResident * (kSharedBytes + 1024) <= (kTall ? 164 : 228) * 1024);  // of sm_80; of sm_90 only
 };
 
 constexpr float kLog2e = 1.44269504088896340736f;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
       load_passing(next_row, next_head, 1 - stage);
     }
 
-    // Of this warp's rows and the tile's: `seen` if any query sees any key, `whole` if each sees all.
+    // Visibility of the tile's keys for this warp's rows: `seen` if any query sees any key, `whole` if each sees all.
     const int kept_low = first + warp_row, kept_high = kept_low + kWarpRows - 1, passing_high = row + kPassing - 1;
     const bool seen = kKeysKept ? kept_low <= passing_high : row <= kept_high;
     const bool whole = kKeysKept ? kept_high <= row : passing_high <= kept_low;

@@ -1,6 +1,6 @@
 #pragma once
-// Where a tile of bf16 rows is in shared memory, and which rows the lanes of a warp name to ldmatrix. Plain arithmetic:
-// a test on the host counts bank conflicts with it.
+// The layout of a tile of bf16 rows in shared memory, and the row addresses that the lanes of a warp pass to ldmatrix.
+// Plain arithmetic: a test on the host counts bank conflicts with it.
 
 namespace trainer::ops::cuda {
 
@@ -25,11 +25,11 @@ struct TileLayout {
 struct LanePlace {
   int row, chunk;
 };
-/// The rows that lanes name to ldmatrix, for all factors alike, so that they share addresses. The four matrices are the
-/// upper and lower eight rows of the first chunk, then of the second:
+/// The rows whose addresses lanes pass to ldmatrix, the same for all factors, so that they share addresses. The four
+/// matrices are the upper and lower eight rows of the first chunk, then of the second:
 ///   left factor (m × k): as mma wants them
-///   right factor stored n × k: columns 0 … 7 of the product have matrices 0 and 2, the others 1 and 3
-///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, the others 2 and 3
+///   right factor stored n × k: columns 0 … 7 of the result have matrices 0 and 2, later columns 1 and 3
+///   right factor stored k × n, each matrix transposed: columns 0 … 7 have matrices 0 and 1, later columns 2 and 3
 constexpr LanePlace block_place(int lane) { return {lane & 15, lane >> 4}; }
 
 /// Element offsets of a lane's rows in the 16×16 blocks of a tile, with most of the arithmetic done once.

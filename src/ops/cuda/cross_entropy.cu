@@ -31,8 +31,8 @@ struct LossRows {
     const int64_t c = targets[r] - first;
     return c >= 0 && c < vocab ? static_cast<int>(c) : -1;
   }
-  /// Says whether the target is no token. Then the loss becomes NaN, so that the step is refused (the CPU throws at
-  /// once).
+  /// True if the target is not a token. Then the loss becomes NaN, so that the step is skipped (the CPU throws
+  /// immediately).
   __device__ bool lost(int64_t r) const { return targets[r] < 0 || targets[r] >= vocabulary; }
 };
 
@@ -55,7 +55,7 @@ __device__ inline void add(Online& row, const float (&x)[V], int n) {
     row.sum *= relative_exp(row.largest, top);
     row.largest = top;
   }
-  const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // −inf alone adds 0, not NaN
+  const float shift = top > -std::numeric_limits<float>::infinity() ? top : 0.0f;  // only −inf adds 0, not NaN
 #pragma unroll
   for (int i = 0; i < V; ++i)
     if (i < n) row.sum += relative_exp(x[i], shift);
@@ -97,12 +97,12 @@ __device__ inline RowSums sums_of(const float* logits, int vocab, float* keep, i
   }
   const int warps = static_cast<int>(blockDim.x) / kWarp;
   const float largest = block_max(row.largest, tops, warps);
-  // A thread without columns, or with −inf alone, holds a sum of 0 (or a NaN, which stays).
+  // A thread without columns, or with −inf only, holds a sum of 0 (or a NaN, which stays).
   const double share = row.largest == largest ? 1.0 : static_cast<double>(expf(row.largest - largest));
   return {largest, block_sum(static_cast<double>(row.sum) * share, sums, warps)};
 }
 
-/// What a row's gradient factor·(softmax − onehot) is made of. target < 0: another rank has it.
+/// Parts of a row's gradient factor·(softmax − onehot). target < 0: a different rank has the target.
 struct RowGradient {
   float largest, scale, whole;
   int vocab, target;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) cross_entropy_kernel(LossRo
                                   (log(row.sum) + (static_cast<double>(row.largest) - static_cast<double>(at_target)));
   if (op.dlogits.data == nullptr) return;
   const RowGradient gradient(row, static_cast<double>(weight) * op.scale, op.vocab, target);
-  // What is not kept was read last, and is still in L2 when it is read again first.
+  // Columns that are not kept were read last. They are read again first, when they are still in L2.
   write_gradient<V>(gradient, logits + op.kept, op.dlogits.at(r, 0), op.kept, op.padded);
   write_gradient<V>(gradient, keep, op.dlogits.at(r, 0), 0, op.kept);
 }

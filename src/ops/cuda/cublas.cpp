@@ -19,7 +19,7 @@ static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
 constexpr int kProposals = 4;  // kept for a GEMM: the best, and what follows where the library refuses it
 
-/// Whether another algorithm may do what this one did not. Other errors are the device's, and stay.
+/// True if a different algorithm may succeed. Other errors are the device's and are not retried.
 bool is_refusal(cublasStatus_t status) {
   return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE ||
          status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_INTERNAL_ERROR;
@@ -125,7 +125,7 @@ class CublasLt final : public device::Library {
                           static_cast<size_t>(workspace.bytes()), stream);
   }
 
-  /// Creates the handle when a GEMM is asked for: tables are also read where none are computed.
+  /// Creates the handle at the first GEMM: tables are also read by processes that compute none.
   cublasLtHandle_t handle() {
     if (handle_ == nullptr) check(cublasLtCreate(&handle_), "cuBLASLt");
     return handle_;
@@ -198,8 +198,8 @@ class CublasLt final : public device::Library {
     return plan;
   }
 
-  /// Goes to the next algorithm after the library refused to run the first, although it had proposed it. Says so, which
-  /// is once for each algorithm of a GEMM.
+  /// Switches to the next algorithm after the library rejected the first at run time, although it had proposed it.
+  /// Warns once for each algorithm of a GEMM.
   void drop_refused(LtPlan& plan, const LtProduct& op, int64_t workspace, cublasStatus_t status) {
     if (plan.tuned) {
       plan = proposed(op, workspace);

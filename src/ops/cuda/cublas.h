@@ -1,5 +1,5 @@
 #pragma once
-// GEMMs by cuBLASLt, with a cache of what it needs to know about each.
+// GEMMs by cuBLASLt, with a cache of plans.
 #include "ops/gemm_tuning.h"
 
 namespace trainer::ops::cuda {
@@ -17,11 +17,11 @@ struct LtProduct {
 /// Returns the bytes of the operand that is transposed first, in the form that the table has for the GEMM, else 0.
 /// While forms are measured, returns those of the larger operand. It is a function of shapes, dtypes and the table, so
 /// that a dry device plans what a real one takes. It does not depend on whether the GEMM is added to d, since
-/// micro-steps that differ in that alone share a plan.
+/// micro-steps that differ only in that share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 
 /// Queues the GEMM, and before it the copy that its form asks for. Returns false and queues nothing when cuBLASLt has
-/// no algorithm for it within the workspace. An algorithm that the library refuses when it is run gives way to its next
+/// no algorithm for it within the workspace. An algorithm that the library rejects at run time is replaced by its next
 /// proposal, with a warning. The choice is a function of shapes, dtypes, alignments and of the tuning table: the same
 /// in every run. `copy`: copy_bytes(op), or empty for the GEMM as it is.
 bool run_product(Exec& ex, const LtProduct& op, const Tensor& workspace, const Tensor& copy = {});

@@ -22,7 +22,7 @@ LtProduct in_form(LtProduct op, GemmForm form, const Tensor& copy);
 /// Queues the copy that precedes the GEMM.
 void transpose_first(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed);
 
-/// What the choice of an algorithm may depend on: shapes, dtypes, row distances, alignments.
+/// The facts on which the choice of an algorithm may depend: shapes, dtypes, row distances, alignments.
 using ProductKey = std::array<int64_t, 15>;
 ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
 /// Its name in tuning tables and messages.
@@ -47,7 +47,7 @@ void set_addresses(LtPlan& plan, const LtProduct& op);
 /// type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most);
-/// Whether the library runs the GEMM by this algorithm within the workspace.
+/// True if the library runs the GEMM by this algorithm within the workspace.
 bool accepts(cublasLtHandle_t handle, LtPlan& plan, const cublasLtMatmulAlgo_t& algorithm, int64_t workspace);
 
 }  // namespace trainer::ops::cuda

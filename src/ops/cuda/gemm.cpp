@@ -50,7 +50,7 @@ std::optional<Direct> direct(const Gemm& op) {
     product.c = e.residual;
     product.beta = 1;
   }
-  if (gelu) {  // of the rounded sums; the library would take it of the others, which recomputation does not have
+  if (gelu) {  // of rounded sums; the library would use unrounded ones, which recomputation lacks
     product.d = product.c = e.pre ? e.pre : op.c;
     way.sums = product.d;
     way.rest.act = e.act;

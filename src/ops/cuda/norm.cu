@@ -35,7 +35,7 @@ struct ForwardRows {
   bool center;
 };
 
-constexpr int kFew = 4, kMany = 8;  // pieces of a row that a thread keeps; it reads the others again
+constexpr int kFew = 4, kMany = 8;  // pieces of a row that a thread keeps; it reads all other pieces again
 constexpr int kWarpRows = 4;        // rows, each a warp's, of a block
 constexpr int kRowThreads = 256, kMostRowThreads = 512;  // of a block that has one row
 

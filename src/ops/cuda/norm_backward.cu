@@ -19,8 +19,8 @@ struct BackwardRows {
 };
 
 constexpr int kBackwardThreads = 512;
-/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. In bf16 alone
-/// do rows ahead leave registers for that.
+/// Threads that a multiprocessor holds at a time: 3 blocks for rows of 1600 columns, 8 for rows of 768. Only in bf16 do
+/// rows loaded ahead leave registers for that.
 template <typename T>
 constexpr int kResidentThreads = std::is_same_v<T, bf16> ? 768 : kBackwardThreads;
 
@@ -32,7 +32,7 @@ struct RowTerms {
   __device__ float gradient(float g, float n) const { return fmaf(g, rstd, fmaf(n, slope, constant)); }
 };
 
-/// Whether rows are loaded ahead: where registers allow it.
+/// True if rows are loaded ahead, as registers allow.
 template <int V, int K>
 constexpr bool kAhead = (K * V) <= 8;
 

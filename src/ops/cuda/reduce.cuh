@@ -23,7 +23,7 @@ __device__ inline void block_sums(T (&values)[K], T* shared) {
   for (int k = 0; k < K; ++k) values[k] = warp_sum(lane < warps ? shared[k * kMostWarps + lane] : T(0));
 }
 
-/// Where sums over rows go: [F] f32; empty: nowhere.
+/// The destination of sums over rows: [F] f32; empty: none.
 struct ColumnSums {
   Tensor sums;
   bool accumulate = false;
