@@ -59,7 +59,7 @@ else
 fi
 
 say "3/4 Training: configs/quickstart.toml, data/austen.txt, ranks: $ranks"
-# Open MPI refuses to run as root, and more ranks than cores, unless it is told to. Each rank takes its share of the cores.
+# Open MPI refuses to run as root, and more ranks than cores, without these options. Each rank takes its share of the cores.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpirun -np $ranks --bind-to none --oversubscribe build/trainer train --config configs/quickstart.toml \
   --set run.device=$device "${options[@]}"

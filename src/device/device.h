@@ -54,7 +54,7 @@ class Library {
 /// since what a library needs is planned before it runs. Like the device, they are used by one thread at a time.
 struct Libraries {
   std::unique_ptr<Library> gemm;
-  std::unique_ptr<Library> attention;  // null: our own kernels
+  std::unique_ptr<Library> attention;  // null: the built-in kernels
 };
 
 class Device {

@@ -49,7 +49,7 @@ Cost cost(const AttentionBackward& op);
 /// other's forward. `by_default`: only a cuDNN that is new enough to need little workspace. Throws Code::usage with the
 /// reason when cuDNN was not found at build time, is not found now, or is too old.
 std::unique_ptr<device::Library> cudnn_attention(const device::cuda::Facts& gpu, bool by_default);
-/// What computes attention, for logs: "own kernels", "cuDNN 9.19.0".
+/// Returns the name of the attention kernels, for logs: "built-in kernels", "cuDNN 9.19.0".
 std::string attention_path(const device::Device& device);
 
 }  // namespace trainer::ops

@@ -97,7 +97,7 @@ void run(Exec& ex, const PackB& op) {
 std::string product_path(const device::Device& device, DType compute) {
   if (device.kind() == device::Kind::cuda) return cuda::product_path(device, compute);
   const bool other = compute != DType::bf16 && device.isa() > device::Isa::avx512;  // pairs and tiles are for bf16
-  return format("own {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
+  return format("built-in {} kernels", name_of(other ? device::Isa::avx512 : device.isa()));
 }
 
 }  // namespace trainer::ops

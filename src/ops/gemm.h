@@ -42,7 +42,7 @@ struct PackB {
 };
 void run(Exec& ex, const PackB& op);
 
-/// Returns the name of the GEMM kernels of this dtype, for logs: "own avx2 kernels", "cuBLASLt 13.1".
+/// Returns the name of the GEMM kernels of this dtype, for logs: "built-in avx2 kernels", "cuBLASLt 13.1".
 std::string product_path(const device::Device& device, DType compute);
 
 }  // namespace trainer::ops

@@ -44,18 +44,18 @@ std::string to_json(const GemmTuning& tuning);
 
 /// Makes products of the device, and of those that share its libraries, use the table from now on. For those that it
 /// does not name, or whose algorithm the library refuses, the library chooses as before. An empty table undoes it. The
-/// copies that a table asks for are scratch of the product. So arena programs are recorded after this call, on a device
-/// or on a dry one that stands for it. Throws Code::config for a table of another device or library.
+/// copies that a table requires are scratch of the GEMM. So arena programs are recorded after this call, on a device or
+/// on a dry one that stands for it. Throws Code::config for a table of a different device or library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 
 /// Says why the table does not fit the device's GPU and library; none when it fits.
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning);
 
-/// Measures the products of the device, and of those that share its libraries, until measured_gemms(). A new product
-/// runs `repeats` times by each of the `most` algorithms that the library proposes, and later by the fastest. With
-/// `forms` it runs in each of its forms. A form that copies an operand must gain 5 %, since it takes memory. That
-/// memory is scratch of the product: arena programs are recorded between the two calls. Results in between are useless,
-/// since accumulating products add several times. Forgets any table.
+/// Measures the products of the device, and of those that share its libraries, until measured_gemms(). A new GEMM runs
+/// `repeats` times by each of the `most` algorithms that the library proposes, and later by the fastest. With `forms`
+/// it runs in each of its forms. A form that copies an operand must gain 5 %, since it takes memory. That memory is
+/// scratch of the GEMM: arena programs are recorded between the two calls. Results in between are useless, since
+/// accumulating GEMMs add several times. Forgets any table.
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
   GemmTuning tuning;                         // the fastest of each GEMM

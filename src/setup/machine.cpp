@@ -39,7 +39,7 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Returns cuDNN where it computes attention on that GPU; null: our own kernels do. `say`: logs why a default is ours.
+/// Returns cuDNN where it computes attention on that GPU; null: the built-in kernels do. `say`: logs why by default.
 std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
                                                   bool say) {
   if (wanted == config::AttentionKernels::own) return nullptr;
@@ -50,7 +50,7 @@ std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wante
     if (error.code() != Code::usage) throw;
     if (!automatic)
       throw Error(Code::config, format("hardware.attention = \"cudnn\": {}; leave it at \"auto\"", error.what()));
-    if (say) log::info("attention is computed by our own kernels: {}", error.what());
+    if (say) log::info("attention uses the built-in kernels: {}", error.what());
     return nullptr;
   }
 }

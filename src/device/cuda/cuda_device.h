@@ -21,8 +21,8 @@ std::string no_device_reason();
 /// Returns the free memory of device `ordinal`, in bytes.
 int64_t free_memory(int ordinal);
 
-/// One compute stream on device `ordinal`, and `host_threads` beside it for the work of this rank on the host.
-/// Throws Code::usage when the device does not exist, Code::device when it cannot be used.
+/// Makes a device with one compute stream on device `ordinal` and `host_threads` threads for the rank's work on the
+/// host. Throws Code::usage when the device does not exist, Code::device when it cannot be used.
 std::unique_ptr<Device> make_device(int ordinal, int host_threads,
                                     std::shared_ptr<Libraries> libraries = std::make_shared<Libraries>());
 
