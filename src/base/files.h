@@ -13,7 +13,7 @@ std::string system_reason(int error);
 /// "~" and "~/x" of a path with the user's home folder (HOME), as shells do it; everything else as it is.
 std::string expand_home(const std::string& path);
 
-/// Returns the text of a file that the user named; "~" is expanded. `expected` says what it is meant to be and where
+/// Returns the text of a file that the user named; "~" is expanded. `expected` describes the expected content and where
 /// one comes from: "a configuration file; `trainer config reference` prints one". Throws Code::config with the path,
 /// what was found there and what was expected.
 std::string read_text_file(const std::string& path, std::string_view expected);

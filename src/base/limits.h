@@ -28,8 +28,8 @@ inline Error no_more_threads(const std::string& what, const std::error_code& rea
                              what, reason.message())};
 }
 
-/// A thread that runs `work`. Throws Code::plan where there is none to be had; `what` says what it was for: "thread 7
-/// of run.threads = 8".
+/// A thread that runs `work`. Throws Code::plan where there is none to be had; `what` names its purpose: "thread 7 of
+/// run.threads = 8".
 template <typename Thread = std::jthread, typename F>
 Thread start_thread(const std::string& what, F&& work) {
   try {

@@ -29,7 +29,7 @@ std::string listed(const std::vector<std::string>& problems) {
 
 bool is_weight(const std::string& name) { return name.find('#') == name.npos; }
 
-/// Says whether `name` is `weight`, or `weight` with a '#' suffix.
+/// True if `name` is `weight`, or `weight` with a '#' suffix.
 bool belongs_to(const std::string& name, const std::string& weight) {
   return name.starts_with(weight) && (name.size() == weight.size() || name[weight.size()] == '#');
 }
@@ -117,7 +117,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
 
 namespace {
 
-/// Refuses, or warns, unless the hashes agree. `remedy` says what to do other than to insist.
+/// Refuses, or warns, unless the hashes agree. `remedy` is the alternative to checkpoint.allow_other_data.
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;

@@ -1,5 +1,5 @@
 #pragma once
-// Reader: opens a checkpoint, says what run it is of, and fills tensors of any layout from it.
+// Reader: opens a checkpoint, identifies its run, and fills tensors of any layout from it.
 #include <filesystem>
 #include <functional>
 #include <span>

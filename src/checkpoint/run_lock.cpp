@@ -40,7 +40,7 @@ int try_lock(int fd) {
   return uninterrupted([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
 }
 
-/// Says whether the open file still has that name: its last holder may have removed it.
+/// True if the open file still has that name: its last holder may have removed it.
 bool is_named(int fd, const fs::path& path) {
   struct stat open {
   }, named{};

@@ -1,7 +1,7 @@
 #pragma once
 // CheckpointStore: folders of global tensors by name, published atomically. A step folder holds shard files, a
-// manifest, the run's config and tokenizer, and COMPLETE, which is written last. The manifest says which runs of which
-// tensor are where, with XXH3-128 checksums. The folder can be moved as it is.
+// manifest, the run's config and tokenizer, and COMPLETE, which is written last. The manifest records which runs of
+// which tensor are where, with XXH3-128 checksums. The folder can be moved as it is.
 //
 // A save writes ".saving-step-…" and renames it when everything in it has reached the disk. A folder that must make way
 // (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time
@@ -19,7 +19,7 @@
 
 namespace trainer::checkpoint {
 
-/// Retention says which checkpoints stay after a save. The newest always stays. Of those saved while steps were skipped
+/// The checkpoints that are kept after a save. The newest is always kept. Of those saved while steps were skipped
 /// (!TrainState::is_sound()) only the newest stays, and it counts for no other.
 struct Retention {
   int64_t keep = 0;        // that many of the newest sound ones; 0: all

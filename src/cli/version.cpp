@@ -13,7 +13,7 @@ std::string commit() { return TRAINER_COMMIT; }
 
 namespace {
 
-/// Describes each GPU, "; cuda 0: NVIDIA H200, sm_90, 132 multiprocessors, 139.8 GiB", or says why there is none.
+/// Describes each GPU, "; cuda 0: NVIDIA H200, sm_90, 132 multiprocessors, 139.8 GiB", or returns why there is none.
 std::string gpus() {
   if (!device::cuda::version()) return "";
   const std::vector<device::cuda::Facts> devices = device::cuda::devices();

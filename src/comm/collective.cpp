@@ -70,9 +70,8 @@ struct View {
   }
 };
 
-/// Sums travel in the first size − 1 steps: rank r sends chunks r − 1, r − 2, …
-/// So the sum of chunk i starts at rank i + 1 and ends at rank i.
-/// Finished chunks travel in size − 1 more steps: r, r − 1, …
+/// Partial sums are sent in the first size − 1 steps: rank r sends chunks r − 1, r − 2, … So the sum of chunk i starts
+/// at rank i + 1 and ends at rank i. Finished chunks are sent in size − 1 more steps: r, r − 1, …
 bool ring(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;

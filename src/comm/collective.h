@@ -36,7 +36,7 @@ struct Collective {
   const device::Mirror* arriving = nullptr;  // flows begin once this has arrived; null: `in` is there already
 };
 
-/// Segments says how an operation is cut: a function of operation, type, size and group, the same on all its ranks.
+/// The segments of an operation: a function of operation, type, size and group, the same on all its ranks.
 struct Segments {
   int64_t count = 1;
   int64_t elements = 0;  // of each piece (a chunk, or all that is sent on) in a segment

@@ -106,7 +106,7 @@ class Engine {
   std::string describe_missing();
   bool receive_control_messages();
   void send_to_all_ranks(const ControlMessage& message) noexcept;
-  /// Ends all operations of this rank with the error; `tell`: those of the other ranks too.
+  /// Ends all operations of this rank with the error; `tell`: also those of the other ranks.
   void fail_here(const Error& error, bool tell) noexcept;
   void serve_meeting();
 

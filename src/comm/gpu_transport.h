@@ -18,7 +18,7 @@ std::optional<std::string> nccl_version();
 struct GpuPlace {
   std::string host, bus_id;
 };
-/// Says why NCCL cannot run: "ranks 0, 2 and 3 share GPU 0000:01:00.0 of host a", or "rank 1 has no GPU". Names the
+/// Returns why NCCL cannot run: "ranks 0, 2 and 3 share GPU 0000:01:00.0 of host a", or "rank 1 has no GPU". Names the
 /// first such GPU. Empty when each rank has its own GPU.
 std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks);
 

@@ -4,7 +4,7 @@
 namespace trainer::comm::TRAINER_ISA {
 namespace {
 
-// Each type says how an element is read, added and written. Integers go through unsigned types, whose overflow is
+// Each type defines how an element is read, added and written. Integers go through unsigned types, whose overflow is
 // defined.
 template <typename S, typename V, typename A>
 struct Plain {

@@ -42,7 +42,7 @@ struct Model {
 struct Data {
   std::vector<std::string> train, val;
   double val_fraction = 0;                    // resolve() turns a negative number into 0.05, or 0 with `val`
-  DataFormat format = DataFormat::automatic;  // of the files, where their names do not tell
+  DataFormat format = DataFormat::automatic;  // of the files, if their names do not determine it
   std::string tokenizer;                      // "train", a path to a .model, or empty
   int64_t vocab_size = 0;
   std::string text_key;

@@ -115,7 +115,7 @@ bool in_range(const Key& key, const Value& value) {
   return true;
 }
 
-/// Says whether a word is meant as a TOML string or list, and so must be one. A pattern such as [ab]*.txt is neither.
+/// True if a word is meant as a TOML string or list, and so must be one. A pattern such as [ab]*.txt is neither.
 bool begins_as_quoted(const std::string& word) {
   if (word.starts_with('"') || word.starts_with('\'')) return true;
   return word.starts_with('[') &&

@@ -21,8 +21,7 @@ class Mistakes {
 
   /// `key`: "section.key", counted as involved from now on. Without an origin the line names the file only.
   void add(const Origin& origin, const std::string& key, const std::string& text, Code code = Code::config);
-  /// Says whether a mistake of `key` or of its section is known. Then mistakes that follow from its value are not
-  /// reported.
+  /// True if a mistake of `key` or of its section is known. Then mistakes that follow from its value are not reported.
   bool involves(const std::string& key) const {
     return involved_.contains(key) || involved_.contains(key.substr(0, key.find('.')));
   }

@@ -122,7 +122,7 @@ TomlNode node_of(const toml::key& key) {
   return out;
 }
 
-/// Says whether keys are declared as members of such a table.
+/// True if keys are declared as members of such a table.
 bool is_table_of_keys(const std::string& section, const std::string& name) {
   return std::ranges::any_of(
       keys(), [&](const Key& key) { return key.section == section && key.name.starts_with(name + "."); });

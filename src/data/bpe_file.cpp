@@ -217,7 +217,7 @@ class Reader {
     }
   }
 
-  /// Documents end with the special token whose name says so; the only one, where there is only one.
+  /// Documents end with the special token named for it, or with the only special token.
   void find_eos() {
     for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]"})
       for (const int32_t id : specials_)

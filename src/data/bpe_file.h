@@ -38,7 +38,7 @@ std::string json_of_gpt2(std::optional<std::string_view> vocab_json, std::string
 /// Returns the tokenizer.json of a tiktoken file of ranks: a token in base64 and its rank on each line. Their number
 /// identifies OpenAI's vocabulary, and with it the pattern and the special tokens.
 std::string json_of_ranks(std::string_view ranks, const std::string& origin);
-/// Says whether the bytes look like a file of ranks.
+/// True if the bytes look like a file of ranks.
 bool looks_like_ranks(std::string_view bytes);
 
 /// vocab.json and merges.txt of a tokenizer.json, for programs that want those.

@@ -18,7 +18,7 @@ class MappingGuard {
   MappingGuard(const MappingGuard&) = delete;
   MappingGuard& operator=(const MappingGuard&) = delete;
 
-  /// Says whether a read has met a page that the file has lost. It stays true, and costs next to nothing.
+  /// True if a read hit a page that the file has lost. It stays true, and costs next to nothing.
   bool has_lost_page() const;
   /// Also true when the file of that name, if still the one that was mapped, is shorter now. Asks the system.
   bool is_cut_short() const;
@@ -27,7 +27,7 @@ class MappingGuard {
   GuardedMapping* mapping_;
 };
 
-/// Says whether no mapping of the process is cut short. Asks the system for each file; allocates nothing.
+/// True if no mapping of the process is cut short. Asks the system for each file; allocates nothing.
 bool mappings_are_whole();
 
 }  // namespace trainer::data

@@ -1,5 +1,5 @@
 #pragma once
-// The few facts about a SentencePiece model that its library does not tell: read from the protocol buffer itself.
+// The few facts about a SentencePiece model that its library does not expose: read from the protocol buffer itself.
 #include <optional>
 #include <string>
 #include <string_view>

@@ -49,7 +49,7 @@ Cut cut_block(std::string_view text) {
   return cut_inside_line(text);
 }
 
-/// Says whether a cut before text[at] is one of CutRule::between_words. The characters from U+5000 to U+9FFF are all
+/// True if a cut before text[at] is one of CutRule::between_words. The characters from U+5000 to U+9FFF are all
 /// letters.
 bool is_between_words(std::string_view text, size_t at) {
   const auto before = static_cast<uint8_t>(text[at - 1]);

@@ -19,7 +19,7 @@ struct TextOptions {
   std::string text_key = "text";                              // .jsonl: the member that holds the text
   config::Document document = config::Document::file;         // plain text: what a document is
   bool strict = false;                                        // bad UTF-8 is an error instead of being replaced
-  config::DataFormat format = config::DataFormat::automatic;  // of the files, where their names do not tell
+  config::DataFormat format = config::DataFormat::automatic;  // of the files, if their names do not determine it
 };
 
 /// JSON lines or plain text, by the file's name unless the options set it.

@@ -147,7 +147,7 @@ json checksums_of(const fs::path& output) {
   return sums;
 }
 
-/// Says how the files differ from the manifest. Empty when they do not, or when it was written before manifests had
+/// Returns how the files differ from the manifest. Empty when they do not, or when it was written before manifests had
 /// checksums.
 std::string damage_by(const json& manifest, const fs::path& output) try {
   if (!manifest.is_object() || !manifest.contains("checksums")) return {};

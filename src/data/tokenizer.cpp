@@ -36,7 +36,7 @@ fs::path file_in(const fs::path& folder) {
                           folder.string(), ranks.empty() ? "no tokenizer found" : "several .tiktoken files"));
 }
 
-/// Says whether the bytes are lines of merges: "Ġ t".
+/// True if the bytes are lines of merges: "Ġ t".
 bool looks_like_merges(std::string_view bytes) {
   const std::string_view line = bytes.substr(0, std::min(bytes.find('\n'), bytes.size()));
   const size_t space = line.find(' ');

@@ -55,9 +55,9 @@ class Tokenizer {
   std::string_view piece(int32_t id) const;
   /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
   std::string name_of(int32_t id) const;
-  /// Says where a document may be cut without another result.
+  /// Returns where a document may be cut without another result.
   CutRule cuts() const;
-  /// Says whether the model puts a space before each text, which decode removes.
+  /// True if the model puts a space before each text, which decode removes.
   bool dummy_prefix() const;
 
  private:

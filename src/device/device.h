@@ -31,7 +31,7 @@ class Mirror {
   virtual std::byte* memory(int64_t bytes) = 0;
   /// Starts a copy to memory() + at, after the work queued before on the device and concurrent with later work.
   virtual void fetch(int64_t at, const std::byte* from, int64_t bytes) = 0;
-  /// Says whether the copy that fetch() started has ended. Any thread may ask.
+  /// True if the copy that fetch() started has ended. Any thread may ask.
   virtual bool is_fetched() const = 0;
   /// Copies from memory() + at, in order with the operators of the device.
   virtual void put(std::byte* to, int64_t at, int64_t bytes) = 0;

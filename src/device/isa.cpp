@@ -35,7 +35,7 @@ CpuFeatures find_features() {
   if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
     cpu.matrix_unit = (d >> 24 & 1u) != 0 && (d >> 22 & 1u) != 0;  // AMX-TILE, AMX-BF16
     cpu.tiles_permitted = cpu.matrix_unit && permit_tiles();
-    // EAX of leaf 7 says how many subleaves it has.
+    // EAX of leaf 7 is the number of its subleaves.
     if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.avx512bf16 = (a >> 5 & 1u) != 0;
   }
   return cpu;

@@ -36,7 +36,7 @@ std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory
 /// is `pinned` for a GPU. Memory that the system refuses to pin is pageable, with a warning.
 std::unique_ptr<Device> make_host(const Device& device, bool pinned = true);
 
-/// Says how the memory lies that was allocated so far of a host which make_host() made for `device`.
+/// Returns the kind of memory allocated so far by a host that make_host() made for `device`.
 HostMemory memory_of(const Device& device, Device& host);
 
 }  // namespace trainer::device

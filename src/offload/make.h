@@ -11,7 +11,7 @@ namespace trainer::offload {
 /// them. All ranks of a host call at the same time.
 std::unique_ptr<Engine> make_engine(params::ParamStore& store, const config::Config& config);
 
-/// Says whether the share that is streamed is to suit the rates of the machine (gpu_fraction = "auto").
+/// True if the share that is streamed is to suit the rates of the machine (gpu_fraction = "auto").
 bool is_chosen(const config::Offload& offload);
 
 /// Returns the rates of debug.emulate_device; nothing without it.

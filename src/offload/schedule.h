@@ -31,9 +31,9 @@ inline constexpr int kLanes = 5;
 std::string_view name_of(Kind kind);
 std::string_view name_of(Lane lane);
 Lane lane_of(Kind kind);
-/// Says whether compute weights on the device are new when such an operation is done.
+/// True if compute weights on the device are new when such an operation is done.
 constexpr bool makes_weights(Kind kind) { return kind == Kind::refresh || kind == Kind::update_device; }
-/// Says whether such an operation waits until the norm is known.
+/// True if such an operation waits until the norm is known.
 constexpr bool is_update(Kind kind) { return kind == Kind::update_host || kind == Kind::update_device; }
 
 /// Host buffers for compute weights on their way to the device, where they are of another type than the master weights.

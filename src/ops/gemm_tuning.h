@@ -48,7 +48,7 @@ std::string to_json(const GemmTuning& tuning);
 /// on a dry one that stands for it. Throws Code::config for a table of a different device or library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);
 
-/// Says why the table does not fit the device's GPU and library; none when it fits.
+/// Returns why the table does not fit the device's GPU and library; none when it fits.
 std::optional<std::string> gemm_tuning_misfit(const device::Device& device, const GemmTuning& tuning);
 
 /// Measures the products of the device, and of those that share its libraries, until measured_gemms(). A new GEMM runs

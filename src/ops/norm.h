@@ -8,7 +8,7 @@ namespace trainer::ops {
 
 /// x, y [N, H] compute dtype; gain [H]; bias [H] or empty. mean [N] (layer; empty for rms) and rstd [N] are in the
 /// accumulator dtype and kept for backward. Statistics in the accumulator dtype, two passes (never E[x²] − mean²). mean
-/// and rstd may both be empty (generation); `center` says which norm it is.
+/// and rstd may both be empty (generation); `center` selects LayerNorm or RMSNorm.
 struct NormForward {
   Tensor x, gain, bias, y, mean, rstd;
   double eps = 1e-5;

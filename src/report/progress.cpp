@@ -143,7 +143,7 @@ std::string Progress::bar_line() const {
                     percent = format(" {:.0f}%", std::floor(share * 100));
   const std::string elapsed = format_duration(terminal_.clock() - started_);
 
-  // Fields are in the order shown. `rank` says which is dropped first when the line is narrow: the largest.
+  // Fields are in the order shown. Fields with the largest `rank` are dropped first when the line is narrow.
   struct Field {
     std::string text;
     int rank;

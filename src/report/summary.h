@@ -58,7 +58,7 @@ std::string utilisation_text(const Summary& summary);
 /// "50.0 % updated on the host, 50.0 % streamed, 0 % resident; a step waits …"
 std::string offload_text(const OffloadReport& offload);
 
-/// Says what happened and where the files are, aligned for a terminal; unknown values are skipped.
+/// Returns the outcome and the place of the files, aligned for a terminal; unknown values are skipped.
 std::vector<std::string> summary_lines(const Summary& summary, const std::filesystem::path& run_dir);
 
 }  // namespace trainer::report

@@ -27,7 +27,7 @@ class MicroGraphs {
   /// Returns for the log why there are no graphs, or what runs as graphs. Empty when they are not enabled.
   const std::string& text() const { return text_; }
 
-  /// Next says how the next micro-step of this kind runs on the device.
+  /// The way in which the next micro-step of this kind runs on the device.
   enum class Next {
     launch,  // no graph: where operators are timed, in the first of a kind and after its loss scale has changed
     record,  // record() its kernels, then run()

@@ -62,8 +62,8 @@ class Trainer {
   void end();
 
   /// Runs one optimizer step over micro_batches · micro_batch sequences of each replica. A non-finite gradient skips
-  /// the update. Returns early with `interrupted` when `stop` says so on any rank between micro-steps; the partial step
-  /// is discarded.
+  /// the update. Returns early with `interrupted` when `stop` returns true on any rank between micro-steps; the partial
+  /// step is discarded.
   struct Outcome {
     double loss = 0;  // mean over the step's unmasked tokens
     params::GradNorm norm;

@@ -1,6 +1,6 @@
 #pragma once
 // CUDA devices as the rest of the program sees them, without CUDA's headers. In a program built without CUDA there are
-// none, and `no_device_reason` says so.
+// none, which `no_device_reason` reports.
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@ namespace trainer::device::cuda {
 std::optional<std::string> version();
 /// The devices this process may use; none without CUDA, without a driver, or without a GPU.
 std::vector<Facts> devices();
-/// Says why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
+/// Returns why there are none: "this trainer was built without CUDA (TRAINER_CUDA=ON adds it)", "no CUDA device: …".
 std::string no_device_reason();
 
 /// Returns the free memory of device `ordinal`, in bytes.

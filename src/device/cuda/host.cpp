@@ -105,7 +105,7 @@ class PinnedHost final : public Device {
     }
     return true;
   }
-  /// Once for each thing to tell.
+  /// Warns once per message.
   void tell(const std::string& what, int64_t bytes, const std::string& reason, const char* advice = kPinAdvice) {
     if (std::exchange(told_[what], true)) return;
     log::warning("{} of host memory {} ({}): copies to the GPU may be slower{}", format_bytes(bytes), what, reason,

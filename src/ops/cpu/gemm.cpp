@@ -104,7 +104,7 @@ void pack_columns(device::ThreadPool& pool, const Operand<T>& b, const SumBlocks
   });
 }
 
-/// Says whether writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
+/// True if writes of C bypass the caches: only whole lines, and only when C is larger than a core's own caches.
 template <typename C>
 bool streams(const Tensor& c) {
   constexpr int64_t kLine = 64, kCache = int64_t{2} << 20;

@@ -159,7 +159,7 @@ Rows<const T> every_row(const Tensor& t) {
   return {t ? t.as<T>() : nullptr, 0};
 }
 
-/// Says whether pieces of v elements at columns 0, v, 2·v, … of each of `rows` rows are aligned for get and put.
+/// True if pieces of v elements at columns 0, v, 2·v, … of each of `rows` rows are aligned for get and put.
 inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, int64_t v) {
   for (const Tensor& t : tensors) {
     const int64_t unit = std::min<int64_t>(16, v * size_of(t.dtype));
@@ -170,7 +170,7 @@ inline bool aligned_rows(std::initializer_list<Tensor> tensors, int64_t rows, in
   return true;
 }
 
-/// Says whether rows are whole pieces of v elements, each one access.
+/// True if rows are whole pieces of v elements, each one access.
 inline bool whole_pieces(std::initializer_list<Tensor> tensors, int64_t rows, int64_t cols, int64_t v) {
   return cols % v == 0 && aligned_rows(tensors, rows, v);
 }
