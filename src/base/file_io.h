@@ -1,5 +1,5 @@
 #pragma once
-// Files whose errors say what to do. Every call that a checkpoint's save makes goes through SystemCalls, so that a test
+// Files whose errors name a remedy. Every call that a checkpoint's save makes goes through SystemCalls, so that a test
 // can fail, cut short or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued
 // here.
 #include <sys/types.h>

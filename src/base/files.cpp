@@ -56,7 +56,7 @@ const char* not_a_file(fs::file_type type) {
   }
 }
 
-/// Returns the file that new bytes replace: a link stays, and what it leads to is replaced. Only files are.
+/// Returns the file that new bytes replace: for a link, its target. Only files are.
 fs::path replaced_by(const fs::path& path) {
   std::error_code error;
   if (const char* found = not_a_file(fs::status(path, error).type()))

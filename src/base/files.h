@@ -15,7 +15,7 @@ std::string expand_home(const std::string& path);
 
 /// Returns the text of a file that the user named; "~" is expanded. `expected` describes the expected content and where
 /// one comes from: "a configuration file; `trainer config reference` prints one". Throws Code::config with the path,
-/// what was found there and what was expected.
+/// the kind of file found and the expected one.
 std::string read_text_file(const std::string& path, std::string_view expected);
 
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.

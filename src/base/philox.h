@@ -1,7 +1,7 @@
 #pragma once
 // Counter-based random numbers: Philox4x32-10 (Salmon et al. 2011). A draw is a pure function of (seed, name, global
-// index, step). So weights and dropout masks do not depend on the layout, the thread or the device. What is constexpr
-// here also runs inside CUDA kernels.
+// index, step). So weights and dropout masks do not depend on the layout, the thread or the device. The constexpr
+// functions here also run inside CUDA kernels.
 #include <array>
 #include <cstdint>
 #include <string_view>

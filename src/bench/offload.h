@@ -1,5 +1,5 @@
 #pragma once
-// The ladder of optimizer offload: what an update would take, from blocking to interleaved, at measured or given rates.
+// Times of an update with all schedules of optimizer offload, from blocking to interleaved, at measured or given rates.
 #include <string>
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace trainer::bench {
 
 struct OffloadRung {
   std::string rung, name;     // "B4", "interleaved, best share"
-  config::Fraction streamed;  // of what is not resident
+  config::Fraction streamed;  // of the elements that are not resident
   config::Fraction resident;  // of all subgroups
   double played_s = 0;        // from the end of the backward pass until all weights are new, on the virtual clock
   double predicted_s = 0;     // by the closed form; 0: it has none for blocking

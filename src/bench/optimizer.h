@@ -25,7 +25,7 @@ struct OptimizerRate {
 std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine);
 
 /// Medians over `repeats` passes of each, in turns, over arrays of as many elements as the pieces have together (18
-/// bytes of memory each). Every piece is an update of its own.
+/// bytes of memory each). Every piece is a separate update.
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
 
 }  // namespace trainer::bench

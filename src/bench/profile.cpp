@@ -187,7 +187,7 @@ class Profile {
   /// Returns the seconds of equal work on the slowest rank over the mean's. Those of a rank that shares its cores vary
   /// with the load on them, and in a step all ranks wait for the slowest.
   double skew(CollectiveTimer& timer) {
-    constexpr double kSegment = 0.1;  // seconds, of about the length of what lies between two meetings of a step
+    constexpr double kSegment = 0.1;  // seconds, about the time between two collectives of a step
     const Work work(*device_, machine_.compute);
     const double mean = 1 / mean_over_ranks(world_, 1 / ops::seconds_of(ex_, work.product, on_all_ranks_));
     const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks

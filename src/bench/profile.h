@@ -1,5 +1,5 @@
 #pragma once
-// The profile of this machine, or of the ranks of a job: what the planner predicts from (plan/cluster.h).
+// The profile of this machine, or of the ranks of a job: the input of the planner's predictions (plan/cluster.h).
 #include "comm/world.h"
 #include "config/config.h"
 #include "plan/cluster.h"
@@ -23,8 +23,8 @@ struct ProfileOptions {
 plan::Cluster measure_profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
                               const ProfileOptions& options);
 
-/// Returns what a rank has of its host, for updates of the optimizer's state there: means over the ranks, which measure
-/// at the same moment (offload/calibrate.h) unless debug.emulate_device gives the rates. Not known where a rank
+/// Returns a rank's share of its host's rates, for updates of the optimizer state there: means over the ranks, which
+/// measure at the same time (offload/calibrate.h) unless debug.emulate_device gives the rates. Not known where a rank
 /// computes on a CPU without such a device: its state is in the same memory. All ranks call and get the same.
 plan::Host measure_host(comm::World& world, const config::Config& config, const setup::Machine& machine,
                         device::Device& device);

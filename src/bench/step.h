@@ -31,11 +31,11 @@ struct StepBench {
   std::string compute, product_path;
   std::vector<double> step_ms;  // every timed step
   setup::PeakReport
-      peak;  // the best of windows before, between and after the steps, or what a step or its operators reached
+      peak;  // the best of windows before, between and after the steps, or a higher rate of a step or its operators
   double median_ms = 0, tokens_per_s = 0, model_tflops = 0;
   double mfu = 0, mfu_causal = 0, hfu = 0;  // of the median step
   double copy_gb_per_s = 0;                 // the roofline's other rate
-  std::vector<OpShare> operators;           // slowest first; "other" is what no operator accounts for
+  std::vector<OpShare> operators;           // slowest first; "other" is the time outside operators
   int64_t memory_bytes = 0;
 };
 /// `steps` timed steps after `warmup`, seeds fixed. The configuration's data and tokenizer are not used; its vocabulary

@@ -18,7 +18,7 @@ namespace {
 const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
                                               {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
 
-/// Tally sums up what the operators of steps took.
+/// Tally sums the times of the operators of steps.
 class Tally final : public Recorder {
  public:
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}

@@ -1,5 +1,5 @@
 #pragma once
-// Folders: what a PATH means, and which step folder of several is the newest complete one.
+// Folders: the resolution of a PATH, and the newest complete one of several step folders.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -25,7 +25,7 @@ struct Entry {
 };
 struct Listing {
   std::vector<Entry> complete;       // newest first
-  std::vector<std::string> damaged;  // what is wrong with each other step folder
+  std::vector<std::string> damaged;  // the problem of each other step folder
 };
 /// The step folders of a `checkpoints` folder; empty when there is no such folder. Shards are checked for their size
 /// only.

@@ -19,7 +19,7 @@ constexpr int64_t kMostElements = int64_t{1} << 48;                      // of a
 constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max() / 4;  // of a file
 constexpr int64_t kMostRuns = int64_t{1} << 26;                          // of a tensor: bounds the time of the check
 
-/// A JSON value that knows its place, for messages such as "tensors[3].shape[0]: …".
+/// A JSON value with its place, for messages such as "tensors[3].shape[0]: …".
 class Value {
  public:
   Value(const json& value, std::string place) : json_(value), place_(std::move(place)) {}

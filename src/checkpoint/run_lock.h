@@ -26,7 +26,7 @@ class RunLock {
  private:
   struct Kind {
     const char* file;
-    const char* does;  // what the holder does there
+    const char* does;  // the holder's activity there
     const char* key;   // of the configuration, to be set otherwise
     bool stays;
   };

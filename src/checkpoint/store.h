@@ -29,16 +29,16 @@ struct Retention {
 
 class CheckpointStore {
  public:
-  /// Makes the folder and removes what an interrupted save left. One run at a time may have a folder open
-  /// (RunLock::of_checkpoints).
-  /// With a `world` every rank makes a store and saves its own slices into the same folder; the first rank publishes.
+  /// Makes the folder and removes the remains of an interrupted save. One run at a time may have a folder open
+  /// (RunLock::of_checkpoints). With a `world` every rank makes a store and saves its own slices into the same folder;
+  /// the first rank publishes.
   CheckpointStore(std::filesystem::path folder, Retention retention, SystemCalls& calls = system_calls(),
                   comm::World* world = nullptr);
 
   /// Writes and publishes FOLDER/step-00000100, replacing an earlier save of that step, and points `latest` to it. Then
-  /// removes what retention no longer keeps; a failure of that is a warning. The slices of all ranks cover each tensor
-  /// exactly once. On return the checkpoint is on the disk. Throws Code::io, on every rank, with the earlier
-  /// checkpoints as they were and the temporary folder gone.
+  /// removes checkpoints that retention no longer keeps; a failure of that is a warning. The slices of all ranks cover
+  /// each tensor exactly once. On return the checkpoint is on the disk. Throws Code::io, on every rank, with the
+  /// earlier checkpoints as they were and the temporary folder gone.
   std::filesystem::path save(const Snapshot& snapshot);
 
   const std::filesystem::path& folder() const { return folder_; }

@@ -68,8 +68,8 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
-// Measures within a moment what this machine reaches at most in a compute type. Scripts ask it whether the machine is
-// quiet.
+// Measures the peak of this machine in a compute type within a fraction of a second. Scripts ask it whether the machine
+// is quiet.
 json bench_peak(const Bench& b) {
   const std::unique_ptr<device::Device> device = setup::make_device(b.machine);
   setup::PeakTracker peak = b.measured_peak(*device);
@@ -182,7 +182,7 @@ json bench_step(const Bench& b) {
           {"operators", operators}};
 }
 
-// Compares predicted memory with what the process takes in a few steps.
+// Compares predicted memory with that of the process in a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
   const setup::RunPlan plan = setup::plan_run(b.config, b.config.data.vocab_size, b.machine, true);

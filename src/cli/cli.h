@@ -115,7 +115,7 @@ struct ReportOptions {
 };
 int report_command(const ReportOptions& options);
 
-/// Returns version, commit, what is compiled in and what this machine has.
+/// Returns version, commit, compiled-in features and the hardware of this machine.
 std::string version_text();
 std::string version();
 std::string commit();

@@ -23,7 +23,7 @@ std::vector<std::string> choices_of(const CLI::Option& option);
 
 /// Returns the script that completes words in a shell: bash, zsh or fish. It asks `trainer completion words`.
 std::string completion_script(const std::string& shell);
-/// Returns what may complete the last of these words, which follow the program's name: lines of a word, a tab and its
+/// Returns completions of the last of these words, which follow the program's name: lines of a word, a tab and its
 /// help. Empty where a file's name may follow.
 std::string completions(const CLI::App& app, const std::vector<std::string>& words);
 /// Returns the manual page, in roff.

@@ -27,8 +27,8 @@ struct CommandLine {
 /// Adds all verbs and options to the program. `line` outlives it.
 void declare(CLI::App& app, CommandLine& line);
 
-/// Returns the message for a mistake that the parser found: what is unknown, with its nearest neighbour, and where help
-/// is.
+/// Returns the message for a mistake that the parser found: the unknown word, its nearest neighbour, and how to get
+/// help.
 std::string mistake(const CLI::App* app, const CLI::Error& error);
 
 }  // namespace trainer::cli

@@ -12,7 +12,7 @@ class StopText {
   /// Empty: nothing stops.
   explicit StopText(std::string stop) : stop_(std::move(stop)) {}
 
-  /// Returns what may be shown of the text so far. An end that could begin the stop text is kept back.
+  /// Returns the part of the text that may be shown so far. An end that could begin the stop text is kept back.
   std::string pass(const std::string& piece) {
     if (stop_.empty()) return piece;
     kept_ += piece;
@@ -29,7 +29,7 @@ class StopText {
     return out;
   }
   bool met() const { return met_; }
-  /// Returns what was kept back, when the text ended without the stop text.
+  /// Returns the text held back, when the text ended without the stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:

@@ -12,7 +12,7 @@ namespace trainer::comm {
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
 /// Throws `code` on all ranks alike when some rank's facts differ from those of the first one. The message names that
-/// rank, its host, the first difference and what to do about it. Collective.
+/// rank, its host, the first difference and the remedy. Collective.
 void require_same(World& world, const Facts& facts, Code code, const std::string& remedy);
 
 }  // namespace trainer::comm

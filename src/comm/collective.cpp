@@ -36,7 +36,7 @@ struct Piece {
   int64_t count;
 };
 
-/// View holds what the algorithms below share: places in the group and the flow's part of a piece.
+/// View holds the common state of the algorithms below: places in the group and the flow's part of a piece.
 struct View {
   const Flow& flow;
   const Collective& c;
@@ -133,7 +133,7 @@ bool chain(Flow& flow, Post& post) {
 bool direct_reduce(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
-  const auto needed = [&](int place) {  // what the rank at `place` needs of every rank's `in`
+  const auto needed = [&](int place) {  // the part of every rank's `in` that the rank at `place` needs
     if (c.op == CommOp::reduce_scatter) return v.chunk(place);
     return c.op == CommOp::reduce && place != c.root ? Chunk{0, 0} : Chunk{0, c.n};
   };

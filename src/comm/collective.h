@@ -61,8 +61,8 @@ struct Flow {
   int step = 0;
 };
 
-/// Takes what the messages of the last step brought and posts the next ones (perhaps none, where pieces are empty).
-/// Called when all messages of the flow are done; false when the flow has ended.
+/// Consumes the messages of the last step and posts the next ones (possibly none, if pieces are empty). Called when all
+/// messages of the flow are done; false when the flow has ended.
 bool advance(Flow& flow, Post& post);
 
 }  // namespace trainer::comm

@@ -4,7 +4,7 @@
 // An operation starts immediately and overlaps with compute; its Ticket is joined before the memory is used again.
 // Operations of one communicator run in the order they were started, which must be the same on all its ranks.
 // Operations of different channels are independent. Reductions have a fixed order that depends on neither the transport
-// nor timing: bitwise the same on every run, with threads and with processes. NCCL has an order of its own
+// nor timing: bitwise the same on every run, with threads and with processes. NCCL has its own order
 // (comm/nccl/nccl_world.h).
 #include <array>
 #include <cstdint>
@@ -71,7 +71,7 @@ class [[nodiscard]] Ticket {
 
   /// The ticket owns memory the operation uses until it is joined. At most two.
   void keep(Scratch&& scratch);
-  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Gives back what was kept. Returns
+  /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Releases the scratch memory. Returns
   /// the time from its first message to its end; zeros where a stream of a GPU runs it, or nothing did.
   Interval join(Exec& ex);
   bool is_open() const { return open_; }
@@ -142,7 +142,7 @@ class Communicator {
 
  private:
   Ticket submit(Exec& ex, const Request& request, int64_t payload);
-  /// Starts a request whose operands are in GPU memory, by way of the host.
+  /// Starts a request whose operands are in GPU memory, through the host.
   Pending* start_staged(device::Device& device, Request request);
   Group group_;
   std::vector<std::unique_ptr<Staged>> staged_;

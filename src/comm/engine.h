@@ -50,7 +50,7 @@ class Engine {
   void mark_ended(Operation& operation) noexcept;
 
   bool failed();
-  /// Throws what the world has failed with, if it has.
+  /// Throws the world's error, if it has failed.
   void check();
   void fail(Code code, const std::string& why) noexcept;
   /// Fails with this rank's own error, which main() prints, and notifies the other ranks.
@@ -101,7 +101,7 @@ class Engine {
   /// True if a control operation may wait longer; all its ranks are alive. True while a missing rank is busy or waits
   /// for a busy one. False when all missing ranks wait for other ranks themselves, or when none is missing.
   bool may_wait_longer(double now);
-  /// Returns what this rank answers in ControlMessage::waits.
+  /// Returns this rank's value of ControlMessage::waits.
   double waits_since(double now) const;
   std::string describe_missing();
   bool receive_control_messages();
@@ -121,7 +121,7 @@ class Engine {
   std::atomic<int64_t> bytes_sent_{0};
   std::atomic<int64_t> watched_{0};  // watched operations that have not ended
 
-  std::mutex mutex_;  // guards what follows, up to the mark
+  std::mutex mutex_;  // guards the members below, up to the mark
   std::condition_variable answered_;
   std::map<std::pair<uint32_t, int>, std::unique_ptr<Channel>> channels_;
   std::vector<std::unique_ptr<Operation>> pool_;
@@ -133,7 +133,7 @@ class Engine {
   std::exception_ptr open_error_;
   std::optional<Error> failure_;
   std::vector<std::string> names_;
-  // End of what the mutex guards.
+  // End of the members that the mutex guards.
 
   // Used only by the progress thread.
   std::vector<Channel*> active_;  // critical lanes first

@@ -1,6 +1,6 @@
 #pragma once
-// Staged: an operation on device memory that goes by way of the host, for transports that see host memory only. Its
-// start makes neither the host nor the compute stream wait; the host waits when it is joined.
+// Staged: an operation on device memory that is copied through the host, for transports that support host memory only.
+// Its start makes neither the host nor the compute stream wait; the host waits when it is joined.
 #include <memory>
 
 #include "comm/communicator.h"

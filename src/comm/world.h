@@ -15,7 +15,7 @@ namespace trainer::comm {
 
 struct WorldOptions {
   /// Seconds after which an operation fails with Code::comm. They count from its start on this rank, or from the end of
-  /// the one before it on the same communicator. Control operations wait longer for ranks that are busy, but not for
+  /// the previous one on the same communicator. Control operations wait longer for ranks that are busy, but not for
   /// ranks that wait for each other.
   double timeout_s = 600;
   int lanes = 0;  // 1: critical, weights and grads share one queue; 0: as suits the transport, 1 with NCCL, else 3
@@ -32,12 +32,12 @@ class Control {
   virtual void broadcast(std::string& bytes, int root = 0) = 0;
   /// Returns every rank's bytes, in rank order, on every rank.
   virtual std::vector<std::string> gather(const std::string& bytes) = 0;
-  /// values ← Σ over ranks, added in rank order: the same bits everywhere.
+  /// values ← Σ over ranks, added in rank order: bitwise the same on all ranks.
   virtual void sum(std::span<double> values) = 0;
   /// Ends a set-up step that can fail on one rank. Every rank passes its error, if it has one. If any rank has one, all
   /// throw that of the lowest such rank (Scope::all_ranks; "rank 3: …" unless it is the first).
   void throw_if_any_failed(const std::optional<Error>& problem);
-  /// Runs `action` on every rank, then calls throw_if_any_failed() with what it threw.
+  /// Runs `action` on every rank, then calls throw_if_any_failed() with its exception.
   void run_on_all_ranks(const std::function<void()>& action);
 };
 

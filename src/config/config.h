@@ -74,7 +74,7 @@ struct Precision {
   bool deterministic = true;
 };
 
-/// What the axes of strategy "autoddl" cut in some layers that follow each other: one letter for each of Parallel::axes
+/// The sharding specs of strategy "autoddl" for some consecutive layers: one letter for each of Parallel::axes
 /// (config/tags.h).
 struct LayerTags {
   std::string stream, attention;
@@ -101,7 +101,7 @@ struct Parallel {
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerTags> layer;             // autoddl, in the order of the layers
   std::string head, table;                  // autoddl: tags of the head's rows, and of the table; empty: by `layer`
-  int64_t data = 0;                         // replicas; 0: what is left of the world
+  int64_t data = 0;                         // replicas; 0: the rest of the world
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
   int64_t lanes = 0;      // 0: as suits the transport
@@ -119,7 +119,7 @@ std::optional<Fraction> fraction_of(std::string_view text);
 
 struct Offload {
   OffloadOptimizer optimizer = OffloadOptimizer::none;
-  std::string gpu_fraction = "auto";  // auto, or what fraction_of() reads
+  std::string gpu_fraction = "auto";  // auto, or a text for fraction_of()
   int64_t subgroup = 100'000'000;     // elements at most
   int64_t slots = 3;
   int64_t resident = 0;  // subgroups
@@ -144,7 +144,7 @@ struct Log {
 
 struct Hardware {
   double peak_tflops = 0;   // 0: measured
-  double memory_limit = 0;  // GiB, 0: what the machine has
+  double memory_limit = 0;  // GiB, 0: the machine's memory
   std::string gemm_tuning;  // path; empty: the library chooses
   std::string profile;      // path of a machine's profile, for predictions of time; empty: none
   AttentionKernels attention = AttentionKernels::automatic;
@@ -165,7 +165,7 @@ struct Debug {
   bool overlap = true;
   int64_t check_replicas_every = 0;
   std::vector<std::string> inject;
-  std::string emulate_device;  // empty: none; else what emulated_rates() reads
+  std::string emulate_device;  // empty: none; else a text for emulated_rates()
 };
 
 /// The place where a value was given: a file, or the command line. Then `set` is "--set section.key=value", or another

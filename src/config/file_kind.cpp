@@ -17,7 +17,7 @@ constexpr Known kKnown[] = {{".txt", FileKind::text},          {".text", FileKin
                             {".md", FileKind::text},           {".jsonl", FileKind::json_lines},
                             {".ndjson", FileKind::json_lines}, {".bin", FileKind::tokens}};
 
-/// Returns what to do with files of other kinds that users often have.
+/// Returns the remedy for files of other kinds that users often have.
 struct Other {
   const char *extension, *remedy;
 };

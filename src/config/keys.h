@@ -35,7 +35,7 @@ struct Range {
 struct Key {
   std::string section, name;  // a name may be of a table within the section: "overlap.all_reduce"
   Type type = Type::any;
-  Value initial;        // what a configuration starts with
+  Value initial;        // the initial value
   std::string derived;  // how the value follows from others when absent (`initial` then only marks absence)
   Value example;        // shown by the reference in place of a default that could not run
   Range range;
@@ -60,7 +60,7 @@ const std::vector<Section>& sections();
 const std::vector<Key>& keys();
 /// nullptr when there is none.
 const Key* find_key(std::string_view section, std::string_view name);
-/// Every key at its initial value; resolve() fills in what follows from others.
+/// Every key at its initial value; resolve() fills in values that follow from others.
 Config defaults();
 
 }  // namespace trainer::config

@@ -1,5 +1,5 @@
 #pragma once
-// Guesses what a mistyped word was meant to be.
+// Suggests corrections of mistyped words.
 #include <optional>
 #include <string>
 #include <string_view>

@@ -33,7 +33,7 @@ namespace {
 
 void read_value(const toml::node& node, TomlNode& out);
 
-/// Reads tables of tags. The first that is none is what the message shows.
+/// Reads tables of tags. The message shows the first that is invalid.
 void read_layers(const toml::array& array, TomlNode& out) {
   StringList known = {"layers"};
   for (const TagMember& member : kTagMembers) known.emplace_back(member.name);
@@ -132,8 +132,8 @@ toml::table parse(std::string_view text) {
   try {
     return toml::parse(text);
   } catch (const toml::parse_error& e) {
-    // The library's messages begin with what it was parsing ("Error while parsing value: "), which does not help a
-    // user.
+    // The library's messages begin with the construct being parsed ("Error while parsing value: "), which does not help
+    // a user.
     std::string what(e.description());
     if (what.starts_with("Error while")) what = what.substr(what.find(": ") + 2);
     if (!what.empty()) what[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(what[0])));

@@ -16,7 +16,7 @@ struct BpeSpec {
   struct Merge {
     int32_t left, right, result;
   };
-  /// A step that cuts text into smaller pieces: matches of a pattern, and what is between them.
+  /// A step that cuts text into smaller pieces: matches of a pattern, and the text between them.
   std::vector<std::string> patterns;
   std::vector<std::string> names;   // of all tokens, as the file has them
   std::vector<std::string> pieces;  // bytes that each token stands for; none for special tokens
@@ -27,8 +27,8 @@ struct BpeSpec {
   bool ignore_merges = false;  // a word that is a token is that token
 };
 
-/// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is damaged, or does what this
-/// program does not: normalising, other kinds of models, prefixes.
+/// Reads a tokenizer.json. Throws Code::data, naming `origin` and the member, when it is damaged, or uses unsupported
+/// features: normalisation, other kinds of models, prefixes.
 BpeSpec parse_bpe(std::string_view json, const std::string& origin);
 
 /// Returns the tokenizer.json of GPT-2's pair of files. Without `vocab_json` the ids are GPT-2's: bytes, merges in

@@ -150,7 +150,7 @@ std::string name_of(std::string_view bytes) {
   return name;
 }
 
-/// Returns the two tokens that were joined into this one: what is left of its bytes when only earlier ranks are joined.
+/// Returns the two tokens that were merged into this one: the result of merging its bytes with earlier ranks only.
 std::vector<std::string> halves_of(const RankedToken& token, const std::unordered_map<std::string, size_t>& ranks) {
   std::vector<std::string> parts;
   for (const char byte : token.bytes) parts.emplace_back(1, byte);

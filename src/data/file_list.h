@@ -8,9 +8,8 @@
 
 namespace trainer::data {
 
-/// Returns names with globs replaced by what they match, in order of names. Throws Code::data when a glob matches
-/// nothing, or when a file's kind is unknown (config::file_kind). The message then names `insist`, the option that says
-/// the kind.
+/// Returns names with globs expanded, in order of names. Throws Code::data when a glob matches nothing, or when a
+/// file's kind is unknown (config::file_kind). The message then names `insist`, the option that sets the kind.
 std::vector<std::string> expand_files(const std::vector<std::string>& patterns,
                                       config::DataFormat stated = config::DataFormat::automatic,
                                       const std::string& insist = "data.format");

@@ -11,7 +11,7 @@
 namespace trainer::data {
 
 /// A file mapped read-only. An empty file has no bytes and no mapping. Where the file is cut short meanwhile, zeros are
-/// read (see mapping_guard.h): what was read holds only if require_whole() passes afterwards.
+/// read (see mapping_guard.h): data that was read is valid only if require_whole() passes afterwards.
 class MappedFile {
  public:
   /// Throws Code::data when the file cannot be opened, Code::io when it cannot be mapped.

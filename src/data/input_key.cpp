@@ -22,8 +22,8 @@ bool is_there(const fs::path& file) {
   return fs::exists(file, none);
 }
 
-/// Returns what `known` says of a file, or null. A missing file may also match the one missing file of the same name:
-/// then the folder was moved together with its tokens.
+/// Returns the entry of a file in `known`, or null. A missing file may also match the one missing file of the same
+/// name: then the folder was moved together with its tokens.
 json known_input(const json& known, const std::string& file) {
   const std::string path = whole_path(file);
   json moved;

@@ -15,7 +15,7 @@ namespace trainer::data {
 nlohmann::json describe_inputs(const std::vector<std::string>& files, const TextOptions& options,
                                const nlohmann::json& known, std::vector<std::string>& gone);
 
-/// The files of `known` that `pattern` matches, in order: what it stood for when they were there.
+/// The files of `known` that `pattern` matches, in order: its expansion when they existed.
 std::vector<std::string> known_files(const std::string& pattern, const nlohmann::json& known);
 
 /// A hash over the inputs' sizes and contents (not their names), the text options and `extra`.
@@ -24,7 +24,7 @@ std::string input_key(const nlohmann::json& inputs, const TextOptions& options, 
 /// The parsed file, or null when it is missing or damaged.
 nlohmann::json read_json_or_null(const std::filesystem::path& path);
 
-/// A string member of what may be any JSON; empty when there is none.
+/// Returns a string member of any JSON value; empty when there is none.
 std::string text_in(const nlohmann::json& object, const char* key);
 /// The description of the inputs in such a file, or null.
 nlohmann::json inputs_in(const nlohmann::json& object);

@@ -12,14 +12,14 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// Copying and writing a value call themselves for what it holds: depth is stack.
+/// Copying and writing a value recurse: depth uses stack.
 constexpr int kDeepest = 64;
 
 ordered_json parse(std::string_view line) {
   bool too_deep = false;
   const auto watch = [&](int depth, ordered_json::parse_event_t, ordered_json&) {
     too_deep = too_deep || depth > kDeepest;
-    return !too_deep;  // drops what is deeper
+    return !too_deep;  // drops deeper values
   };
   ordered_json value = ordered_json::parse(line, watch, /*allow_exceptions=*/false);
   return too_deep ? ordered_json(ordered_json::value_t::discarded) : value;

@@ -14,8 +14,9 @@ struct JsonRepair {
   size_t first = 0;        // where the first of them was
 };
 
-/// Mends in place what JSON forbids and Python's json module writes or reads: halves of surrogate pairs ("\ud83d"), NaN
-/// and Infinity as values (they become null), control characters within strings. Anything else stays as it is.
+/// Repairs in place constructs that JSON forbids but Python's json module writes or reads: halves of surrogate pairs
+/// ("\ud83d"), NaN and Infinity as values (they become null), control characters within strings. Anything else stays as
+/// it is.
 JsonRepair mend_json(std::string& line);
 
 /// Returns why a line is not a JSON object: "at column 7: …". Empty if it is one.

@@ -29,7 +29,7 @@ std::mutex mutex;  // held while adding and freeing
 struct sigaction previous;
 int64_t page_bytes = 4096;
 
-/// Does only what a signal handler may do: atomics, and mmap, which is a plain system call.
+/// Uses only operations that are safe in a signal handler: atomics, and mmap, which is a plain system call.
 extern "C" void handle_bus_error(int, siginfo_t* info, void*) {
   const bool fault = info->si_code > 0;  // else a process sent the signal, and there is no address
   const auto* address = fault ? static_cast<const std::byte*>(info->si_addr) : nullptr;

@@ -1,5 +1,5 @@
-// SentencePiece models by their library, with what it does not do: byte tokens for all that it would change, and words
-// cached.
+// SentencePiece models by their library, with two additions: byte tokens for all text that it would change, and a cache
+// of words.
 #include <sentencepiece_processor.h>
 
 #include <algorithm>
@@ -93,7 +93,7 @@ class SentencePieceModel final : public TokenizerModel {
   const std::string origin_;
   sentencepiece::SentencePieceProcessor processor_;
   std::array<int32_t, 256> byte_ids_{};
-  int32_t newline_ = -1;  // id when "\n" is a symbol of its own, else −1
+  int32_t newline_ = -1;  // id if "\n" is a symbol, else −1
   bool has_bytes_ = false;
   bool own_prefix_ = false;  // the prefix is added here once a document, not by the library
 };
@@ -120,7 +120,7 @@ class SentencePieceEncoder final : public TextEncoder {
   }
 
  private:
-  /// Cuts before each space where the model allows, and around what must become byte tokens.
+  /// Splits before each space where the model allows it, and around text that must become byte tokens.
   void append_words(std::string_view line, std::vector<int32_t>& ids) {
     size_t begin = 0, at = 0;
     const auto flush = [&](size_t end) {

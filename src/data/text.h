@@ -17,7 +17,7 @@ namespace trainer::data {
 
 struct TextOptions {
   std::string text_key = "text";                              // .jsonl: the member that holds the text
-  config::Document document = config::Document::file;         // plain text: what a document is
+  config::Document document = config::Document::file;         // plain text: the unit of a document
   bool strict = false;                                        // bad UTF-8 is an error instead of being replaced
   config::DataFormat format = config::DataFormat::automatic;  // of the files, if their names do not determine it
 };

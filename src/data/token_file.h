@@ -54,7 +54,7 @@ class TokenStream {
   int64_t tokens() const { return tokens_; }
   /// Returns a name for messages: "train.bin", "a.bin and 3 more".
   std::string name() const;
-  /// Returns what headers say, where known: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and
+  /// Returns the fields of headers, if known: the vocabulary (llm.c's GPT-2 files: 50257), end-of-text token and
   /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 

@@ -119,7 +119,7 @@ class MegatronIndex : public DocumentIndex {
   int64_t sequences_ = 0, marks_ = 0, tokens_ = 0;
 };
 
-/// Returns what [6]–[9] hold: the 32 hexadecimal digits as four words.
+/// Returns the contents of [6]–[9]: the 32 hexadecimal digits as four words.
 std::array<uint32_t, 4> hash_words(const std::string& hash) {
   std::array<uint32_t, 4> words{};
   for (size_t i = 0; i < 4 && hash.size() == 32; ++i) {

@@ -4,7 +4,7 @@
 // it.
 //
 // NAME.bin, NAME.docs and NAME.json (the manifest, written last) appear whole or not at all. Until then NAME.work/
-// holds what is done so far; the next call resumes from it.
+// holds the work done so far; the next call resumes from it.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -24,11 +24,11 @@ struct TokenizeProgress {
 
 struct TokenizeOptions {
   TextOptions text;
-  bool anew = false;  // what is at the output already is ignored
+  bool anew = false;  // existing output is ignored
   int threads = 1;
   int64_t piece_bytes = kPieceBytes;
   int64_t sync_bytes = int64_t{256} << 20;                // text between two points an interruption goes back to
-  std::function<bool()> stop;                             // polled; true: save what is done and return
+  std::function<bool()> stop;                             // polled; true: save the work done so far and return
   std::function<void(const TokenizeProgress&)> progress;  // called after each piece
 };
 

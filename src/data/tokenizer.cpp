@@ -46,7 +46,7 @@ bool looks_like_merges(std::string_view bytes) {
           std::ranges::none_of(line, [](unsigned char c) { return c < 0x20 && c != '\r'; }));
 }
 
-/// Returns the serialized form of what a file holds.
+/// Returns the serialized form of a file's contents.
 std::string serialized_form(const fs::path& file, std::string bytes) {
   const fs::path vocab = file.parent_path() / "vocab.json";
   std::error_code none;

@@ -32,7 +32,7 @@ class Tokenizer {
   /// tokenizer.model, tokenizer.json, merges.txt, vocab.bpe and *.tiktoken. Throws Code::data naming the file when it
   /// is missing, damaged or of a different kind.
   static Tokenizer load(const std::string& path);
-  /// `serialized` is what bytes() returns: a SentencePiece model or a tokenizer.json.
+  /// `serialized` is the result of bytes(): a SentencePiece model or a tokenizer.json.
   static Tokenizer from_bytes(std::string serialized, const std::string& origin);
   /// Trains a SentencePiece model on the texts of `files` (a sample of at most `max_bytes` spread over them). A pure
   /// function of the texts and of `vocab_size`. Throws Code::data when the text allows no vocabulary of this size,
@@ -50,8 +50,7 @@ class Tokenizer {
   /// The name that a file of bytes() has: "tokenizer.model" or "tokenizer.json".
   const std::string& file_name() const;
 
-  /// Returns what the token decodes to by itself; empty for control symbols. Throws Code::data when id is not in the
-  /// vocabulary.
+  /// Returns the text of a single token; empty for control symbols. Throws Code::data when id is not in the vocabulary.
   std::string_view piece(int32_t id) const;
   /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
   std::string name_of(int32_t id) const;
@@ -83,8 +82,8 @@ class Encoder {
   std::shared_ptr<TextEncoder> encoder_;
 };
 
-/// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. What all
-/// calls return, joined, is decode() of all ids.
+/// Turns token ids into text piece by piece for streaming: holds back bytes of an unfinished UTF-8 character. The
+/// results of all calls, joined, are decode() of all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}

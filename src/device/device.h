@@ -45,13 +45,13 @@ class Graph {
   virtual void run() = 0;
 };
 
-/// A library that operators call on a GPU: its handle, and what the run chose of it.
+/// A library that operators call on a GPU: its handle, and the algorithms that the run chose.
 class Library {
  public:
   virtual ~Library() = default;
 };
-/// The libraries of a rank's GPU, which ops/cuda fills in. A device and the dry ones that stand for it share them,
-/// since what a library needs is planned before it runs. Like the device, they are used by one thread at a time.
+/// The libraries of a rank's GPU, which ops/cuda fills in. A device and the dry ones that represent it share them,
+/// since a library's memory is planned before it runs. Like the device, they are used by one thread at a time.
 struct Libraries {
   std::unique_ptr<Library> gemm;
   std::unique_ptr<Library> attention;  // null: the built-in kernels
@@ -96,7 +96,8 @@ class Device {
   /// An internal error but on a GPU.
   virtual std::unique_ptr<Mirror> make_mirror();
   /// Runs the host's part of `work` and records the device's instead of doing it: operators and copies inside the
-  /// device. Throws Code::device for what cannot be recorded, as waiting. An internal error but on a GPU.
+  /// device. Throws Code::device for operations that cannot be captured, such as waiting. An internal error but on a
+  /// GPU.
   virtual std::unique_ptr<Graph> record(const std::function<void()>& work);
 
  protected:

@@ -7,11 +7,11 @@
 
 namespace trainer::device {
 
-/// A moment in the order of what a device is given to do. On a CPU every moment is reached at once.
+/// An event in the order of the work queued on a device. On a CPU every event is reached immediately.
 class Mark {
  public:
   virtual ~Mark() = default;
-  /// Now: after what was run before.
+  /// Records the event after the work queued so far.
   virtual void set() {}
   /// Returns when the device has got to where set() was called last. Any thread.
   virtual void wait() {}
@@ -29,7 +29,7 @@ enum class HostMemory : uint8_t {
 };
 
 /// Returns a second order of work on the memory of the device, for another thread; a CPU computes there with one
-/// thread. `memory`: what the lane copies from and to. An internal error on a dry device.
+/// thread. `memory`: the memory that the queue copies from and to. An internal error on a dry device.
 std::unique_ptr<Device> make_lane(Device& device, HostMemory memory = HostMemory::pinned);
 
 /// Returns the host of the device as a CPU device with as many threads. The device copies from and to its memory, which

@@ -18,7 +18,7 @@ class PowerMeter {
 
   /// Takes up to a millisecond.
   std::optional<Reading> read() const;
-  /// Returns what was read last, at most a second ago: cheap enough for every step of a run.
+  /// Returns the last reading, at most a second old: cheap enough for every step of a run.
   std::optional<Reading> recent();
 
  private:

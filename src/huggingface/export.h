@@ -23,8 +23,8 @@ struct Exported {
 /// Writes the folder `output`, which must not exist: weights (model.safetensors, or shards with an index), config.json,
 /// generation_config.json and the tokenizer. It appears whole or not at all, and is a function of the checkpoint's
 /// tensors, model and tokenizer, not of its layout. `path` as in checkpoint::resolve(). Memory is bounded by the
-/// largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for what Hugging Face
-/// cannot represent, Code::io when writing fails.
+/// largest tensor; every byte that is read is verified. Throws Code::checkpoint for damage and for models that Hugging
+/// Face cannot represent, Code::io when writing fails.
 Exported export_model(const std::filesystem::path& path, const std::filesystem::path& output,
                       const ExportOptions& options = {}, SystemCalls& calls = system_calls());
 

@@ -29,8 +29,8 @@ constexpr int64_t kConverted = int64_t{1} << 18;  // elements converted at a tim
 constexpr int64_t kLargestConfig = int64_t{1} << 20;
 constexpr const char* kHead = "lm_head.weight";
 
-/// True if a tensor holds no parameters: what older versions of the library stored besides, masks and the frequencies
-/// of rotary positions.
+/// True if a tensor holds no parameters: buffers that older versions of the library also stored, masks and RoPE
+/// frequencies.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") || name.ends_with("rotary_emb.inv_freq");
 }

@@ -16,9 +16,9 @@ struct Imported {
 /// safetensors files, and the tokenizer if there is one. It has weights in fp32 and no optimizer state: enough to
 /// evaluate, to generate and to start a run from (model.init_from). It computes in fp32, whatever type the files have.
 ///
-/// Memory is bounded by the largest tensor. Every tensor of the model must be there, and no other: what this program
-/// cannot represent is refused with the name of the field or tensor. Throws Code::checkpoint for that and for damaged
-/// files, Code::data for a damaged tokenizer, Code::io when writing fails.
+/// Memory is bounded by the largest tensor. Exactly the tensors of the model must be there: a field or tensor that this
+/// program cannot represent is rejected by name. Throws Code::checkpoint for that and for damaged files, Code::data for
+/// a damaged tokenizer, Code::io when writing fails.
 Imported import_model(const std::filesystem::path& input, const std::filesystem::path& output,
                       SystemCalls& calls = system_calls());
 

@@ -26,8 +26,8 @@ std::vector<TensorEntry> parse_safetensors_header(std::string_view json, int64_t
 /// An open safetensors file.
 class SafetensorsFile {
  public:
-  /// Reads and checks the header. Throws Code::checkpoint naming the file and what is wrong, Code::io where the system
-  /// refuses.
+  /// Reads and checks the header. Throws Code::checkpoint naming the file and the problem, Code::io if the system
+  /// fails.
   SafetensorsFile(SystemCalls& calls, const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }

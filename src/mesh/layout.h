@@ -62,7 +62,7 @@ class Layout {
 
   /// Returns the shape that the splits leave, as stored: equal on all ranks.
   Shape box() const;
-  /// Returns the shape of what `rank` stores: the box, or with flat axes a piece [n] of it.
+  /// Returns the shape that `rank` stores: the box, or with flat axes a piece [n] of it.
   Shape local(int rank) const;
   /// Returns the elements that a rank stores, by ascending global offset, with their places in its memory.
   std::vector<Run> runs(int rank, const Place& place = {}) const;

@@ -186,7 +186,7 @@ class Mover {
   Scratch take(Shape shape) const { return ex_.take("redistribute", shape, t_.tensor_.dtype); }
   Scratch take() const { return take(after_.local(t_.mesh_->rank())); }
 
-  /// Copies the pieces of the input to lie one after the other, unless they already do.
+  /// Copies the pieces of the input so that they are contiguous, unless they already are.
   void pack() {
     const Cut whole(*t_.before_, step_.to, step_.group, t_.tensor_.dtype);
     if (whole.contiguous()) return;

@@ -8,7 +8,7 @@
 namespace trainer::mesh {
 
 /// A Transit is a move in flight. start_move() runs the local steps before the route's first collective, and starts
-/// that one. finish() waits for it and runs the rest, each collective at once. What is computed in between hides the
+/// that one. finish() waits for it and runs the rest, each collective at once. Compute in between overlaps with the
 /// first collective. The tensor that is moved must stay in place until finish(). Every rank of the mesh calls both.
 class [[nodiscard]] Transit {
  public:
@@ -38,7 +38,7 @@ class [[nodiscard]] Transit {
   bool is_out_ = false;           // whether `tensor_` is `out_`
   Tensor received_;               // the output of the collective in flight; empty: none is
   Scratch packed_, place_;        // the memory of its input and output, where Transit owns it
-  comm::Ticket ticket_;           // declared last: memory outlives what uses it
+  comm::Ticket ticket_;           // declared last: memory outlives its users
 };
 
 /// Starts to move `in` (packed, from.local(rank)) from layout `from` to layout `to`, by the steps of mesh.route().

@@ -44,8 +44,8 @@ int64_t ring_volume(CommOp op, int group, int64_t payload) {
          comm::wire_elements(CommOp::all_gather, group, payload);
 }
 
-/// Search is Dijkstra's algorithm over what the axes can hold. A state has one digit per axis larger than 1: an index
-/// into `symbols_`.
+/// The search is Dijkstra's algorithm over the placements of the axes. A state has one digit per axis larger than 1: an
+/// index into `symbols_`.
 class Search {
  public:
   Search(const Layout& from, const Layout& to) : from_(from), to_(to) {

@@ -32,8 +32,8 @@ struct Route {
 };
 
 /// Returns the route that sends the fewest elements; among those the fewest collectives, then the fewest steps.
-/// Reductions of any size weigh what a ring would send, so a route does not depend on the extents. Both layouts are of
-/// the same tensor on one mesh, with at most seven axes larger than 1 (internal error).
+/// Reductions of any size are weighed as a ring, so a route does not depend on the extents. Both layouts are of the
+/// same tensor on one mesh, with at most seven axes larger than 1 (internal error).
 Route find_route(const Layout& from, const Layout& to);
 
 /// "all_gather over tensor, slice over z", for messages and reports.

@@ -1,6 +1,6 @@
 #pragma once
 // Runs: how a rank's local storage of a parameter corresponds to the global tensor. Initialisation, checkpoints and
-// norm ownership all go by runs, so none of them knows how a strategy cuts or places a tensor.
+// norm ownership all use runs, so none of them depends on how a strategy splits or places a tensor.
 #include <cstddef>
 #include <cstdint>
 #include <vector>

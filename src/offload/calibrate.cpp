@@ -113,7 +113,7 @@ double memory_rate(device::Device& host, const State& state) {
   return std::max(copy, loop);
 }
 
-/// Returns what an operation takes before it does anything.
+/// Returns the start-up time of an operation.
 double start_seconds(device::Device& device, device::Device& host) {
   const std::unique_ptr<device::Mark> mark = device::make_mark(device);
   return seconds_of([&] {

@@ -11,10 +11,10 @@ int64_t calibration_bytes(int64_t elements, DType state);
 /// Measures the rates of an update over at most `elements` parameters:
 ///   - copies to and from the device, and updates on the host: while all three run at once, as they do in an update
 ///   - updates on the device: on their own, since they use neither the link nor the host
-///   - host memory: the better of a copy and of a loop that moves what an update moves, by all threads
+///   - host memory: the better of a copy and of a loop with an update's memory traffic, by all threads
 ///   - copies to host memory that is not pinned, blocking: only on a GPU
 ///   - the start of an operation: a turn of the host's threads, and on a GPU a mark set and waited for
-/// `host` is the home of the state. Memory is taken and given back as "calibration". On a dry device nothing else
+/// `host` is the device of the state. Memory is taken and given back as "calibration". On a dry device nothing else
 /// happens, and all rates are 1.
 Rates measure_rates(device::Device& device, device::Device& host, int64_t elements, DType state);
 

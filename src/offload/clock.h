@@ -6,8 +6,8 @@
 
 namespace trainer::offload {
 
-/// Plays a list and returns the seconds from the known norm until all compute weights are new. What does not wait for
-/// the norm (gradients, first loads) is done by then at no cost when `hidden`, else it begins with the norm.
+/// Plays a list and returns the seconds from the known norm until all compute weights are new. Operations that do not
+/// wait for the norm (gradients, first loads) are done by then at no cost when `hidden`, else they begin with the norm.
 double play(const Schedule& schedule, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes,
             bool hidden = true);
 

@@ -11,7 +11,8 @@ struct Rates {
   double host = 0, device = 0;        // parameters/s of an update
   double memory = 0;                  // bytes/s of host memory: this rank's share
   double start = 0;                   // s, of each operation
-  /// Bytes of host memory that an update on the host moves per parameter, its refresh included; 0: what ours moves.
+  /// Bytes of host memory that an update on the host moves per parameter, its refresh included; 0: the traffic of the
+  /// built-in update.
   double host_bytes = 0;
   double pageable = 0;  // bytes/s to host memory that is not pinned, waited for tensor by tensor; 0: as to_host
 };
@@ -21,16 +22,16 @@ double host_traffic(const Rates& rates, const Sizes& sizes);
 
 /// Returns the seconds from the known norm until all weights are new, when gradients have arrived and slots are filled
 /// before, and drains may end later. With n_c, n_g, n_r elements updated on the host, streamed and resident, n = n_g
-/// less what d slots of S elements hold before and after, and w, c and b bytes of p, m and v, of compute weights, and
-/// of the memory traffic of an update on the host: the longest of
+/// less the contents of d slots of S elements before and after, and w, c and b bytes of p, m and v, of compute weights,
+/// and of the memory traffic of an update on the host: the longest of
 ///     host     n_c/U_c                                device   (n_g + n_r)/U_g
 ///     link     (w·n + c·n_c)/B_in and w·n/B_out       memory   (b·n_c + 2w·n)/B_m
 ///     slots    n·(w/B_in + 1/U_g + w/B_out)/d
-/// plus the last refresh c·S/B_in, and what operations take to start.
+/// plus the last refresh c·S/B_in, and the start-up of operations.
 double update_seconds(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates, const Sizes& sizes);
 
-/// Returns the share streamed of what is not resident that takes least time: of 0, 1 and a/b with b up to 8, the
-/// smallest among equals. `plan` otherwise as it is; without slots 0.
+/// Returns the fastest streamed share of the elements that are not resident: of 0, 1 and a/b with b up to
+/// 8, the smallest among equals. `plan` otherwise as it is; without slots 0.
 config::Fraction best_share(const Plan& plan, std::span<const Subgroup> subgroups, const Rates& rates,
                             const Sizes& sizes);
 

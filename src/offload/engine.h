@@ -1,18 +1,19 @@
 #pragma once
 // Engine: the optimizer state in host memory, updated there or on the device, concurrently with the steps.
 //
-// Where things are. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on):
-// there is one copy, whoever updates it. Compute weights and gradients of all groups stay in device memory. The device
-// lends slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and three
-// bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after construction.
+// Placement. Master weights and moments are in the groups' buffers, in host memory (ParamStore::keep_state_on): there
+// is one copy, whatever device updates it. Compute weights and gradients of all groups stay in device memory. The
+// device lends slots, each for the state of one subgroup at a time. The host has buffers for gradients in transit, and
+// three bounce buffers if compute weights have a different type. Nothing else is allocated, and nothing after
+// construction.
 //
-// What is done, and when. A step's update is a list of operations, a pure function of the plan and of whether residents
-// are in their slots (schedule.h). It is started at the beginning of the step. Filling slots overlaps with the forward
-// pass, copies of gradients to the host with the backward pass as groups become complete, and updates begin when the
-// norm is known. The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper).
-// Drains may end later still. Only the waits between operations ensure that data is in place. There are five queues: to
-// the host, to the device, compute weights to the device, updates on the device, updates on the host. Each is a thread
-// with its own order on the device (device::make_lane), so that CPU and GPU do not differ here.
+// Schedule. A step's update is a list of operations, a pure function of the plan and of whether residents are in their
+// slots (schedule.h). It is started at the beginning of the step. Filling slots overlaps with the forward pass, copies
+// of gradients to the host with the backward pass as groups become complete, and updates begin when the norm is known.
+// The next forward pass waits for each group's weights when it first reads them (ParamStore's Keeper). Drains may end
+// later still. Only the waits between operations ensure that data is in place. There are five queues: to the host, to
+// the device, compute weights to the device, updates on the device, updates on the host. Each is a thread with its own
+// order on the device (device::make_lane), so that CPU and GPU do not differ here.
 //
 // Versions. Each subgroup's host copy and each slot have the number of their last update. An update requires the state
 // of the previous update, or the program stops. A checkpoint is written from the groups' buffers after settle(), so
@@ -78,7 +79,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   Report report();
   /// Keeps when operations begin and end, from now on or no longer.
   void record(bool on);
-  /// Returns what was kept, once the newest update is done, and forgets it.
+  /// Returns the recorded operations, once the newest update is done, and clears them.
   std::vector<Done> recorded();
 
  private:
@@ -94,7 +95,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   bool dry() const { return store_.device().dry(); }
   void make_slots();
   void make_lists();
-  /// p, m or v (0, 1, 2) of what a slot holds, or all three.
+  /// p, m or v (0, 1, 2) of a slot's subgroup, or all three.
   Tensor part_of(const Slot& slot, int which, int64_t count) const;
   /// A step's list.
   struct List {
@@ -130,7 +131,7 @@ class Engine final : public optim::Optimizer, public params::Keeper {
   std::vector<Place> places_;
 
   std::vector<Slot> slots_;                  // for streaming, then of residents
-  std::vector<Buffer> gradients_, bounces_;  // on the host: by group, what is held; of compute type
+  std::vector<Buffer> gradients_, bounces_;  // on the host: by group, this rank's part; of compute type
   Buffer rounded_;                           // on the device: a subgroup's gradient as it is sent
   std::vector<int64_t> versions_;            // by subgroup, of the host's copy: number of the update since the start
   int64_t updates_ = 0;                      // begun

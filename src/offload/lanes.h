@@ -34,36 +34,36 @@ class Lanes {
     std::function<void(const Operation&, int64_t list)> perform;  // does it
   };
   Lanes(Work work, std::span<const Subgroup> subgroups, int groups);
-  /// Ends what has begun, and drops the rest.
+  /// Completes operations that have begun, and drops the rest.
   ~Lanes();
   Lanes(const Lanes&) = delete;
   Lanes& operator=(const Lanes&) = delete;
 
   // One thread calls the functions that follow.
 
-  /// Begins with the list, which outlives it, once the one before is done. Waits for the one before that. Returns the
-  /// number of the list.
+  /// Begins with the list, which outlives it, once the previous one is done. Waits for the list before the previous
+  /// one. Returns the number of the list.
   int64_t start(const Schedule& schedule);
   /// Signals an event of the list started last: the group's gradient is complete; the norm is known.
   void gradient_complete(int group);
   void norm_known();
-  /// Drops what has not begun of the list started last, and waits for the rest.
+  /// Drops operations of the list started last that have not begun, and waits for the rest.
   void cancel();
-  /// Calls cancel() and forgets what operations threw.
+  /// Calls cancel() and discards exceptions of operations.
   void recover();
 
-  // Waits. All throw what an operation threw in that list. Its other operations are dropped then, as are all lists
-  // after it until recover().
+  // Waits. All rethrow the exception of an operation in that list. Its other operations are dropped then, as are all
+  // lists after it until recover().
 
   void wait_for_weights(int64_t list, int group);
   void wait_for_gradient(int64_t list, int group);  // on the host
   void wait_for_all(int64_t list);
 
-  /// Returns what the newest list took that is done and was not cancelled.
+  /// Returns the times of the newest list that is done and was not cancelled.
   Measured measured();
-  /// Keeps what is done from now on, or no longer.
+  /// Starts or stops recording operations.
   void record(bool on);
-  /// Returns what was kept in the order of its ends, and forgets it.
+  /// Returns the recorded operations in the order of their ends, and clears them.
   std::vector<Done> recorded();
 
  private:
@@ -80,7 +80,7 @@ class Lanes {
   };
   Run& run(int64_t list) { return runs_[static_cast<size_t>(list % 2)]; }
   int group_of(const Operation& op) const { return subgroups_[static_cast<size_t>(op.subgroup)].group; }
-  /// Adds to the counts of what is left, for each thing that waits for the operation.
+  /// Updates the counts of remaining waits of everything that waits for the operation.
   void count(Run& run, const Operation& op, int change) const;
   bool is_ready(const Run& run, const Operation& op) const;
   void work_all(Lane lane);
@@ -91,7 +91,7 @@ class Lanes {
   const Work work_;
   const std::vector<Subgroup> subgroups_;
   const size_t groups_;
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::array<Run, 2> runs_;
   int64_t started_ = 0, finished_ = 0;  // lists

@@ -12,7 +12,7 @@ namespace trainer::offload {
 class LazyGathers {
  public:
   explicit LazyGathers(params::ParamStore& store);
-  /// Joins what is in flight.
+  /// Joins gathers in flight.
   ~LazyGathers();
 
   /// Marks the start of an update: all groups are to be gathered. Counts the bytes in ex.meter immediately, so that
@@ -22,7 +22,7 @@ class LazyGathers {
   /// every rank alike; `wait` returns when this rank's weights of a group are new. The gather of the next group is in
   /// flight on return. Every rank calls, for the same groups in the same order.
   void finish(int group, const std::function<void(int group)>& wait);
-  /// Joins what is in flight and forgets the rest, since others have written the weights.
+  /// Joins gathers in flight and discards the rest, since the weights were overwritten.
   void drop();
 
  private:

@@ -28,9 +28,9 @@ enum class Place : uint8_t { host, streamed, resident };
 
 struct Plan {
   config::Fraction device_share;  // streamed, of the subgroups that are not resident
-  int slots = 3;                  // for what is streamed: of device memory, each for the state of one subgroup
+  int slots = 3;                  // for streamed subgroups: device memory, each for the state of one subgroup
   int resident = 0;               // subgroups, from the first: their gradients come last and their weights go first
-  bool blocking = false;          // everything waits for the one before it
+  bool blocking = false;          // everything waits for its predecessor
 };
 
 /// By subgroup: resident ones first; of the rest number x (from 0) is streamed where ⌊(x + 1)·a/b⌋ > ⌊x·a/b⌋. A share

@@ -4,9 +4,9 @@
 //
 // Each operation belongs to a lane. A lane does its operations in the order of the list, one after the other. An
 // operation also waits for those named in `after`, which come earlier in the list. A flush waits until the gradient of
-// its group is complete, an update until the norm is known.
-// No wait is named twice: what lanes and other waits imply is left out. Steps follow each other: no operation begins
-// before the list of the step before is done. What a step leaves for the next is the state of residents in their slots.
+// its group is complete, an update until the norm is known. Waits that queues and other waits imply are left out. Steps
+// follow each other: no operation begins before the list of the step before is done. Only the state of residents in
+// their slots persists to the next step.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -73,7 +73,7 @@ struct Sizes {
 };
 /// Returns the sizes for a store's parameters; gradients are copied to the host as they are, or rounded to bf16.
 Sizes sizes_of(const params::ParamStore& store, bool round_gradients);
-/// Bytes between host and device by what they are.
+/// Bytes between host and device by kind.
 using Bytes = std::array<int64_t, kKinds>;  // 0 for updates
 int64_t bytes_of(Kind kind, int64_t elements, const Sizes& sizes);
 Bytes bytes_of(const Schedule& schedule, std::span<const Subgroup> subgroups, const Sizes& sizes);

@@ -1,7 +1,7 @@
 #pragma once
-// Activation functions outside the GEMMs' epilogues, and what completes a GEMM whose partial sums were first added over
-// ranks: its own epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue of a GEMM
-// that has the same sum.
+// Activation functions outside the GEMMs' epilogues, and the epilogue of a GEMM whose partial sums are first
+// all-reduced: its fused epilogue (ops/gemm.h) would come too early. The latter agree in every bit with the epilogue of
+// a GEMM that has the same sum.
 #include "ops/gemm.h"
 
 namespace trainer::ops {

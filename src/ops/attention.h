@@ -31,7 +31,7 @@ struct AttentionForward {
   AttentionDropout dropout;
 };
 void run(Exec& ex, const AttentionForward& op);
-/// FLOPs of what causality leaves (half the square and the diagonal).
+/// FLOPs of the causal part (half the square and the diagonal).
 Cost cost(const AttentionForward& op);
 
 /// dq, dk, dv (column ranges allowed; may not alias q, k, v) from dout, out, lse. q_len = k_len.

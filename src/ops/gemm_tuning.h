@@ -59,7 +59,7 @@ std::optional<std::string> gemm_tuning_misfit(const device::Device& device, cons
 void measure_gemms(const device::Device& device, int most, int repeats, bool forms);
 struct MeasuredGemms {
   GemmTuning tuning;                         // the fastest of each GEMM
-  std::map<std::string, double> favourites;  // microseconds of what the library would have taken, as is, by GEMM
+  std::map<std::string, double> favourites;  // microseconds of the library's own choice, as is, by GEMM
 };
 /// Returns what was measured; later GEMMs are chosen as without a table.
 MeasuredGemms measured_gemms(const device::Device& device);

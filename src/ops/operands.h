@@ -6,7 +6,7 @@
 
 namespace trainer::ops {
 
-/// Internal errors that name the operand, what it is and what it should be.
+/// Internal errors that name the operand, its shape or type and the expected one.
 inline void expect_count(const Tensor& t, int64_t count, DType dtype, const char* name) {
   TRAINER_CHECK(t.count() == count && t.dtype == dtype && t.packed(), "{} is {}, expected {} packed elements of {}",
                 name, to_string(t), count, name_of(dtype));

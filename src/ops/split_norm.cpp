@@ -41,7 +41,7 @@ void merge(Exec& ex, const NormMerge& op) {
   });
 }
 
-/// Checks what both halves of the gradient have in common.
+/// Checks the common operands of both halves of the gradient.
 SplitGradient checked(const Tensor& dy, const Tensor& x, const Tensor& gain, const Tensor& mean, const Tensor& rstd,
                       const Tensor& sums, bool center) {
   const int64_t rows = x.rows(), cols = x.cols();

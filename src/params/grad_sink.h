@@ -35,7 +35,7 @@ struct GradNorm {
 class GradSink {
  public:
   struct Options {
-    bool overlap = true;  // false: each reduce-scatter is joined at once, to see what it costs
+    bool overlap = true;  // false: each reduce-scatter blocks, to see its cost
     /// The type in which gradients are reduce-scattered; none: the accumulator type.
     std::optional<DType> scatters = {};
   };
@@ -60,8 +60,8 @@ class GradSink {
   GradSlot stored_slot(SlotId id);
   /// Takes over such a reduction in flight, and joins it later, like the reduce-scatter of a gradient.
   void join_later(Exec& ex, SlotId id, comm::Ticket&& ticket);
-  /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for what the group
-  /// before has in flight within its replica.
+  /// Ends a group: the backward pass of this micro-batch writes no more gradients of it. Waits for the reduce-scatters
+  /// of the previous group within its replica.
   void end_group(Exec& ex, int group);
   /// Sets `reduced`, which is called once a step for each group when its gradient is complete, in the order of the
   /// backward pass. Then all micro-batches are added over all ranks and replicas (with ZeRO-1, the chunk that this
@@ -70,9 +70,9 @@ class GradSink {
   /// Ends the backward pass: gives back the memory taken from ex.arena.
   void end_micro(Exec& ex);
   /// Joins the sums over replicas (with ZeRO-1 a replica has the sum of the chunk it owns) and returns the norm over
-  /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of what it owns and counts of each
-  /// group's flat space. Blocks, ranks and groups are added in order. The norm is the same on every rank, and with or
-  /// without ZeRO-1.
+  /// all parameters. Each rank sums squares in f64 over blocks of 65 536 elements, of the part it owns and counts of
+  /// each group's flat space. Blocks, ranks and groups are added in order. The norm is the same on every rank, and with
+  /// or without ZeRO-1.
   GradNorm finish(Exec& ex);
 
  private:
@@ -107,7 +107,7 @@ class GradSink {
   void start_sums(Exec& ex, bool sharded);
   /// Joins the group's sum over the replicas, once a step.
   void join_replica_sum(Exec& ex, int group);
-  /// Joins what the finished group has in flight within its replica, and starts its sum over the replicas.
+  /// Joins the finished group's reduce-scatters within its replica, and starts its reduction over the replicas.
   void start_replica_sum(Exec& ex);
   /// Returns the index in store.params() of the first non-finite gradient on any rank, within owned chunks.
   int64_t find_first_nonfinite(Exec& ex, comm::Communicator* ranks);

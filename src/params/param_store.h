@@ -56,7 +56,7 @@ class Keeper {
   virtual void await(int group) = 0;
   /// On return so are master weights and moments in the groups' buffers.
   virtual void settle() = 0;
-  /// Those buffers are about to be written by others: what is kept elsewhere is void.
+  /// Those buffers are about to be overwritten: copies elsewhere become invalid.
   virtual void forget() = 0;
 };
 
@@ -81,7 +81,7 @@ class ParamStore : public ParamTable {
     if (keeper_ != nullptr) keeper_->forget();
   }
 
-  /// Allocates what the run needs of the parameters that were added: `training` adds gradients and moments.
+  /// Allocates memory for the parameters that were added: `training` adds gradients and moments.
   void allocate(bool training);
   /// Sets initial values by (seed, name, global index); refreshes the compute weights.
   void initialize(uint64_t seed);
@@ -106,7 +106,7 @@ class ParamStore : public ParamTable {
   WeightCache& weights() { return weights_; }
   /// The matrix of a slot that is stored where it is used; compute type.
   Tensor weight(SlotId slot) const;
-  /// Returns what is stored of a slot: its matrix, or the piece [n] of a sharded one. Compute type.
+  /// Returns the stored part of a slot: its matrix, or the shard [n] of a sharded one. Compute type.
   Tensor stored_weight(SlotId slot) const;
   Tensor gradient(SlotId slot) const;  // of what is stored; accumulator type
 

@@ -58,7 +58,7 @@ struct SlotGroup {
 
 class ParamTable {
  public:
-  /// Makes the table of what `rank` of a mesh of this shape holds.
+  /// Makes the table of the parameters that `rank` of a mesh of this shape holds.
   ParamTable(mesh::MeshShape shape, int rank) : mesh_shape_(std::move(shape)), rank_(rank) {}
 
   int add_group(std::string name);
@@ -97,8 +97,8 @@ class ParamTable {
     std::vector<Region> regions;
   };
   std::vector<Sum> sums_of(int group) const;
-  /// Returns the elements of a group that this rank counts in the gradient norm, in order of slots. What several ranks
-  /// of a replica hold counts once. Padding, which is zero, may be among them.
+  /// Returns the elements of a group that this rank counts in the gradient norm, in order of slots. Elements that
+  /// several ranks of a replica hold count once. Padding, which is zero, may be among them.
   std::vector<Region> counted_regions(int group) const;
 
   const mesh::MeshShape& mesh_shape() const { return mesh_shape_; }

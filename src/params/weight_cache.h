@@ -23,11 +23,10 @@ class WeightCache {
  public:
   explicit WeightCache(ParamStore& store) : store_(store) {}
 
-  /// Marks `id` to be gathered once after each change of the weights, into memory of its own (AxoNN's cached layers).
+  /// Marks `id` to be gathered once after each change of the weights, into its own memory (AxoNN's cached layers).
   /// Before ParamStore::allocate(). Does nothing for slots that are not sharded.
   void keep(SlotId id);
-  /// Sets whether gathers start one use ahead. If not, each is joined at once, to see what it costs. The gathers are
-  /// the same.
+  /// Sets whether gathers start one use ahead. If not, each blocks, to see its cost. The gathers are the same.
   void set_gather_ahead(bool ahead) { ahead_ = ahead; }
 
   /// Sets how many GEMMs of a kind read a weight between two updates, which decides whether packing it pays off.
@@ -68,7 +67,8 @@ class WeightCache {
 
   /// Marks packed forms and kept matrices as stale, after the weights have changed.
   void weights_changed() { ++version_; }
-  /// Makes kept matrices be gathered again, so that an evaluation in between does not change what a step communicates.
+  /// Makes kept matrices be gathered again, so that an evaluation in between does not change the communication of a
+  /// step.
   void forget_kept();
 
  private:

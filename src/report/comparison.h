@@ -1,6 +1,6 @@
 #pragma once
-// Runs side by side on one page: their curves over each other, what they reached, and where their configurations
-// differ. Self-contained, as report.html is.
+// Runs side by side on one page: overlaid curves, results, and differences between their configurations.
+// Self-contained, as report.html is.
 #include <map>
 #include <string>
 #include <vector>

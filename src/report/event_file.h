@@ -1,5 +1,5 @@
 #pragma once
-// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only what a training run writes is
+// TensorBoard's event files: records (TFRecord) of messages (protocol buffers). Only the records of a training run are
 // here: scalars, texts and the mark of a restart. Written by hand, since the library of protocol buffers and its
 // compiler would be a large price for four messages.
 //

@@ -16,9 +16,9 @@ namespace trainer::report {
 
 /// The offload part of a step on this rank, if its optimizer state is in host memory.
 struct OffloadReport {
-  std::string device_share;                      // "1/2": streamed, of what is not resident
+  std::string device_share;                      // "1/2": streamed, of the elements that are not resident
   int64_t host = 0, streamed = 0, resident = 0;  // parameters by where they were updated
-  std::map<std::string, int64_t> bytes;          // between host and device, by what they are
+  std::map<std::string, int64_t> bytes;          // between host and device, by kind
   double exposed_ms = kUnknown;                  // that the step waited for updates
   std::map<std::string, double> busy_ms;         // of lanes, in the newest update that is done
   double update_ms = kUnknown;                   // of that update, from the norm until the last weights were new
@@ -28,7 +28,7 @@ struct OffloadReport {
   double parameters_per_s = kUnknown;  // of this rank
   double overlapped = kUnknown;        // share of the lanes' work that no step waited for
   double memory_share = kUnknown;      // of updates on the host: of the rate measured for its memory
-  // The plan: pieces and their largest, how many stay on the device, places for others, where host memory lies.
+  // The plan: pieces and their largest, how many stay on the device, slots for others, and the kind of host memory.
   int64_t subgroups = 0, largest_subgroup = 0, resident_subgroups = 0, slots = 0;
   std::string host_memory;
 };
@@ -43,7 +43,7 @@ struct StepReport {
   double step_ms = kUnknown, tokens_per_s = kUnknown;
   double tflops_per_device = kUnknown;  // model FLOPs, full attention count
   double mfu = kUnknown, mfu_causal = kUnknown, hfu = kUnknown;
-  double peak_tflops = kUnknown;  // what utilisation is a share of: the best peak known at that time
+  double peak_tflops = kUnknown;  // the denominator of utilisation: the best peak known at that time
   PhaseMs phase_ms;
   CommBytes comm_bytes;                                 // of this step
   WaitMs comm_wait_ms;                                  // of this rank, by axis and operation: comm_exposed in parts

@@ -1,7 +1,6 @@
 #pragma once
 // Events of metrics.jsonl as JSON values and back. fields() names each field of a struct once, in the order of its
-// keys; a Writer and a Reader visit them. What is not a variable (a constant, a number that follows from others) is
-// only written.
+// keys; a Writer and a Reader visit them. Values that are not variables (constants, derived numbers) are only written.
 #include <cmath>
 #include <concepts>
 #include <functional>

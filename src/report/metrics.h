@@ -9,7 +9,7 @@ namespace trainer::report {
 
 class MetricsLog : public RecordFile {
  public:
-  /// Appends to `file`; truncate_after_step() has removed what a crash tore.
+  /// Appends to `file`; truncate_after_step() has removed lines torn by a crash.
   explicit MetricsLog(std::filesystem::path file) : RecordFile(std::move(file)) {}
   void write(const nlohmann::ordered_json& event);
 };

@@ -19,9 +19,9 @@ struct Terminal {
 };
 Terminal stderr_terminal();
 
-/// mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = by what stderr is.
-/// With the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Log from any thread;
-/// call the members from one.
+/// mode: on = the redrawn line everywhere, off = plain lines everywhere, automatic = on if stderr is a terminal. With
+/// the redrawn line it is the log sink for its lifetime, so that log lines appear above it. Log from any thread; call
+/// the members from one.
 class Progress {
  public:
   /// `completed` steps of `total` are done already; plain lines come every `interval` steps (0: never), and for the

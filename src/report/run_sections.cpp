@@ -42,7 +42,7 @@ page::Grid::Row compared(const std::string& name, double predicted, double measu
   return {name, {text(predicted), text(measured), std::isfinite(ratio) ? format("{:.2f}", ratio) : "-"}};
 }
 
-/// Draws what steps waited for updates, and how long updates took, over the steps.
+/// Draws exposed and total times of updates over the steps.
 std::string update_chart(const History& history) {
   svg::LineChart chart{.id = "updates", .title = "Updates, ms/step", .x_name = "step", .width = 1000, .height = 260};
   chart.from_zero = true;

@@ -15,7 +15,7 @@ namespace trainer::report {
 
 struct Summary {
   StartReport start;
-  setup::PeakReport peak;  // what utilisation is a share of: the best peak that the last process found
+  setup::PeakReport peak;  // the denominator of utilisation: the best peak that the last process found
   std::string outcome;     // of the last process; "not ended in order" when the log just stops
   int64_t step = 0, tokens = 0, skipped_steps = 0;
   double epoch = kUnknown;  // at its end

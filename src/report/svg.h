@@ -61,7 +61,7 @@ struct Part {
 /// Draws one bar of the parts side by side, with a table of them below; nothing for a zero total. For half the page's
 /// width.
 std::string stacked_bar(const std::string& id, const std::string& title, const std::vector<Part>& parts);
-/// A row of marks on a time line: what happened at x, with a text for each.
+/// A row of marks on a time line: events at x, with a text for each.
 struct Lane {
   struct Mark {
     double x;

@@ -1,5 +1,5 @@
 #pragma once
-// The events of a run for TensorBoard (log.tensorboard). Tags are named by what a chart shows: loss, speed, time_ms, …
+// The events of a run for TensorBoard (log.tensorboard). Tags are named after charts: loss, speed, time_ms, …
 #include "report/event_file.h"
 #include "report/events.h"
 

@@ -86,7 +86,7 @@ std::string trace_events(const TracedRank& rank, const Trace& trace, std::span<c
   std::ranges::stable_sort(spans, [](const Span& a, const Span& b) {
     return a.time.begin != b.time.begin ? a.time.begin < b.time.begin : a.time.end > b.time.end;
   });
-  const auto at = [&](double seconds) {  // what was in flight when the trace began is cut there
+  const auto at = [&](double seconds) {  // spans in flight when the trace began are truncated there
     return static_cast<int64_t>(std::floor(std::max(0.0, seconds - rank.origin) * 1e9));
   };
   Tracks tracks(rank);

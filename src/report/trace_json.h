@@ -1,7 +1,7 @@
 #pragma once
 // A trace as JSON in the Trace Event Format, which Perfetto and Chrome's chrome://tracing open: a process for each
-// rank, a track for each lane. Spans of one track lie inside or apart from each other; collectives that overlap get
-// further tracks of their axis.
+// rank, a track for each lane. Spans of one track are nested or disjoint; collectives that overlap get further tracks
+// of their axis.
 #include <functional>
 #include <span>
 #include <string>

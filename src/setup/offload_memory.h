@@ -7,7 +7,7 @@
 
 namespace trainer::setup {
 
-/// Bytes that tensors take of the device, and on the host what is kept there for it.
+/// Bytes of tensors on the device, and of its state on the host.
 offload::Footprint memory_of(const RunPlan& plan);
 /// The same of the run that `plan` and `config` are of, if it kept the optimizer's state as `offload` says.
 offload::Footprint memory_with(const RunPlan& plan, const config::Config& config, const config::Offload& offload,

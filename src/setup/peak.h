@@ -18,7 +18,7 @@ namespace trainer::setup {
 struct PeakReport {
   double flops = kUnknown;
   std::string origin = {};                                  // "measured", "data sheet", "user"
-  std::string unit = {};                                    // measured: what multiplied, "AVX2 fma"
+  std::string unit = {};                                    // measured: the unit, "AVX2 fma"
   int64_t windows = 0;                                      // windows of that unit that were measured
   double median_flops = kUnknown, lowest_flops = kUnknown;  // of the windows; the best is `flops`, unless raised
   std::string raised_by = {};  // what ran faster than every window, "the GEMMs of step 3"; empty: nothing
@@ -32,7 +32,7 @@ class PeakTracker {
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
-  /// Windows of one moment of start-up, and of a visit between steps.
+  /// Windows at start-up, and of a sample between steps.
   static constexpr int kAtStart = 12, kBetweenSteps = 4;
   static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
   /// Samples between steps take at most this share of the run, and this many seconds in all.
@@ -73,7 +73,7 @@ class PeakTracker {
 };
 
 /// Makes the tracker of this device's peak in this compute type. A tracker by windows has measured nothing yet. All
-/// ranks call its measure() and visit(), measure at the same moment and get the same rates, means over the ranks.
+/// ranks call its measure() and visit(), measure at the same time and get the same rates, means over the ranks.
 /// Collective. Device and world outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 

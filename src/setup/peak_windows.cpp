@@ -26,8 +26,7 @@ PeakUnit peak_unit(device::Isa isa, DType compute) {
   return compute == DType::f64 ? PeakUnit{name, table.f64, DType::f64} : PeakUnit{name, table.f32, DType::f32};
 }
 
-/// A Lane belongs to one thread: operands and results of the loop, what it did in the last window, and where it may
-/// run.
+/// A Lane is the state of one thread: operands and results of the loop, its work in the last window, and its CPUs.
 struct PeakWindows::Lane {
   alignas(64) std::byte operands[ops::kPeakOperandBytes];
   alignas(64) std::byte sink[8192];

@@ -13,7 +13,7 @@
 
 namespace trainer::setup {
 
-/// PeakUnit is what multiplies in a compute type, and the loop that measures its rate.
+/// PeakUnit is the arithmetic unit of a compute type, and the loop that measures its rate.
 struct PeakUnit {
   std::string_view name;  // "AVX2 fma"
   ops::PeakLoop loop;

@@ -26,7 +26,7 @@ bool writes_samples(const config::Config& config);
 /// The plan of a run: memory and FLOPs of a micro-step, and the bytes of a step. The run's own code makes it, without
 /// computing, allocating or communicating.
 struct RunPlan {
-  BytesByCategory memory;  // bytes, by category, "host" for what is not in tensors; activations by tag below
+  BytesByCategory memory;  // bytes by category, "host" for memory outside tensors; activations by tag below
   BytesByCategory activations;
   int64_t total = 0;                     // of the device: on a GPU without "host"
   std::vector<offload::Extent> extents;  // of the parameters, by group

@@ -51,7 +51,7 @@ void Arena::pack(Program& program) {
   std::vector<size_t> order(all.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return all[a].bytes > all[b].bytes; });
-  // A moment is a take. An interval is alive from its own take to the last one before its end.
+  // Time is counted in allocations. An interval is alive from its own take to the last one before its end.
   Occupancy occupied(static_cast<int64_t>(all.size()));
   for (const size_t index : order) {
     Interval& item = all[index];

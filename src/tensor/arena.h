@@ -75,7 +75,7 @@ class Arena {
   /// Returns where the block is; changes with seal() only.
   const std::byte* memory() const { return block_.tensor().data; }
   int64_t largest_program() const;
-  /// Returns the bytes alive at the peak of a program, by tag: what to shrink.
+  /// Returns the bytes alive at the peak of a program, by tag.
   std::map<std::string, int64_t> peak_by_tag(const std::string& key) const;
 
  private:
@@ -87,7 +87,7 @@ class Arena {
   Mode mode_;
   std::map<std::string, Program> programs_;
   Buffer block_;
-  std::map<int64_t, Buffer> heap_;  // heap mode: what is taken
+  std::map<int64_t, Buffer> heap_;  // heap mode: bytes taken
   enum class State { idle, recording, replaying } state_ = State::idle;
   Program* current_ = nullptr;
   std::string current_key_;

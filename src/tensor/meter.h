@@ -1,6 +1,6 @@
 #pragma once
-// Meter: what the operators did, by kind: calls, FLOPs, bytes of memory traffic, seconds; and what was communicated, by
-// mesh axis and operation. Filled alike by real and dry runs.
+// Meter: work of the operators, by kind: calls, FLOPs, bytes of memory traffic, seconds; and communication, by mesh
+// axis and operation. Filled alike by real and dry runs.
 #include <array>
 #include <compare>
 #include <cstdint>
@@ -49,7 +49,7 @@ struct CommKey {
 };
 struct CommCount {
   int64_t calls = 0;
-  int64_t elements = 0;     // payload: what the tables of the strategies count (comm/bytes.h)
+  int64_t elements = 0;     // payload: the bytes counted by the tables of the strategies (comm/bytes.h)
   int64_t wire_bytes = 0;   // total over the ranks of one group
   double wait_seconds = 0;  // exposed: spent in Ticket::join
 };
@@ -72,7 +72,7 @@ struct OpCall {
   Cost cost;
   ProductShape product;
   AttentionExtents attention;
-  bool recomputed = false;  // repeats what a pass before did, to save memory
+  bool recomputed = false;  // recomputes an earlier pass, to save memory
   double seconds = 0;       // see Meter::timed
 };
 
@@ -135,7 +135,7 @@ class Meter {
   /// an operator on a GPU are those of its launch.
   device::Device* timed = nullptr;
   Trace* trace = nullptr;        // set while a step is traced
-  Recorder* recorder = nullptr;  // set: receives what is counted
+  Recorder* recorder = nullptr;  // set: receives the counts
   bool recomputing = false;      // set while a block's forward runs again for its backward
 
  private:

@@ -8,9 +8,9 @@
 
 namespace trainer {
 
-/// A segment tree over `moments`. Each node knows two sets of addresses: those in use at any moment below it, and those
-/// in use at all moments below it. The latter are of intervals that do not fill its parent. Both are ranges, joined
-/// where they touch, so that they stay few.
+/// A segment tree over `moments`. Each node has two sets of addresses: those in use at any time below it, and those in
+/// use at all times below it. The latter are of intervals that do not fill its parent. Both are ranges, joined where
+/// they touch, so that they stay few.
 class Occupancy {
  public:
   explicit Occupancy(int64_t moments);

@@ -11,8 +11,8 @@ namespace trainer {
 
 /// Span is one thing that a rank did.
 struct Span {
-  /// compute: the compute thread; its spans lie inside each other. input: reading batches. host_link: copies between
-  /// host and GPU. axis: collectives in flight along the axes `axes`; several at a time.
+  /// compute: the compute thread; its spans are nested. input: reading batches. host_link: copies between host and GPU.
+  /// axis: collectives in flight along the axes `axes`; several at a time.
   enum class Lane : uint8_t { compute, input, host_link, axis };
 
   Lane lane = Lane::compute;

@@ -24,7 +24,7 @@ class MicroGraphs {
   /// `communicates`: ranks exchange something within micro-steps before the last one, and within the last one.
   MicroGraphs(device::Device& device, const config::Config& config, bool communicates, bool last_communicates);
 
-  /// Returns for the log why there are no graphs, or what runs as graphs. Empty when they are not enabled.
+  /// Returns for the log why there are no graphs, or which micro-steps run as graphs. Empty when they are not enabled.
   const std::string& text() const { return text_; }
 
   /// The way in which the next micro-step of this kind runs on the device.
@@ -36,7 +36,7 @@ class MicroGraphs {
   Next next(const Exec& ex, const Kind& kind);
   /// Captures the kernels that `work` launches. Its errors mention the capture.
   void record(const Kind& kind, const std::function<void()>& work);
-  /// Runs what was recorded of this kind.
+  /// Replays the graph of this kind.
   void run(const Kind& kind);
   /// Counts the micro-steps that ran as a graph.
   int64_t replays() const { return replays_; }

@@ -35,8 +35,8 @@ class RankScalars {
   /// differently.
   int64_t broadcast_from_first_rank(int64_t value);
 
-  /// True if this is the first of its replica's ranks with losses of different rows. That rank counts what counts once
-  /// for all rows. Not collective.
+  /// True if this is the first of its replica's ranks with losses of different rows. That rank counts values that count
+  /// once for all rows. Not collective.
   bool is_first_of_replica() const;
 
  private:

@@ -242,7 +242,7 @@ void Trainer::plan_training(const parallel::Batch& batch, const StepRecorders& r
   // From here on counts are of a whole step.
   store_.weights().weights_changed();
   grads_->begin_step();
-  // Counts what the micro-steps before the last one communicate. Only the first of them gathers the kept matrices.
+  // Counts the communication of the micro-steps before the last one. Only the first of them gathers the kept matrices.
   Arena heap(*dry, Arena::Mode::heap);
   Meter first, middle;
   first.recorder = recorders.first;

@@ -19,7 +19,7 @@
 
 namespace trainer::train {
 
-/// StepWork is what varies by step, decided once at its start.
+/// StepWork is the part of a step that varies, decided once at its start.
 struct StepWork {
   int64_t step = 0;          // 1-based
   int64_t first_sample = 0;  // samples seen before it
@@ -34,7 +34,7 @@ struct StepWork {
 /// Fills sequences [first_sample, first_sample + sequences) of the training order into `out`.
 using BatchSource = std::function<void(int64_t first_sample, int64_t sequences, data::TokenBatch& out)>;
 
-/// Receive what the micro-steps of a step do that differ, on a dry device: the first, one between, and the last with
+/// Receive the operations of the micro-steps that differ, on a dry device: the first, one between, and the last with
 /// the update.
 struct StepRecorders {
   Recorder *first = nullptr, *middle = nullptr, *last = nullptr;
@@ -100,9 +100,9 @@ class Trainer {
   int64_t replicas() const { return store_.replicas().count(); }
   int64_t replica() const { return store_.replicas().index(); }
   int64_t accumulation() const { return config_.train.global_batch / (micro_batch() * replicas()); }
-  /// Returns what one step communicates, as plan() counted it; the meter of real steps is compared with it.
+  /// Returns the communication of one step, as plan() counted it; the meter of real steps is compared with it.
   const CommBytes& comm_bytes_per_step() const { return comm_bytes_per_step_; }
-  /// Returns the wire bytes of what a meter counted, by names of axes and operations, without control messages.
+  /// Returns the wire bytes counted by a meter, by names of axes and operations, without control messages.
   CommBytes comm_bytes(const std::map<CommKey, CommCount>& counts) const;
 
   /// Micro-steps as graphs; after plan(), of training.
@@ -111,8 +111,8 @@ class Trainer {
   /// Null: the optimizer's state is in the device's memory.
   offload::Engine* offload() const { return offload_; }
 
-  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. What
-  /// the host keeps for the device begins with "host_".
+  /// Returns the memory the run will hold, by category, in bytes; activations are those of the largest program. Tags of
+  /// host memory begin with "host_".
   BytesByCategory memory() const;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-// Fabric: what all NCCL communicators of a rank share: streams, events, the thread that watches, and their end.
+// Fabric: state shared by all NCCL communicators of a rank: streams, events, the watchdog thread, and their shutdown.
 #include <nccl.h>
 
 #include <atomic>
@@ -50,7 +50,7 @@ class Fabric {
   /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
-  /// Puts `calls`, of one communicator, on the lane's stream, after what the compute stream has done before.
+  /// Queues `calls`, of one communicator, on the channel's stream, after the work queued so far on the compute stream.
   Launched* launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
                    const std::function<ncclResult_t(cudaStream_t)>& calls);
 
@@ -79,7 +79,7 @@ class Fabric {
   cudaEvent_t ready_ = nullptr;  // an event of the compute stream
   std::vector<cudaStream_t> streams_;
 
-  std::mutex mutex_;  // guards what follows and the calls of NCCL, which take no time
+  std::mutex mutex_;  // guards the members below and the calls of NCCL, which return immediately
   std::condition_variable ending_changed_;
   ncclComm_t all_ = nullptr;
   std::vector<Made> made_;

@@ -100,8 +100,8 @@ class NcclCommunicator final : public Communicator {
     return group.end();
   }
 
-  // NCCL knows no chunks of different lengths, so each chunk is an operation, all in one NCCL group. Padding would need
-  // memory for the padded whole, and copies on both sides.
+  // NCCL does not support chunks of different lengths, so each chunk is an operation, all in one NCCL group. Padding
+  // would need memory for the padded whole, and copies on both sides.
   ncclResult_t scatter_unevenly(const Request& r, ncclDataType_t type, ncclRedOp_t op, cudaStream_t stream) const {
     Calls group;
     for (int root = 0; root < size(); ++root) {

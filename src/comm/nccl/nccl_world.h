@@ -1,6 +1,6 @@
 #pragma once
 // NCCL executes operations on tensors in GPU memory. They run on the device, in the order of their own stream, and no
-// host thread waits for them. Host data, the news of who has failed and the timeout stay with the world beneath.
+// host thread waits for them. Host data, failure detection and the timeout are handled by the underlying world.
 //
 // Order and deadlocks. Every rank starts its operations in the order of the program, which is the same on all ranks of
 // each group. With one lane all communicators share one stream, so each GPU runs them in that order, one after another.

@@ -27,7 +27,7 @@ struct Mailbox {
   std::mutex mutex;
   std::vector<Offer*> offers;  // to this rank, in order of sending
   std::vector<ControlMessage> control;
-  std::deque<Offer> made;  // by this rank; they outlive every receiver that knows them
+  std::deque<Offer> made;  // by this rank; they outlive every receiver that refers to them
   Bell bell;
 };
 

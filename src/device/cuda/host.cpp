@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kPinAdvice = "; `ulimit -l` prints the limit of pinned memory";
 constexpr int64_t kPiece = int64_t{4} << 30;    // of one registration
-constexpr int64_t kStages = int64_t{64} << 20;  // what the lanes pin for copies of pageable memory
+constexpr int64_t kStages = int64_t{64} << 20;  // memory that the queues pin for copies of pageable memory
 
 /// The origin of a block. Each is tried when the previous one fails:
 ///   registered  huge pages of the GPU's NUMA node, touched by the host's threads, then pinned; for large blocks

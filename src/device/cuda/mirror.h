@@ -12,7 +12,7 @@ namespace trainer::device::cuda {
 /// `copies`: the stream of its copies to the host. Both streams outlive it.
 std::unique_ptr<Mirror> make_mirror(int ordinal, cudaStream_t compute, cudaStream_t copies);
 
-/// Captures what `work` puts on `stream`.
+/// Captures the work that `work` queues on `stream`.
 std::unique_ptr<Graph> capture(cudaStream_t stream, const std::function<void()>& work);
 
 }  // namespace trainer::device::cuda

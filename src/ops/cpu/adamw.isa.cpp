@@ -6,14 +6,14 @@
 namespace trainer::ops::TRAINER_ISA {
 namespace {
 
-/// Returns the nearest bf16, ties to even, NaN as 0x7fff: what a store and a load of bf16 give.
+/// Returns the nearest bf16, ties to even, NaN as 0x7fff: the result of a store and a load of bf16.
 [[gnu::always_inline]] inline Vec<float> rounded_to_bf16(Vec<float> v) {
   const Vec<uint32_t> u = (Vec<uint32_t>)v, nan = (Vec<uint32_t>)(v != v);
   const Vec<uint32_t> rounded = (u + 0x7fffu + ((u >> 16) & 1u)) & 0xffff0000u;
   return (Vec<float>)((nan & 0x7fff0000u) | (~nan & rounded));
 }
 
-/// Elements between an update and what it asks memory for meanwhile.
+/// Prefetch distance of an update, in elements.
 constexpr int64_t kAhead = 256;
 
 /// A is the type of the state, G that of the gradient. `rounds`: an f32 gradient is rounded to bf16 first.

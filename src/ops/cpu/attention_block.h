@@ -1,7 +1,7 @@
 #pragma once
 // Block GEMMs inside attention: operands packed, in L1 and L2, one thread. A register block is kRegisterRows rows by
 // two vectors; every k step loads two vectors of B and broadcasts one element of A per row. Row r of a block sees the
-// keys below first + r (of this block): what causality removes is skipped by register block.
+// keys below first + r (of this block): causally masked register blocks are skipped.
 #include "ops/cpu/lanes.h"
 
 namespace trainer::ops::TRAINER_ISA {

@@ -71,8 +71,8 @@ struct AttentionJob {
 struct AttentionKernels {
   /// task = pair·key_blocks + key block: packs keys and values.
   void (*pack)(const AttentionJob& job, int64_t task) = nullptr;
-  /// task = pair·query_blocks + query block: packs what backward reads of the queries of one head of each group. Null:
-  /// nothing is packed.
+  /// task = pair·query_blocks + query block: packs the operands of backward from the queries of one head of each group.
+  /// Null: nothing is packed.
   void (*pack_queries)(const AttentionJob& job, int64_t task) = nullptr;
   /// task of query_blocks · pairs · group.
   void (*forward)(const AttentionJob& job, int64_t task, int worker) = nullptr;

@@ -56,7 +56,7 @@ void fill_dropout_square(const AttentionJob& job, int64_t sequence, int64_t head
   return lane >= splat(static_cast<float>(first)) ? x : splat(other);
 }
 
-// --- what all queries of a head share ---
+// --- common to all queries of a head ---
 
 /// Returns the panel of 32 rows of a left factor with `terms` terms.
 [[gnu::always_inline]] inline bf16* panel_at(std::byte* packed, int64_t slot, int64_t rows, int64_t terms,

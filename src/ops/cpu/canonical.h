@@ -1,6 +1,6 @@
 #pragma once
-// Operations rounded alike on every instruction set and device, for kernel files (*.isa.cpp): what canonical arithmetic
-// is made of, besides + − × ÷.
+// Operations rounded alike on every instruction set and device, for kernel files (*.isa.cpp): the building blocks of
+// canonical arithmetic, besides + − × ÷.
 #include "ops/cpu/simd.h"
 
 namespace trainer::ops::TRAINER_ISA {

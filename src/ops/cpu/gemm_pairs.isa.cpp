@@ -3,7 +3,7 @@
 //
 // A panel is [pair of terms][rows or columns][2]. A register block is R rows × V vectors of sums: a pair of A in all
 // lanes is multiplied with V vectors of B's pairs. A block starts from the sums of earlier blocks, so that bits do not
-// depend on how long blocks are. What needs no epilogue is stored from registers into C.
+// depend on how long blocks are. Results without an epilogue are stored from registers into C.
 #include "ops/cpu/pairs.h"
 #include "ops/cpu/panel_finish.h"
 

@@ -45,7 +45,7 @@ struct Finished {
   }
 };
 
-/// Prefetches `lines` lines of what comes next at every step.
+/// Prefetches `lines` lines of the next operands at every step.
 struct Ahead {
   const char* next;
   int64_t lines;

@@ -54,7 +54,7 @@ template <Ending Kind, int64_t Width>
     finish_vector<Kind, true, true>(load(sums + j), row, col + j, kLanes<float>, s);
 }
 
-/// Prefetches what the epilogue of a block of Width columns reads, some rows at a time.
+/// Prefetches the operands of the epilogue of a block of Width columns, some rows at a time.
 template <Ending Kind, int64_t Width, typename C>
 struct EndAhead {
   const GemmStore<bf16, C>& s;

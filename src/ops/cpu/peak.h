@@ -1,6 +1,6 @@
 #pragma once
-// Loops that show what operators could reach at most: multiply-adds on operands in L1, and the memory traffic of an
-// optimizer step. One per instruction set.
+// Peak microbenchmarks of operators: multiply-adds on operands in L1, and the memory traffic of an optimizer step. One
+// per instruction set.
 #include <cstdint>
 
 #include "device/isa.h"
@@ -18,7 +18,7 @@ using PeakLoop = double (*)(const void* operands, int64_t rounds, void* sink);
 
 /// p, m, v += g: reads four arrays and writes three, as AdamW does, with next to no arithmetic.
 using TrafficLoop = void (*)(float* p, float* m, float* v, const float* g, int64_t n);
-/// Returns the sum of four arrays of n elements: reads what an update in place reads, and writes nothing.
+/// Returns the sum of four arrays of n elements: reads as much as an in-place update, and writes nothing.
 using ReadLoop = float (*)(const float* p, const float* m, const float* v, const float* g, int64_t n);
 
 struct PeakTable {

@@ -28,7 +28,7 @@ inline void configure_tiles() {
   static_assert(sizeof(Config) == 64);
   asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
 }
-// The compiler knows nothing of tiles: each statement is ordered with memory.
+// The compiler does not model tiles: each statement is ordered with memory.
 template <int Tile>
 [[gnu::always_inline]] inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(Tile));

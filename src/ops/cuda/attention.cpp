@@ -44,7 +44,7 @@ AttentionArgs args_of(const AttentionShape& s, double scale, const AttentionDrop
   return args;
 }
 
-/// Checks what the grids and 32-bit positions of the kernels can hold.
+/// Checks that sizes fit the grids and 32-bit positions of the kernels.
 void check_limits(const AttentionShape& s, double scale, DType dtype) {
   constexpr int64_t kGrid = 65535, kLength = int64_t{1} << 30;
   TRAINER_CHECK(dtype == DType::f32 || dtype == DType::bf16, "attention of {}: CUDA computes in fp32 and bf16",

@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(BackwardShape<kCols, kDropout>::kThreads, Back
     add_weighted<kCols>(sums_a, as_weights(dp), tile_a, rows, column_block);
   }
 
-  __syncthreads();  // results are stored by way of the tiles kept
+  __syncthreads();  // results are stored through the tiles kept
   float scales[kBlocks][2], ones[kBlocks][2];
 #pragma unroll
   for (int i = 0; i < kBlocks; ++i) {

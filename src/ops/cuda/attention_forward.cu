@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(ForwardShape<kCols, kDropout>::kThreads, Forwa
         args.lse[(sequence * args.heads + head) * args.q_len + row] = state.top[i][half] * args.scale + logf(sum);
     }
   }
-  // Results are stored by way of the warp's own rows of the tile of queries, so that rows are written in whole chunks.
+  // Results are stored through the warp's own rows of the tile of queries, so that rows are written in whole chunks.
   put_block<kCols>(q_tile, out, factors, warp_row, 0, lane);
   sync_warp();
   store_rows<kCols, Shape::kWarpRows>(args.out, query_row + warp_row, queries - warp_row, head, args.head_dim, q_tile,

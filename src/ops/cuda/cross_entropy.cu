@@ -12,7 +12,8 @@ namespace {
 /// Two blocks fit a multiprocessor, so that one reads while the other is between its passes, or writes.
 constexpr int kThreads = 512, kBlocks = 2;
 
-/// One row of logits and of its gradient, and what the whole grid shares. Columns at and after `vocab` do not count.
+/// One row of logits and of its gradient, and the parameters of the whole grid. Columns at and after `vocab` do not
+/// count.
 template <typename T>
 struct LossRows {
   Rows<const float> logits;

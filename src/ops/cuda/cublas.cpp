@@ -17,7 +17,7 @@ namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(GemmAlgorithm));
 
-constexpr int kProposals = 4;  // kept for a GEMM: the best, and what follows where the library refuses it
+constexpr int kProposals = 4;  // kept for a GEMM: the best, and its successors if the library rejects it
 
 /// True if a different algorithm may succeed. Other errors are the device's and are not retried.
 bool is_refusal(cublasStatus_t status) {
@@ -25,7 +25,7 @@ bool is_refusal(cublasStatus_t status) {
          status == CUBLAS_STATUS_ARCH_MISMATCH || status == CUBLAS_STATUS_INTERNAL_ERROR;
 }
 
-/// A moment in a stream.
+/// An event in a stream.
 class Event {
  public:
   explicit Event(cudaStream_t stream) {
@@ -47,7 +47,7 @@ class Event {
   cudaEvent_t event_ = nullptr;
 };
 
-/// cuBLASLt on a rank's GPU. A plan is a function of its key, whoever asks first.
+/// cuBLASLt on a rank's GPU. A plan is a function of its key.
 class CublasLt final : public device::Library {
  public:
   CublasLt() = default;

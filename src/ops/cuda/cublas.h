@@ -16,7 +16,7 @@ struct LtProduct {
 
 /// Returns the bytes of the operand that is transposed first, in the form that the table has for the GEMM, else 0.
 /// While forms are measured, returns those of the larger operand. It is a function of shapes, dtypes and the table, so
-/// that a dry device plans what a real one takes. It does not depend on whether the GEMM is added to d, since
+/// that a dry device plans the same memory as a real one. It does not depend on whether the GEMM is added to d, since
 /// micro-steps that differ only in that share a plan.
 int64_t copy_bytes(const device::Device& device, const LtProduct& op);
 

@@ -17,7 +17,7 @@ int64_t workspace_bytes(const Gemm& op) { return std::clamp(64 * op.c.count(), k
 
 bool on_16_bytes(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data) % 16 == 0; }
 
-/// One call of the library, and what then remains: c = `rest` of `sums`, unless sums is empty.
+/// One call of the library, and the remaining epilogue: c = `rest` of `sums`, unless sums is empty.
 struct Direct {
   LtProduct product;
   Tensor sums;

@@ -200,7 +200,7 @@ void run(Exec& ex, const NormBackward& op) {
     const int64_t rows = op.x.rows(), cols = op.x.cols();
     TRAINER_CHECK(rows < INT32_MAX / 2, "the backward pass of a norm over {} rows", rows);
     const BackwardShape shape = backward_shape(cols);
-    // There is one wave of blocks: what the registers of a multiprocessor hold at a time.
+    // There is one wave of blocks, limited by the registers of a multiprocessor.
     const int64_t most = device::cuda::facts_of(ex.device).multiprocessors *
                          std::max(1, (shape.columns == 8 ? kResidentThreads<T> : kBackwardThreads) / shape.threads);
     const int64_t block_rows = std::max<int64_t>(16, divide_up(rows, most)), blocks = divide_up(rows, block_rows);
