@@ -26,7 +26,7 @@ struct BlockSpec {
 
 class Block {
  public:
-  /// What backward needs. Members are empty where recomputation rebuilds them.
+  /// Activations saved for backward. Members are empty if recomputation rebuilds them.
   struct Saved {
     Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;

@@ -1,5 +1,5 @@
 #pragma once
-// The decoder: embedding, blocks, final norm, head. Knows nothing of ranks or devices.
+// The decoder: embedding, blocks, final norm, head. Does not depend on ranks or devices.
 #include <memory>
 #include <vector>
 
@@ -22,7 +22,7 @@ class Transformer {
     Scratch features;  // [n, H] after the final norm
   };
 
-  /// Runs up to the input of the head and keeps what backward needs.
+  /// Runs up to the input of the head and saves activations for backward.
   void forward(Exec& ex, const parallel::Batch& batch, Saved& saved);
   /// Runs head, loss and all gradients, last layer first. losses [loss_rows] f64 ← weights·loss of the rows whose
   /// losses this rank has, not scaled by loss_scale; parallel::sum_of_losses waits for them and adds them up.

@@ -226,7 +226,7 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
 // df = Σ over the vocabulary's shards of dlogits·E. This sum is in flight during dE (+)= dlogitsᵀ·f.
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // Only this sum lies between the loss and the final norm. Its rounding would be the whole error there, so the
+  // Only this reduction is between the loss and the final norm. Its rounding would be the whole error there, so the
   // accumulator type holds it.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;

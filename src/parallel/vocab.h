@@ -22,12 +22,12 @@ struct EmbeddingSpec {
   double init_std = 0.02;
 };
 
-/// Table is a table in the store, beside activations in the spread `stream`.
+/// A table in the store, used with activations that are distributed as `stream`.
 struct Table {
   /// Adds a slot for the table.
   Table(const Ranks& ranks, params::ParamStore& store, int group, const std::string& name, const EmbeddingSpec& spec,
         VocabSpread spread, Spread stream);
-  /// Returns the same slot beside other activations (internal error when its gradient would then be summed over other
+  /// Returns the same slot for other activations (internal error when its gradient would then be summed over other
   /// axes).
   Table with_stream(Spread other) const;
 
@@ -103,8 +103,8 @@ class Head {
 };
 
 /// Returns how many of `rows` rows of logits, with `padded` columns, a head forms at a time. They are enough that a
-/// product amortises reading the table, and few enough to stay a minor part of memory: 1/32 of a GPU's for a rank that
-/// is `alone` with its table. Otherwise the number is the same on all devices of a kind.
+/// GEMM amortises reading the table, and few enough to stay a minor part of memory: 1/32 of a GPU's for a rank that
+/// does not share its table (`alone`). Otherwise the number is the same on all devices of a kind.
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone);
 
 }  // namespace trainer::parallel

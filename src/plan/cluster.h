@@ -1,7 +1,7 @@
 #pragma once
-// Cluster: what a machine can do, as far as it decides the time of a step. It comes from a file: either the profile
-// that `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that
-// were not measured follow from a few constants; predictions then say so.
+// Cluster: the properties of a machine that determine the time of a step. It comes from a file: either the profile that
+// `trainer bench --write-profile` measured, or a description from data sheets (configs/clusters/). Numbers that were
+// not measured follow from a few constants; predictions then say so.
 //
 //   [cluster]     name, source, devices_per_node, lanes, ranks (of a profile: how many were measured together), skew
 //   [device]      name, kind, memory_gib, memory_gb_per_s, tflops_{bf16,fp32,fp64} (peaks), efficiency, half_m, half_k,
@@ -25,20 +25,20 @@
 
 namespace trainer::plan {
 
-/// What connects ranks. A rank within a node has its own gb_per_s; the ranks of a node share that between nodes.
+/// A link between ranks. A rank within a node has its own gb_per_s; the ranks of a node share that between nodes.
 struct Link {
   double gb_per_s = 0;  // 10⁹ bytes a second, in each direction
   double start_us = 0;  // of an operation
   double hop_us = 0;    // of each step from rank to rank
-  /// Seconds that compute loses in each second that it runs beside communication: 0 where that costs nothing, 1 where
-  /// the same unit does both.
+  /// Seconds that compute loses per second of overlap with communication: 0 if overlap is free, 1 if the same unit does
+  /// both.
   double slowdown = 0;
-  /// Seconds by which communication comes on in each second beside compute: less than 1 where it waits for a core.
+  /// Seconds of progress of communication per second of overlap with compute: less than 1 if it waits for a core.
   double progress = 1;
 };
 
-/// What a rank has of its host while all ranks of the node use it: its memory and that memory's rate, the link to and
-/// from the device with both directions at work, and parameters that the host updates in a second. A CPU is its own.
+/// A rank's share of its host while all ranks of the node use it: memory and its bandwidth, the link to and from the
+/// device with both directions at work, and parameters that the host updates in a second. A CPU is its own.
 struct Host {
   double memory_bytes = 0, memory_rate = 0, to_device = 0, to_host = 0, updates = 0;
   bool known() const { return updates > 0; }
@@ -49,8 +49,8 @@ std::string_view name_of(ProductForm form);
 /// forward is as it is, dx has the right operand transposed, dw the left one.
 ProductForm form_of(const ProductShape& product);
 
-/// A measured rate of products. Among the measured points of a form, rates are interpolated by the logarithms of m, k
-/// and n.
+/// A measured rate of GEMMs. Among the measured points of a form, rates are interpolated by the logarithms of m, k and
+/// n.
 struct ProductPoint {
   DType compute = DType::f32;
   ProductForm form = ProductForm::forward;
@@ -85,14 +85,14 @@ struct Cluster {
   double memory_share = 1;                    // of that which operators reach
   double operator_seconds = 0;                // fixed cost of an operator
   std::map<DType, double> peaks;              // FLOP/s
-  double efficiency = 1;                      // share of the peak that products of endless extents reach
-  double half_m = 0, half_k = 0, half_n = 0;  // an extent at which a product reaches half of that, the others endless
+  double efficiency = 1;                      // share of the peak that GEMMs of infinite extents reach
+  double half_m = 0, half_k = 0, half_n = 0;  // extents at which a GEMM reaches half of that, with the others infinite
   double attention = 1;                       // share of the peak that attention reaches, where it was not measured
 
   std::vector<ProductPoint> products;
   std::vector<AttentionPoint> attentions;
-  /// Shares of those rates that products, by form, and attention reach in a training step, where operands come from
-  /// memory, epilogues compute, and ranks share what a node has.
+  /// Shares of those rates that GEMMs, by form, and attention reach in a training step, where operands come from
+  /// memory, epilogues compute, and ranks share a node's resources.
   std::array<double, 3> in_step = {1, 1, 1};
   double attention_in_step = 1;
   std::map<OpKind, double> operators;  // bytes a second in training steps; of others memory_rate · memory_share
@@ -102,10 +102,10 @@ struct Cluster {
 
   /// Returns the peak in this type; 0 when the file has none.
   double peak(DType compute) const;
-  /// Returns the FLOP/s that the tables say of a product, and of attention; 0 where they have none of its form or pass.
+  /// Returns the FLOP/s of a GEMM, and of attention, in the tables; 0 if they have none of its form or pass.
   double measured_rate(DType compute, const ProductShape& product) const;
   double measured_rate(DType compute, const AttentionExtents& extents) const;
-  /// Returns the seconds of a product on one device.
+  /// Returns the seconds of a GEMM on one device.
   double product_seconds(DType compute, const ProductShape& product, double bytes) const;
   /// Returns the seconds of any operator.
   double seconds_of(DType compute, const OpCall& call) const;
@@ -117,7 +117,7 @@ struct GroupShape {
   int per_node = 1;  // of them on one node
   bool spans_nodes() const { return per_node < ranks; }
 };
-/// What an operation takes on an idle machine where all groups of its kind run it together: seconds that do not depend
+/// The time of an operation on an idle machine where all groups of its kind run it together: seconds that do not depend
 /// on the number of bytes, and those in which the link is busy.
 struct CollectiveTime {
   double fixed = 0, busy = 0;
@@ -133,13 +133,13 @@ struct CollectiveTime {
 CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, CommOp op, DType dtype,
                                int64_t payload);
 
-/// What the line through two measured points says of a ring: seconds to start, and bytes that each rank sends a second.
+/// The line through two measured points of a ring: seconds to start, and bytes that each rank sends per second.
 struct RingFit {
   double start = 0, rate = 0;
 };
 RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more);
 
-/// Reads a file. Throws Code::config with file, line, key and what was expected.
+/// Reads a file. Throws Code::config with file, line, key and the expected value.
 Cluster read_cluster(const std::string& path);
 /// Returns its text alone, for ranks that do not see the file.
 std::string cluster_text(const std::string& path);

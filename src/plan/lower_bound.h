@@ -1,7 +1,7 @@
 #pragma once
-// How few words a rank can move for one product Y[m, n] = X[m, k] W[k, n] whose operands are spread evenly over all
-// ranks, each held once: what any layout of a linear is measured against. The bound does not depend on memory
-// (Al Daas, Ballard, Grigori, Kumar, Rouse 2022, arXiv 2205.13407).
+// A lower bound of the words that a rank communicates for one GEMM Y[m, n] = X[m, k] W[k, n] whose operands are
+// distributed evenly over all ranks, each held once: the reference for any layout of a linear. The bound does not
+// depend on memory (Al Daas, Ballard, Grigori, Kumar, Rouse 2022, arXiv 2205.13407).
 #include <cstdint>
 
 namespace trainer::plan {

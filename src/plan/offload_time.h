@@ -1,6 +1,6 @@
 #pragma once
-// What an update of the optimizer's state on the host takes, by a cluster's [host] table; and the ways to keep the
-// state there that a plan tries. The closed form and the choice of the share are those of the engine (offload/cost.h).
+// The time of an optimizer update on the host, by a cluster's [host] table; and the offload settings that a plan tries.
+// The closed form and the choice of the share are those of the engine (offload/cost.h).
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,15 +19,14 @@ offload::Rates offload_rates(const Cluster& cluster, const offload::Sizes& sizes
 /// Returns the share that is streamed: the best one at these rates where it is not given.
 config::Fraction device_share(const OffloadWork& work, const offload::Rates& rates);
 
-/// Returns the seconds of the last backward pass, under which gradients go to the host: two thirds of what a micro-step
-/// computes.
+/// Returns the seconds of the last backward pass, which overlaps with copies of gradients to the host: two thirds of a
+/// micro-step's compute.
 inline double last_backward_seconds(double micro_step) { return 2.0 / 3 * micro_step; }
-/// Returns the seconds by which a step is longer: from the norm until all weights are new, and what gradients take to
-/// the host beyond `backward`, the seconds under which they go there. What the next forward pass could hide is not
-/// taken off.
+/// Returns the seconds by which a step is longer: from the norm until all weights are new, and the time of gradient
+/// copies beyond `backward`, the seconds that overlap with them. Overlap with the next forward pass is not deducted.
 double offload_seconds(const OffloadWork& work, const Cluster& cluster, double backward);
 
-/// Returns the work of a deeper model: `layers` more of what `more` has beyond `less`.
+/// Returns the work of a deeper model: `layers` times the difference of `more` and `less` in addition.
 std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, const std::optional<OffloadWork>& more,
                                     int64_t layers);
 
@@ -35,7 +34,7 @@ std::optional<OffloadWork> deepened(const std::optional<OffloadWork>& less, cons
 /// CPU computes, or where the cluster does not describe its hosts.
 std::vector<config::Offload> offload_choices(const config::Config& config, const Cluster& cluster);
 
-/// Returns how many subgroups may stay on the device in so many bytes.
+/// Returns how many subgroups may stay on the device within `bytes` bytes.
 int64_t residents_within(const OffloadWork& work, double bytes);
 
 }  // namespace trainer::plan

@@ -65,7 +65,7 @@ std::vector<std::pair<std::string, double>> parts(const StepTime& time) {
 }
 
 std::string what_is_slower(const PlannedRun& run, const PlannedRun& than) {
-  // Axes have other names in other strategies: what nothing hides counts as one part.
+  // Axes have different names in different strategies, so exposed communication counts as one part.
   std::pair<const char*, double> largest{"waits", run.time.exposed() - than.time.exposed()};
   for (const auto& [name, part] : kStepParts)
     if (const double more = run.time.*part - than.time.*part; more > largest.second) largest = {name, more};

@@ -6,10 +6,10 @@
 
 namespace trainer::plan {
 
-/// Returns the `top` fastest runs as a table, with what makes the others slower than the first.
+/// Returns the `top` fastest runs as a table, with the reason why each is slower than the first.
 std::string to_text(const Plan& plan, const Cluster& cluster, size_t top);
 
-/// Returns where the time of a run goes, what binds it, and what the next strategy would need to win.
+/// Returns the breakdown of a run's time, its sensitivities, and the changes that would make the next strategy faster.
 std::string explain(const Plan& plan, const Cluster& cluster, const PlanRequest& request);
 
 /// Returns the part that makes a run slower than another: "waits along tensor: 12.3 ms more".
@@ -18,7 +18,7 @@ std::string what_is_slower(const PlannedRun& run, const PlannedRun& than);
 /// The parts of a step by name, in seconds; they add up to StepTime::total().
 std::vector<std::pair<std::string, double>> parts(const StepTime& time);
 
-/// Returns the names of machine constants with what a step gains when each is doubled (or latency halved), largest
+/// Returns the names of machine constants with the gain of a step when each is doubled (or latency halved), largest
 /// first.
 struct Sensitivity {
   std::string what;

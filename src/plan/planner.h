@@ -34,8 +34,8 @@ struct Plan {
   double memory_limit = 0;  // bytes of a rank
 };
 
-/// Plans. Throws Code::config when no layout of so many devices suits the model, with the rule that the nearest breaks,
-/// and when the cluster lacks what is needed. A plan in which nothing fits has no runs.
+/// Plans. Throws Code::config when no layout of this many devices fits the model, with the rule that the nearest
+/// breaks, and when the cluster file lacks a required table. A plan in which nothing fits has no runs.
 Plan plan_layouts(const PlanRequest& request, const Cluster& cluster);
 
 /// Says why nothing fits: the smallest layout, its largest category of memory, and how much is missing.

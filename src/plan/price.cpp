@@ -61,7 +61,7 @@ class Timeline {
   };
 
   void compute(const Event& event) {
-    // One rank stands for all: what they wait for the slowest is counted where it computes.
+    // One rank represents all: waiting for the slowest rank is counted as its compute.
     const double seconds = cluster_.skew * cluster_.seconds_of(compute_, event.op);
     const OpKind kind = event.op.kind;
     double StepTime::*part = kind == OpKind::gemm                                     ? &StepTime::products

@@ -2,11 +2,11 @@
 // The time of a step on a cluster: its program is played against a clock.
 //
 // One rank stands for all: they run the same program in lockstep. Operators run one after the other. A collective runs
-// from its start beside them, in the order of its channel: one for each set of axes and lane, or a single one where the
-// transport has one lane, beside that of scalars. Those that use the same link at once share its rate. Waiting for one
-// that has not ended is exposed communication. Beside communication compute is slower by Link::slowdown, and
-// communication beside compute by Link::progress. So a step overlaps as much as the trainer's schedule does, and no
-// more.
+// from its start beside them, in the order of its channel: one per set of axes and lane, or a single one if the
+// transport has one lane, in addition to that of scalars. Those that use the same link at once share its rate. Waiting
+// for one that has not ended is exposed communication. During communication compute is slower by Link::slowdown, and
+// during compute communication is slower by Link::progress. So a step overlaps as much as the trainer's schedule does,
+// and no more.
 #include <map>
 #include <string>
 
@@ -19,19 +19,19 @@ namespace trainer::plan {
 struct StepTime {
   double products = 0, attention = 0, operators = 0, recompute = 0, optimizer = 0;
   double offload = 0;  // the update, where the optimizer's state is on the host
-  double slowed = 0;   // by communication beside compute
+  double slowed = 0;   // by concurrent communication
   struct Comm {
     double busy = 0, exposed = 0;  // seconds on the wire; seconds that nothing hid
   };
   std::map<std::string, Comm> comm;  // by axis
-  /// Seconds of busy communication that did not come from a measured table, and of products likewise.
+  /// Seconds of busy communication, and of GEMMs, that did not come from a measured table.
   double unmeasured = 0;
 
   double exposed() const;
   double compute() const { return products + attention + operators + recompute; }
   double total() const { return compute() + optimizer + offload + slowed + exposed(); }
 };
-/// What compute and updates take: with exposed communication it adds up to the total.
+/// Seconds of compute and updates: with exposed communication they add up to the total.
 struct StepPart {
   const char* name;
   double StepTime::*seconds;
@@ -46,10 +46,12 @@ inline constexpr StepPart kStepParts[] = {{"products", &StepTime::products},
 /// a + factor · (b − a), part by part.
 StepTime extrapolate(const StepTime& a, const StepTime& b, double factor);
 
-/// Returns how the ranks along these axes lie on the nodes of a cluster whose ranks are numbered node by node.
+/// Returns how the ranks along these axes are distributed over the nodes of a cluster whose ranks are numbered node by
+/// node.
 GroupShape group_shape(const Cluster& cluster, const mesh::MeshShape& mesh, mesh::AxisSet axes);
 
-/// Returns the seconds that an operation, which takes `communication` alone, adds to `compute` that begins with it.
+/// Returns the seconds that an operation, which takes `communication` on its own, adds to `compute` that begins with
+/// it.
 double added_beside(const Link& link, double communication, double compute);
 
 StepTime price(const StepProgram& step, const Cluster& cluster, DType compute);

@@ -1,7 +1,7 @@
 #pragma once
-// StepProgram: what one rank does in a step, in order: operators, collectives when they start and when they are waited
-// for. The trainer's own code says it, in a dry pass. So order, overlap, FLOPs and bytes are those of the real run,
-// whatever the strategy.
+// StepProgram: the operations of one rank in a step, in order: operators, collectives when they start and when they are
+// waited for. The trainer's own code says it, in a dry pass. So order, overlap, FLOPs and bytes are those of the real
+// run, whatever the strategy.
 #include <vector>
 
 #include "mesh/mesh_shape.h"
@@ -23,7 +23,7 @@ struct Event {
 };
 using Program = std::vector<Event>;
 
-/// ProgramRecorder takes down what a pass does.
+/// ProgramRecorder records the operations of a pass.
 class ProgramRecorder final : public Recorder {
  public:
   void add_operator(const OpCall& call) override;

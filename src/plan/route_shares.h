@@ -1,5 +1,5 @@
 #pragma once
-// What moves between placements communicate, whatever the sizes of tensors are.
+// Communication of redistributions, independent of the sizes of tensors.
 #include <unordered_map>
 #include <vector>
 
@@ -21,8 +21,9 @@ constexpr uint64_t pair_key(const Placement& a, const Placement& b) {
   return key;
 }
 
-/// RouteShares says what share of a tensor's elements each collective of a move sends. The steps of a move are those of
-/// the shortest route over axes of two ranks; they depend on nothing else, so all layouts of a plan use one cache.
+/// RouteShares: the share of a tensor's elements that each collective of a redistribution sends. The steps of a move
+/// are those of the shortest route over axes of two ranks; they depend on nothing else, so all layouts of a plan use
+/// one cache.
 class RouteShares {
  public:
   struct Leg {

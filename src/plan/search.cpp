@@ -151,7 +151,7 @@ Assignment chain_dp(const SearchProblem& problem, int conditioned) { return dp_o
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned) {
   const Assignment free = chain_dp(problem, conditioned);
   if (!free.found() || free.memory <= problem.cap) return free;
-  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses what rounding has left
+  return polish(problem, dp_over_chain(problem, conditioned, kParts));  // uses the remainder of rounding
 }
 
 Assignment search(const SearchProblem& problem, int conditioned) {

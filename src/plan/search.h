@@ -1,7 +1,7 @@
 #pragma once
 // Search: each variable of a graph takes one of its choices, at the least total cost of nodes and edges. The layouts of
-// a model's layers are such a problem (plan/layer_costs.h): a node is what an operator costs by itself, an edge what it
-// costs to move activations between two neighbours, forward and backward.
+// a model's layers are such a problem (plan/layer_costs.h): a node is the cost of an operator, an edge the cost of
+// redistributing activations between two neighbours, forward and backward.
 //
 //   method         work                                    finds
 //   exhaustive     all assignments                         the optimum
@@ -43,7 +43,7 @@ Assignment exhaustive(const SearchProblem& problem);
 /// Returns the cheapest assignment whatever its memory. Edges that do not lead to `conditioned` (−1: none) connect a
 /// variable to the next one (internal error).
 Assignment chain_dp(const SearchProblem& problem, int conditioned = -1);
-/// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of what may be used.
+/// Returns the cheapest assignment within the cap, up to rounding of memory to 1/256 of the limit.
 Assignment chain_dp_within(const SearchProblem& problem, int conditioned = -1);
 
 /// Exhaustive where there are at most 10⁶ assignments, else chain DP within the cap.

@@ -14,13 +14,13 @@ struct Evaluation {
   bool interrupted = false;  // stopped before the last window; the report is then meaningless
 };
 
-/// How the windows lie in the data.
+/// The positions of the windows in the data.
 struct EvalWindows {
   /// Groups of global_batch windows; 0: all of the data. So the set of windows does not depend on the layout.
   int64_t groups = 0;
   /// Tokens from the begin of a window to that of the next, at most seq_len: all tokens are predicted, the last window
-  /// may be shorter, and a window counts what the ones before it did not. 0: the whole windows that the data hold, one
-  /// behind the other.
+  /// may be shorter, and a window counts the tokens that earlier ones did not. 0: the whole windows that the data hold,
+  /// one behind the other.
   int64_t stride = 0;
 };
 

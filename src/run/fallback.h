@@ -1,5 +1,5 @@
 #pragma once
-// Fallback from a damaged checkpoint to the one before it, on all ranks alike.
+// Fallback from a damaged checkpoint to the previous one, on all ranks alike.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -17,8 +17,8 @@ std::vector<std::filesystem::path> list_on_first_rank(comm::World& world,
 /// when none did. Any other error is thrown on all. Collective.
 std::string find_damage_on_any_rank(comm::World& world, const std::function<void()>& read);
 
-/// Loads the first of `folders` that is whole. `load` returns what is damaged in a folder, on all ranks alike. Logs
-/// which ones were skipped. When the last is damaged too, throws its damage, with `none_whole` before it.
+/// Loads the first of `folders` that is whole. `load` returns the damage of a folder, on all ranks alike. Logs which
+/// ones were skipped. When the last is damaged too, throws its damage, with `none_whole` before it.
 void load_first_whole(comm::World& world, const std::vector<std::filesystem::path>& folders,
                       const std::string& none_whole,
                       const std::function<std::string(const std::filesystem::path&)>& load);

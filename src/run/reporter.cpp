@@ -17,7 +17,7 @@ std::filesystem::path metrics_file(const config::Config& config) {
   return std::filesystem::path(config.run.dir) / "metrics.jsonl";
 }
 
-/// Says so where the metrics that lie in the folder are not those of the run that begins after `step`.
+/// Warns if the metrics in the folder are not those of the run that begins after `step`.
 void warn_of_another_run(const std::filesystem::path& file, int64_t step) {
   const report::History history = report::read_history(file);
   if (history.steps.empty()) return;

@@ -1,5 +1,5 @@
 #pragma once
-// Reporter: what a run reports: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
+// Reporter: the reports of a run: events in metrics.jsonl, the progress line, warnings, and the summary at its end.
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@
 
 namespace trainer::run {
 
-/// The first rank speaks for all: on the others every call does nothing. No call waits for another rank.
+/// Rank 0 reports for all: on other ranks every call does nothing. No call waits for a different rank.
 class Reporter {
  public:
   /// config, plan, machine and peak outlive it. `memory` was started before the run took any; `first`: this rank
@@ -33,12 +33,11 @@ class Reporter {
   /// Shows a progress line from now on.
   void show_progress(int64_t step);
 
-  /// Reports the step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted this step
-  /// alone.
+  /// Reports the step `work`, which took `seconds` and left `state`. The meter of `trainer` has counted only this step.
   void step(const train::StepWork& work, const train::Trainer::Outcome& outcome, double seconds,
             const checkpoint::TrainState& state, train::Trainer& trainer);
   void evaluation(const report::EvalReport& eval);
-  /// Shows what takes a while between steps.
+  /// Shows longer activities between steps.
   void status(const std::string& activity);
   void checkpoint(const report::CheckpointReport& checkpoint);
   void sample(report::Sample sample);
@@ -49,13 +48,13 @@ class Reporter {
   void end(const checkpoint::TrainState& state, const std::string& outcome, const train::Trainer& trainer);
 
  private:
-  /// Raises the peak to what the step and its operators reached.
+  /// Raises the peak to the rates of the step and its operators.
   void judge_peak(int64_t step, double flops_per_s, const Meter& meter);
   /// Warns when the steps took another time than predicted, and says which part was off.
   void judge_prediction(const report::EndReport& end);
-  /// Adds what this process knows where the log lacks it, after a full disk.
+  /// Adds events of this process that the log lacks after a full disk.
   void complete(report::History& history, const report::EndReport& end) const;
-  /// What is compared with the plan: memory of the process, or on a GPU what was taken of the device.
+  /// Memory that is compared with the plan: of the process, or on a GPU of the device.
   int64_t measured_memory(const train::Trainer& trainer) const;
 
   const config::Config& config_;
@@ -71,7 +70,7 @@ class Reporter {
   std::optional<device::PowerMeter> power_;
   std::vector<report::Sample> samples_;
   report::StartReport start_;
-  // Of this process, whatever became of metrics.jsonl.
+  // Of this process, even if metrics.jsonl could not be written.
   std::optional<report::StepReport> first_step_, last_step_;
   std::optional<report::EvalReport> last_eval_;
   int64_t skipped_ = 0;

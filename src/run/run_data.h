@@ -1,6 +1,6 @@
 #pragma once
-// The data of a run. The first rank opens them, tokenizes where needed, and compares them with the checkpoint that the
-// run resumes from. The others open the files it has made.
+// The data of a run. Rank 0 opens them, tokenizes if needed, and compares them with the checkpoint that the run resumes
+// from. The other ranks open the files it has made.
 #include "data/source.h"
 #include "run/deadline.h"
 #include "setup/machine.h"

@@ -1,5 +1,5 @@
 #pragma once
-// The files of a run folder beside metrics and checkpoints.
+// The files of a run folder other than metrics and checkpoints.
 #include <filesystem>
 #include <string>
 
@@ -11,8 +11,8 @@ namespace trainer::run {
 
 /// checkpoint.dir, or RUN_DIR/checkpoints.
 std::filesystem::path checkpoint_folder(const config::Config& config);
-/// config.toml (values in force) and the tokenizer (when there is one), each replaced whole. Where checkpoint.dir
-/// lies elsewhere, `checkpoints` in the run folder becomes a link to it, so that the run's folder stands for them too.
+/// config.toml (values in force) and the tokenizer (when there is one), each replaced whole. If checkpoint.dir is
+/// elsewhere, `checkpoints` in the run folder becomes a link to it, so that the run's folder can be used in its place.
 /// No link is made when a folder of that name exists, or the file system has no links. Throws Code::io.
 void write_run_files(const config::Config& config, const std::string& config_toml, const std::string& tokenizer);
 /// Writes the report. A failure is a warning only, since the run itself is done.

@@ -1,5 +1,5 @@
 #pragma once
-// Start report: what a run reports before its first step: the start event and a few lines of log.
+// Start report: the start event and a few lines of log before the first step.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,8 +18,8 @@ report::StartReport start_report(const config::Config& config, const data::Datas
                                  const setup::RunPlan& plan, const setup::Machine& machine, const comm::World& world,
                                  train::Trainer& trainer);
 
-/// Returns lines for the log: how tensors go between GPUs, and what runs as graphs; empty where there is nothing to
-/// say.
+/// Returns lines for the log: the transport between GPUs, and the micro-steps that run as graphs; empty where there is
+/// nothing to say.
 std::vector<std::string> start_notes(const comm::GpuTransport& between_gpus, const train::Trainer& trainer);
 
 /// `compute_reason`: why that compute type.

@@ -18,7 +18,7 @@ std::string system_identity() {
   return id;
 }
 
-/// Returns a track for each lane of the optimizer in host memory, with what was recorded of it.
+/// Returns a track for each queue of the optimizer in host memory, with its recorded operations.
 std::vector<report::Track> tracks_of(offload::Engine& engine) {
   using offload::Lane;
   std::vector<report::Track> tracks = {{"host link: gradients and state to the host", {}},

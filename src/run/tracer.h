@@ -1,5 +1,5 @@
 #pragma once
-// Tracer: records what every rank does in the steps of log.trace, and writes trace.json into the run's folder.
+// Tracer: records a timeline of every rank in the steps of log.trace, and writes trace.json into the run's folder.
 #include <cstdint>
 #include <optional>
 
@@ -24,7 +24,7 @@ class Tracer {
   void before_step(int64_t step);
   /// After the last of the steps the file is written. Collective.
   void after_step(int64_t step);
-  /// Writes what was recorded of a run that ends among the steps. Collective.
+  /// Writes the recorded part if a run ends among the steps. Collective.
   void end();
 
  private:

@@ -36,7 +36,8 @@ struct Spread {
 /// How blocks of operands reach the ranks: all before one GEMM, or step by step (SUMMA), each under the GEMM before.
 enum class GemmSchedule : uint8_t { at_once, ring };
 
-/// What the axes cut of a linear's GEMM Y[m, n] = X[m, k] · W[k, n]. The first three sets are disjoint.
+/// The dimensions of a linear's GEMM Y[m, n] = X[m, k] · W[k, n] that the axes split. The first three sets are
+/// disjoint.
 struct LinearSharding {
   AxisSet rows = 0, cols = 0, contraction = 0;  // m, n, k
   AxisSet flat = 0;                             // within rows: over these, W is stored in flat pieces
@@ -45,8 +46,8 @@ struct LinearSharding {
   bool operator==(const LinearSharding&) const = default;
 };
 
-/// How the table [V, H] of an embedding or a head is stored: its rows are cut over `vocab`, its columns over `hidden`.
-/// The block that is left is cut in equal pieces over `flat` and gathered for use.
+/// The sharding of the table [V, H] of an embedding or a head: its rows are split over `vocab`, its columns over
+/// `hidden`. The remaining block is split into equal shards over `flat` and gathered for use.
 struct VocabSpread {
   AxisSet vocab = 0, hidden = 0, flat = 0;
   bool operator==(const VocabSpread&) const = default;
@@ -96,7 +97,7 @@ struct ModelSharding {
   /// Returns how many parts of a replica have the same weights and sequences of their own (the depth of a 2.5D mesh).
   int64_t depth() const { return ranks(data() & ~AxisSet{1}); }
   const Layer& layer(int64_t index) const;
-  /// Whether any linear's weights are gathered from flat pieces for use.
+  /// True if any linear's weights are gathered from flat shards for use.
   bool gathers_weights() const;
 
   bool operator==(const ModelSharding&) const = default;
