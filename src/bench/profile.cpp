@@ -78,8 +78,7 @@ class Profile {
   }
 
   void compute() {
-    setup::PeakTracker peak = setup::make_peak(*device_, machine_.compute, config_, world_);
-    peak.measure();
+    const setup::PeakTracker peak = setup::make_peak(*device_, machine_.compute, config_, world_);
     const double flops = mean_over_ranks(world_, peak.flops());
     cluster_.peaks[machine_.compute] = flops;
     memory();

@@ -70,7 +70,6 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   trainer.store().initialize(static_cast<uint64_t>(config.run.seed));
   const train::BatchSource random = random_batches(config);
   setup::PeakTracker peak = setup::make_peak(*device, machine.compute, config, *world);
-  peak.measure();
 
   StepBench bench;
   const auto timed_step = [&](int i) {

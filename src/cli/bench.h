@@ -31,9 +31,7 @@ struct Bench {
   setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
-    setup::PeakTracker peak = setup::make_peak(device, machine.compute, config, *world);
-    peak.measure();
-    return peak;
+    return setup::make_peak(device, machine.compute, config, *world);
   }
   /// Returns the data sheet's peak of a GPU whose part is known.
   std::optional<double> data_sheet_peak() const {

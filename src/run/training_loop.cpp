@@ -107,12 +107,10 @@ std::string TrainingLoop::train_until(int64_t last, const std::string& outcome) 
 }
 
 void TrainingLoop::prepare() {
-  measure_peak();
   {
     const PlanningWatch watch(world_, config_.model.n_layer);
     trainer_.plan();
   }
-  measure_peak();
   if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
     state_ = *resumed;
     saved_step_ = state_.step;
@@ -121,11 +119,9 @@ void TrainingLoop::prepare() {
 }
 
 void TrainingLoop::begin() {
-  measure_peak();
   if (setup::writes_samples(config_) && trainer_.replica() == 0) generator_.emplace(trainer_);
   reporter_.open(state_.step);
   if (world_.first()) write_run_files(config_, header_.config_toml, header_.tokenizer);
-  measure_peak();
   report::StartReport start = start_report(config_, open_.datasets, open_.plan, open_.machine, world_, trainer_);
   start.step = state_.step;
   start.total_steps = total_steps_;
@@ -136,13 +132,6 @@ void TrainingLoop::begin() {
   std::vector<std::string> notes = start_notes(between_gpus_, trainer_);
   notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
   reporter_.start(start, world_.transport(), notes);
-}
-
-// Measures at one moment of several, since disturbances come and go.
-void TrainingLoop::measure_peak() {
-  double late[] = {peak_.seconds() > setup::PeakTracker::kStartSeconds ? 1.0 : 0.0};
-  world_.control().sum(late);
-  if (late[0] == 0) peak_.measure();
 }
 
 bool TrainingLoop::step() {

@@ -38,7 +38,6 @@ class TrainingLoop {
   void prepare();
   /// Opens what the run writes, and reports its start.
   void begin();
-  void measure_peak();
   /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
   std::string train_until(int64_t last, const std::string& outcome);
   /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.

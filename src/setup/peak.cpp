@@ -33,21 +33,21 @@ PeakReport PeakTracker::report() const {
   return report;
 }
 
-void PeakTracker::measure(int count) {
-  if (!windows_) return;
+double PeakTracker::measure(int count) {
+  if (!windows_) return 0;
   const size_t before = rates_.size();
   rates_.resize(before + static_cast<size_t>(count));
   const std::span<double> fresh = std::span(rates_).subspan(before);
   const double start = clock_();
   windows_(fresh);
   const double seconds = clock_() - start;
-  seconds_ += seconds;
   visit_seconds_ = std::min(visit_seconds_, seconds * kBetweenSteps / count);
   for (const double rate : fresh) {
     if (rate <= flops_) continue;  // true also when either is NaN
     flops_ = rate;
     raised_by_.clear();
   }
+  return seconds;
 }
 
 bool PeakTracker::is_due() const {
@@ -56,11 +56,7 @@ bool PeakTracker::is_due() const {
   return room >= visit_seconds_;
 }
 
-void PeakTracker::visit() {
-  const double before = seconds_;
-  measure(kBetweenSteps);
-  visits_seconds_ += seconds_ - before;
-}
+void PeakTracker::visit() { visits_seconds_ += measure(kBetweenSteps); }
 
 std::string PeakTracker::raise_to_rate(double flops, std::string_view what) {
   if (!(flops > flops_)) return {};
@@ -103,12 +99,14 @@ PeakTracker make_peak(device::Device& device, DType compute, const config::Confi
   }
   // Ranks with more threads than the host has cores take turns, and a window may fit into one turn.
   const double share = std::min(1.0, static_cast<double>(cores) / (local * std::min(cores, device.threads())));
-  return {unit, [loop, share, &world](std::span<double> rates) {
-            if (world.size() > 1) world.control().barrier();
-            loop->run(rates);
-            if (world.size() > 1) world.control().sum(rates);
-            for (double& rate : rates) rate *= share / world.size();
-          }};
+  PeakTracker peak(unit, [loop, share, &world](std::span<double> rates) {
+    if (world.size() > 1) world.control().barrier();
+    loop->run(rates);
+    if (world.size() > 1) world.control().sum(rates);
+    for (double& rate : rates) rate *= share / world.size();
+  });
+  peak.measure();
+  return peak;
 }
 
 std::string to_string(const PeakReport& peak) {

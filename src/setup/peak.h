@@ -32,9 +32,8 @@ class PeakTracker {
   using Windows = std::function<void(std::span<double> rates)>;
   using Clock = std::function<double()>;
 
-  /// Windows at start-up, and of a sample between steps.
-  static constexpr int kAtStart = 12, kBetweenSteps = 4;
-  static constexpr double kStartSeconds = 0.25;  // start-up measures no further when it has taken so long
+  /// Windows of the measurement at start-up, and of a sample between steps.
+  static constexpr int kAtStart = 24, kBetweenSteps = 4;
   /// Samples between steps take at most this share of the run, and this many seconds in all.
   static constexpr double kShare = 0.002, kMostSeconds = 1;
 
@@ -48,10 +47,9 @@ class PeakTracker {
   double flops() const { return flops_; }
   bool is_measured() const { return origin_ == "measured"; }
 
-  /// Runs windows; nothing where the peak came by other means. Not counted as a visit between steps.
-  void measure(int count = kAtStart);
-  /// Returns the seconds that all measure() took. They are long on a machine that is busy with other things.
-  double seconds() const { return seconds_; }
+  /// Runs windows and returns the seconds they took; does nothing where the peak came by other means. Not counted as a
+  /// sample between steps.
+  double measure(int count = kAtStart);
   /// True if the run has lasted long enough for another sample.
   bool is_due() const;
   void visit();
@@ -65,16 +63,16 @@ class PeakTracker {
   std::string origin_, unit_, raised_by_;
   Windows windows_;
   Clock clock_;
-  double started_ = 0, seconds_ = 0;
-  double visits_seconds_ = 0;   // seconds of all visits, within seconds_
+  double started_ = 0;
+  double visits_seconds_ = 0;   // seconds of all visits
   double visit_seconds_ = 1e9;  // seconds of an undisturbed visit
   std::vector<double> rates_;   // rates of all windows
   bool told_ = false;
 };
 
-/// Makes the tracker of this device's peak in this compute type. A tracker by windows has measured nothing yet. All
-/// ranks call its measure() and visit(), measure at the same time and get the same rates, means over the ranks.
-/// Collective. Device and world outlive the tracker.
+/// Finds this device's peak in this compute type, by windows where it is measured on CPUs. All ranks call measure() and
+/// visit() of such a tracker together, and get the same rates, means over the ranks. Collective. Device and world
+/// outlive the tracker.
 PeakTracker make_peak(device::Device& device, DType compute, const config::Config& config, comm::World& world);
 
 }  // namespace trainer::setup

@@ -54,10 +54,11 @@ class Peak(rig.Runs):
             peak = event["peak"]
             self.assertEqual(peak["origin"], "measured")
             self.assertTrue(peak["unit"])
-            self.assertGreaterEqual(peak["windows"], 12)
+            self.assertGreaterEqual(peak["windows"], 24)
             self.assertLessEqual(peak["lowest_tflops"], peak["median_tflops"])
             self.assertLessEqual(peak["median_tflops"], peak["tflops"])
         self.assertGreaterEqual(end["peak"]["tflops"], known)
+        self.assertEqual(start["peak"]["windows"], 24, "start-up measures once")
 
         report = json.loads((self.folder / run / "report.json").read_text())
         self.assertEqual(report["peak"], end["peak"])
