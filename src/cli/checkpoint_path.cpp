@@ -43,9 +43,7 @@ std::string checkpoint_path(const std::string& verb, const std::string& checkpoi
 }
 
 int stopped(const comm::World& world, const char* what) {
-  const int signal = run::stop_signal();
-  if (world.first())
-    log::info("{} stopped by {}", what, signal == 0 ? "a signal to another rank" : run::signal_name(signal));
+  if (world.first()) log::info("{} stopped by {}", what, run::signal_name(run::stop_signal()));
   return run::kStoppedBySignal;
 }
 

@@ -40,9 +40,7 @@ std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Co
     setup::require_memory(plan, config, vocab, machine);
   });
   if (!stop_requested_on_any_rank(world)) return plan;
-  const int signal = stop_signal();
-  log::info("stopped by {} while planning; no step was made",
-            signal == 0 ? "a signal to another rank" : signal_name(signal));
+  log::info("stopped by {} while planning; no step was made", signal_name(stop_signal()));
   return std::nullopt;
 }
 

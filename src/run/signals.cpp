@@ -85,7 +85,7 @@ const char* signal_name(int signal) {
       {SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGUSR2, "SIGUSR2"}};
   for (const auto& [number, name] : kNames)
     if (number == signal) return name;
-  return "signal";
+  return "a signal to another rank";
 }
 
 }  // namespace trainer::run

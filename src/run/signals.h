@@ -43,7 +43,8 @@ bool stop_requested_on_any_rank(comm::World& world);
 int stop_signal();
 /// Returns whether a save was requested since the last call.
 bool take_save_request();
-/// "SIGTERM"
+/// "SIGTERM"; for 0, which stop_signal() returns on a rank that stops because of another one: "a signal to another
+/// rank".
 const char* signal_name(int signal);
 
 }  // namespace trainer::run
