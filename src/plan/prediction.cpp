@@ -32,7 +32,6 @@ RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine
 
 config::Config choose_strategy(comm::World& world, const config::Config& config, int64_t vocab, const Machine& machine,
                                std::string& reasons) {
-  if (!config::is_automatic(config)) return config;
   std::string text;
   world.control().run_on_all_ranks([&] {
     if (world.first()) text = cluster_text(config.hardware.profile);

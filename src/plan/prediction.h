@@ -14,9 +14,8 @@ void require_own_profile(const Cluster& cluster, const Machine& machine);
 /// Returns the plan of a run, and with a profile the time of its steps.
 RunPlan plan_and_time(const config::Config& config, int64_t vocab, const Machine& machine);
 
-/// Returns the configuration with strategy "auto" replaced by the fastest layout for this world, and the reasons in
-/// `reasons`; any other one as it is. Collective: the first rank reads the profile, and all plan the same. Throws
-/// Code::plan when nothing fits.
+/// Returns the configuration with its strategy "auto" replaced by the fastest layout for this world, and the reasons in
+/// `reasons`. Collective: the first rank reads the profile, and all plan the same. Throws Code::plan when nothing fits.
 config::Config choose_strategy(comm::World& world, const config::Config& config, int64_t vocab, const Machine& machine,
                                std::string& reasons);
 

@@ -63,8 +63,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   if (std::ranges::none_of(sets, [](const std::string& set) { return set.starts_with("precision.compute"); }))
     loaded.config.precision.compute = compute_named(header.compute, folder);
   if (threads > 0) loaded.config.run.threads = threads;
-  const config::Config trained = loaded.config;
-  loaded.config.parallel = layouts(trained, world.size()).front();
+  const std::vector<config::Parallel> candidates = layouts(loaded.config, world.size());
+  loaded.config.parallel = candidates.front();
   loaded.tokenizer_hash = header.tokenizer_hash;
   // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
@@ -75,7 +75,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   take_tuning(world, loaded);
   const int64_t vocab = reader->vocab_size();
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
-  lay_out(world, layouts(trained, world.size()), vocab, loaded);
+  lay_out(world, candidates, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
   // The present machine counts, since the model may have been trained on another one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));

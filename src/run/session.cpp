@@ -43,48 +43,58 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
   return chosen;
 }
 
+/// Writes the plan to `text`, then refuses a run that does not fit.
+void plan_only(comm::World& world, const config::Config& config, const setup::Machine& machine, std::string& text) {
+  const int64_t vocab = data::planned_vocab(config);
+  const PlanningWatch watch(world, config.model.n_layer);
+  const setup::RunPlan plan = plan::plan_and_time(config, vocab, machine);
+  text = to_text(plan, config, machine) + setup::offload_table(plan, config, machine);
+  world.control().run_on_all_ranks([&] {
+    try {
+      setup::require_memory(plan, config, vocab, machine);
+    } catch (const Error& error) {
+      if (config.hardware.memory_limit > 0) throw;
+      throw Error(error.code(), format("{}. To plan for a different machine, set hardware.memory_limit (GB per "
+                                       "rank), or use `trainer plan --cluster`",
+                                       error.what()));
+    }
+  });
+}
+
 }  // namespace
 
 int run_session(comm::World& world, const config::Config& asked, const SessionOptions& options,
                 std::string& plan_text) {
   setup::Machine machine = setup::choose_machine(asked, world);
-  const std::unique_ptr<device::Device> like_it = setup::make_dry_device(machine);
-  machine.nccl = comm::choose_gpu_transport(world, *like_it, asked.parallel.transport).nccl;
+  const std::unique_ptr<device::Device> dry = setup::make_dry_device(machine);
+  const comm::GpuTransport between_gpus = comm::choose_gpu_transport(world, *dry, asked.parallel.transport);
+  machine.nccl = between_gpus.nccl;
   const config::Config config = with_chosen_strategy(world, asked, machine);
-  const std::string tuning_hash = setup::use_gemm_tuning(config, world, *like_it);
+  const std::string tuning_hash = setup::use_gemm_tuning(config, world, *dry);
   if (options.dry_run) {
-    const int64_t vocab = data::planned_vocab(config);
-    const PlanningWatch watch(world, config.model.n_layer);
-    const setup::RunPlan plan = plan::plan_and_time(config, vocab, machine);
-    plan_text = to_text(plan, config, machine) + setup::offload_table(plan, config, machine);
-    world.control().run_on_all_ranks([&] {
-      try {
-        setup::require_memory(plan, config, vocab, machine);
-      } catch (const Error& error) {
-        if (config.hardware.memory_limit > 0) throw;
-        throw Error(error.code(), format("{}. To plan for a different machine, set hardware.memory_limit (GB per "
-                                         "rank), or use `trainer plan --cluster`",
-                                         error.what()));
-      }
-    });
+    plan_only(world, config, machine, plan_text);
     return 0;
   }
   setup::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
   std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share the first one's
   if (world.first() || world.transport() != "threads") signals.emplace();
-  // Where the vocabulary is known before a tokenizer exists, memory is checked before the work of training one.
-  if (config.data.tokenizer == "train" && !plan_together(world, config, config.data.vocab_size, machine))
-    return kStoppedBySignal;
+  // A run is planned as soon as its vocabulary is known, so that one that does not fit is refused before a tokenizer is
+  // trained and text is tokenized. data.vocab_size is exact where it is given: a trained tokenizer has that size, and
+  // other data are refused when they contradict it. Without the key the data must be open before the run is planned.
+  std::optional<setup::RunPlan> plan;
+  const int64_t vocab = config.data.vocab_size;
+  if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;
   const Locks locks(world, config);
   data::Datasets datasets = open_run_data(world, config, machine, deadline);
   if (!datasets.train) {
     log::info("stopped while tokenizing; run the same command again to resume");
     return stop_requested_on_any_rank(world) ? kStoppedBySignal : 0;
   }
-  std::optional<setup::RunPlan> plan = plan_together(world, config, datasets.vocab, machine);
-  if (!plan) return kStoppedBySignal;
-  return TrainingLoop(world, config, options, deadline, {machine, tuning_hash, std::move(datasets), std::move(*plan)})
+  if (datasets.vocab != vocab && !(plan = plan_together(world, config, datasets.vocab, machine)))
+    return kStoppedBySignal;
+  return TrainingLoop(world, config, options, deadline,
+                      {machine, between_gpus, tuning_hash, std::move(datasets), std::move(*plan)})
       .run();
 }
 

@@ -42,8 +42,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
       header_(snapshot_header(config, open_.datasets, open_.machine.compute, open_.tuning_hash)),
       total_steps_(config::total_steps(config)),
       device_(setup::make_device(open_.machine)),
-      between_gpus_(comm::choose_gpu_transport(world, *device_, config.parallel.transport)),
-      gpu_world_(comm::gpu_world(world, *device_, between_gpus_)),
+      gpu_world_(comm::gpu_world(world, *device_, open_.between_gpus)),
       trainer_(*device_, gpu_world_ ? *gpu_world_ : world, config, open_.datasets.vocab, open_.machine.compute, true),
       store_(checkpoint_folder(config),
              {config.checkpoint.keep, config.checkpoint.keep_every, config.checkpoint.keep_best}, system_calls(),
@@ -129,7 +128,7 @@ void TrainingLoop::begin() {
   start.environment.version = options_.version;
   start.environment.commit = options_.commit;
   start.config_toml = header_.config_toml;
-  std::vector<std::string> notes = start_notes(between_gpus_, trainer_);
+  std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
   notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
   reporter_.start(start, world_.transport(), notes);
 }

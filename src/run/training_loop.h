@@ -19,6 +19,7 @@ namespace trainer::run {
 /// What is known and open before a run takes memory for its model.
 struct OpenRun {
   setup::Machine machine;
+  comm::GpuTransport between_gpus;
   std::string tuning_hash;  // hash of the tuning table in use; empty: none
   data::Datasets datasets;
   setup::RunPlan plan;
@@ -84,7 +85,6 @@ class TrainingLoop {
   const checkpoint::Snapshot header_;  // what its checkpoints have in common
   int64_t total_steps_;
   std::unique_ptr<device::Device> device_;
-  comm::GpuTransport between_gpus_;
   std::unique_ptr<comm::World> gpu_world_;  // null: world_
   train::Trainer trainer_;
   checkpoint::CheckpointStore store_;

@@ -177,12 +177,12 @@ class Words(rig.Runs):
         self.assertIn(told, self.train(*sets, "data.val=tail.txt", "run.dir=tail"))
         self.assertNotIn("data.val:", self.train(*sets, "data.val=other.txt", "run.dir=other"))
 
-    def test_memory_is_asked_for_before_a_tokenizer_is_trained(self):
-        stderr = self.train("data.train=text.txt", "data.tokenizer=train", "data.vocab_size=320", "hardware.memory_limit=1e-6",
-                            status=3)
-        self.assertIn("the run needs", stderr)
-        self.assertNotIn("tokenizer: trained", stderr)
-        self.assertFalse((self.folder / "run/tokens").exists())
+    def test_memory_is_asked_for_before_a_tokenizer_is_trained_and_text_is_tokenized(self):
+        for tokenizer in ("train", "tokens/tokenizer.model"):
+            stderr = self.train("data.train=text.txt", f"data.tokenizer={tokenizer}", "data.vocab_size=320",
+                                "hardware.memory_limit=1e-6", status=3)
+            self.assertIn("the run needs", stderr)
+            self.assertFalse((self.folder / "run/tokens").exists())
 
     def test_tokens_are_made_by_one_rank_of_many(self):
         if shutil.which("mpirun") is None:
