@@ -28,8 +28,6 @@ constexpr double kNotFinite = std::numeric_limits<double>::infinity();
 /// The trainer polls it between micro-steps.
 bool stop_or_data_cut_short() { return stop_requested() || !data::mappings_are_whole(); }
 
-std::string stop_text() { return format("stopped by {}", signal_name(stop_signal())); }
-
 }  // namespace
 
 TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, const SessionOptions& options,
@@ -58,7 +56,7 @@ TrainingLoop::TrainingLoop(comm::World& world, const config::Config& config, con
 int TrainingLoop::run() {
   prepare();
   const bool lacks_evaluation = trainer_.scalars().is_true_on_any_rank(is_evaluation_missing());
-  if (state_.step >= total_steps_ && !lacks_evaluation) {
+  if (is_finished() && !lacks_evaluation) {
     log::info("the run is finished: {} of {} steps are done, and its files stay as they are", state_.step,
               total_steps_);
     require_convergence();
@@ -66,43 +64,41 @@ int TrainingLoop::run() {
     return 0;
   }
   begin();
-  if (lacks_evaluation) evaluate_now();
-  if (evaluation_cut_) return finish(stop_requested_on_any() ? stop_text() : "stopped at --max-time");
-  if (state_.step >= total_steps_) {
+  if (lacks_evaluation && !evaluate_now()) return finish(false);
+  if (is_finished()) {
     require_convergence();
-    return finish("finished");
+    return finish(true);
   }
   reporter_.show_progress(state_.step);
   const int64_t last = options_.max_steps > 0 ? std::min(total_steps_, state_.step + options_.max_steps) : total_steps_;
   tracer_.expect_steps(state_.step + 1, last);
-  std::string outcome = last == total_steps_ ? "finished" : "stopped after --max-steps";
+  bool in_time = true;
   try {
-    outcome = train_until(last, outcome);
+    in_time = train_until(last);
   } catch (const Error& error) {  // a single rank has none to agree with, and nothing was updated
     if (error.code() == Code::data && world_.size() == 1) save_last_step();
     throw;
   }
   require_whole_data();
-  if (stop_requested_on_any()) outcome = stop_text();
-  if (state_.step == total_steps_) require_convergence();
+  if (is_finished()) require_convergence();
   save_last_step();
-  if (state_.step == total_steps_) sample_now();
-  return finish(outcome);
+  if (is_finished()) sample_now();
+  return finish(in_time);
 }
 
-std::string TrainingLoop::train_until(int64_t last, const std::string& outcome) {
+bool TrainingLoop::train_until(int64_t last) {
   while (state_.step < last) {
     if (!step()) break;
     if (is_evaluation_due()) evaluate_now();
-    if (is_due(config_.train.sample_interval) && state_.step < total_steps_) sample_now();
+    if (is_due(config_.train.sample_interval) && !is_finished()) sample_now();
     const Requests requests = exchange_requests();
     if (requests.stop) break;
     if (requests.peak) peak_.visit();
     if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
     if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
-    if (requests.time_is_up) return "stopped at --max-time";
+    if (requests.time_is_up) return false;
   }
-  return outcome;
+  return true;
 }
 
 void TrainingLoop::prepare() {
@@ -134,12 +130,11 @@ void TrainingLoop::begin() {
 }
 
 bool TrainingLoop::step() {
-  train::StepWork work;
-  work.step = state_.step + 1;
-  work.first_sample = state_.samples_seen;
-  work.adam_step = state_.adam_step + 1;
-  work.micro_batches = trainer_.accumulation();
-  work.lr = learning_rate(config_.optim, total_steps_, work.step);
+  const train::StepWork work{.step = state_.step + 1,
+                             .first_sample = state_.samples_seen,
+                             .adam_step = state_.adam_step + 1,
+                             .micro_batches = trainer_.accumulation(),
+                             .lr = learning_rate(config_.optim, total_steps_, state_.step + 1)};
   trainer_.meter().reset();  // drop what evaluations, samples and saves counted
   tracer_.before_step(work.step);
   const double start = now_seconds();
@@ -186,8 +181,8 @@ bool TrainingLoop::is_evaluation_missing() {
   return false;
 }
 
-void TrainingLoop::evaluate_now() {
-  if (!open_.datasets.val) return;
+bool TrainingLoop::evaluate_now() {
+  if (!open_.datasets.val) return true;
   const TraceScope traced(trainer_.meter().trace, "evaluation");
   Evaluation result =
       evaluate(trainer_, *open_.datasets.val, {.groups = config_.train.eval_batches},
@@ -195,23 +190,24 @@ void TrainingLoop::evaluate_now() {
                  reporter_.status(format("evaluating {}/{}", done, windows));
                  return !stop_requested() && !deadline_.has_passed();
                });
-  if (result.interrupted && !stop_requested_on_any()) {
-    reporter_.warn(
-        state_.step,
-        format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
+  if (result.interrupted) {
+    if (!stop_requested_on_any())
+      reporter_.warn(
+          state_.step,
+          format("step {}: --max-time cut the evaluation short; it is repeated when the run resumes", state_.step));
+    return false;
   }
-  evaluation_cut_ = result.interrupted;
-  if (result.interrupted) return;
   result.report.step = state_.step;
   loss_of_last_ = std::isfinite(result.report.loss) ? result.report.loss : kNotFinite;
-  if (saved_step_ == state_.step) note_best();
+  if (saved_step_ == state_.step) note_best(state_);
   reporter_.evaluation(result.report);
+  return true;
 }
 
-void TrainingLoop::note_best() {
-  if (!std::isfinite(loss_of_last_) || state_.best_val_loss <= loss_of_last_ || !state_.is_sound()) return;
-  state_.best_val_loss = loss_of_last_;
-  state_.best_step = state_.step;
+void TrainingLoop::note_best(checkpoint::TrainState& state) const {
+  if (!std::isfinite(loss_of_last_) || state.best_val_loss <= loss_of_last_ || !state.is_sound()) return;
+  state.best_val_loss = loss_of_last_;
+  state.best_step = state.step;
 }
 
 void TrainingLoop::sample_now() {
@@ -234,20 +230,13 @@ bool TrainingLoop::is_save_due() {
 void TrainingLoop::save() {
   const TraceScope traced(trainer_.meter().trace, "checkpoint");
   const double start = now_seconds();
-  const checkpoint::TrainState before = state_;
-  state_.finite_weights = train::weights_are_finite(trainer_);
-  note_best();
   checkpoint::Snapshot snapshot = header_;
   snapshot.state = state_;
+  snapshot.state.finite_weights = train::weights_are_finite(trainer_);
+  note_best(snapshot.state);
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
-  report::CheckpointReport report;
-  report.step = state_.step;
-  try {
-    report.path = store_.save(snapshot).string();
-  } catch (...) {
-    state_ = before;  // the best of what is on the disk stays the best
-    throw;
-  }
+  report::CheckpointReport report{.step = state_.step, .path = store_.save(snapshot).string()};
+  state_ = snapshot.state;  // only a step that was saved can be the best
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)
     report.bytes += slice.shape.count() * size_of(slice.local.dtype);
   report.seconds = now_seconds() - start;
@@ -303,10 +292,15 @@ void TrainingLoop::require_whole_data() {
   });
 }
 
-int TrainingLoop::finish(const std::string& outcome) {
+int TrainingLoop::finish(bool in_time) {
   tracer_.end();
+  const bool stopped = stop_requested_on_any();
+  const std::string outcome = stopped         ? format("stopped by {}", signal_name(stop_signal()))
+                              : !in_time      ? "stopped at --max-time"
+                              : is_finished() ? "finished"
+                                              : "stopped after --max-steps";
   reporter_.end(state_, outcome, trainer_);
-  return stop_requested_on_any() ? kStoppedBySignal : 0;
+  return stopped ? kStoppedBySignal : 0;
 }
 
 }  // namespace trainer::run

@@ -39,11 +39,12 @@ class TrainingLoop {
   void prepare();
   /// Opens what the run writes, and reports its start.
   void begin();
-  /// Trains up to a step, or until something asks for a stop. Returns `outcome`, or what came between.
-  std::string train_until(int64_t last, const std::string& outcome);
+  /// Trains up to step `last`, or until a stop is requested. Returns false when --max-time has passed.
+  bool train_until(int64_t last);
   /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
   bool step();
-  int finish(const std::string& outcome);
+  /// Reports how the run ended, and returns its exit status. `in_time` is false when --max-time ended it.
+  int finish(bool in_time);
 
   /// Requests are what reached any rank since the last step; all ranks act alike.
   struct Requests {
@@ -53,13 +54,15 @@ class TrainingLoop {
   Requests exchange_requests();
   bool stop_requested_on_any();
   bool is_due(int64_t interval) const { return interval > 0 && state_.step % interval == 0; }
+  bool is_finished() const { return state_.step >= total_steps_; }
 
   bool is_evaluation_due() const;
   /// A signal cut the evaluation of the resumed step short; the step itself was saved.
   bool is_evaluation_missing();
-  void evaluate_now();
-  /// Remembers the last evaluated step, which has a checkpoint, where no other of those has as low a loss.
-  void note_best();
+  /// Returns false when a stop or --max-time cut the evaluation short.
+  bool evaluate_now();
+  /// Makes the step of `state` the best of those with a checkpoint, if it has the lowest validation loss.
+  void note_best(checkpoint::TrainState& state) const;
   void sample_now();
 
   bool is_save_due();
@@ -96,7 +99,6 @@ class TrainingLoop {
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
-  bool evaluation_cut_ = false;     // whether the last evaluation was cut short
 };
 
 }  // namespace trainer::run
