@@ -76,9 +76,9 @@ std::string inspect_text(const fs::path& path, SystemCalls& calls) {
   const json info = inspect_json(path, calls);
   const auto text_of = [](const json& value) { return value.is_string() ? value.get<std::string>() : value.dump(); };
   std::string out = info["folder"].get<std::string>() + "\n";
-  for (const char* key :
-       {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step", "skipped_in_row",
-        "finite_weights", "compute", "tied", "parameters", "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
+  for (const char* key : {"step", "adam_step", "samples_seen", "tokens_seen", "best_val_loss", "best_step",
+                          "proven_step", "loss", "skipped_in_row", "finite_weights", "compute", "tied", "parameters",
+                          "tokenizer_hash", "data_hash", "gemm_tuning_hash"}) {
     out += format("  {:<16} {}\n", key, text_of(info[key]));
   }
   out += format("  {:<16} {}\n", "size", format_bytes(info["bytes"].get<int64_t>()));

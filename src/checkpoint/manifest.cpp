@@ -112,6 +112,8 @@ json to_json(const TrainState& state) {
           {"tokens_seen", state.tokens_seen},
           {"best_val_loss", std::isfinite(state.best_val_loss) ? json(state.best_val_loss) : json()},
           {"best_step", state.best_step},
+          {"proven_step", state.proven_step},
+          {"loss", std::isfinite(state.loss) ? json(state.loss) : json()},
           {"skipped_in_row", state.skipped_in_row},
           {"finite_weights", state.finite_weights}};
 }

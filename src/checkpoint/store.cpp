@@ -65,12 +65,16 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
     }
     throw;
   }
+  if (world_.first()) remove_old(snapshot.state.proven_step);
+  return folder_ / name;
+}
+
+void CheckpointStore::remove_old(int64_t proven) {
   try {
-    if (world_.first()) apply_retention();
+    apply_retention(proven);
   } catch (const Error& error) {
     log::warning("removing old checkpoints: {}", error.what());
   }
-  return folder_ / name;
 }
 
 Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
@@ -143,7 +147,7 @@ void CheckpointStore::remove_left_overs() {
   }
 }
 
-void CheckpointStore::apply_retention() {
+void CheckpointStore::apply_retention(int64_t proven) {
   if (retention_.keep <= 0) return;
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
@@ -152,7 +156,7 @@ void CheckpointStore::apply_retention() {
   for (size_t i = 0; i < entries.size(); ++i) {
     const int64_t step = entries[i].state.step;
     const bool sound = entries[i].state.is_sound();
-    const bool kept = i == 0 || (sound && newer < retention_.keep) || step == best ||
+    const bool kept = i == 0 || (sound && newer < retention_.keep) || step == best || step == proven ||
                       (sound && retention_.keep_every > 0 && step % retention_.keep_every == 0);
     newer += sound;
     if (kept) continue;

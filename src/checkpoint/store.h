@@ -20,7 +20,8 @@
 namespace trainer::checkpoint {
 
 /// The checkpoints that are kept after a save. The newest is always kept. Of those saved while steps were skipped
-/// (!TrainState::is_sound()) only the newest stays, and it counts for no other.
+/// (!TrainState::is_sound()) only the newest stays, and it counts for no other. The one of TrainState::proven_step
+/// always stays: a run that diverges resumes from it.
 struct Retention {
   int64_t keep = 0;        // that many of the newest sound ones; 0: all
   int64_t keep_every = 0;  // and each step that is a multiple; 0: none
@@ -41,6 +42,10 @@ class CheckpointStore {
   /// earlier checkpoints as they were and the temporary folder gone.
   std::filesystem::path save(const Snapshot& snapshot);
 
+  /// Removes what retention does not keep once the checkpoint of step `proven` is proven; a failure is a warning. The
+  /// first rank calls it.
+  void remove_old(int64_t proven);
+
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
@@ -52,7 +57,7 @@ class CheckpointStore {
   void publish(const std::filesystem::path& temporary, const std::string& name);
   void point_latest_to(const std::string& name);
   void remove_left_overs();
-  void apply_retention();
+  void apply_retention(int64_t proven);
   /// Returns a hidden name that is free: ".PREFIX-NAME-…".
   std::filesystem::path fresh(const std::string& prefix, const std::string& name);
 

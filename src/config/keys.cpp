@@ -161,8 +161,9 @@ void declare_checkpoint(std::vector<Key>& keys) {
   checkpoint.string("dir", &Checkpoint::dir, "", {}, "Folder for checkpoints; empty: checkpoints in run.dir.");
   checkpoint.integer("interval", &Checkpoint::interval, 500, {.range = at_least(0), .unit = "steps"},
                      "Steps between checkpoints; 0: only after the last step.");
-  checkpoint.integer("keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
-                     "Number of newest checkpoints to keep; 0: all.");
+  checkpoint.integer(
+      "keep", &Checkpoint::keep, 3, {.range = at_least(0), .unit = "checkpoints"},
+      "Number of newest checkpoints to keep; 0: all. The last one that a step of normal loss followed is kept too.");
   checkpoint.integer("keep_every", &Checkpoint::keep_every, 0, {.range = at_least(0), .unit = "steps"},
                      "Checkpoints at multiples of this are never deleted; 0: off.");
   checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,

@@ -171,13 +171,13 @@ void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present) {
     log::info("changed since: the GEMM algorithms (a different tuning table, or none): results may round differently");
 }
 
-std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const fs::path& folder,
-                                                 const checkpoint::Snapshot& expected) {
+std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folder,
+                                  const checkpoint::Snapshot& expected) {
   const config::Config& config = trainer.config();
-  if (const auto resumed = resume(trainer, folder, expected)) {
+  if (auto resumed = resume(trainer, folder, expected)) {
     log::info("resumed step {} from {}", resumed->state.step, resumed->folder.string());
     log_changes(*resumed, expected);
-    return resumed->state;
+    return resumed;
   }
   if (config.model.init_from.empty()) {
     trainer.store().initialize(static_cast<uint64_t>(config.run.seed));

@@ -49,9 +49,9 @@ std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::pa
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
 /// Fills a model before its first step: resume(), where a checkpoint is there; else the weights of model.init_from;
-/// else initial values. Says which of the first two. Returns the state of the run that is resumed. Every rank calls it.
-std::optional<checkpoint::TrainState> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
-                                                 const checkpoint::Snapshot& expected);
+/// else initial values. Logs which of the first two. Returns what the run is resumed from. Every rank calls it.
+std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
+                                  const checkpoint::Snapshot& expected);
 
 /// Returns the changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);

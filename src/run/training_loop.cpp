@@ -6,9 +6,11 @@
 #include <limits>
 
 #include "base/log.h"
+#include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
 #include "data/mapping_guard.h"
 #include "report/history.h"
+#include "run/divergence.h"
 #include "run/evaluate.h"
 #include "run/planning.h"
 #include "run/run_folder.h"
@@ -107,8 +109,10 @@ void TrainingLoop::prepare() {
     trainer_.plan();
   }
   if (const auto resumed = fill_model(trainer_, checkpoint_folder(config_), header_)) {
-    state_ = *resumed;
+    state_ = resumed->state;
     saved_step_ = state_.step;
+    saved_ = resumed->folder;
+    proven_ = saved_.parent_path() / checkpoint::step_name(state_.proven_step);
     total_steps_ = config::total_steps(config_, state_.step, state_.tokens_seen);
   }
 }
@@ -146,6 +150,7 @@ bool TrainingLoop::step() {
   if (outcome.interrupted) return false;
   const double seconds = now_seconds() - start;
 
+  if (!outcome.skipped) note_proof(outcome.loss);
   state_.step = work.step;
   state_.samples_seen += config_.train.global_batch;
   state_.tokens_seen += config_.train.global_batch * config_.model.seq_len;
@@ -156,6 +161,15 @@ bool TrainingLoop::step() {
   tracer_.after_step(work.step);
   if (outcome.skipped) warn_of_skip(outcome);
   return true;
+}
+
+void TrainingLoop::note_proof(double loss) {
+  if (saved_step_ == state_.step && proves(loss, state_, open_.datasets.vocab)) {
+    state_.proven_step = saved_step_;
+    proven_ = saved_;
+    if (world_.first()) store_.remove_old(saved_step_);
+  }
+  state_.loss = loss;
 }
 
 TrainingLoop::Requests TrainingLoop::exchange_requests() {
@@ -235,8 +249,9 @@ void TrainingLoop::save() {
   snapshot.state.finite_weights = train::weights_are_finite(trainer_);
   note_best(snapshot.state);
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
-  report::CheckpointReport report{.step = state_.step, .path = store_.save(snapshot).string()};
+  saved_ = store_.save(snapshot);
   state_ = snapshot.state;  // only a step that was saved can be the best
+  report::CheckpointReport report{.step = state_.step, .path = saved_.string()};
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)
     report.bytes += slice.shape.count() * size_of(slice.local.dtype);
   report.seconds = now_seconds() - start;
@@ -269,7 +284,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 void TrainingLoop::give_up(const std::string& reason) {
   reporter_.end(state_, "ended because training diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
-                                      reason, world_.first() ? train::suggest_resume(store_.folder()) : ""))
+                                      reason, suggest_resume(proven_)))
       .on(Scope::all_ranks);
 }
 

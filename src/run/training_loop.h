@@ -1,5 +1,6 @@
 #pragma once
 // TrainingLoop: the steps of a run, and between them evaluation, samples, checkpoints and requests.
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -43,6 +44,8 @@ class TrainingLoop {
   bool train_until(int64_t last);
   /// One optimizer step and its report. False when a stop came between micro-steps: the partial step is discarded.
   bool step();
+  /// Notes that the last checkpoint was followed by a normal step, if that is true; older ones may be deleted then.
+  void note_proof(double loss);
   /// Reports how the run ended, and returns its exit status. `in_time` is false when --max-time ended it.
   int finish(bool in_time);
 
@@ -98,6 +101,8 @@ class TrainingLoop {
   std::optional<train::Generator> generator_;
   checkpoint::TrainState state_;
   int64_t saved_step_ = -1;
+  std::filesystem::path saved_;     // the checkpoint of saved_step_
+  std::filesystem::path proven_;    // the last checkpoint that a normal step followed; empty: none
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite
 };
 

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <vector>
 
-#include "checkpoint/folder.h"
 #include "ops/adamw.h"
 
 namespace trainer::train {
@@ -23,12 +22,6 @@ bool weights_are_finite(Trainer& trainer) {
     for (const double square : squares) finite &= std::isfinite(square);
   }
   return !trainer.scalars().is_true_on_any_rank(!finite);
-}
-
-std::string suggest_resume(const std::filesystem::path& checkpoints) {
-  for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(checkpoints).complete)
-    if (entry.state.is_sound()) return format("the newest checkpoint before that: --resume {}", entry.folder.string());
-  return "no checkpoint is from before that";
 }
 
 }  // namespace trainer::train

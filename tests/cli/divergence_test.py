@@ -19,23 +19,38 @@ class Divergence(rig.Runs):
     def state(self, step, run="run"):
         return json.loads((self.step_folder(step, run) / "manifest.json").read_text())["state"]
 
+    def assert_advice_trains(self, stderr, step, *sets):
+        """The message names the checkpoint of this step, and a run that resumes there has losses as before."""
+        advised = re.search(r"--resume (\S+)", stderr).group(1)
+        self.assertEqual(advised, f"run/checkpoints/step-{step:08}")
+        self.train(*sets, resume=advised)
+        self.assertLess(max(event["loss"] for event in self.events("step")), 6)  # a uniform guess over 320 tokens: 5.77
+
     def test_skipped_steps_push_no_good_checkpoint_out(self):
-        self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30", max_steps=6)
-        good = {step: self.tensors(step) for step in self.saved_steps()}
-        self.assertEqual(list(good), [5, 6])
-        stderr = self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30",
-                            *RUINOUS, status=DIVERGED)
+        sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30"]
+        self.train(*sets, max_steps=6)
+        self.assertEqual(self.saved_steps(), [5, 6])
+        stderr = self.train(*sets, *RUINOUS, status=DIVERGED)
         self.assertGreater(len(self.skipped()), 8)
-        sound = [step for step in self.saved_steps() if self.state(step)["skipped_in_row"] == 0]
-        self.assertEqual(sound, self.saved_steps())
-        self.assertEqual(len(sound), 2)
-        self.assertLess(sound[-1], self.skipped()[0])
-        self.assertIn(f"the newest checkpoint before that: --resume run/checkpoints/step-{sound[-1]:08}", stderr)
-        # A longer patience does not let them through either.
-        stderr = self.train("checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30",
-                            "train.max_skipped_steps=1000", *RUINOUS, status=DIVERGED)
-        self.assertEqual(self.saved_steps(), sound)
+        self.assertEqual(self.skipped()[0], 8)
+        self.assertEqual(self.saved_steps(), [6, 7])  # of the last step whose loss was finite, and from before it
+        self.assertIn("--resume run/checkpoints/step-00000006", stderr)
+        # A longer patience does not let them through either, and the run that resumes from step 7 does not advise that step.
+        stderr = self.train(*sets, "train.max_skipped_steps=1000", *RUINOUS, status=DIVERGED)
+        self.assertEqual(self.saved_steps(), [6, 7])
         self.assertIn("validation loss is not finite", stderr)
+        self.assert_advice_trains(stderr, 6, *sets)
+
+    def test_the_proven_checkpoint_outlives_finite_ones_of_exploded_weights(self):
+        sets = ["checkpoint.interval=1", "checkpoint.keep=1", "checkpoint.keep_best=false", "train.steps=30",
+                "optim.warmup_steps=0"]
+        self.train(*sets, max_steps=3)
+        self.train(*sets, "optim.lr=1", "optim.min_lr=1", "optim.grad_clip=0", max_steps=8)
+        self.assertEqual(self.skipped(), [])
+        self.assertGreater(min(event["loss"] for event in self.events("step")[4:]), 10)
+        self.assertEqual(self.saved_steps(), [3, 11])
+        self.assertEqual(self.state(11)["proven_step"], 3)
+        self.assert_advice_trains(self.train(*sets, *RUINOUS, status=DIVERGED), 3, *sets)
 
     def test_a_save_that_is_asked_for_while_steps_are_skipped_takes_no_place(self):
         sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=60"]
@@ -62,7 +77,7 @@ class Divergence(rig.Runs):
         self.train("checkpoint.interval=1", "checkpoint.keep=1", max_steps=3)  # evaluated at step 3
         stderr = self.train("train.eval_interval=1", *RUINOUS, status=DIVERGED)
         self.assertIn("step 8: the validation loss is not finite; lower optim.lr", stderr)
-        self.assertEqual(self.saved_steps(), [3])
+        self.assertEqual(self.saved_steps(), [2, 3])  # step 3 proved the one before
         self.assertEqual(self.state(3)["best_step"], 3)
         # Stopped at the last step but one, it does not finish at another rate.
         self.train(*RUINOUS, "train.eval_interval=1", max_steps=4)

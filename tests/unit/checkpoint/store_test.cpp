@@ -7,11 +7,12 @@
 namespace trainer::checkpoint {
 namespace {
 
-void save_step(CheckpointStore& store, int64_t step, int64_t best_step = -1) {
+void save_step(CheckpointStore& store, int64_t step, int64_t best_step = -1, int64_t proven_step = -1) {
   Tensors tensors(small_model());
   tensors.fill(static_cast<uint64_t>(step));
   Snapshot snapshot = snapshot_of(tensors, step);
   snapshot.state.best_step = best_step;
+  snapshot.state.proven_step = proven_step;
   store.save(snapshot);
 }
 
@@ -39,6 +40,8 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   tensors.fill(7);
   Snapshot saved = snapshot_of(tensors, 7);
   saved.state.best_val_loss = 1.0 / 3;
+  saved.state.proven_step = 5;
+  saved.state.loss = 2.0 / 3;
   saved.tied = true;
   const Reader reader(store.save(saved));
   const Snapshot& header = reader.header();
@@ -48,6 +51,8 @@ TEST(CheckpointStore, GivesBackStateConfigTokenizerAndTensors) {
   EXPECT_EQ(header.state.tokens_seen, 84 * 256);
   EXPECT_EQ(header.state.best_val_loss, 1.0 / 3);
   EXPECT_EQ(header.state.best_step, 6);
+  EXPECT_EQ(header.state.proven_step, 5);
+  EXPECT_EQ(header.state.loss, 2.0 / 3);
   EXPECT_EQ(header.config_toml, saved.config_toml);
   EXPECT_EQ(header.tokenizer, saved.tokenizer);
   EXPECT_EQ(header.tokenizer_hash, "abc");
@@ -154,6 +159,15 @@ TEST(Retention, KeepsMultiplesAndTheBest) {
   save_step(store, 400, 400);  // a better one: 150 goes
   EXPECT_EQ(steps_in(folder),
             (std::vector<std::string>{"step-00000100", "step-00000200", "step-00000300", "step-00000400"}));
+}
+
+TEST(Retention, KeepsTheProvenOneUntilANewerOneIsProven) {
+  TempFolder folder;
+  CheckpointStore store(folder, {.keep = 1});
+  for (const int64_t step : {10, 20, 30}) save_step(store, step, -1, step == 10 ? -1 : 10);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000010", "step-00000030"}));
+  store.remove_old(30);
+  EXPECT_EQ(steps_in(folder), (std::vector<std::string>{"step-00000030"}));
 }
 
 TEST(Retention, LeavesUnknownAndDamagedFoldersAlone) {

@@ -1,0 +1,24 @@
+#include "run/divergence.h"
+
+#include <cmath>
+
+#include "base/format.h"
+#include "checkpoint/manifest.h"
+
+namespace trainer::run {
+
+bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
+  constexpr double kNear = 1;  // nats: a batch of few tokens may differ by that much from the one before
+  const double guess = std::log(static_cast<double>(vocab));
+  const bool jumped = loss > saved.loss + kNear;  // false where the loss before is unknown
+  return saved.is_sound() && loss <= guess + kNear && !jumped;
+}
+
+std::string suggest_resume(const std::filesystem::path& proven) {
+  std::error_code missing;
+  if (!proven.empty() && std::filesystem::exists(proven / checkpoint::kCompleteFile, missing))
+    return format("resume from the last checkpoint that a normal step followed: --resume {}", proven.string());
+  return "no normal step followed any checkpoint: start again with --resume never";
+}
+
+}  // namespace trainer::run

@@ -1,0 +1,18 @@
+#pragma once
+// A checkpoint that was saved after the weights exploded is whole and finite, yet no run resumes from it with success.
+// What proves a checkpoint is the step after it.
+#include <filesystem>
+#include <string>
+
+#include "checkpoint/snapshot.h"
+
+namespace trainer::run {
+
+/// True if a step with this loss proves the checkpoint that was saved just before it: the loss is finite, near the one
+/// before, and not far above that of a uniform guess, as the losses of exploded weights are.
+bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
+
+/// Returns the advice for a run that diverged: the proven checkpoint, if it is still there.
+std::string suggest_resume(const std::filesystem::path& proven);
+
+}  // namespace trainer::run
