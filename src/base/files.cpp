@@ -5,8 +5,6 @@
 
 #include <cerrno>
 #include <cstdlib>
-#include <fstream>
-#include <iterator>
 #include <system_error>
 
 #include "base/file_io.h"
@@ -80,22 +78,27 @@ std::string expand_home(const std::string& path) {
   return short_form && home != nullptr ? home + path.substr(1) : path;
 }
 
-std::string read_text_file(const std::string& given, std::string_view expected) {
-  const std::string path = expand_home(given);
-  std::error_code ignored;
-  if (fs::is_directory(path, ignored)) throw Error(Code::config, format("{}: a folder; expected {}", path, expected));
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  const int reason = errno;                   // before another call changes it
+std::string read_text_file(const std::string& given, std::string_view expected, Code code) {
   constexpr size_t kMost = size_t{64} << 20;  // /dev/zero has no end
+  const bool standard = given == "-";
   std::string text, block(size_t{1} << 16, '\0');
-  while (text.size() <= kMost &&
-         (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0))
-    text.append(block, 0, static_cast<size_t>(file.gcount()));
-  if (!file.is_open() || file.bad())
-    throw Error(Code::config, format("{}: cannot be read: {}; expected {}", path,
-                                     system_reason(reason != 0 ? reason : EIO), expected));
-  if (text.size() > kMost) throw Error(Code::config, format("{}: above 64 MiB; expected {}", path, expected));
+  const std::string path = standard ? "standard input" : expand_home(given);
+  const auto refuse = [&](const std::string& what) {
+    throw Error(code, format("{}: {}; expected {}", path, what, expected));
+  };
+  std::error_code ignored;
+  if (!standard && fs::is_directory(path, ignored)) refuse("a folder");
+  const int file = standard ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  ssize_t got = file;
+  while (got >= 0 && text.size() <= kMost) {
+    got = uninterrupted([&] { return ::read(file, block.data(), block.size()); });
+    if (got <= 0) break;
+    text.append(block, 0, static_cast<size_t>(got));
+  }
+  const int reason = errno;  // before another call changes it
+  if (!standard && file >= 0) ::close(file);
+  if (got < 0) refuse("cannot be read: " + system_reason(reason));
+  if (text.size() > kMost) refuse("above 64 MiB");
   return text;
 }
 

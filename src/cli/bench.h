@@ -46,6 +46,12 @@ struct Bench {
     const std::optional<double> promised = data_sheet_peak();
     return promised ? json(*promised * 1e-9) : json();
   }
+  /// Throws where operands of so many bytes do not fit.
+  void require_memory(const char* option, double bytes) const {
+    if (bytes > static_cast<double>(machine.memory_limit))
+      throw Error(Code::plan, format("{}: operands take {:.3g} GiB and {:.3g} GiB are free; use smaller ones", option,
+                                     bytes / (1 << 30), static_cast<double>(machine.memory_limit) / (1 << 30)));
+  }
   void say(const std::string& text) const {
     if (options.json) {
       std::fputs(text.c_str(), stderr);

@@ -61,6 +61,11 @@ json tune_gemm(const Bench& b) {
 
 json bench_gemm(const Bench& b) {
   if (!b.options.write_tuning.empty()) return tune_gemm(b);
+  for (const bench::GemmShape& shape : gemm_shapes(b)) {
+    const auto m = static_cast<double>(shape.m), k = static_cast<double>(shape.k), n = static_cast<double>(shape.n);
+    const auto size = static_cast<double>(size_of(b.machine.compute));
+    b.require_memory("--shape", (m * k + k * n + m * n) * size);
+  }
   Computing on(b.machine);
   setup::PeakTracker peak = b.measured_peak(*on.device);
   std::vector<bench::GemmRate> measured;

@@ -91,6 +91,7 @@ json bench_optimizer(const Bench& b) {
   constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
   std::vector<int64_t> pieces{b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual};
   if (b.options.size == 0 && !b.options.config.file.empty()) pieces = bench::update_pieces(b.config, b.machine);
+  b.require_memory("--size", 4 * static_cast<double>(b.options.size));
   Computing on(b.machine);
   const bench::OptimizerRate rate = bench::bench_optimizer(on.ex, pieces, b.options.repeats);
   const std::string where = b.machine.gpu ? b.machine.gpu->name : format("{} threads", b.machine.threads);
@@ -115,6 +116,7 @@ json bench_optimizer(const Bench& b) {
 
 json bench_elementwise(const Bench& b) {
   const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
+  b.require_memory("--size", 5 * static_cast<double>(b.options.size));
   Computing on(b.machine);
   const bench::ElementwiseRates rates = bench::bench_elementwise(
       on.ex, b.machine.compute, b.options.size > 0 ? b.options.size : usual, b.options.repeats);

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iostream>
-#include <iterator>
 #include <sstream>
 
 #include "base/files.h"
@@ -346,13 +344,10 @@ Config load_text(std::string_view text, const std::string& origin, const std::ve
 }
 
 std::string read_text(const std::string& given) {
-  if (given == kStandardInput) {
-    const std::string text{std::istreambuf_iterator<char>(std::cin), {}};
-    if (std::cin.bad() || text.empty())
-      throw Error(Code::config, "--config -: standard input has no configuration; expected TOML");
-    return text;
-  }
-  return read_text_file(given, "a configuration file; `trainer config reference` prints one to start from");
+  std::string text = read_text_file(given, "a configuration file; `trainer config reference` prints one to start from");
+  if (given == kStandardInput && text.empty())
+    throw Error(Code::config, "--config -: standard input has no configuration; expected TOML");
+  return text;
 }
 
 std::string name_of(const std::string& path) { return path == kStandardInput ? "stdin" : expand_home(path); }

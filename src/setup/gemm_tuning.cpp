@@ -1,10 +1,10 @@
 #include "setup/gemm_tuning.h"
 
 #include <algorithm>
-#include <fstream>
 #include <optional>
 
 #include "base/checksum.h"
+#include "base/files.h"
 #include "base/log.h"
 #include "ops/gemm_tuning.h"
 
@@ -16,9 +16,7 @@ std::string use_gemm_tuning(const config::Config& config, comm::World& world, co
   std::string text;
   world.control().run_on_all_ranks([&] {
     if (!world.first()) return;
-    std::ifstream file(path, std::ios::binary);
-    text.assign(std::istreambuf_iterator<char>(file), {});
-    if (!file) throw Error(Code::config, format("hardware.gemm_tuning: {} cannot be read", path));
+    text = read_text_file(path, "the table of hardware.gemm_tuning; `trainer bench gemm --write-tuning` makes one");
   });
   world.control().broadcast(text);
   std::optional<ops::GemmTuning> tuning;
