@@ -55,6 +55,11 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
   for (const auto* list : {&manifest.files, &manifest.shards}) {
     for (const StoredFile& file : *list) files.push_back({{"name", file.name}, {"bytes", file.bytes}});
   }
+  json model = json::object();
+  for (const auto& [key, value] : header.model_keys) {
+    const json typed = json::parse(value, nullptr, /*allow_exceptions=*/false);
+    model[key] = typed.is_primitive() && !typed.is_discarded() ? typed : json(value);
+  }
   json info = {{"folder", folder.string()},
                {"format", kFormat},
                {"saved_unix_us", manifest.sequence},
@@ -63,7 +68,7 @@ json inspect_json(const fs::path& path, SystemCalls& calls) {
                {"tokenizer_hash", header.tokenizer_hash},
                {"data_hash", header.data_hash},
                {"gemm_tuning_hash", header.gemm_tuning_hash.value_or("")},
-               {"model", header.model_keys},
+               {"model", model},
                {"parameters", parameters_of(manifest)},
                {"bytes", manifest.tensor_bytes()},
                {"files", files},

@@ -1,6 +1,10 @@
 #include "checkpoint/step_files.h"
 
+#include <signal.h>
 #include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
 
 #include "base/error.h"
 #include "data/tokenizer.h"
@@ -32,8 +36,14 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
   if (fs::exists(fs::symlink_status(target, ignored)))
     throw Error(Code::io, format("{}: already exists; choose a folder that does not exist", target.string()));
   const fs::path parent = target.has_parent_path() ? target.parent_path() : ".";
-  const fs::path temporary = parent / format(".writing-{}-{:x}", target.filename().string(), ::getpid());
+  const std::string prefix = format(".writing-{}-", target.filename().string());
+  const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
   make_folders(calls, parent);
+  for (const std::string& name : names_in(parent)) {  // what a killed process left
+    if (!name.starts_with(prefix)) continue;
+    const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), nullptr, 16));
+    if (writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) remove_tree(calls, parent / name);
+  }
   try {
     make_folder(calls, temporary);
     write(temporary);

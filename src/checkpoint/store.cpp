@@ -46,6 +46,7 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
   try {
     std::string temporary;
     run_on_first_rank([&] {
+      make_folders(calls_, folder_);  // where somebody removed it
       temporary = fresh(kSaving, name).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
     });

@@ -118,6 +118,14 @@ TEST(CheckpointStore, RemovesLeftOversAtTheStartAndNothingElse) {
   EXPECT_EQ(names_in(folder), (std::vector<std::string>{".mine", "step-00000200.mine"}));
 }
 
+TEST(CheckpointStore, MakesItsFolderAgainWhereSomebodyRemovedIt) {
+  TempFolder run;
+  CheckpointStore store(run / "a/checkpoints", {});
+  fs::remove_all(run / "a");
+  save_step(store, 100);
+  EXPECT_EQ(load_newest(run / "a", small_model()), 100);
+}
+
 TEST(CheckpointStore, PutsBackAStepThatWasPushedAside) {
   TempFolder folder;
   {

@@ -50,6 +50,17 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
   expect_error(Code::checkpoint, {"it has weights only"}, [&] { Reader(folder / "weights").load(all.slices, {}); });
 }
 
+TEST(Strip, RemovesWhatAKilledProcessLeft) {
+  TempFolder folder;
+  saved(folder / "run");
+  // No process has the first number. The second's is alive, the third is of another name.
+  for (const char* name : {".writing-weights-7fffffff", ".writing-weights-1", ".writing-weight-7fffffff"})
+    fs::create_directories(folder / name / "half");
+  strip(folder / "run", folder / "weights");
+  EXPECT_EQ(names_in(folder),
+            (std::vector<std::string>{".writing-weight-7fffffff", ".writing-weights-1", "run", "weights"}));
+}
+
 TEST(Strip, LeavesNothingWhereItFails) {
   TempFolder folder;
   const fs::path step = saved(folder / "run");
