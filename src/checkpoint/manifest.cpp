@@ -114,6 +114,7 @@ json to_json(const TrainState& state) {
           {"best_step", state.best_step},
           {"proven_step", state.proven_step},
           {"loss", std::isfinite(state.loss) ? json(state.loss) : json()},
+          {"origin", state.origin},
           {"skipped_in_row", state.skipped_in_row},
           {"finite_weights", state.finite_weights}};
 }

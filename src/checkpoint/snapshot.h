@@ -30,6 +30,7 @@ struct TrainState {
   int64_t best_step = -1;
   int64_t proven_step = -1;  // the last checkpoint that a normal step followed (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
+  int64_t origin = 0;          // a branch: the sequence (manifest.h) of the other run's checkpoint that it began from
   int64_t skipped_in_row = 0;  // that many last steps had a loss or gradient that was not finite: no update
   bool finite_weights = true;
   /// The weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for

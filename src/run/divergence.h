@@ -12,7 +12,7 @@ namespace trainer::run {
 /// before, and not far above that of a uniform guess, as the losses of exploded weights are.
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
 
-/// Returns the advice for a run that diverged: the proven checkpoint, if it is still there.
-std::string suggest_resume(const std::filesystem::path& proven);
+/// Returns the advice for a run with these checkpoints that diverged: the proven checkpoint, if it is still there.
+std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints);
 
 }  // namespace trainer::run

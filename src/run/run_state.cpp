@@ -16,17 +16,41 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Returns the step folders to try, the best first.
-std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder) {
+bool is_path(const std::string& resume) { return resume != "auto" && resume != "must" && resume != "never"; }
+
+bool is_in(const fs::path& folder, const fs::path& step_folder) {
+  std::error_code missing;
+  return fs::equivalent(folder, step_folder.parent_path(), missing);
+}
+
+/// Returns the step folders to try, the best first. The command that began a branch of another run continues the branch
+/// when it is repeated.
+std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
-  if (checkpoint.resume == "auto") return checkpoint::complete_checkpoints(folder);
-  if (checkpoint.resume != "must") return {checkpoint::resolve(checkpoint.resume)};
-  const std::optional<fs::path> newest = checkpoint::newest_checkpoint(folder);
-  if (!newest)
-    throw Error(Code::checkpoint,
-                format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to start a fresh run",
-                       folder.string()));
-  return {*newest};
+  if (!is_path(checkpoint.resume)) {
+    const std::vector<fs::path> all = checkpoint::complete_checkpoints(folder, system_calls(), aloud);
+    if (checkpoint.resume == "auto") return all;
+    if (all.empty())
+      throw Error(
+          Code::checkpoint,
+          format("checkpoint.resume = \"must\": no complete checkpoint in {}; use \"auto\" to start a fresh run",
+                 folder.string()));
+    return {all.front()};
+  }
+  const std::vector<fs::path> given = checkpoint::candidates(checkpoint.resume, system_calls(), aloud);
+  const std::vector<checkpoint::Entry> own = checkpoint::list_checkpoints(folder).complete;
+  if (own.empty() || is_in(folder, given.front())) return {given.front()};
+  const int64_t origin = own.front().state.origin;
+  for (const fs::path& begin : given) {
+    if (checkpoint::Reader(begin).manifest().sequence != origin) continue;
+    if (aloud)
+      log::info("branch of {}, continued at step {}; --resume never or another run.dir starts again", begin.string(),
+                own.front().state.step);
+    return {own.front().folder};
+  }
+  throw Error(Code::checkpoint, format("{}: its checkpoints do not descend from {}; --resume auto continues them, and "
+                                       "another run.dir starts a branch",
+                                       folder.string(), given.front().string()));
 }
 
 /// Returns what is damaged in the checkpoint, as some rank found. Empty: every rank has filled its tensors.
@@ -40,7 +64,8 @@ std::string load_all(train::Trainer& trainer, const fs::path& folder, const chec
     reader.load(checkpoint::slices_to_fill(trainer.store(), /*moments=*/true),
                 {.weights_only = false, .tied = trainer.config().model.tie_embeddings.value()});
     const checkpoint::Snapshot& stored = reader.header();
-    resumed = {folder, stored.state, stored.config_toml, stored.gemm_tuning_hash, stored.val_hash};
+    resumed = {folder,         reader.manifest().sequence, stored.state, stored.config_toml, stored.gemm_tuning_hash,
+               stored.val_hash};
   });
   if (damage.empty()) trainer.store().refresh_compute();
   return damage;
@@ -90,16 +115,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
 }
 
 std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const fs::path& folder) {
-  if (config.resume == "never") return std::nullopt;
-  const bool newest = config.resume == "auto" || config.resume == "must";
-  std::vector<fs::path> candidates;
-  if (newest) {
-    for (const checkpoint::Entry& entry : checkpoint::list_checkpoints(folder).complete)
-      candidates.push_back(entry.folder);
-  } else {
-    candidates = checkpoint::candidates(config.resume, system_calls(), /*aloud=*/false);
-  }
-  for (const fs::path& candidate : candidates) try {
+  for (const fs::path& candidate : resume_candidates(config, folder, /*aloud=*/false)) try {
       return StoredHeader{candidate, checkpoint::Reader(candidate).header()};
     } catch (const checkpoint::Damage&) {
       continue;  // damage is reported when the checkpoint is loaded
@@ -110,7 +126,8 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
 std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected) {
   const config::Checkpoint& config = trainer.config().checkpoint;
   comm::World& world = trainer.mesh().world();
-  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return resume_candidates(config, folder); });
+  const std::vector<fs::path> candidates =
+      list_on_first_rank(world, [&] { return resume_candidates(config, folder, /*aloud=*/true); });
   if (candidates.empty()) return std::nullopt;
   const std::string none_whole =
       config.resume != "auto"
@@ -120,6 +137,7 @@ std::optional<Resumed> resume(train::Trainer& trainer, const fs::path& folder, c
   Resumed resumed;
   load_first_whole(world, candidates, none_whole,
                    [&](const fs::path& candidate) { return load_all(trainer, candidate, expected, resumed); });
+  if (is_path(config.resume) && !is_in(folder, resumed.folder)) resumed.state.origin = resumed.sequence;
   return resumed;
 }
 

@@ -30,6 +30,7 @@ std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, c
 /// Resumed is what a run resumes from.
 struct Resumed {
   std::filesystem::path folder;
+  int64_t sequence = 0;
   checkpoint::TrainState state;
   // Of the run that saved it.
   std::string config_toml;
@@ -39,8 +40,9 @@ struct Resumed {
 /// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
 /// starts fresh. "auto" skips checkpoints of `folder` whose bytes are damaged, with a warning for each. It throws
 /// Code::checkpoint when none is whole. "must" and a path mean one checkpoint, and throw when it is missing or damaged.
-/// A checkpoint of another run is always an error. `expected` holds the run's keys and hashes. Every rank calls it; all
-/// load the checkpoint that the first one finds.
+/// Where `folder` has a branch of the other run that the path belongs to, the branch is resumed. A checkpoint of
+/// another run is always an error. `expected` holds the run's keys and hashes. Every rank calls it; all load the
+/// checkpoint that the first one finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 

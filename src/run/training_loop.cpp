@@ -229,7 +229,12 @@ void TrainingLoop::sample_now() {
   const TraceScope traced(trainer_.meter().trace, "sample");
   const train::Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
   report::Sample sample{state_.step, config_.train.sample_prompt, {}};
-  sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+  try {
+    sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+  } catch (const Error& error) {
+    if (error.code() != Code::nonfinite) throw;
+    return reporter_.warn(state_.step, format("step {}: no sample: {}", state_.step, error.what()));
+  }
   reporter_.sample(std::move(sample));
 }
 
@@ -284,7 +289,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 void TrainingLoop::give_up(const std::string& reason) {
   reporter_.end(state_, "ended because training diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
-                                      reason, suggest_resume(proven_)))
+                                      reason, suggest_resume(proven_, store_.folder())))
       .on(Scope::all_ranks);
 }
 

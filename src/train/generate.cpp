@@ -63,6 +63,7 @@ int32_t Generator::feed(const std::vector<int32_t>& ids, TokenSampler& sampler, 
     trainer_.end();
     at += static_cast<size_t>(rows);
   }
+  if (chosen < 0) throw Error(Code::nonfinite, "the logits are not finite: the weights diverged").on(Scope::all_ranks);
   return chosen;
 }
 

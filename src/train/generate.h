@@ -20,7 +20,8 @@ class Generator {
 
   /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at
   /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len continues from its
-  /// last half, which is logged once. `first` [vocab]: the allowed first tokens (empty: any).
+  /// last half, which is logged once. `first` [vocab]: the allowed first tokens (empty: any). Throws Code::nonfinite on
+  /// all of these ranks where the logits are not finite.
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 

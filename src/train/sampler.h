@@ -20,7 +20,7 @@ class TokenSampler {
  public:
   TokenSampler(const Sampling& sampling, int64_t vocab);
   /// logits [1, >= vocab] f32 or f64; `position` numbers the draw. Ties go to the smaller id. `allowed` [vocab]: only
-  /// these tokens, one at least (empty: all).
+  /// these tokens, one at least (empty: all). Returns -1 if a logit is not finite.
   int32_t choose(const Tensor& logits, int64_t position, const std::vector<bool>& allowed = {});
 
  private:

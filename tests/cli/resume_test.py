@@ -137,6 +137,19 @@ class Resume(rig.Runs):
         losses = {event["step"]: event["loss"] for event in self.events("eval")}
         self.assertEqual(best, {3: -1, 6: 6, 8: min((6, 8), key=losses.get)})
 
+    def test_a_branch_goes_on_when_its_command_is_repeated(self):
+        self.train("run.dir=base", max_steps=4)
+        branch = ["run.dir=branch", "train.steps=12"]
+        self.train(*branch, resume="base", max_steps=3)
+        self.assertIn("branch of base/checkpoints/step-00000004, continued at step 7",
+                      self.train(*branch, resume="base", max_steps=3))
+        self.assertIn("resumed step 10", self.train(*branch, resume="base/checkpoints/step-00000004"))
+        self.train("run.dir=whole", "train.steps=12", resume="base")
+        self.assert_same_run(12, "branch", "whole")
+        self.train("run.dir=base", max_steps=1)
+        self.assertIn("do not descend from base/checkpoints/step-00000005",
+                      self.train(*branch, resume="base/checkpoints/step-00000005", status=5))
+
     def test_a_run_from_step_0_leaves_nothing_of_an_earlier_one(self):
         self.train(max_steps=2)
         stderr = self.train("model.d_model=48", resume="never", max_steps=1)

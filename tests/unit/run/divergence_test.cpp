@@ -45,11 +45,13 @@ TEST(Proof, IsNotForACheckpointOfSkippedStepsOrOfWeightsThatAreNotFinite) {
 TEST(Proof, IsAdvisedWhileItIsThere) {
   tests::TempFolder folder;
   const std::filesystem::path step = folder / "step-00000007";
-  EXPECT_EQ(suggest_resume(step).find(step.string()), std::string::npos);
-  EXPECT_NE(suggest_resume({}).find("--resume never"), std::string::npos);
+  EXPECT_EQ(suggest_resume(step, folder).find(step.string()), std::string::npos);
+  EXPECT_NE(suggest_resume({}, folder).find("--resume never"), std::string::npos);
   std::filesystem::create_directory(step);
   tests::write(step / "COMPLETE", "");
-  EXPECT_NE(suggest_resume(step).find("--resume " + step.string()), std::string::npos);
+  EXPECT_TRUE(suggest_resume(step, folder).ends_with("--resume " + step.string()));
+  EXPECT_NE(suggest_resume(step, folder / "branch").find("another run.dir"), std::string::npos)
+      << "the branch's own checkpoints would be resumed";
 }
 
 }  // namespace
