@@ -7,6 +7,7 @@
 #include "cli/process.h"
 #include "huggingface/export.h"
 #include "huggingface/import.h"
+#include "report/printable.h"
 
 namespace trainer::cli {
 namespace {
@@ -32,6 +33,7 @@ int export_model(const CheckpointOptions& o) {
   huggingface::ExportOptions options;
   options.type = huggingface::find_named(o.dtype).value();  // the parser has checked it
   options.shard_bytes = o.shard_bytes;
+  options.allow_nonfinite = o.allow_nonfinite;
   const huggingface::Exported done = huggingface::export_model(path, o.output, options);
   print_result(
       o,
@@ -68,11 +70,11 @@ int checkpoint_command(const CheckpointOptions& o) {
   if (o.what == "import") return import_model(o);
   const std::string path = checkpoint_path("checkpoint " + o.what, o.checkpoint, o.config);
   if (o.what == "inspect") {
-    print(o.json ? checkpoint::inspect_json(path).dump() + "\n" : checkpoint::inspect_text(path));
+    print(o.json ? checkpoint::inspect_json(path).dump() + "\n" : report::printable(checkpoint::inspect_text(path)));
     return 0;
   }
   const checkpoint::VerifyReport report = checkpoint::verify(path);
-  print(o.json ? checkpoint::to_json(report).dump() + "\n" : checkpoint::to_text(report));
+  print(o.json ? checkpoint::to_json(report).dump() + "\n" : report::printable(checkpoint::to_text(report)));
   return report.problems.empty() ? 0 : exit_status(Code::checkpoint);
 }
 

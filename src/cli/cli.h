@@ -97,6 +97,7 @@ struct CheckpointOptions {
   std::string input, format;            // import; export, import
   std::string dtype = "fp32";           // export
   int64_t shard_bytes = 5'000'000'000;  // export
+  bool allow_nonfinite = false;         // export
   bool json = false;
 };
 int checkpoint_command(const CheckpointOptions& options);

@@ -76,20 +76,20 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
     return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));
   };
   if (o.json) {
-    nlohmann::json document{{"checkpoint", model.folder.string()},
-                            {"step", model.step},
-                            {"questions", result.questions},
-                            {"accuracy", result.raw},
-                            {"accuracy_per_token", result.per_token},
-                            {"accuracy_per_byte", result.per_byte},
-                            {"loss", result.loss}};
+    nlohmann::json document{
+        {"checkpoint", model.folder.string()},  {"step", model.step},     {"questions", result.questions},
+        {"truncated", result.truncated},        {"accuracy", result.raw}, {"accuracy_per_token", result.per_token},
+        {"accuracy_per_byte", result.per_byte}, {"loss", result.loss}};
     print(document.dump() + "\n");
   } else {
+    const std::string truncated =
+        result.truncated == 0 ? ""
+                              : format(" ({} without their beginning: longer than model.seq_len)", result.truncated);
     print(
-        format("checkpoint     {}\nstep           {}\nquestions      {}\naccuracy       {}\nper token      {}\n"
-               "per byte       {}\nloss           {:.6f}\n",
-               model.folder.string(), model.step, result.questions, share(result.raw), share(result.per_token),
-               share(result.per_byte), result.loss));
+        format("checkpoint     {}\nstep           {}\nquestions      {}{}\naccuracy       {}\nper token      "
+               "{}\nper byte       {}\nloss           {:.6f}\n",
+               model.folder.string(), model.step, result.questions, truncated, share(result.raw),
+               share(result.per_token), share(result.per_byte), result.loss));
   }
   return 0;
 }

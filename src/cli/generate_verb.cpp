@@ -1,12 +1,14 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/files.h"
 #include "base/log.h"
+#include "base/philox.h"
 #include "cli/checkpoint_path.h"
 #include "cli/cli.h"
 #include "cli/process.h"
@@ -25,12 +27,15 @@ namespace {
 using Line = nlohmann::ordered_json;
 
 std::string prompt_text(const GenerateOptions& o) {
-  if (!o.prompts.empty()) return read_input(o.prompts, "--prompts");
-  if (!o.prompt_file.empty()) return read_input(o.prompt_file, "--prompt-file");
+  const auto read = [](const std::string& path, const char* option) {
+    return read_text_file(path, format("the text of {}", option), Code::usage);
+  };
+  if (!o.prompts.empty()) return read(o.prompts, "--prompts");
+  if (!o.prompt_file.empty()) return read(o.prompt_file, "--prompt-file");
   if (!o.prompt)
     throw Error(Code::usage,
                 "no prompt: use --prompt TEXT, --prompt-file FILE, --prompt - for standard input, or --prompts FILE");
-  return *o.prompt == "-" ? read_input("-", "--prompt") : *o.prompt;
+  return *o.prompt == "-" ? read("-", "--prompt") : *o.prompt;
 }
 
 /// The output of lines: standard output or a file. They are written one by one, so that an interrupted run keeps its
@@ -65,9 +70,12 @@ int continue_lines(comm::World& world, const GenerateOptions& o, const std::stri
   if (world.first()) output.emplace(o.output);
   int64_t tokens = 0;
   const double start = now_seconds();
+  const PhiloxKey key = philox_key(o.seed, "prompts");
   for (const Line& line : lines) {
+    const uint64_t seed = line.contains("seed") ? line["seed"].get<uint64_t>()
+                                                : philox_at(key, static_cast<uint64_t>(&line - lines.data()));
     for (int64_t i = 0; i < o.samples; ++i) {
-      const train::Sampling sampling{o.temperature, o.top_k, o.top_p, o.seed + static_cast<uint64_t>(i)};
+      const train::Sampling sampling{o.temperature, o.top_k, o.top_p, seed + static_cast<uint64_t>(i)};
       std::string continuation;
       StopText stop(o.stop);
       const int64_t written = generator.write(*model.tokenizer, line["prompt"].get<std::string>(), o.tokens, sampling,
@@ -101,6 +109,8 @@ int generate(comm::World& world, const GenerateOptions& o) {
     path = checkpoint_path("generate", o.checkpoint, o.config);
     prompt = prompt_text(o);
     if (!o.prompts.empty()) data::read_prompts(prompt, o.prompts);
+    if (std::error_code none; !o.output.empty() && std::filesystem::equivalent(o.output, o.prompts, none))
+      throw Error(Code::usage, format("--output {}: the file of --prompts; name another one", o.output));
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);
@@ -108,8 +118,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
       computing_sets(world, "generate", o.config, {"run.name", "run.dir", "checkpoint.dir"});
   run::LoadedModel model = run::load_model(world, path, config::generation_layouts, 0, sets);
   if (!model.tokenizer)
-    throw Error(Code::data,
-                format("{} was trained on tokens without a tokenizer: it cannot generate text", model.folder.string()))
+    throw Error(Code::data, format("{} has no tokenizer: it cannot generate text", model.folder.string()))
         .on(Scope::all_ranks);
   if (model.trainer->replica() > 0) return 0;  // decoding one token at a time has no work for other replicas
   if (!o.prompts.empty()) return continue_lines(world, o, prompt, model);

@@ -184,7 +184,8 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
   add_number(verb, "--top-k", o.top_k, 0, "sample from the N most likely tokens; 0: all");
   verb.add_option("--top-p", o.top_p, "sample from the most likely tokens that reach this total probability")
       ->capture_default_str();
-  add_number(verb, "--seed", o.seed, 0, "set the seed: the same seed gives the same text");
+  add_number(verb, "--seed", o.seed, 0,
+             "set the seed (of a line of --prompts: its own \"seed\", or one derived from this)");
   add_json(verb, o.json);
 }
 
@@ -229,7 +230,7 @@ void add_bench(CLI::App& verb, BenchOptions& o) {
   add_number(add_action(verb, "optimizer", "time the AdamW update"), "--size", o.size, 0,
              "use operands of N bytes; 0: much larger than the caches");
   add_number(add_action(verb, "offload", "predict the update time of optimizer offload schedules"), "--size", o.size, 0,
-             "update N parameters per rank; 0: 3.8e9");
+             "update N parameters per rank; 0: 3.8e9", 1'000'000'000'000);
   add_action(verb, "step", "time whole optimizer steps by operator")
       .add_flag("--dry-run", o.dry_run, "count FLOPs and bytes of each operator without computing");
   add_action(verb, "memory", "compare predicted and measured memory");
@@ -255,6 +256,7 @@ void add_checkpoint_actions(CLI::App& verb, CheckpointOptions& o) {
     add_choice(*action, "--format", o.format, {"hf"}, "set the format: Hugging Face transformers")->required();
   add_choice(to, "--dtype", o.dtype, {"fp32", "bf16", "fp16"}, "set the type of the weights");
   add_number(to, "--shard-bytes", o.shard_bytes, 1, "write at most N bytes of weights into one file");
+  to.add_flag("--allow-nonfinite", o.allow_nonfinite, "export weights that are not finite too");
   add_path(from, "--input", o.input, "DIR", "read the folder with config.json and model.safetensors")->required();
   from.excludes(checkpoint)->excludes(config);
 }

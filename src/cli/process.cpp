@@ -8,8 +8,9 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "base/file_io.h"
 #include "base/files.h"
+#include "base/log.h"
+#include "report/printable.h"
 
 namespace trainer::cli {
 namespace {
@@ -23,6 +24,9 @@ std::string not_printed(int reason) {
 void prepare_process() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
+  log::set_sink([plain = log::set_sink({})](log::Level level, const std::string& line) {
+    plain(level, report::printable(line));  // names in files may hold sequences that terminals act on
+  });
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
     // The lowest free number is this one, as those below are open. It is opened in the wrong direction, so that using
@@ -44,25 +48,6 @@ bool is_output_complete() {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return true;
   std::fprintf(stderr, "trainer: %s\n", not_printed(errno).c_str());
   return false;
-}
-
-std::string read_input(const std::string& path, const std::string& option) {
-  const int file = path == "-" ? STDIN_FILENO : ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  const auto refuse = [&](int reason) {
-    if (path != "-" && file >= 0) ::close(file);
-    throw Error(Code::usage, format("{} {}: {} cannot be read: {}", option, path, path == "-" ? "standard input" : "it",
-                                    system_reason(reason)));
-  };
-  if (file < 0) refuse(errno);
-  std::string text, block(size_t{1} << 16, '\0');
-  for (;;) {
-    const ssize_t got = uninterrupted([&] { return ::read(file, block.data(), block.size()); });
-    if (got < 0) refuse(errno);
-    if (got == 0) break;
-    text.append(block, 0, static_cast<size_t>(got));
-  }
-  if (path != "-") ::close(file);
-  return text;
 }
 
 }  // namespace trainer::cli

@@ -13,6 +13,7 @@
 #include "config/resolve.h"
 #include "config/text.h"
 #include "config/validate.h"
+#include "report/printable.h"
 
 namespace trainer::cli {
 namespace {
@@ -167,8 +168,10 @@ int report(const std::exception_ptr& exception, int rank) {
     text = code == Code::plan ? no_more_threads("this run", refused).what() : error.what();
   }
   if (code == Code::internal) text = "internal error (a bug, please report it): " + text;
-  const std::string who = rank > 0 ? format("trainer: rank {}", rank) : "trainer";
-  if (!reported || code == Code::internal) std::fprintf(stderr, "%s: %s\n", who.c_str(), text.c_str());
+  const std::string here = format("rank {}: ", rank);  // time-outs name their rank themselves
+  const std::string who = rank > 0 && !text.starts_with(here) ? format("trainer: rank {}", rank) : "trainer";
+  if (!reported || code == Code::internal)
+    std::fprintf(stderr, "%s: %s\n", who.c_str(), report::printable(text).c_str());
   return exit_status(code);
 }
 

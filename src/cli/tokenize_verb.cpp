@@ -42,13 +42,16 @@ int tokenize_command(const TokenizeOptions& o) {
       throw Error(Code::data,
                   format("{}: contains {}, a different kind of tokenizer; choose a different --output, or remove it",
                          o.output, other));
-  replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
-  const data::TokenizeResult result =
-      data::tokenize_files(files, tokenizer, fs::path(o.output) / "tokens.bin", options);
+  const fs::path output = fs::path(o.output) / "tokens.bin";
+  std::error_code none;
+  const bool occupied = fs::exists(output, none);
+  const data::TokenizeResult result = data::tokenize_files(files, tokenizer, output, options);
   if (!result.finished) {
     log::info("stopped; run the same command again to resume");
     return 75;
   }
+  replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());
+  if (occupied && !result.reused) log::warning("{}: replaced; it had other tokens", output.string());
   if (result.replaced > 0)
     log::warning("{} bytes were not UTF-8 and were replaced, the first at {}", result.replaced, result.first_replaced);
   if (o.json) {

@@ -87,7 +87,9 @@ void check_names(const Config& config, Checker& checker) {
 
 void check_run(const Run& run, Checker& checker) {
   checker.require(run.name.find('/') == std::string::npos && run.name != "." && run.name != "..", {"run.name"},
-                  "\"{}\" cannot be part of a folder's name; use run.dir to choose a different folder", run.name);
+                  "\"{}\" cannot be part of a folder's name; remove the \"/\", or set run.dir to any folder", run.name);
+  checker.require(run.name.size() <= 255, {"run.name"}, "{} bytes; the name of a folder has at most 255",
+                  run.name.size());
   checker.require(!run.dir.empty(), {"run.dir"}, "expected a folder, found an empty string");
 }
 

@@ -8,7 +8,7 @@
 namespace trainer::data {
 
 /// Reads the lines of `text`, one or more. `path` names it in messages. Throws Code::data naming the line that has no
-/// prompt.
+/// prompt, or a seed that is none.
 std::vector<nlohmann::ordered_json> read_prompts(std::string_view text, const std::string& path);
 
 }  // namespace trainer::data

@@ -152,6 +152,10 @@ Exported export_model(const fs::path& path, const fs::path& output, const Export
   const checkpoint::Snapshot& header = reader.header();
   const config::Config config =
       config::load_text(header.config_toml, (reader.folder() / "config.toml").string(), {}, {.files = false});
+  if (!header.state.finite_weights && !options.allow_nonfinite)
+    throw Error(Code::nonfinite, format("{}: weights are not finite; choose an earlier checkpoint, or insist with "
+                                        "--allow-nonfinite",
+                                        reader.folder().string()));
   const int64_t vocab = reader.vocab_size();
   std::optional<data::Tokenizer> tokenizer;
   if (!header.tokenizer.empty())

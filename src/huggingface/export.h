@@ -13,6 +13,7 @@ namespace trainer::huggingface {
 struct ExportOptions {
   FloatType type = FloatType::f32;
   int64_t shard_bytes = 5'000'000'000;  // of tensors in one file at most, unless a single one is larger
+  bool allow_nonfinite = false;         // else weights that are not finite are refused (Code::nonfinite)
 };
 struct Exported {
   std::filesystem::path source;    // the step folder that was read

@@ -145,7 +145,7 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
   const std::optional<data::Tokenizer> tokenizer = find_tokenizer(input);
   if (tokenizer && tokenizer->vocab_size() != model.vocab)
     throw Error(Code::checkpoint, format("{}: vocab_size: {}, but the tokenizer next to it has {} tokens; remove the "
-                                         "tokenizer's files to import the model with token ids only",
+                                         "tokenizer's files to import the model for training on .bin files",
                                          config_file.string(), model.vocab, tokenizer->vocab_size()));
   const WeightFiles files(calls, input);
   const std::vector<MappedTensor> tensors = tensor_map(model.config.model, model.vocab);
@@ -158,6 +158,8 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
     checkpoint::Manifest manifest;
     manifest.header = header_of(model, tokenizer);
     write_tensors(shard, tensors, reader, done, manifest.header.state.finite_weights);
+    if (!manifest.header.state.finite_weights)
+      log::warning("{}: weights are not finite: no run, evaluation or text comes from this model", input.string());
     checkpoint::WrittenShard written = shard.finish();
     manifest.shards.push_back(std::move(written.file));
     manifest.tensors = std::move(written.tensors);
@@ -165,7 +167,9 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
     manifest.sequence = std::chrono::duration_cast<std::chrono::microseconds>(now).count();
     checkpoint::complete_step_folder(calls, folder, std::move(manifest));
   });
-  if (!done.tokenizer) log::warning("{}: no tokenizer: the checkpoint works with token ids only", input.string());
+  if (!done.tokenizer)
+    log::warning("{}: no tokenizer: train and evaluate the checkpoint on .bin files; `generate` needs one",
+                 input.string());
   return done;
 }
 

@@ -4,6 +4,7 @@
 
 #include "base/log.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/model_keys.h"
 #include "comm/gpu_transport.h"
 #include "config/load.h"
 #include "run/fallback.h"
@@ -74,6 +75,11 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   loaded.machine = setup::choose_machine(loaded.config, world);
   take_tuning(world, loaded);
   const int64_t vocab = reader->vocab_size();
+  for (const auto& [key, value] : checkpoint::model_keys(loaded.config.model, vocab))
+    if (const auto stored = header.model_keys.find(key); stored != header.model_keys.end() && stored->second != value)
+      throw Error(Code::checkpoint, format("{}: {} is {} in manifest.json, {} in config.toml: one of them was edited",
+                                           folder.string(), key, stored->second, value))
+          .on(Scope::all_ranks);
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, candidates, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
@@ -92,13 +98,21 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
 
 LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& layouts, int threads,
                        const std::vector<std::string>& sets) {
-  const std::vector<fs::path> candidates = list_on_first_rank(world, [&] { return checkpoint::candidates(path); });
-  const std::string none_whole =
-      candidates.size() < 2 ? ""
-                            : format("{}: none of its {} checkpoints is intact: ", path.string(), candidates.size());
+  const auto list = [&] { return list_on_first_rank(world, [&] { return checkpoint::candidates(path); }); };
+  std::vector<fs::path> candidates = list();
   std::optional<LoadedModel> loaded;
-  load_first_whole(world, candidates, none_whole,
-                   [&](const fs::path& folder) { return load_folder(world, folder, layouts, threads, sets, loaded); });
+  while (!loaded) {
+    const std::string none_whole =
+        candidates.size() < 2 ? ""
+                              : format("{}: none of its {} checkpoints is intact: ", path.string(), candidates.size());
+    try {
+      load_first_whole(world, candidates, none_whole, [&](const fs::path& folder) {
+        return load_folder(world, folder, layouts, threads, sets, loaded);
+      });
+    } catch (const Error& error) {  // a run that is still training saves newer ones and removes these
+      if (error.scope() != Scope::all_ranks || std::exchange(candidates, list()) == candidates) throw;
+    }
+  }
   return std::move(*loaded);
 }
 

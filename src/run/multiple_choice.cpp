@@ -94,6 +94,11 @@ Accuracy answer_questions(train::Trainer& trainer, const std::vector<Question>& 
       likelihoods[places[first + at].question][places[first + at].choice] = -losses[at];
   }
   for (size_t q = 0; q < questions.size(); ++q) judge(questions[q], likelihoods[q], scored[q], result);
+  result.truncated = std::ranges::count_if(questions, [&](const Question& question) {
+    return std::ranges::any_of(question.choices, [&](const Question::Choice& choice) {
+      return static_cast<int64_t>(choice.tokens.size()) - 1 > scorer.length();
+    });
+  });
   for (double* share : {&result.raw, &result.per_token, &result.per_byte, &result.loss})
     *share /= static_cast<double>(questions.size());
   return result;

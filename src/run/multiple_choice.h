@@ -17,6 +17,7 @@ using data::Question;
 /// characters; NaN where bytes are not known).
 struct Accuracy {
   int64_t questions = 0;
+  int64_t truncated = 0;  // questions with a text longer than the model
   double raw = 0, per_token = 0, per_byte = 0;
   double loss = 0;           // nats per token of the right endings
   bool interrupted = false;  // stopped before the last question; the rest is then meaningless

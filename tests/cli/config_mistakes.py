@@ -54,6 +54,7 @@ CASES = [
     config("threads beyond any machine", TINY, "run.threads=5000", "<= 4096", sets=["run.threads=5000"]),
     config("compute type that does not exist", TINY, "fp8", "auto, bf16, fp32, fp64", sets=["precision.compute=fp8"]),
     config("mesh of nothing", TINY, "parallel.mesh=[]", sets=["parallel.mesh=[]"]),
+    config("name longer than a folder's may be", TINY, "run.name", "300 bytes", "255", sets=["run.name=" + 300 * "x"]),
     config("line end in a name", TINY, "run.name", "control characters", sets=["run.name=a\nb"]),
     config("run in no folder", TINY, "run.dir", "expected a folder", sets=['run.dir=""']),
     config("unknown name in braces", TINY, "{nmae}", "{name}", sets=["run.dir=runs/{nmae}"]),

@@ -110,6 +110,12 @@ class Divergence(rig.Runs):
         stderr = self.trainer("eval", "--checkpoint", "run", status=DIVERGED)
         self.assertIn("run/checkpoints/step-00000006: the loss is not finite", stderr)
 
+    def test_no_text_comes_from_logits_that_are_not_finite(self):
+        self.train(*RUINOUS, max_steps=6)
+        (self.folder / "in.jsonl").write_text('{"prompt": "a"}\n')
+        for source in (["--prompt", "a", "--json"], ["--prompts", "in.jsonl"]):
+            self.assertIn("the logits are not finite", self.trainer("generate", "--checkpoint", "run", *source, status=DIVERGED))
+
     def test_ranks_agree(self):
         sets = ["parallel.transport=threads", "parallel.tensor=2", "run.threads=1"]
         self.train(*sets, *RUINOUS, status=DIVERGED)

@@ -110,20 +110,25 @@ class Evaluation(rig.Runs):
     # --- many prompts
 
     def test_prompts_are_continued_line_by_line(self):
-        prompts = [{"id": 7, "prompt": "the cat"}, {"prompt": "a ", "note": ["x", None]}, {"prompt": "", "text": "replaced"}]
+        prompts = [{"id": 7, "prompt": "the cat"}, {"prompt": "a ", "note": ["x", None]}, {"prompt": "", "text": "replaced"},
+                   {"prompt": "the cat"}, {"prompt": "the cat", "seed": 9}]
         (self.folder / "in.jsonl").write_text("\n".join(map(json.dumps, prompts)) + "\n\n")
         args = ["generate", "--checkpoint", "run", "--tokens", "6", "--seed", "3", "--temperature", "0.9"]
         lines = [json.loads(line) for line in self.trainer(*args, "--prompts", "in.jsonl", "--samples", "2", stdout=True).splitlines()]
-        self.assertEqual(len(lines), 6)
+        self.assertEqual(len(lines), 10)
+        self.assertEqual([line["seed"] for line in lines[8:]], [9, 10])  # a line's own seed wins
+        self.assertEqual(len({line["seed"] for line in lines}), 10)  # equal prompts give different texts
         for i, line in enumerate(lines):
             prompt = prompts[i // 2]
-            alone = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(3 + i % 2), "--prompt", prompt["prompt"],
+            alone = json.loads(self.trainer(*args[:-4], "--temperature", "0.9", "--seed", str(line["seed"]), "--prompt", prompt["prompt"],
                                             "--json", stdout=True))
-            self.assertEqual((line["text"], line["tokens"], line["seed"]), (alone["text"], alone["tokens"], 3 + i % 2))
-            self.assertEqual({**line, **prompt, "text": line["text"]}, line)  # what the line had stays
+            self.assertEqual((line["text"], line["tokens"]), (alone["text"], alone["tokens"]))
+            self.assertEqual({**line, **prompt, "text": line["text"], "seed": line["seed"]}, line)  # what the line had stays
         self.trainer(*args, "--prompts", "in.jsonl", "--output", "out.jsonl")
         out = [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
         self.assertEqual(out, lines[::2])
+        self.assertIn("--output in.jsonl: the file of --prompts", self.trainer(*args, "--prompts", "in.jsonl", "--output", "in.jsonl",
+                                                                               status=2))
 
     def test_mistakes_in_prompts_are_named(self):
         for text, status, message in (('{"prompt": "a"}\n{"text": "b"}\n', 4, "in.jsonl:2: expected a JSON object with a text called \"prompt\""),

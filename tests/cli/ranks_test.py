@@ -99,6 +99,7 @@ class Ranks(rig.Runs):
         os.kill(self.process_of(process.pid, rank=1), signal.SIGSTOP)
         stderr = self.ended(process, LOST_PEER)
         self.assertRegex(stderr, r"rank 1 \(host .*, process \d+\)")
+        self.assertNotRegex(stderr, r"(rank \d+: )\1")
         self.launcher = []
         self.assert_whole(*self.step_folders())
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`trainer tokenize`, and training from every format of tokens."""
 import array
+import fcntl
 import json
 import os
 import pathlib
@@ -51,6 +52,19 @@ class Tokenize(rig.Runs):
                           ("train", "--config", "config.toml", "--set", "data.tokenizer=odd.model", "--set", 'data.train=["text.txt"]',
                            "--set", "run.dir=odd-run")):
             self.assertRegex(self.trainer(*arguments, status=4), r"odd\.model: this tokenizer cannot encode the text: .*; train a different one")
+
+    def test_a_tokenizer_changes_with_its_tokens_only(self):
+        self.tokenize("text.txt", output="busy")
+        tokenizer = (self.folder / "busy/tokenizer.model").read_bytes()
+        other = ["tokenize", "--input", "text.txt", "--output", "busy", "--train-vocab", "300"]
+        work = self.folder / "busy/tokens.work"
+        work.mkdir()
+        with open(work / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.assertIn("another process is tokenizing here", self.trainer(*other, status=5))
+        self.assertEqual((self.folder / "busy/tokenizer.model").read_bytes(), tokenizer)
+        self.assertIn("busy/tokens.bin: replaced; it had other tokens", self.trainer(*other))
+        self.assertNotEqual((self.folder / "busy/tokenizer.model").read_bytes(), tokenizer)
 
     def test_the_number_of_threads_leaves_no_trace(self):
         text = self.long_text(300)

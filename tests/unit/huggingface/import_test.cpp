@@ -153,8 +153,15 @@ TEST(Import, RemembersThatWeightsAreNotFinite) {
   export_model(folder / "run", folder / "hf");
   rewrite(folder / "hf", folder / "nan",
           [](auto& all) { all["transformer.wpe.weight"].values[3] = std::numeric_limits<float>::quiet_NaN(); });
+  tests::Warnings warnings;
   import_model(folder / "nan", folder / "back");
+  EXPECT_TRUE(std::ranges::any_of(warnings.lines,
+                                  [](const std::string& line) { return line.find("not finite") != line.npos; }));
   EXPECT_FALSE(checkpoint::Reader(folder / "back").header().state.finite_weights);
+  expect_error(Code::nonfinite, {"back", "--allow-nonfinite"},
+               [&] { export_model(folder / "back", folder / "again"); });
+  EXPECT_FALSE(fs::exists(folder / "again"));
+  export_model(folder / "back", folder / "again", {.allow_nonfinite = true});
 }
 
 }  // namespace

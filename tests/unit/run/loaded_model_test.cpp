@@ -17,7 +17,8 @@ namespace {
 constexpr double kGiB = 1 << 30;
 
 /// A checkpoint of the layout's model, whose configuration allows each rank so much memory.
-void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path) {
+void save(const config::Config& trained, double memory_gib, const std::filesystem::path& path,
+          std::map<std::string, std::string> keys = {}) {
   config::Config told = config::load_text("", "defaults.toml", {}, {.files = false});
   told.model = trained.model;
   told.train.global_batch = trained.train.global_batch;
@@ -35,7 +36,8 @@ void save(const config::Config& trained, double memory_gib, const std::filesyste
     checkpoint::Snapshot snapshot;
     snapshot.config_toml = config::to_toml(told);
     snapshot.compute = "fp32";
-    snapshot.model_keys = {{"vocab_size", format("{}", kTinyVocab)}};
+    snapshot.model_keys = keys;
+    snapshot.model_keys["vocab_size"] = format("{}", kTinyVocab);
     snapshot.tied = trained.model.tie_embeddings.value();
     snapshot.tensors = checkpoint::slices_to_save(run.trainer.store(), /*moments=*/false);
     files.save(snapshot);
@@ -120,6 +122,28 @@ TEST(LoadedModel, TrainedOnASquareIsEvaluatedOnItWhereACopyDoesNotFit) {
   EXPECT_EQ(one.strategy, "megatron-1d");
   EXPECT_EQ(four.strategy, "optimus-2d");
   EXPECT_NEAR(four.nats, one.nats, 1e-5 * one.nats);
+}
+
+TEST(LoadedModel, IsTheNewestWhereARunRemovedTheOneBeforeMeanwhile) {
+  const config::Config c = on_one_rank(configure({2, 1, true}));
+  checkpoint::TempFolder folder;
+  save(c, 1, folder);
+  bool removed = false;
+  const run::Layouts layouts = [&](const config::Config& trained, int ranks) {
+    if (!std::exchange(removed, true)) std::filesystem::rename(folder / "step-00000000", folder / "step-00000007");
+    return config::replica_layouts(trained, ranks);
+  };
+  const auto world = comm::solo_world();
+  EXPECT_EQ(run::load_model(*world, folder, layouts, 1).folder, folder / "step-00000007");
+  checkpoint::write(folder / "step-00000007/rank-00000.shard", "");
+  EXPECT_THROW(run::load_model(*world, folder, config::replica_layouts, 1), Error) << "nothing newer: an error";
+}
+
+TEST(LoadedModel, IsNotTakenFromAManifestOfAnotherModel) {
+  const config::Config c = on_one_rank(configure({2, 1, true}));
+  checkpoint::TempFolder folder;
+  save(c, 1, folder, {{"n_head", "3"}});
+  checkpoint::expect_error(Code::checkpoint, {"n_head", "3", "manifest.json", "config.toml"}, [&] { load(folder, 1); });
 }
 
 TEST(LoadedModel, LayoutsThatDoNotFitTheModelAreNotOffered) {

@@ -85,6 +85,7 @@ TEST(MultipleChoice, IsJudgedByTheLikelihoodOfEachEnding) {
                expected.raw == expected.per_byte);  // else the rules are not told apart
   const run::Accuracy found = run::answer_questions(run.trainer, questions, {});
   EXPECT_EQ(found.questions, 41);
+  EXPECT_EQ(found.truncated, 1);
   EXPECT_NEAR(found.raw, expected.raw, 1e-12);
   EXPECT_NEAR(found.per_token, expected.per_token, 1e-12);
   EXPECT_NEAR(found.per_byte, expected.per_byte, 1e-12);
