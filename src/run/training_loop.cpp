@@ -230,7 +230,8 @@ void TrainingLoop::sample_now() {
   const train::Sampling sampling{.temperature = 0.8, .top_k = 200, .seed = static_cast<uint64_t>(config_.run.seed)};
   report::Sample sample{state_.step, config_.train.sample_prompt, {}};
   try {
-    sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling);
+    sample.text = generator_->complete(*open_.datasets.tokenizer, sample.prompt, config_.train.sample_tokens, sampling,
+                                       stop_requested);
   } catch (const Error& error) {
     if (error.code() != Code::nonfinite) throw;
     return reporter_.warn(state_.step, format("step {}: no sample: {}", state_.step, error.what()));

@@ -121,11 +121,11 @@ int64_t Generator::write(const data::Tokenizer& tokenizer, std::string_view prom
 }
 
 std::string Generator::complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
-                                const Sampling& sampling) {
+                                const Sampling& sampling, bool (*stop)()) {
   std::string text;
   write(tokenizer, prompt, tokens, sampling, [&](const std::string& piece) {
     text += piece;
-    return true;
+    return stop == nullptr || !stop();
   });
   return text;
 }

@@ -30,9 +30,9 @@ class Generator {
   /// one.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
-  /// Returns the same text in one piece.
+  /// Returns the same text in one piece; up to where `stop`, which is polled after each token, says so.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
-                       const Sampling& sampling);
+                       const Sampling& sampling, bool (*stop)() = nullptr);
 
  private:
   /// Feeds ids to the model; returns the token chosen from the last row's logits.

@@ -131,6 +131,9 @@ TEST(Generator, LeavesASpaceAtThePromptsEndToTheFirstToken) {
   for (uint64_t seed = 0; seed < 30; ++seed) {
     EXPECT_TRUE(words.contains(generator.complete(tokenizer, "She had ", 1, {.seed = seed})));
     EXPECT_TRUE(words.contains(generator.complete(tokenizer, " ", 1, {.seed = seed})));
+    EXPECT_EQ(generator.complete(tokenizer, "She had", 9, {.seed = seed}, [] { return true; }),
+              generator.complete(tokenizer, "She had", 1, {.seed = seed}))
+        << "a request to stop waits for no further token";
     free += generator.complete(tokenizer, "She had", 1, {.seed = seed}).starts_with(' ') ? 0 : 1;
   }
   EXPECT_GT(free, 0) << "without the space any token may follow";
