@@ -1,6 +1,6 @@
 #pragma once
 // Files whose errors name a remedy. Every call that a checkpoint's save makes goes through SystemCalls, so that a test
-// can fail, cut short or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued
+// can fail, truncate or stop at the Nth one. Interrupted calls (EINTR) are repeated and short transfers are continued
 // here.
 #include <sys/types.h>
 

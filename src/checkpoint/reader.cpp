@@ -117,7 +117,7 @@ void Reader::load(std::span<const TensorSlice> slices, const LoadRules& rules) c
 
 namespace {
 
-/// Refuses, or warns, unless the hashes agree. `remedy` is the alternative to checkpoint.allow_other_data.
+/// Rejects, or warns, unless the hashes agree. `remedy` is the alternative to checkpoint.allow_other_data.
 void compare(const std::string& what, const std::string& before, const std::string& now, const std::string& remedy,
              bool allow) {
   if (before == now || before.empty() || now.empty()) return;

@@ -33,7 +33,7 @@ class Reader {
 
   /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint. All
   /// differences are listed in one Code::checkpoint. A checkpoint with a tied head fills the head of an untied run with
-  /// copies of the embedding and of its moments. The reverse is refused. Bytes are verified before they are copied;
+  /// copies of the embedding and of its moments. The reverse is rejected. Bytes are verified before they are copied;
   /// after a throw the contents of the slices are undefined.
   void load(std::span<const TensorSlice> slices, const LoadRules& rules) const;
 
@@ -44,7 +44,7 @@ class Reader {
 };
 
 /// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs.
-/// Another tokenizer or other data are refused unless `allow_other_data` (then: a warning). Empty hashes are not
+/// Another tokenizer or other data are rejected unless `allow_other_data` (then: a warning). Empty hashes are not
 /// compared. `folder` is that of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);

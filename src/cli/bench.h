@@ -33,7 +33,7 @@ struct Bench {
       return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
     return setup::make_peak(device, machine.compute, config, *world);
   }
-  /// Returns the data sheet's peak of a GPU whose part is known.
+  /// Returns the data sheet's peak of a known GPU.
   std::optional<double> data_sheet_peak() const {
     return machine.gpu ? setup::data_sheet_peak(machine.gpu->name, machine.compute) : std::nullopt;
   }

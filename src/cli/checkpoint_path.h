@@ -13,7 +13,7 @@ namespace trainer::cli {
 std::vector<std::string> computing_sets(const comm::World& world, const std::string& verb, const ConfigOptions& config,
                                         const std::vector<std::string>& uses);
 
-/// Throws Code::usage when neither a checkpoint nor a configuration is given. The parser refuses both.
+/// Throws Code::usage when neither a checkpoint nor a configuration is given. The parser rejects both.
 void require_source(const std::string& verb, const std::string& checkpoint, const ConfigOptions& config);
 
 /// Returns the checkpoint that a verb reads: `checkpoint`, or the checkpoint folder of the run that the configuration

@@ -45,7 +45,7 @@ comm::Facts facts_of(const config::Config& config) {
 }
 
 /// The first rank reads and checks the file. Then every rank has its configuration, or throws the same error. A rank
-/// that was given another file or other --set is refused.
+/// that was given another file or other --set is rejected.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
   comm::Facts asked = options.asked;
   for (auto& [name, value] : asked) {  // the values in force are compared instead

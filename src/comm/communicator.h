@@ -27,7 +27,7 @@ enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
 
-/// Stands for all ranks in place of a set of axes, for host data (Control). The mesh calls it kControlAxes.
+/// Represents all ranks in place of a set of axes, for host data (Control). The mesh calls it kControlAxes.
 inline constexpr uint32_t kControlGroup = ~uint32_t{0};
 
 /// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among
@@ -94,7 +94,7 @@ class Staged;
 ///   - Operands in GPU memory go through the host, unless NCCL carries them.
 ///   - Memory must stay in place until the ticket is joined.
 ///   - Every call of a group of two or more is counted in ex.meter under its axes. A dry device only counts.
-///   - A group of one copies at once and counts nothing. Shapes are checked (internal error).
+///   - A group of one copies immediately and counts nothing. Shapes are checked (internal error).
 class Communicator {
  public:
   explicit Communicator(Group group);

@@ -32,7 +32,7 @@ GpuTransport choose_gpu_transport(World& world, const device::Device& device, st
 
 /// Makes the chosen world for tensors of `device`; null: `world` itself. Collective.
 std::unique_ptr<World> gpu_world(World& world, device::Device& device, const GpuTransport& chosen);
-/// Makes a world that stands for one with NCCL over `dry`: on the dry device, the communicators that NCCL will make are
+/// Makes a world that represents one with NCCL over `dry`: on the dry device, the communicators that NCCL will make are
 /// counted as "nccl". `lanes` is parallel.lanes.
 std::unique_ptr<World> dry_nccl_world(World& dry, device::Device& device, int lanes);
 

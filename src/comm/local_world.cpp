@@ -6,7 +6,7 @@
 namespace trainer::comm {
 namespace {
 
-/// LocalCommunicator completes operations of one rank at once, and only counts those of larger groups.
+/// LocalCommunicator completes operations of one rank immediately, and only counts those of larger groups.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {

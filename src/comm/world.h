@@ -86,8 +86,8 @@ class World {
 
 /// Makes a world of one rank.
 std::unique_ptr<World> solo_world();
-/// Makes a world that stands for rank `rank` of `size` without any other: communicators only count. Control calls
-/// return at once, with this rank's data in the place of every rank.
+/// Makes a world that represents rank `rank` of `size` without any other: communicators only count. Control calls
+/// return immediately, with this rank's data in the place of every rank.
 std::unique_ptr<World> dry_world(int size, int rank = 0);
 /// Runs `body` on `ranks` threads of this process, each with its own World; returns when all have ended. An exception
 /// of a body fails the world; the one that came first is rethrown here.

@@ -163,7 +163,7 @@ class Reader {
     spec_.pieces[static_cast<size_t>(id)] = name;
     spec_.literals.push_back(id);
   }
-  /// Returns the bytes that a name of the vocabulary stands for.
+  /// Returns the bytes that a name of the vocabulary represents.
   std::string bytes_of(const std::string& name) const {
     static const std::unordered_map<std::string_view, char> kBytes = [] {
       std::unordered_map<std::string_view, char> bytes;

@@ -16,10 +16,10 @@ struct BpeSpec {
   struct Merge {
     int32_t left, right, result;
   };
-  /// A step that cuts text into smaller pieces: matches of a pattern, and the text between them.
+  /// A step that splits text into smaller pieces: matches of a pattern, and the text between them.
   std::vector<std::string> patterns;
   std::vector<std::string> names;   // of all tokens, as the file has them
-  std::vector<std::string> pieces;  // bytes that each token stands for; none for special tokens
+  std::vector<std::string> pieces;  // bytes that each token represents; none for special tokens
   std::vector<Merge> merges;        // the first is tried first
   std::array<int32_t, 256> byte_ids{};
   std::vector<int32_t> literals;  // special tokens, matched in the text literally

@@ -1,4 +1,4 @@
-// Byte-level BPE (Radford et al. 2019; Sennrich et al. 2016): text is cut into words by patterns, the bytes of a word
+// Byte-level BPE (Radford et al. 2019; Sennrich et al. 2016): text is split into words by patterns, the bytes of a word
 // are symbols, and the pair of neighbours that comes first among the merges is joined until there is none.
 #include <algorithm>
 #include <functional>
@@ -151,7 +151,7 @@ class ByteBpeEncoder final : public TextEncoder {
     }
   }
 
-  /// Cuts by the pattern of one step, and the pieces by those of the next.
+  /// Splits by the pattern of one step, and the pieces by those of the next.
   void split(std::string_view text, size_t step, std::vector<int32_t>& ids) {
     if (step == matchers_.size()) return append_word(text, ids);
     size_t at = 0, begin = 0, end = 0;

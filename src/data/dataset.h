@@ -1,5 +1,5 @@
 #pragma once
-// TokenDataset: token files, memory-mapped, cut into training windows by a permutation that is a pure function of
+// TokenDataset: token files, memory-mapped, split into training windows by a permutation that is a pure function of
 // (seed, samples seen); resuming needs no state. Sees only base and config.
 #include <cstdint>
 #include <memory>
@@ -39,7 +39,7 @@ class TokenDataset {
   /// Training sequence number n (samples seen before it): window permutation(seed, n / windows)(n % windows).
   int64_t window_of(int64_t sample) const;
   /// Fills sequences [sample, sample + sequences) of the training order. `out` keeps its capacity. Throws Code::data
-  /// when a token file was cut short, as eval_batch() does.
+  /// when a token file was truncated, as eval_batch() does.
   void train_batch(int64_t sample, int64_t sequences, TokenBatch& out) const;
   /// Consecutive windows from `window` on in file order; windows past the end are filled with mask 0.
   void eval_batch(int64_t window, int64_t sequences, TokenBatch& out) const;

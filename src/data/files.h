@@ -10,7 +10,7 @@
 
 namespace trainer::data {
 
-/// A file mapped read-only. An empty file has no bytes and no mapping. Where the file is cut short meanwhile, zeros are
+/// A file mapped read-only. An empty file has no bytes and no mapping. Where the file is truncated meanwhile, zeros are
 /// read (see mapping_guard.h): data that was read is valid only if require_whole() passes afterwards.
 class MappedFile {
  public:

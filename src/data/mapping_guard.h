@@ -1,5 +1,5 @@
 #pragma once
-// Files that are cut short while they are mapped. Reading a page that the file has lost raises SIGBUS, which ends a
+// Files that are truncated while they are mapped. Reading a page that the file has lost raises SIGBUS, which ends a
 // process. Under guard such a page reads as zeros and the loss is recorded, so the reader can find out before it uses
 // them.
 #include <cstdint>
@@ -27,7 +27,7 @@ class MappingGuard {
   GuardedMapping* mapping_;
 };
 
-/// True if no mapping of the process is cut short. Asks the system for each file; allocates nothing.
+/// True if no mapping of the process is truncated. Asks the system for each file; allocates nothing.
 bool mappings_are_whole();
 
 }  // namespace trainer::data

@@ -10,8 +10,8 @@ namespace trainer::data {
 /// the model: unigram models, and those that normalise text.
 ///
 /// SentencePiece joins the two neighbours whose joint piece has the highest score, and has no list of merges. So each
-/// way to cut a piece into two others becomes a merge, in the order of the pieces' scores. U+2581 in a text is a space
-/// there, and bytes here.
+/// way to split a piece into two others becomes a merge, in the order of the pieces' scores. U+2581 in a text is a
+/// space there, and bytes here.
 std::optional<std::string> sentencepiece_to_json(std::string_view serialized);
 
 }  // namespace trainer::data

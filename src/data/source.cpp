@@ -146,8 +146,8 @@ std::shared_ptr<TokenStream> open_stream(const std::vector<std::string>& files, 
   return std::make_shared<TokenStream>(std::vector{result.tokens_file.string()});
 }
 
-/// Refuses tokens of another tokenizer, and tokens outside the vocabulary. Short streams are checked at once, long ones
-/// later in copy().
+/// Rejects tokens of another tokenizer, and tokens outside the vocabulary. Short streams are checked immediately, long
+/// ones later in copy().
 void require_vocabulary(TokenStream& stream, const Tokenizer* tokenizer, int64_t vocab, int threads) {
   const TokenFileInfo& info = stream.info();
   if (tokenizer != nullptr && !info.tokenizer_hash.empty() && info.tokenizer_hash != tokenizer->hash()) {

@@ -12,7 +12,7 @@ namespace trainer::data {
 /// Very long training data is sampled (2^28 tokens in equal distances). Does not depend on `threads`.
 double unigram_entropy(const TokenDataset& train, const TokenDataset& val, int64_t vocab_size, int threads);
 
-/// Returns the bytes of text that the targets of the rows of one batch that are not masked stand for. Bits per byte =
+/// Returns the bytes of text that the targets of the rows of one batch that are not masked represent. Bits per byte =
 /// total loss in nats / (ln 2 · bytes).
 int64_t evaluated_bytes(const Tokenizer& tokenizer, const TokenBatch& batch);
 

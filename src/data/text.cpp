@@ -16,7 +16,7 @@ namespace {
 
 using config::Document;
 constexpr int64_t kLongestJsonLine = int64_t{1} << 30;
-constexpr size_t kLongestWord = size_t{64} << 20;  // longer ones are cut
+constexpr size_t kLongestWord = size_t{64} << 20;  // longer ones are split
 constexpr size_t npos = std::string_view::npos;
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == npos; }
@@ -26,7 +26,7 @@ struct Cut {
   bool ends_document;
 };
 
-/// Cuts inside a line too long for a piece: before the last space, else at a character's end.
+/// Splits inside a line too long for a piece: before the last space, else at a character's end.
 Cut cut_inside_line(std::string_view text) {
   const size_t space = text.rfind(' ');
   if (space != npos && space > 0) return {space, false};
@@ -60,7 +60,7 @@ bool is_between_words(std::string_view text, size_t at) {
   return lead >= 0xE5 && lead <= 0xE9 && utf8_character(text.substr(at - 3)) == 3;
 }
 
-/// Cuts inside a document; nothing where a larger window may have a place to cut.
+/// Splits inside a document; nothing where a larger window may have a place to cut.
 std::optional<Cut> cut_between_words(std::string_view text) {
   for (size_t at = text.size(); at-- > 1;)
     if (is_between_words(text, at)) return Cut{at, false};

@@ -1,6 +1,6 @@
 #pragma once
-// Text files as pieces of bounded size, and pieces as documents. A piece is cut where that changes neither documents
-// nor tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
+// Text files as pieces of bounded size, and pieces as documents. A piece ends where that changes neither documents nor
+// tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
 // piece, before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at
 // any piece.
 #include <cstdint>

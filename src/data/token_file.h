@@ -58,13 +58,13 @@ class TokenStream {
   /// tokenizer.
   const TokenFileInfo& info() const { return info_; }
 
-  /// Throws Code::data, naming the file and its sizes, when one was cut short since it was opened. Asks the system. All
+  /// Throws Code::data, naming the file and its sizes, when one was truncated since it was opened. Asks the system. All
   /// that reads tokens also notices it where a page is lost.
   void require_whole() const;
   /// Copies tokens [begin, begin + out.size()) out; they must exist. Throws Code::data naming file and offset for a
   /// token outside the vocabulary limit, when one is set.
   void copy(int64_t begin, std::span<int32_t> out) const;
-  /// Makes copy() refuse tokens >= vocab_size from now on.
+  /// Makes copy() reject tokens >= vocab_size from now on.
   void limit_vocabulary(int64_t vocab_size) { vocab_limit_ = vocab_size; }
   /// Reads everything once and throws Code::data naming file and offset of the first token >= vocab_size.
   void check_vocabulary(int64_t vocab_size, int threads) const;

@@ -3,13 +3,13 @@
 //
 // SentencePiece models. Trained models are lossless (BPE with byte fallback, identity normalisation, no dummy prefix,
 // spaces kept); "\n" is a user-defined symbol, EOS ends a document. Text is encoded line by line (a line with its
-// "\n"), so that a document may be cut after any newline. Some models cannot join symbols across a space: BPE whose
+// "\n"), so that a document may be split after any newline. Some models cannot join symbols across a space: BPE whose
 // pieces hold a space at the front only, as all models trained here. Then lines are encoded word by word with a cache,
 // which gives the same tokens many times faster. Bytes that are not valid UTF-8 and U+2581 (SentencePiece's mark of a
 // space) become byte tokens. So with byte fallback decode(encode(x)) returns any byte string unchanged.
 //
 // Byte-level BPE, as GPT-2 and its successors have it: a tokenizer.json, or older files that are turned into one.
-// Patterns cut text into words, which may hold several newlines, so that documents are cut between words. Special
+// Patterns split text into words, which may hold several newlines, so that documents are split between words. Special
 // tokens such as <|endoftext|> never come from text. Any byte string comes back unchanged.
 #include <cstdint>
 #include <memory>
@@ -54,7 +54,7 @@ class Tokenizer {
   std::string_view piece(int32_t id) const;
   /// Returns the token's name in the vocabulary, also of control symbols: "</s>".
   std::string name_of(int32_t id) const;
-  /// Returns where a document may be cut without another result.
+  /// Returns where a document may be split without another result.
   CutRule cuts() const;
   /// True if the model puts a space before each text, which decode removes.
   bool dummy_prefix() const;

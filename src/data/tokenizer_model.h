@@ -28,10 +28,10 @@ class TokenizerModel {
   virtual std::string name_of(int32_t id) const = 0;
 
   struct Facts {
-    std::vector<std::string> pieces;  // bytes that each token stands for; none for control symbols
+    std::vector<std::string> pieces;  // bytes that each token represents; none for control symbols
     int32_t eos = -1;
     bool dummy_prefix = false;  // a space is put before each text, which decoding removes
-    bool splits_words = false;  // lines are cut into words (see tokenizer.h)
+    bool splits_words = false;  // lines are split into words (see tokenizer.h)
     CutRule cuts = CutRule::after_newline;
     std::string file_name;  // of the serialized form: "tokenizer.model"
   };

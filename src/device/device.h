@@ -1,7 +1,7 @@
 #pragma once
 // A device runs kernels and owns memory. A CPU computes synchronously on a thread pool. A CUDA device computes in the
 // order of its compute stream; only kernels and the copies below may touch its memory. A dry device computes nothing
-// and allocates nothing. It stands for a CPU of given threads and instruction set, or for a GPU. One pass on it gives
+// and allocates nothing. It represents a CPU of given threads and instruction set, or for a GPU. One pass on it gives
 // the memory plan and the cost of a step.
 #include <cstddef>
 #include <cstdint>
@@ -68,7 +68,7 @@ class Device {
   /// Host threads of this rank. Kernels of a CPU run on them; with a GPU they make initial values and checkpoints.
   int threads() const { return threads_; }
   Isa isa() const { return isa_; }  // of the kernels of a CPU
-  /// Facts of the GPU that this device is or stands for; an internal error on a CPU.
+  /// Facts of the GPU that this device is or represents; an internal error on a CPU.
   const cuda::Facts& gpu() const;
   const std::shared_ptr<Libraries>& libraries() const { return libraries_; }  // null on a CPU
   /// The host threads; an internal error on a dry device.
@@ -153,7 +153,7 @@ class DryDevice final : public Device {
   void release_impl(std::byte*, int64_t) noexcept override {}
 };
 
-/// Stands for the same CPU or GPU as `device`.
+/// Represents the same CPU or GPU as `device`.
 std::unique_ptr<Device> make_dry(const Device& device);
 
 /// The pool that kernels of a CPU device run on; an internal error on any other.

@@ -92,7 +92,7 @@ TensorEntry entry_of(const MappedTensor& tensor, FloatType type) {
   return {tensor.name, std::string(stored_name(type)), tensor.shape.extents(), 0, 0};
 }
 
-/// Cuts the list into files of at most `most` bytes.
+/// Splits the list into files of at most `most` bytes.
 std::vector<std::span<const MappedTensor>> cut_into_files(const std::vector<MappedTensor>& all, FloatType type,
                                                           int64_t most) {
   std::vector<std::span<const MappedTensor>> files;

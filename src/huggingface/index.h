@@ -1,5 +1,5 @@
 #pragma once
-// The index of weights that are spread over several safetensors files: which tensor is in which file.
+// The index of weights that are distributed over several safetensors files: which tensor is in which file.
 #include <string>
 #include <string_view>
 #include <utility>

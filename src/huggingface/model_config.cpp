@@ -98,7 +98,7 @@ class Fields {
     if (!value->is_boolean()) refuse(field, format("{}, expected true or false", text_of(*value)));
     return value->get<bool>();
   }
-  /// Refuses every value but `only`, which is also the default.
+  /// Rejects every value but `only`, which is also the default.
   void demand(const char* field, const json& only) const {
     const json* value = find(field);
     if (value != nullptr && *value != only)

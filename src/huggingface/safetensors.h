@@ -41,7 +41,7 @@ class SafetensorsFile {
   std::vector<TensorEntry> tensors_;
 };
 
-/// Writes a safetensors file: the header at once, then the tensors' bytes in the order given. `begin` and `end` of the
+/// Writes a safetensors file: the header first, then the tensors' bytes in the order given. `begin` and `end` of the
 /// entries are set here.
 class SafetensorsWriter {
  public:

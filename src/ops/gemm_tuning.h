@@ -43,7 +43,7 @@ GemmTuning parse_gemm_tuning(std::string_view text);
 std::string to_json(const GemmTuning& tuning);
 
 /// Makes products of the device, and of those that share its libraries, use the table from now on. For those that it
-/// does not name, or whose algorithm the library refuses, the library chooses as before. An empty table undoes it. The
+/// does not name, or whose algorithm the library rejects, the library chooses as before. An empty table undoes it. The
 /// copies that a table requires are scratch of the GEMM. So arena programs are recorded after this call, on a device or
 /// on a dry one that stands for it. Throws Code::config for a table of a different device or library.
 void use_gemm_tuning(const device::Device& device, const GemmTuning& tuning);

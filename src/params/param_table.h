@@ -123,7 +123,7 @@ class ParamTable {
   comm::Chunk piece_of(const Slot& slot) const;
   /// Returns where columns [first, first + width) of the slot's matrix are in the group's flat space.
   std::vector<Region> columns_of(const Slot& slot, int64_t first, int64_t width) const;
-  /// Returns the rank of the first replica at this place of the mesh, which stands for those of all replicas.
+  /// Returns the rank of the first replica at this place of the mesh, which represents those of all replicas.
   int rank_of_first_replica() const;
 
   mesh::MeshShape mesh_shape_;

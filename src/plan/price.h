@@ -1,8 +1,8 @@
 #pragma once
-// The time of a step on a cluster: its program is played against a clock.
+// The time of a step on a cluster: its program is simulated on a virtual clock.
 //
-// One rank stands for all: they run the same program in lockstep. Operators run one after the other. A collective runs
-// from its start beside them, in the order of its channel: one per set of axes and lane, or a single one if the
+// One rank represents all: they run the same program in lockstep. Operators run one after the other. A collective
+// overlaps with them from its start, in the order of its channel: one per set of axes and lane, or a single one if the
 // transport has one lane, in addition to that of scalars. Those that use the same link at once share its rate. Waiting
 // for one that has not ended is exposed communication. During communication compute is slower by Link::slowdown, and
 // during compute communication is slower by Link::progress. So a step overlaps as much as the trainer's schedule does,

@@ -14,7 +14,7 @@ class MetricsLog : public RecordFile {
   void write(const nlohmann::ordered_json& event);
 };
 
-/// Cuts a log back to a resumed step. Removes the events of later steps and lines that are not JSON objects; keeps the
+/// Truncates a log to a resumed step. Removes the events of later steps and lines that are not JSON objects; keeps the
 /// rest unchanged. A missing file is fine. The file is truncated in place when only its end goes, and replaced whole
 /// otherwise. Throws Code::io.
 void truncate_after_step(const std::filesystem::path& file, int64_t step);

@@ -8,7 +8,7 @@
 
 namespace trainer::setup {
 
-/// Returns the dense FLOP/s of a GPU by its data sheet, in fp32 without TF32; none for a part that is not known.
+/// Returns the dense FLOP/s of a GPU by its data sheet, in fp32 without TF32; none for an unknown GPU.
 std::optional<double> data_sheet_peak(const std::string& name, DType compute);
 
 /// Measures the FLOP/s of a GPU's library in GEMMs of large square matrices, the median of several. It is the peak of a

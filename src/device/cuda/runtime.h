@@ -13,7 +13,7 @@ void check(cudaError_t status, const char* what);
 
 /// The compute stream of a CUDA device; an internal error on any other.
 cudaStream_t stream_of(Device& device);
-/// Also of the dry device that stands for a GPU.
+/// Also of the dry device that represents a GPU.
 inline const Facts& facts_of(const Device& device) { return device.gpu(); }
 
 struct Grid {
@@ -21,7 +21,7 @@ struct Grid {
   size_t shared_bytes = 0;  // dynamic shared memory
 };
 
-/// Runs the kernel in the order of the stream. Throws Code::device when the launch is refused.
+/// Runs the kernel in the order of the stream. Throws Code::device when the launch is rejected.
 template <typename... P, typename... A>
 void launch(cudaStream_t stream, const Grid& grid, void (*kernel)(P...), A&&... args) {
   constexpr size_t kWithoutAsking = 48 << 10;

@@ -14,7 +14,7 @@ inline constexpr int kBlockRows = 64, kBlockThreads = 256;
 /// banks.
 inline constexpr int kBlockLd = kBlockRows + 4;
 inline constexpr int kBlockElements = kBlockRows * kBlockLd;
-/// Columns of a head that a thread block sums up at most, in blocks; wider heads are cut into slices.
+/// Columns of a head that a thread block sums up at most, in blocks; wider heads are split into slices.
 inline constexpr int kMaxColumnBlocks = 4;
 
 struct alignas(16) Float4 {

@@ -155,7 +155,7 @@ class CublasLt final : public device::Library {
     if (best.microseconds > 0) tuning_.products[name] = best;
   }
 
-  /// Returns microseconds, the copy included, or none when the library refuses the proposal.
+  /// Returns microseconds, the copy included, or none when the library rejects the proposal.
   std::optional<double> time_of(Exec& ex, const LtProduct& op, GemmForm form, const LtProduct& formed, LtPlan& plan,
                                 const Tensor& workspace) {
     constexpr int kInARow = 5;  // so that the time to start one does not count

@@ -29,7 +29,7 @@ ProductKey key_of(const LtProduct& op, int64_t workspace, bool copy);
 std::string name_of_product(const LtProduct& op);
 
 /// Descriptors of one GEMM, and the algorithms that may run it, best first. The first is used; one that the library
-/// refuses when it is run is removed.
+/// rejects at run time is removed.
 struct LtPlan {
   cublasLtMatmulDescOpaque_t product{};
   cublasLtMatrixLayoutOpaque_t a{}, b{}, c{}, d{};  // as cuBLASLt names them: a is our b
@@ -43,7 +43,7 @@ LtPlan described(const LtProduct& op);
 void set_addresses(LtPlan& plan, const LtProduct& op);
 
 /// Returns the heuristic's proposals within the workspace, best first; none where the library does not know such GEMMs.
-/// Where an algorithm cuts k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the result's
+/// If an algorithm splits k, it adds partial sums in f32 in a fixed order: no atomics, no rounding to the result's
 /// type.
 std::vector<cublasLtMatmulHeuristicResult_t> proposals(cublasLtHandle_t handle, LtPlan& plan, const LtProduct& op,
                                                        int64_t workspace, int most);

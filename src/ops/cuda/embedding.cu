@@ -10,7 +10,7 @@ namespace trainer::ops::cuda {
 namespace {
 
 /// y = token + position, either of which may be missing. An id outside the vocabulary gives NaN, so that the step is
-/// refused (the CPU throws at once).
+/// rejected (the CPU throws immediately).
 template <typename T>
 struct LookUpBody {
   const int32_t* ids;  // null: `table` is y itself, row by row

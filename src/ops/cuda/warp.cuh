@@ -92,7 +92,7 @@ __device__ __forceinline__ T warp_max(T value) {
 }
 
 /// Sum over a one-dimensional block of `warps` full warps. Warps are added in order, so every thread has the same bits.
-/// `shared` has room for `warps` values; it may be used again at once.
+/// `shared` has room for `warps` values; it may be reused immediately.
 template <typename T>
 __device__ __forceinline__ T block_sum(T value, T* shared, int warps) {
   value = warp_sum(value);
