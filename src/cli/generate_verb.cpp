@@ -110,7 +110,7 @@ int generate(comm::World& world, const GenerateOptions& o) {
     prompt = prompt_text(o);
     if (!o.prompts.empty()) data::read_prompts(prompt, o.prompts);
     if (std::error_code none; !o.output.empty() && std::filesystem::equivalent(o.output, o.prompts, none))
-      throw Error(Code::usage, format("--output {}: the file of --prompts; name another one", o.output));
+      throw Error(Code::usage, format("--output {}: the file of --prompts; name a different file", o.output));
   });
   world.control().broadcast(prompt);
   world.control().broadcast(path);

@@ -19,7 +19,7 @@ namespace {
 /// those of a save. A save takes one chunk, and copies of the runs of weights and both moments. A fixed share covers
 /// logs and the rest.
 int64_t host_bytes(train::Trainer& trainer, bool training) {
-  constexpr int64_t kStack = 16 << 10, kFixed = 128 << 10;
+  constexpr int64_t kStack = 16 << 10, kFixed = 224 << 10;
   int64_t runs = 0, largest = 0, recorded = 0;
   for (const params::Param& param : trainer.store().params()) {
     runs += static_cast<int64_t>(param.runs.size() * sizeof(mesh::Run));

@@ -128,7 +128,7 @@ CASES = [
                          ("check", ["config", "check", "--config", "tiny.toml"]),
                          ("tokens' report", ["tokenize", "--input", "text.txt", "--output", "out", "--train-vocab", "320"]))],
     checkpoint("strip onto a full disk", [*STRIP, "out"], NOTHING, "File too large", file_bytes=10_000, after=nothing_stripped),
-    checkpoint("strip into a folder that is there", [*STRIP, "runs"], NOTHING, "runs: exists", after=whole),
+    checkpoint("strip into a folder that is there", [*STRIP, "runs"], NOTHING, "runs: already exists", after=whole),
     checkpoint("strip of damaged weights", [*STRIP, "out"], damaged(wipe), "checksum", after=nothing_stripped),
     checkpoint("prompt file that is not there", ["generate", "--checkpoint", "{step}", "--prompt-file", "no.txt"], NOTHING, "no.txt",
                status=2),

@@ -21,7 +21,7 @@ TEST(Overlap, IsFoundWhereverTheValidationTokensLie) {
   for (const int64_t at : {int64_t{0}, int64_t{1'048'000}, int64_t{2'990'000}}) {
     const std::vector<uint16_t> part(tokens.begin() + at, tokens.begin() + at + 10'000);
     const TokenDataset val(stream("val.bin", part), 16, 1);
-    EXPECT_NE(overlap_of(all, val).find("8 of 8 stretches"), std::string::npos) << at;
+    EXPECT_NE(overlap_of(all, val).find("8 of 8 sampled passages"), std::string::npos) << at;
     EXPECT_EQ(overlap_of(begin, val).empty(), at > 0) << "only what is trained on counts";
   }
   std::vector<uint16_t> half(tokens.begin(), tokens.begin() + 10'000);

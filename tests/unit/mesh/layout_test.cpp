@@ -38,7 +38,7 @@ TEST(LayoutTables, MegatronStoresQueriesKeysAndValuesSideBySide) {
 }
 
 TEST(LayoutTables, GroupedHeadsSplitTheKeysOverOneFactorAndRepeatThemOverTheOther) {
-  const MeshShape mesh({{"data", 2}, {"kv", 2}, {"rep", 3}}, {{"tensor", {"kv", "rep"}}});
+  const MeshShape mesh({{"data", 2}, {"kv", 2}, {"rep", 3}}, {{"tensor", 0b110}});
   const Layout q = Layout(mesh, {36, 36}).with("tensor", split(1));
   const Layout k = Layout(mesh, {36, 12}).with("kv", split(1));
   EXPECT_EQ(q.box(), (Shape{36, 6}));
@@ -269,7 +269,7 @@ TEST(Layout, ADimThatDoesNotDivideIsAConfigurationErrorWithTheNumbers) {
 }
 
 TEST(Layout, ReadsLikeASentence) {
-  const MeshShape mesh({{"data", 2}, {"z", 2}, {"kv", 2}, {"rep", 2}}, {{"tensor", {"kv", "rep"}}});
+  const MeshShape mesh({{"data", 2}, {"z", 2}, {"kv", 2}, {"rep", 2}}, {{"tensor", 0b1100}});
   EXPECT_EQ(to_string(Layout(mesh, {4, 8})), "[4, 8]");
   EXPECT_EQ(to_string(Layout(mesh, {4, 8}).with("data", split(0)).with("z", split(0)).with("kv", split(1))),
             "[4, 8] S0 over data+z, S1 over kv");

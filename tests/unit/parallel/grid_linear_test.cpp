@@ -136,8 +136,7 @@ HeldAll pass(Place& place, const Case& c, Use use, bool integers, DType type, bo
   const int group = store.add_group("g");
   std::unique_ptr<parallel::Linear> linear;
   if (c.ring && !alone) {
-    const SummaLinear::Place square{grid.rows, grid.cols | grid.contraction, grid.contraction != 0};
-    linear = std::make_unique<SummaLinear>(ranks, store, group, spec, square);
+    linear = std::make_unique<SummaLinear>(ranks, store, group, spec, grid);
   } else {
     linear = std::make_unique<GridLinear>(ranks, store, group, spec, GridLinear::Place{grid, from, to});
   }

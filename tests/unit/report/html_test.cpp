@@ -59,10 +59,10 @@ TEST_F(Report, SplitsAStepIntoPhasesAndShowsThePredictionBesideTheRun) {
                "other: 4.00 ms (4.0 %)",  // together the step
                "step</th><td>80 ms</td><td>100 ms</td><td>1.25</td>",
                "compute</th><td>72 ms</td><td>96 ms</td><td>1.33</td>",
-               "waiting for communication</th><td>8 ms</td><td>4 ms</td><td>0.50</td>",
+               "exposed communication</th><td>8 ms</td><td>4 ms</td><td>0.50</td>",
                "memory</th><td>400 MiB</td><td>410 MiB</td><td>1.02</td>");
   history.start->predicted.wait_ms = kUnknown;  // of older logs
-  EXPECT_EQ(page(history).find("waiting for communication</th>"), std::string::npos);
+  EXPECT_EQ(page(history).find("exposed communication</th>"), std::string::npos);
   EXPECT_EQ(page(history).find("compute</th>"), std::string::npos);
 }
 

@@ -87,7 +87,7 @@ TEST_F(RunFolder, SummaryLinesHaveTheNumbersAndTheFilesThatExist) {
   expect_texts(text, "finished at step 40 of 40, 246k tokens in 1m30s", "7.9000 -> 4.1500", "5.1250", "6.3125", "168.2",
                "2.125 bits per byte", "5.0000 at step 30, which has no checkpoint", "1.02k tokens/s, 121.5 ms/step",
                "0.1 TFLOP/s", "mfu 50.0 %, causal 45.0 %, hardware 48.0 %", "AVX2 fma",
-               "410 MiB measured, 400 MiB predicted (1.02 times)", file_.string());
+               "410 MiB measured, 400 MiB predicted (1.02x)", file_.string());
   EXPECT_EQ(std::ranges::count(text, '\n'), 8) << text;
 }
 
