@@ -41,8 +41,10 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
   make_folders(calls, parent);
   for (const std::string& name : names_in(parent)) {  // what a killed process left
     if (!name.starts_with(prefix)) continue;
-    const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), nullptr, 16));
-    if (writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) remove_tree(calls, parent / name);
+    char* end = nullptr;
+    const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), &end, 16));
+    const bool same_target = *end == '\0';  // "gpt2-2" has the prefix of "gpt2" too
+    if (same_target && writer > 0 && ::kill(writer, 0) != 0 && errno == ESRCH) remove_tree(calls, parent / name);
   }
   try {
     make_folder(calls, temporary);

@@ -53,12 +53,14 @@ TEST(Strip, IsNothingThatARunCanGoOnFrom) {
 TEST(Strip, RemovesWhatAKilledProcessLeft) {
   TempFolder folder;
   saved(folder / "run");
-  // No process has the first number. The second's is alive, the third is of another name.
-  for (const char* name : {".writing-weights-7fffffff", ".writing-weights-1", ".writing-weight-7fffffff"})
+  // No process has the first number. The second's is alive, the others are of other names.
+  const std::vector<std::string> kept = {".writing-weight-7fffffff", ".writing-weights-1",
+                                         ".writing-weights-7fffffff-1", "run", "weights"};
+  for (const char* name :
+       {".writing-weights-7fffffff", ".writing-weights-1", ".writing-weight-7fffffff", ".writing-weights-7fffffff-1"})
     fs::create_directories(folder / name / "half");
   strip(folder / "run", folder / "weights");
-  EXPECT_EQ(names_in(folder),
-            (std::vector<std::string>{".writing-weight-7fffffff", ".writing-weights-1", "run", "weights"}));
+  EXPECT_EQ(names_in(folder), kept);
 }
 
 TEST(Strip, LeavesNothingWhereItFails) {
