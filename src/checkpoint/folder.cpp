@@ -105,7 +105,7 @@ std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCal
 }
 
 std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool aloud) {
-  if (is_step_folder(path)) return {path};
+  if (is_step_folder(path)) return {path.has_filename() ? path : path.parent_path()};  // "step-00000004/"
   if (const auto checkpoints = checkpoints_of(path)) {
     if (const auto folders = complete_checkpoints(*checkpoints, calls, aloud); !folders.empty()) return folders;
   }

@@ -20,7 +20,7 @@ bool is_path(const std::string& resume) { return resume != "auto" && resume != "
 
 bool is_in(const fs::path& folder, const fs::path& step_folder) {
   std::error_code missing;
-  return fs::equivalent(folder, step_folder.parent_path(), missing);
+  return fs::equivalent(folder, step_folder / "..", missing);  // parent_path() of "step-00000004" is empty
 }
 
 /// Returns the step folders to try, the best first. The command that began a branch of another run continues the branch

@@ -60,7 +60,7 @@ class Resume(rig.Runs):
         self.train(max_steps=4)
         before = self.tensors(4)
         paths = {"step": "run/checkpoints/step-00000004", "checkpoints": "run/checkpoints", "folder": "run",
-                 "latest": "run/checkpoints/latest"}
+                 "slash": "run/checkpoints/step-00000004/", "latest": "run/checkpoints/latest"}
         for name, path in paths.items():
             stderr = self.train(f"run.dir={name}", resume=path)
             self.assertIn("resumed step 4 from run/checkpoints/step-00000004", stderr)
@@ -69,6 +69,8 @@ class Resume(rig.Runs):
             self.assertEqual(self.losses(name)[0], self.losses("whole")[0][4:])
         self.assertEqual(self.saved_steps(), [4])
         self.assertTrue(self.tensors(4) == before, "the checkpoint that others started from changed")
+        # A step of the run itself, with the slash that a shell's completion adds.
+        self.assertIn("resumed step 4", self.train(resume="run/checkpoints/step-00000004/"))
 
     def test_a_moved_step_folder_is_enough(self):
         self.train("run.dir=whole")
