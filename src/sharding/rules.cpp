@@ -36,9 +36,10 @@ constexpr const char* kTexts[] = {
     "embedding and head share one table, but rows are cut along {axes} at the embedding and along {others} at the "
     "head; tie_embeddings = false makes two tables",
     "{axes} cuts both the table and rows at the head, and is outside of {others}, which cuts rows only",
-    "{where}schedule ring of {site}: expected a square of ranks that cuts rows, with W in flat pieces, by one side and "
-    "columns by the other, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along "
-    "{axes} and {others}",
+    "{where}the ring schedule of {site} takes a square of ranks: one side splits rows and the weight's shards, the "
+    "other "
+    "columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} and "
+    "{others}",
     "{where}{site} is cut in two ways along {axes}"};
 
 /// Checks the rules in order and calls found(violation) for each that does not hold, until it returns true.
@@ -119,7 +120,7 @@ class Check {
     const bool one_side = contraction == 0 || (cols == 0 && !reads_residual(site));
     require(one_side && s_.ranks(rows) == s_.ranks(other) && s_.wide(linear.flat) == rows && on_square(layer.stream) &&
                 on_square(layer.inside(site)),
-            {.rule = Rule::ring, .axes = rows, .others = other, .site = name});
+            {.rule = Rule::ring, .axes = linear.rows, .others = linear.cols | linear.contraction, .site = name});
     width(site == Site::down && contraction == 0, rows, "cut rows of the weight blocks");
   }
 
