@@ -98,6 +98,8 @@ TEST(BrokenRules, NameTheExtentTheRanksAndTheNearestThatFits) {
            {{"parallel.tensor=12", "model.seq_len=5", "train.micro_batch=1"},
             {"token rows", "12 ranks along tensor", "sequence_parallel = false fits"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[2, 3]"}, {"square", "mesh = [2, 2]"}},
+           {{"parallel.strategy=optimus-2d", "parallel.mesh=[1, 2]"},
+            {"found 1 x 2 ranks along row and col", "mesh = [2, 2] fits"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[5, 5]"}, {"5 ranks along col", "mesh = [2, 2, 6]"}},
            {{"parallel.strategy=optimus-2d", "parallel.mesh=[4, 4]", "parallel.node_tile=[3, 1]"},
             {"node_tile = [3, 1]", "node_tile = [1, 1] fits"}},
@@ -184,6 +186,9 @@ TEST(Layouts, AreEnumeratedUnderTheKeysThatAreGiven) {
   const auto given = count({"parallel.strategy=megatron-1d", "parallel.tensor=2", "train.micro_batch=2"}, 4);
   EXPECT_EQ(given.size(), 1u);
   EXPECT_EQ(given.at("megatron-1d"), 2);
+  EXPECT_EQ(count({"parallel.strategy=megatron-1d", "parallel.sequence_parallel=false"}, 4).at("megatron-1d"),
+            4 + 3 + 2)
+      << "replicas of one rank have no sequences to split, and are there under either value";
   EXPECT_TRUE(count({"parallel.strategy=megatron-1d"}, 3).empty());
   EXPECT_NE(broken.find("n_head = 8 heads do not divide over 3 ranks along tensor"), std::string::npos) << broken;
   // For tables alone: every named layout as tables, replicas only among them, beside what is left to the search.
