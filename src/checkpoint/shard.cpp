@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "tensor/host_copy.h"
@@ -34,6 +35,12 @@ std::vector<mesh::Run> sorted_runs(const TensorSlice& slice) {
                   runs[i].global);
   }
   return runs;
+}
+
+int64_t count_of(const TensorSlice& slice) {
+  int64_t elements = 0;
+  for (const mesh::Run& run : slice.runs) elements += run.length;
+  return elements;
 }
 
 /// Copies elements of `size` bytes from places `from_step` bytes apart to places `to_step` bytes apart.
@@ -192,6 +199,36 @@ WrittenShard write_shard(SystemCalls& calls, const fs::path& path, int64_t shard
   ShardWriter writer(calls, path, shard);
   for (const TensorSlice& slice : slices) writer.add(slice);
   return writer.finish();
+}
+
+std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory) {
+  int64_t bytes = 0, done = 0;
+  for (const TensorSlice& slice : slices) bytes += count_of(slice) * size_of(slice.local.dtype);
+  memory.resize(static_cast<size_t>(bytes));
+  std::vector<TensorSlice> copies;
+  copies.reserve(slices.size());
+  for (const TensorSlice& slice : slices) {
+    std::vector<mesh::Run> runs = sorted_runs(slice);
+    if (runs.empty()) continue;
+    const OnHost local(slice, runs);
+    const int64_t size = size_of(slice.local.dtype);
+    std::byte* const to = memory.data() + done;
+    int64_t elements = 0;
+    for (mesh::Run& run : runs) {
+      copy_elements(to + elements * size, size, local.data() + run.local * size, run.stride * size, size, run.length);
+      run = {run.global, std::exchange(elements, elements + run.length), run.length};
+    }
+    copies.push_back({slice.name, slice.shape, {to, {elements}, slice.local.dtype, 0}, std::move(runs)});
+    done += elements * size;
+  }
+  return copies;
+}
+
+int64_t bytes_of_copies(std::span<const TensorSlice> slices) {
+  int64_t bytes = 0;
+  for (const TensorSlice& slice : slices)
+    bytes += count_of(slice) * size_of(slice.local.dtype) + static_cast<int64_t>(slice.runs.size() * sizeof(mesh::Run));
+  return bytes;
 }
 
 ShardReader::ShardReader(SystemCalls& calls, const fs::path& folder, const Manifest& manifest)

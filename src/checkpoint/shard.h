@@ -35,6 +35,12 @@ class ShardWriter {
 WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, int64_t shard,
                          std::span<const TensorSlice> slices);
 
+/// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard of
+/// them has the same bytes.
+std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory);
+/// Returns the bytes that copies of slices take: the elements, and the tables of their runs.
+int64_t bytes_of_copies(std::span<const TensorSlice> slices);
+
 /// Reads from the shards of one step folder; files are opened on first use.
 class ShardReader {
  public:

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <random>
+#include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "checkpoint/folder.h"
@@ -42,23 +44,64 @@ void CheckpointStore::run_on_first_rank(const std::function<void()>& action) {
 }
 
 fs::path CheckpointStore::save(const Snapshot& snapshot) {
-  const std::string name = step_name(snapshot.state.step);
-  try {
+  begin(snapshot, /*background=*/false);
+  while (!proceed()) {
+  }
+  return folder_ / step_name(snapshot.state.step);
+}
+
+void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
+  TRAINER_CHECK(!is_saving(), "one save at a time");
+  // Where no thread can be started, std::async defers too.
+  const std::launch policy = background ? std::launch::async | std::launch::deferred : std::launch::deferred;
+  saving_.emplace(Saving{snapshot, policy, snapshot.state.proven_step});
+  attempt([&] {
     std::string temporary;
     run_on_first_rank([&] {
       make_folders(calls_, folder_);  // where somebody removed it
-      temporary = fresh(kSaving, name).string();
+      temporary = fresh(kSaving, step_name(snapshot.state.step)).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
     });
     world_.control().broadcast(temporary);
-    Manifest manifest = write_shards(snapshot, temporary);
-    run_on_first_rank([&] {
-      write_manifest(std::move(manifest), snapshot, temporary);
-      publish(temporary, name);
-      point_latest_to(name);
+    saving_->temporary = temporary;
+    saving_->writer = std::async(policy, [this] { write_shard_of_rank(); });
+  });
+}
+
+std::optional<double> CheckpointStore::proceed() {
+  bool published = false;
+  attempt([&] {
+    world_.control().run_on_all_ranks([&] {
+      if (saving_->writer.valid()) saving_->writer.get();
     });
+    published = std::exchange(saving_->publishing, true);
+    if (published) return;
+    if (world_.size() > 1) {
+      const std::vector<std::string> parts = world_.control().gather(part_to_json(saving_->manifest));
+      saving_->manifest = {};
+      if (world_.first())
+        for (const std::string& each : parts) merge_part(saving_->manifest, parse_part(each));
+    }
+    if (world_.first())
+      saving_->writer = std::async(saving_->policy, [this, proven = saving_->proven] { complete(proven); });
+  });
+  if (!published) return std::nullopt;
+  const double complete_at = saving_->complete_at;
+  saving_.reset();
+  return complete_at;
+}
+
+bool CheckpointStore::is_writing() const {
+  return saving_ && saving_->writer.valid() &&
+         saving_->writer.wait_for(std::chrono::seconds(0)) == std::future_status::timeout;
+}
+
+void CheckpointStore::attempt(const std::function<void()>& part) {
+  try {
+    part();
   } catch (Error& error) {
-    error.add_context(format("saving the checkpoint of step {}", snapshot.state.step));
+    error.add_context(format("saving the checkpoint of step {}", saving_->snapshot.state.step));
+    saving_.reset();
     try {
       if (world_.first()) remove_left_overs();
     } catch (const Error& second) {
@@ -66,32 +109,30 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
     }
     throw;
   }
-  if (world_.first()) remove_old(snapshot.state.proven_step);
-  return folder_ / name;
+}
+
+void CheckpointStore::write_shard_of_rank() {
+  const fs::path file = saving_->temporary / format("rank-{:05d}.shard", world_.rank());
+  WrittenShard shard = write_shard(calls_, file, 0, saving_->snapshot.tensors);
+  saving_->manifest.shards.push_back(std::move(shard.file));
+  saving_->manifest.tensors = std::move(shard.tensors);
+}
+
+void CheckpointStore::complete(int64_t proven) {
+  const std::string name = step_name(saving_->snapshot.state.step);
+  write_manifest(std::move(saving_->manifest), saving_->snapshot, saving_->temporary);
+  publish(saving_->temporary, name);
+  point_latest_to(name);
+  saving_->complete_at = now_seconds();
+  apply_retention(proven);
 }
 
 void CheckpointStore::remove_old(int64_t proven) {
-  try {
+  if (saving_) {
+    saving_->proven = proven;
+  } else {
     apply_retention(proven);
-  } catch (const Error& error) {
-    log::warning("removing old checkpoints: {}", error.what());
   }
-}
-
-Manifest CheckpointStore::write_shards(const Snapshot& snapshot, const fs::path& temporary) {
-  Manifest part;
-  world_.control().run_on_all_ranks([&] {
-    const fs::path file = temporary / format("rank-{:05d}.shard", world_.rank());
-    WrittenShard shard = write_shard(calls_, file, 0, snapshot.tensors);
-    part.shards.push_back(std::move(shard.file));
-    part.tensors = std::move(shard.tensors);
-  });
-  if (world_.size() == 1) return part;
-  Manifest all;
-  const std::vector<std::string> parts = world_.control().gather(part_to_json(part));
-  if (world_.first())
-    for (const std::string& each : parts) merge_part(all, parse_part(each));
-  return all;
 }
 
 void CheckpointStore::write_manifest(Manifest manifest, const Snapshot& snapshot, const fs::path& temporary) {
@@ -148,7 +189,7 @@ void CheckpointStore::remove_left_overs() {
   }
 }
 
-void CheckpointStore::apply_retention(int64_t proven) {
+void CheckpointStore::apply_retention(int64_t proven) try {
   if (retention_.keep <= 0) return;
   const std::vector<Entry> entries = list_checkpoints(folder_, calls_).complete;
   if (entries.empty()) return;
@@ -166,6 +207,8 @@ void CheckpointStore::apply_retention(int64_t proven) {
     sync_folder(calls_, folder_);
     remove_tree(calls_, deleting);
   }
+} catch (const Error& error) {
+  log::warning("removing old checkpoints: {}", error.what());
 }
 
 fs::path CheckpointStore::fresh(const std::string& prefix, const std::string& name) {

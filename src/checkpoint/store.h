@@ -6,9 +6,15 @@
 // A save writes ".saving-step-…" and renames it when everything in it has reached the disk. A folder that must make way
 // (the same step saved before, retention) is renamed first and then emptied. So a kill or a power loss at any time
 // leaves whole step folders and hidden left-overs. The next store that is opened removes the left-overs.
+//
+// A save has two parts. First every rank writes its shard; then the first rank, which knows all shards, writes the
+// manifest and publishes the folder. In the background a thread of each rank does that. Only the calling thread
+// communicates: between the parts, when all threads have ended.
 #include <filesystem>
 #include <functional>
+#include <future>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -42,17 +48,43 @@ class CheckpointStore {
   /// earlier checkpoints as they were and the temporary folder gone.
   std::filesystem::path save(const Snapshot& snapshot);
 
-  /// Removes what retention does not keep once the checkpoint of step `proven` is proven; a failure is a warning. The
-  /// first rank calls it.
+  /// Does what save() does in parts, so that training can go on between them: begin(), then proceed() until it returns
+  /// a time. In the background a thread writes, and `snapshot` and its tensors (copy_to_host) stay as they are
+  /// meanwhile; else proceed() writes. Both are collective, and throw as save() does, which ends the save.
+  void begin(const Snapshot& snapshot, bool background);
+  /// Waits for this rank's thread. Returns when the checkpoint was complete, by now_seconds(), once it is published.
+  std::optional<double> proceed();
+  /// True from begin() until proceed() has returned a time.
+  bool is_saving() const { return saving_.has_value(); }
+  /// True if proceed() would wait for this rank's thread.
+  bool is_writing() const;
+
+  /// Removes what retention does not keep once the checkpoint of step `proven` is proven; a failure is a warning. While
+  /// that checkpoint is being saved, its publication does it. The first rank calls it.
   void remove_old(int64_t proven);
 
   const std::filesystem::path& folder() const { return folder_; }
 
  private:
+  /// The save in progress.
+  struct Saving {
+    const Snapshot& snapshot;
+    std::launch policy;  // of writer
+    int64_t proven;      // for retention
+    std::filesystem::path temporary = {};
+    bool publishing = false;   // all shards are written
+    Manifest manifest = {};    // this rank's shard; then on the first rank those of all
+    double complete_at = 0;    // by now_seconds()
+    std::future<void> writer;  // last: its destructor waits for the thread, which uses the rest
+  };
+
   /// Runs `action` on the first rank; its error is thrown on every one.
   void run_on_first_rank(const std::function<void()>& action);
-  /// Writes this rank's shard; on the first rank returns the shards and tensors of all ranks.
-  Manifest write_shards(const Snapshot& snapshot, const std::filesystem::path& temporary);
+  /// Runs a part of the save. If it throws, the save ends, and the first rank removes its folder.
+  void attempt(const std::function<void()>& part);
+  void write_shard_of_rank();
+  /// Publishes the folder whose shards are written. The first rank's thread runs it.
+  void complete(int64_t proven);
   void write_manifest(Manifest manifest, const Snapshot& snapshot, const std::filesystem::path& temporary);
   void publish(const std::filesystem::path& temporary, const std::string& name);
   void point_latest_to(const std::string& name);
@@ -66,6 +98,7 @@ class CheckpointStore {
   SystemCalls& calls_;
   std::unique_ptr<comm::World> alone_;  // without a world
   comm::World& world_;
+  std::optional<Saving> saving_;  // last: as its writer
 };
 
 }  // namespace trainer::checkpoint

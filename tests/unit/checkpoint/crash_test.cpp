@@ -101,12 +101,16 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
     Fault fault;
     int error;
     const char* says;  // nothing: the save must succeed
+    bool background = false;
   };
   const Kind kinds[] = {{Fault::error, EIO, "dmesg"},
                         {Fault::error, ENOSPC, "the disk is full"},
                         {Fault::error_from_here, ENOSPC, "the disk is full"},
                         {Fault::error, EINTR, nullptr},
-                        {Fault::short_write, 0, nullptr}};
+                        {Fault::short_write, 0, nullptr},
+                        {Fault::error, EIO, "dmesg", true},
+                        {Fault::error_from_here, ENOSPC, "the disk is full", true},
+                        {Fault::short_write, 0, nullptr, true}};
   for (const Scene& scene : kScenes) {
     const Stage stage(scene);
     for (const Kind& kind : kinds) {
@@ -120,7 +124,7 @@ TEST(Crash, AFailureOfAnyCallIsOneClearErrorAndHarmsNothing) {
         {
           Warnings warnings;
           try {
-            save_step(folder / "c", scene.step, {}, calls, scene.retention);
+            save_step(folder / "c", scene.step, {}, calls, scene.retention, kind.background);
           } catch (const Error& error) {
             ++errors;
             EXPECT_EQ(error.code(), Code::io) << error.what();

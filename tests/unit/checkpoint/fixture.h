@@ -153,10 +153,15 @@ inline SystemCalls& fast_calls() {
 
 /// Saves the small model, filled with `seed` or else the step; returns the step's folder.
 inline fs::path save_step(const fs::path& folder, int64_t step, std::optional<uint64_t> seed = {},
-                          SystemCalls& calls = fast_calls(), Retention retention = {}) {
+                          SystemCalls& calls = fast_calls(), Retention retention = {}, bool background = false) {
   Tensors tensors(small_model());
   tensors.fill(seed.value_or(static_cast<uint64_t>(step)));
-  return CheckpointStore(folder, retention, calls).save(snapshot_of(tensors, step));
+  const Snapshot snapshot = snapshot_of(tensors, step);
+  CheckpointStore store(folder, retention, calls);
+  store.begin(snapshot, background);
+  while (!store.proceed()) {
+  }
+  return store.folder() / step_name(step);
 }
 
 /// Loads the newest checkpoint of `folder` and returns its step, after comparing each tensor with fill(step).
