@@ -1,6 +1,7 @@
 #include "checkpoint/folder.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "base/error.h"
 #include "base/log.h"
@@ -97,11 +98,6 @@ std::vector<fs::path> complete_checkpoints(const fs::path& checkpoints, SystemCa
   std::vector<fs::path> folders;
   for (const Entry& entry : listing.complete) folders.push_back(entry.folder);
   return folders;
-}
-
-std::optional<fs::path> newest_checkpoint(const fs::path& checkpoints, SystemCalls& calls) {
-  const std::vector<fs::path> folders = complete_checkpoints(checkpoints, calls);
-  return folders.empty() ? std::nullopt : std::optional(folders.front());
 }
 
 std::vector<fs::path> candidates(const fs::path& path, SystemCalls& calls, bool aloud) {

@@ -1,7 +1,6 @@
 #pragma once
 // Folders: the resolution of a PATH, and the newest complete one of several step folders.
 #include <filesystem>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,9 +36,6 @@ Listing list_checkpoints(const std::filesystem::path& checkpoints, SystemCalls& 
 /// there are no warnings.
 std::vector<std::filesystem::path> complete_checkpoints(const std::filesystem::path& checkpoints,
                                                         SystemCalls& calls = system_calls(), bool aloud = true);
-/// The first of them.
-std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& checkpoints,
-                                                       SystemCalls& calls = system_calls());
 
 /// Returns the step folders that PATH means. PATH is a step folder of any name, or a `checkpoints` folder, its file
 /// `latest`, or a run folder. The latter three give their complete step folders, newest first. Throws Code::checkpoint

@@ -66,12 +66,6 @@ AxisSet Layout::axes(Placement placement) const {
   return set;
 }
 
-AxisSet Layout::split_axes() const {
-  AxisSet set = 0;
-  for (int dim = 0; dim < shape_.dims(); ++dim) set |= axes(split(dim));
-  return set;
-}
-
 Layout::Box Layout::box_of(int rank) const {
   Box box;
   for (int dim = 0; dim < shape_.dims(); ++dim) {

@@ -56,9 +56,8 @@ class Layout {
   const Shape& extents() const { return padded_; }  // global, padding included
   Placement on(int axis) const { return placements_[static_cast<size_t>(axis)]; }
   bool is_transposed() const { return transposed_; }
-  /// Returns the axes of this placement; of any split.
+  /// Returns the axes of this placement.
   AxisSet axes(Placement placement) const;
-  AxisSet split_axes() const;
 
   /// Returns the shape that the splits leave, as stored: equal on all ranks.
   Shape box() const;

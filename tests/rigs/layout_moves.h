@@ -24,7 +24,12 @@ inline Layout gradient_layout(const Layout& layout) {
 /// Returns the layout of a parameter's gradient after a backward pass over `tokens`: partial on the axes that split the
 /// tokens but not the parameter.
 inline Layout gradient_of(const Layout& parameter, const Layout& tokens) {
-  return parameter.with(tokens.split_axes() & ~parameter.split_axes(), kPartial);
+  const auto split_axes = [](const Layout& layout) {
+    AxisSet set = 0;
+    for (int dim = 0; dim < layout.shape().dims(); ++dim) set |= layout.axes(split(dim));
+    return set;
+  };
+  return parameter.with(split_axes(tokens) & ~split_axes(parameter), kPartial);
 }
 
 }  // namespace trainer::mesh

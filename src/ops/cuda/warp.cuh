@@ -116,22 +116,15 @@ __device__ __forceinline__ T block_max(T value, T* shared, int warps) {
   return largest;
 }
 
-/// `n` values that are loaded and stored with one instruction where they fill 16 bytes.
+/// `n` values that are loaded with one instruction where they fill 16 bytes.
 template <typename T, int n>
 struct alignas(sizeof(T) * n) Pack {
   T values[n];
 };
-/// The number of values in 16 bytes.
-template <typename T>
-inline constexpr int kPack = static_cast<int>(16 / sizeof(T));
-/// `from` and `to` are aligned to the size of the pack.
+/// `from` is aligned to the size of the pack.
 template <int n, typename T>
 __device__ __forceinline__ Pack<T, n> load_pack(const T* from) {
   return *reinterpret_cast<const Pack<T, n>*>(from);
-}
-template <int n, typename T>
-__device__ __forceinline__ void store_pack(T* to, const Pack<T, n>& pack) {
-  *reinterpret_cast<Pack<T, n>*>(to) = pack;
 }
 
 }  // namespace trainer::ops::cuda

@@ -158,8 +158,8 @@ TEST(Reader, TakesTheNewestCompleteOneWhenLatestIsMissingOrWrong) {
   EXPECT_EQ(load_newest(folder, small_model()), 100);
   EXPECT_EQ(warnings.lines.size(), 3u);
   fs::remove(folder / "step-00000100" / "manifest.json");
-  expect_error(Code::checkpoint, {"no complete checkpoint among 3"}, [&] { newest_checkpoint(folder); });
-  EXPECT_FALSE(newest_checkpoint(folder / "absent").has_value());
+  expect_error(Code::checkpoint, {"no complete checkpoint among 3"}, [&] { complete_checkpoints(folder); });
+  EXPECT_TRUE(complete_checkpoints(folder / "absent").empty());
 }
 
 TEST(Reader, ListsEveryDifferenceOfTheTensors) {
