@@ -130,7 +130,7 @@ struct Offload {
 struct Checkpoint {
   std::string dir;  // empty: RUN_DIR/checkpoints
   int64_t interval = 0, keep = 0, keep_every = 0;
-  bool keep_best = false;
+  bool keep_best = false, async = false;
   std::string resume;             // auto | must | never | PATH
   bool allow_other_data = false;  // resume although tokenizer or data hashes differ
 };

@@ -44,7 +44,6 @@ const std::map<std::string, std::string, std::less<>>& foreign_names() {
 
 const std::map<std::string, std::string, std::less<>>& removed_keys() {
   static const std::map<std::string, std::string, std::less<>> keys = {
-      {"checkpoint.async", "checkpoints are written between steps"},
       {"debug.shadow", "the CPU recomputes no operator"},
       {"offload.early_update", "updates begin when the norm is known"},
       {"offload.order", "updates run in the order in which the next step uses the weights"},

@@ -168,6 +168,9 @@ void declare_checkpoint(std::vector<Key>& keys) {
                      "Checkpoints at multiples of this are never deleted; 0: off.");
   checkpoint.boolean("keep_best", &Checkpoint::keep_best, true,
                      "Also keep the checkpoint with the lowest validation loss, of those saved at an evaluated step.");
+  checkpoint.boolean("async", &Checkpoint::async, false,
+                     "Write checkpoints in the background, from a copy of weights and optimizer state in host memory, "
+                     "instead of between steps. Set it where saves take a noticeable share of the time.");
   checkpoint.string(
       "resume", &Checkpoint::resume, "auto", {},
       "auto: resume from the newest intact checkpoint (damaged ones are skipped with a warning), if there is one; "

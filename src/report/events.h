@@ -65,8 +65,9 @@ struct CheckpointReport {
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;
-  double seconds = kUnknown;
-  bool best = false;  // lowest validation loss so far
+  double seconds = kUnknown;       // from the step's end until it was complete
+  double wait_seconds = kUnknown;  // of them, that training waited
+  bool best = false;               // lowest validation loss so far
 };
 
 struct WarningReport {

@@ -225,7 +225,8 @@ void fields(V& v, In<V, EvalReport>& e) {
 
 template <typename V>
 void fields(V& v, In<V, CheckpointReport>& c) {
-  v("event", "checkpoint", "step", c.step, "path", c.path, "bytes", c.bytes, "seconds", c.seconds, "best", c.best);
+  v("event", "checkpoint", "step", c.step, "path", c.path, "bytes", c.bytes, "seconds", c.seconds);
+  v("wait_seconds", c.wait_seconds, "best", c.best);
 }
 
 template <typename V>

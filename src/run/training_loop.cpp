@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/param_slices.h"
+#include "checkpoint/shard.h"
 #include "data/mapping_guard.h"
 #include "report/history.h"
 #include "run/divergence.h"
@@ -96,6 +97,7 @@ bool TrainingLoop::train_until(int64_t last) {
     const Requests requests = exchange_requests();
     if (requests.stop) break;
     if (requests.peak) peak_.visit();
+    if (store_.is_saving() && !requests.writing) proceed_with_save();
     if (state_.step < last && (requests.save || is_save_due())) save_or_warn();
     if (is_due(config_.debug.check_replicas_every)) train::check_replicas(trainer_, state_.step);
     if (requests.time_is_up) return false;
@@ -131,6 +133,12 @@ void TrainingLoop::begin() {
   std::vector<std::string> notes = start_notes(open_.between_gpus, trainer_);
   notes.push_back(setup::offload_note(trainer_, open_.plan, config_, open_.machine));
   reporter_.start(start, world_.transport(), notes);
+  if (!config_.checkpoint.async) return;
+  asynchronous_ = !trainer_.scalars().is_true_on_any_rank(!open_.plan.memory.contains(setup::kSnapshotMemory));
+  if (!asynchronous_)
+    reporter_.warn(state_.step,
+                   "checkpoint.async is ignored: the copy of weights and optimizer state that it takes "
+                   "does not fit in host memory; training waits for each checkpoint");
 }
 
 bool TrainingLoop::step() {
@@ -174,9 +182,9 @@ void TrainingLoop::note_proof(double loss) {
 
 TrainingLoop::Requests TrainingLoop::exchange_requests() {
   double flags[] = {stop_requested() ? 1.0 : 0.0, take_save_request() ? 1.0 : 0.0, deadline_.has_passed() ? 1.0 : 0.0,
-                    world_.first() && peak_.is_due() ? 1.0 : 0.0};
+                    world_.first() && peak_.is_due() ? 1.0 : 0.0, store_.is_writing() ? 1.0 : 0.0};
   trainer_.scalars().max_over_ranks(flags);
-  return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0};
+  return {flags[0] > 0, flags[1] > 0, flags[2] > 0, flags[3] > 0, flags[4] > 0};
 }
 
 bool TrainingLoop::stop_requested_on_any() { return trainer_.scalars().is_true_on_any_rank(stop_requested()); }
@@ -247,36 +255,69 @@ bool TrainingLoop::is_save_due() {
   return false;
 }
 
-void TrainingLoop::save() {
+void TrainingLoop::save(bool background) {
+  end_save();
   const TraceScope traced(trainer_.meter().trace, "checkpoint");
-  const double start = now_seconds();
-  checkpoint::Snapshot snapshot = header_;
+  save_.background = background;
+  save_.began = now_seconds();
+  checkpoint::Snapshot& snapshot = save_.snapshot = header_;
   snapshot.state = state_;
   snapshot.state.finite_weights = train::weights_are_finite(trainer_);
   note_best(snapshot.state);
   snapshot.tensors = checkpoint::slices_to_save(trainer_.store(), /*moments=*/true);
-  saved_ = store_.save(snapshot);
-  state_ = snapshot.state;  // only a step that was saved can be the best
-  report::CheckpointReport report{.step = state_.step, .path = saved_.string()};
+  save_.report = {.step = state_.step, .path = (store_.folder() / checkpoint::step_name(state_.step)).string()};
   for (const checkpoint::TensorSlice& slice : snapshot.tensors)
-    report.bytes += slice.shape.count() * size_of(slice.local.dtype);
-  report.seconds = now_seconds() - start;
-  report.best = state_.best_step == state_.step;
+    save_.report.bytes += slice.shape.count() * size_of(slice.local.dtype);
+  save_.report.best = snapshot.state.best_step == state_.step;
+  if (background) snapshot.tensors = checkpoint::copy_to_host(snapshot.tensors, save_.copies);
+  attempt([&] { store_.begin(snapshot, background); });
+  save_.report.wait_seconds = now_seconds() - save_.began;
+  if (!background) end_save();
+  state_ = snapshot.state;  // only a step that was saved can be the best
   saved_step_ = state_.step;
-  reporter_.checkpoint(report);
+  saved_ = save_.report.path;
+}
+
+void TrainingLoop::attempt(const std::function<void()>& part) {
+  try {
+    part();
+  } catch (const Error& error) {
+    if (error.code() != Code::io || !save_.background) throw;
+    reporter_.warn(state_.step,
+                   format("step {}: {}; it is saved again, and training waits", state_.step, error.what()));
+    save_.background = false;
+    store_.begin(save_.snapshot, false);
+  }
+}
+
+void TrainingLoop::proceed_with_save() {
+  const TraceScope traced(trainer_.meter().trace, "checkpoint");
+  const double start = now_seconds();
+  std::optional<double> complete_at;
+  attempt([&] { complete_at = store_.proceed(); });
+  save_.report.wait_seconds += now_seconds() - start;
+  if (!complete_at) return;
+  save_.report.seconds = *complete_at - save_.began;
+  reporter_.checkpoint(save_.report);
+}
+
+void TrainingLoop::end_save() {
+  while (store_.is_saving()) proceed_with_save();
 }
 
 void TrainingLoop::save_or_warn() {
+  end_save();
   try {
-    save();
+    save(asynchronous_);
   } catch (const Error& error) {
-    if (error.code() != Code::io) throw;
+    if (error.code() != Code::io || asynchronous_) throw;
     reporter_.warn(state_.step, format("step {}: no checkpoint was saved: {}", state_.step, error.what()));
   }
 }
 
 void TrainingLoop::save_last_step() {
-  if (saved_step_ != state_.step && state_.step > 0) save();
+  end_save();
+  if (saved_step_ != state_.step && state_.step > 0) save(false);
 }
 
 void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
@@ -288,6 +329,7 @@ void TrainingLoop::warn_of_skip(const train::Trainer::Outcome& outcome) {
 }
 
 void TrainingLoop::give_up(const std::string& reason) {
+  end_save();
   reporter_.end(state_, "ended because training diverged", trainer_);
   throw Error(Code::nonfinite, format("{}; lower optim.lr, lengthen optim.warmup_steps or set optim.grad_clip; {}",
                                       reason, suggest_resume(proven_, store_.folder())))

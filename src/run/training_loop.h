@@ -1,9 +1,11 @@
 #pragma once
 // TrainingLoop: the steps of a run, and between them evaluation, samples, checkpoints and requests.
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/store.h"
 #include "comm/gpu_transport.h"
@@ -52,7 +54,8 @@ class TrainingLoop {
   /// Requests are what reached any rank since the last step; all ranks act alike.
   struct Requests {
     bool stop, save, time_is_up;
-    bool peak;  // the first rank has time to measure it
+    bool peak;     // the first rank has time to measure it
+    bool writing;  // a thread of a rank writes the checkpoint that is being saved
   };
   Requests exchange_requests();
   bool stop_requested_on_any();
@@ -69,10 +72,17 @@ class TrainingLoop {
   void sample_now();
 
   bool is_save_due();
-  void save();
-  /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again.
+  /// Saves this step. In the background it only begins to, after the save before has ended.
+  void save(bool background);
+  /// A save that fails (disk full) costs a checkpoint, not the run; the next interval tries again. In the background it
+  /// is repeated between steps, once: the second failure ends the run.
   void save_or_warn();
   void save_last_step();
+  /// Runs a part of a save. If it fails in the background, warns and begins the save again, between steps.
+  void attempt(const std::function<void()>& part);
+  void proceed_with_save();
+  /// Waits for the save in progress, if there is one.
+  void end_save();
 
   void warn_of_skip(const train::Trainer::Outcome& outcome);
   /// Ends the run with an error on all ranks; saved checkpoints stay as they are.
@@ -93,6 +103,14 @@ class TrainingLoop {
   std::unique_ptr<device::Device> device_;
   std::unique_ptr<comm::World> gpu_world_;  // null: world_
   train::Trainer trainer_;
+  /// The save in progress, or the last one.
+  struct Save {
+    checkpoint::Snapshot snapshot;
+    std::vector<std::byte> copies;  // of its tensors, where it is in the background
+    bool background = false;
+    double began = 0;
+    report::CheckpointReport report;
+  } save_;
   checkpoint::CheckpointStore store_;
   setup::PeakTracker peak_;
   Reporter reporter_;
@@ -100,7 +118,8 @@ class TrainingLoop {
   const train::BatchSource batches_;
   std::optional<train::Generator> generator_;
   checkpoint::TrainState state_;
-  int64_t saved_step_ = -1;
+  bool asynchronous_ = false;       // checkpoint.async, where the memory suffices
+  int64_t saved_step_ = -1;         // or being saved
   std::filesystem::path saved_;     // the checkpoint of saved_step_
   std::filesystem::path proven_;    // the last checkpoint that a normal step followed; empty: none
   double loss_of_last_ = kUnknown;  // validation loss of the last step; infinite when it is not finite

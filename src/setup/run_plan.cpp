@@ -6,6 +6,8 @@
 
 #include "base/units.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/param_slices.h"
+#include "checkpoint/shard.h"
 #include "comm/gpu_transport.h"
 #include "config/layouts.h"
 #include "offload/make.h"
@@ -29,6 +31,21 @@ int64_t host_bytes(train::Trainer& trainer, bool training) {
     recorded += static_cast<int64_t>(program.intervals.size() * sizeof(Arena::Interval));
   const int64_t save = training ? 3 * runs + std::min(largest, checkpoint::kChunkBytes) : 0;
   return runs + recorded + save + trainer.device().threads() * kStack + kFixed;
+}
+
+int64_t host_total(const RunPlan& plan) {
+  int64_t total = 0;
+  for (const auto& [category, bytes] : plan.memory) total += category.starts_with("host") ? bytes : 0;
+  return total;
+}
+
+/// Adds the copy of weights and state that background saves take, if it fits.
+void add_snapshot(RunPlan& plan, train::Trainer& trainer, const Machine& machine) {
+  const int64_t bytes = checkpoint::bytes_of_copies(checkpoint::slices_to_save(trainer.store(), /*moments=*/true));
+  const int64_t limit = machine.gpu ? machine.host_limit : machine.memory_limit;
+  if ((machine.gpu ? host_total(plan) : plan.total) + bytes > limit && limit > 0) return;
+  plan.memory[kSnapshotMemory] = bytes;
+  if (!machine.gpu) plan.total += bytes;
 }
 
 /// Returns the smallest change of the micro-batch and of recomputation that fits; empty: there is none.
@@ -86,6 +103,7 @@ RunPlan plan_run(const config::Config& config, int64_t vocab, const Machine& mac
   plan.memory["host"] = host_bytes(trainer, training);
   for (const auto& [category, bytes] : plan.memory)
     if (!machine.gpu || !category.starts_with("host")) plan.total += bytes;
+  if (training && config.checkpoint.async) add_snapshot(plan, trainer, machine);
   plan.extents = offload::extents_of(trainer.store().groups());
   plan.replicas = trainer.store().replicas().count();
   int64_t largest = -1;
@@ -156,8 +174,7 @@ void require_memory(const RunPlan& plan, const config::Config& config, int64_t v
                                    format_bytes(largest->second), change));
   };
   const auto is_of_host = [](const std::string& category) { return category.starts_with("host"); };
-  int64_t on_host = 0;
-  for (const auto& [category, bytes] : plan.memory) on_host += is_of_host(category) ? bytes : 0;
+  const int64_t on_host = host_total(plan);
   if (machine.gpu && machine.host_limit > 0 && on_host > machine.host_limit) {
     const std::string change = offload_change_that_fits(plan, config, machine);
     refuse("host memory", on_host, machine.host_limit, "this rank's share of what the system can give now", is_of_host,

@@ -20,6 +20,9 @@ struct OffloadWork {
   offload::Sizes sizes;
 };
 
+/// The category of the copy that background saves write (checkpoint.async), where it fits.
+inline constexpr const char* kSnapshotMemory = "host_snapshot";
+
 /// True if the run generates samples: it then holds a key-value cache in addition to the memory of training.
 bool writes_samples(const config::Config& config);
 

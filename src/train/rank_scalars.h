@@ -24,7 +24,7 @@ class RankScalars {
   void record_loss(Exec& dry) { record(dry, row_axes(), comm::Reduce::sum); }
 
   // All of these are collective. On a GPU the host waits for the result. At most kMost values.
-  static constexpr int64_t kMost = 4;
+  static constexpr int64_t kMost = 5;
   /// values ← Σ over the ranks that have the losses of different rows, of all replicas, in order.
   void sum_over_rows(std::span<double> values);
   /// values ← the largest on any rank.

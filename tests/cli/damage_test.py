@@ -242,6 +242,25 @@ class FullDisk(rig.Runs):
         self.assertIn("cannot write: No space left on device; the disk is full: free space there", result.stderr)
         self.assertIn("resumed step 4", result.stderr)
 
+    def test_a_background_save_that_fails_twice_ends_the_run(self):
+        self.train(max_steps=1)
+        size = sum(path.stat().st_size for path in self.step_folder(1).iterdir()) // 1024 + 24
+        result = self.in_small_disk(2 * size + size // 2, """
+            run() { "$T" --config config.toml --set checkpoint.dir=disk/c --set checkpoint.async=true "$@"; echo status $?; ls -A disk/c; }
+            run --set checkpoint.interval=2 --set checkpoint.keep=0 --resume never
+            for step in disk/c/step-*; do "$T" checkpoint verify --checkpoint $step > verified || cat verified; done
+            rm -r disk/c/step-00000002
+            run""")
+        words = result.stdout.split()
+        self.assertEqual(words, ["status", "5", "latest", "step-00000002", "step-00000004",
+                                 "status", "0", "latest", "step-00000004", "step-00000008"], result.stdout + result.stderr)
+        self.assertRegex(result.stderr, "step [678]: saving the checkpoint of step 6: .*No space left on device; .*"
+                                        "it is saved again, and training waits")
+        self.assertEqual(result.stderr.count("saving the checkpoint of step 6"), 2)
+        self.assertIn("resumed step 4", result.stderr)
+        self.train("run.dir=whole")
+        self.assertEqual(self.losses("run"), self.losses("whole"))
+
     def test_a_full_disk_under_the_log_changes_nothing_that_is_said(self):
         result = self.in_small_disk(256, """
             run() { "$T" --config config.toml --set run.dir=disk/run --set checkpoint.dir=c "$@"; echo status $?; }

@@ -26,8 +26,8 @@ class Divergence(rig.Runs):
         self.train(*sets, resume=advised)
         self.assertLess(max(event["loss"] for event in self.events("step")), 6)  # a uniform guess over 320 tokens: 5.77
 
-    def test_skipped_steps_push_no_good_checkpoint_out(self):
-        sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30"]
+    def test_skipped_steps_push_no_good_checkpoint_out(self, *more):
+        sets = ["checkpoint.interval=1", "checkpoint.keep=2", "checkpoint.keep_best=false", "train.steps=30", *more]
         self.train(*sets, max_steps=6)
         self.assertEqual(self.saved_steps(), [5, 6])
         stderr = self.train(*sets, *RUINOUS, status=DIVERGED)
@@ -40,6 +40,9 @@ class Divergence(rig.Runs):
         self.assertEqual(self.saved_steps(), [6, 7])
         self.assertIn("validation loss is not finite", stderr)
         self.assert_advice_trains(stderr, 6, *sets)
+
+    def test_nor_do_they_with_saves_in_the_background(self):
+        self.test_skipped_steps_push_no_good_checkpoint_out("checkpoint.async=true")
 
     def test_the_proven_checkpoint_outlives_finite_ones_of_exploded_weights(self):
         sets = ["checkpoint.interval=1", "checkpoint.keep=1", "checkpoint.keep_best=false", "train.steps=30",

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Kills at random moments, on 1, 2 and 4 ranks: every state that is left is usable, every resume bit-identical.
 
+Half of the killed runs save in the background, and half of the kills come while a checkpoint is being written.
 Five kills by default; 300 take ten minutes: HOSTILE_KILLS=300 TRAINER=build/trainer python3 tests/cli/kills_test.py
 HOSTILE_SEED chooses other moments; what is printed says which one was in use.
 """
@@ -70,8 +71,9 @@ class Kills(rig.Runs):
             self.train("run.dir=whole", *sets)
             done = 0
             while done < wanted[ranks, transport]:
-                process = self.start_train(*sets)
-                moment = "in a save" if random_.random() < 1 / 3 else "anywhere"
+                background = random_.random() < 0.5
+                process = self.start_train(*sets, f"checkpoint.async={str(background).lower()}")
+                moment = "in a save" if random_.random() < 1 / 2 else "anywhere"
                 # Most kills meet a run that is training, some its beginning.
                 if random_.random() < 0.8:
                     newest = self.last_step()
@@ -82,7 +84,7 @@ class Kills(rig.Runs):
                 done, kills = done + killed, kills + killed
                 if killed and kills % 10 == 0:
                     print(f"{kills} kills so far, {finished} runs ended", flush=True)
-                printed = f"seed {SEED}, kill {kills} {moment}, {ranks} ranks ({transport})\n{stderr}"
+                printed = f"seed {SEED}, kill {kills} {moment}, {'' if background else 'no '}background saves, {ranks} ranks ({transport})\n{stderr}"
                 self.usable(printed)
                 if not killed:
                     self.assertEqual(process.returncode, 0, printed)

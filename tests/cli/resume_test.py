@@ -2,6 +2,8 @@
 """Runs that are interrupted and go on: bit-identical to runs that are not."""
 import hashlib
 import json
+import re
+import shutil
 
 import rig
 
@@ -151,6 +153,34 @@ class Resume(rig.Runs):
         self.train("run.dir=base", max_steps=1)
         self.assertIn("do not descend from base/checkpoints/step-00000005",
                       self.train(*branch, resume="base/checkpoints/step-00000005", status=5))
+
+    def test_saves_in_the_background_have_the_bits_of_saves_between_steps(self):
+        sets = ["parallel.data=2", "parallel.zero_stage=1", "checkpoint.interval=2", "checkpoint.keep=0"]
+        self.train("run.dir=whole", "parallel.transport=threads", *sets)
+        for transport in ("threads", "mpi"):
+            self.train_on(2, "checkpoint.async=true", f"run.dir={transport}", *sets, transport=transport)
+            self.assertEqual(self.saved_steps(transport), [2, 4, 6, 8])
+            self.assert_whole(*self.step_folders(transport))
+            self.assert_no_left_overs(transport)
+            for step in self.saved_steps(transport):
+                self.assert_same_run(step, transport, "whole")
+            saves = self.events("checkpoint", transport)
+            self.assertEqual([save["step"] for save in saves], [2, 4, 6, 8])
+            for save in saves:
+                self.assertGreater(save["seconds"], 0)
+                self.assertGreater(save["wait_seconds"], 0)
+            self.train("run.dir=branch", "parallel.transport=threads", *sets, resume=f"{transport}/checkpoints/step-00000004")
+            self.assert_same_run(8, "branch", "whole")
+            shutil.rmtree(self.folder / "branch")
+
+    def test_saves_wait_where_their_copy_does_not_fit(self):
+        planned = self.trainer("train", "--config", "config.toml", "--dry-run", "--set", "checkpoint.async=true", stdout=True)
+        self.assertRegex(planned, "host_snapshot +[0-9.]+ [KM]iB")
+        total = float(re.search(r"total +([0-9.]+) MiB", planned).group(1))
+        limit = f"hardware.memory_limit={(total - 0.1) / 1024}"
+        stderr = self.train("checkpoint.async=true", "checkpoint.interval=2", limit)
+        self.assertIn("checkpoint.async is ignored", stderr)
+        self.assertEqual(self.saved_steps(), [4, 6, 8])
 
     def test_a_run_from_step_0_leaves_nothing_of_an_earlier_one(self):
         self.train(max_steps=2)

@@ -46,6 +46,9 @@ class Signals(rig.Runs):
     def test_sigint_saves_and_asks_to_be_started_again(self):
         self.stops_and_goes_on(signal.SIGINT, *LONG)
 
+    def test_a_stop_waits_for_the_save_in_the_background(self):
+        self.stops_and_goes_on(signal.SIGTERM, *LONG, "checkpoint.async=true", "checkpoint.interval=1")
+
     def test_a_terminal_that_closes_saves_and_asks_to_be_started_again(self):
         """It sends SIGHUP more than once; the second does not count as impatience."""
         process = self.start_train(*LONG)

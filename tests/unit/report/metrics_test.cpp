@@ -45,7 +45,8 @@ TEST(Events, AreWrittenAsTheyWereRead) {
     EXPECT_EQ(from_json<EvalReport>(Json::parse(eval)).bits_per_byte.has_value(), bits != std::string("null"));
   }
   const std::string saved =
-      R"({"event":"checkpoint","step":6,"path":"checkpoints/step-00000006","bytes":99,"seconds":0.5,"best":true})";
+      R"({"event":"checkpoint","step":6,"path":"checkpoints/step-00000006","bytes":99,"seconds":0.5,"wait_seconds":0.25,)"
+      R"("best":true})";
   EXPECT_EQ(again<CheckpointReport>(saved), saved);
   EXPECT_EQ(to_line(to_json(WarningReport{.step = 61, .message = "a \xff\" line\n"})),
             "{\"event\":\"warning\",\"step\":61,\"message\":\"a \xEF\xBF\xBD\\\" line\\n\"}");

@@ -47,6 +47,26 @@ TEST(RunPlan, MemoryThatDoesNotFitIsRefusedWithAChangeThatDoes) {
   EXPECT_THROW(require(), Error);
 }
 
+TEST(RunPlan, CountsTheCopyOfBackgroundSavesWhereItFits) {
+  config::Config c = tiny_config();
+  setup::Machine machine{
+      .threads = 1, .isa = device::detect_isa(), .compute = DType::bf16, .compute_reason = {}, .memory_limit = 0};
+  const int64_t without = setup::plan_run(c, kTinyVocab, machine, true).total;
+  c.checkpoint.async = true;
+  setup::RunPlan plan = setup::plan_run(c, kTinyVocab, machine, true);
+  const int64_t copy = plan.memory.at(setup::kSnapshotMemory), fp32 = 3 * 4 * plan.parameters;
+  EXPECT_GT(copy, fp32);  // weights and both moments, with tables
+  EXPECT_LT(copy, fp32 + fp32 / 4);
+  EXPECT_EQ(plan.total, without + copy);
+  machine.memory_limit = plan.total;
+  EXPECT_EQ(setup::plan_run(c, kTinyVocab, machine, true).total, without + copy);
+  --machine.memory_limit;
+  plan = setup::plan_run(c, kTinyVocab, machine, true);
+  EXPECT_FALSE(plan.memory.contains(setup::kSnapshotMemory));
+  EXPECT_EQ(plan.total, without);
+  EXPECT_FALSE(setup::plan_run(c, kTinyVocab, machine, false).memory.contains(setup::kSnapshotMemory));
+}
+
 TEST(RunPlan, AllRanksRefuseWhenOneOfThemIsShortOfMemory) {
   config::Config c = tiny_config();
   c.parallel.data = 3;
