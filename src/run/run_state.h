@@ -20,7 +20,7 @@ checkpoint::Snapshot snapshot_header(const config::Config& config, const data::D
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
 
 /// StoredHeader is what the checkpoint says that resume() will try first, read without warnings by one rank. None: the
-/// run starts fresh, or resume() will say what is wrong.
+/// run starts fresh, or all that resume() may try is damaged. Throws like resume() where it has nothing to try.
 struct StoredHeader {
   std::filesystem::path folder;
   checkpoint::Snapshot header;
