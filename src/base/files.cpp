@@ -98,7 +98,7 @@ std::string read_text_file(const std::string& given, std::string_view expected, 
   const int reason = errno;  // before another call changes it
   if (!standard && file >= 0) ::close(file);
   if (got < 0) refuse("cannot be read: " + system_reason(reason));
-  if (text.size() > kMost) refuse("above 64 MiB");
+  if (text.size() > kMost) refuse("larger than 64 MiB (split it)");
   return text;
 }
 

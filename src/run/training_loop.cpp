@@ -337,8 +337,9 @@ void TrainingLoop::give_up(const std::string& reason) {
 }
 
 void TrainingLoop::require_convergence() {
-  const bool evaluated = !std::isnan(loss_of_last_);
-  const bool bad_loss = evaluated ? !std::isfinite(loss_of_last_) : state_.skipped_in_row > 0;
+  // After a resume only the first rank knows an evaluation from before.
+  const bool evaluated = trainer_.scalars().is_true_on_any_rank(!std::isnan(loss_of_last_));
+  const bool bad_loss = evaluated ? loss_of_last_ == kNotFinite : state_.skipped_in_row > 0;
   if (state_.step > 0 && state_.adam_step == 0)
     give_up(format("step {}: every step was skipped, as its loss or gradient was not finite", state_.step));
   if (trainer_.scalars().is_true_on_any_rank(bad_loss))

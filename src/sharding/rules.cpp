@@ -37,9 +37,8 @@ constexpr const char* kTexts[] = {
     "head; tie_embeddings = false makes two tables",
     "{axes} cuts both the table and rows at the head, and is outside of {others}, which cuts rows only",
     "{where}the ring schedule of {site} takes a square of ranks: one side splits rows and the weight's shards, the "
-    "other "
-    "columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} and "
-    "{others}",
+    "other columns, in the linear and in the activations around it; found {ranks} x {other_ranks} ranks along {axes} "
+    "and {others}",
     "{where}{site} is cut in two ways along {axes}"};
 
 /// Checks the rules in order and calls found(violation) for each that does not hold, until it returns true.
