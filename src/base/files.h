@@ -15,10 +15,10 @@ std::string system_reason(int error);
 /// "~" and "~/x" of a path with the user's home folder (HOME), as shells do it; everything else as it is.
 std::string expand_home(const std::string& path);
 
-/// Returns the text of a file that the user named, or of standard input ("-"). "~" is expanded. Texts above 64 MiB are
-/// refused, since devices and pipes may have no end. `expected` describes the expected content and where one comes
-/// from: "a configuration file; `trainer config reference` prints one". Throws `code` with the path, the kind of file
-/// found and the expected one.
+/// Returns the text of a file that the user named, or of standard input ("-"). "~" is expanded. Texts larger than 64
+/// MiB are refused, since devices and pipes may have no end. `expected` describes the expected content and where one
+/// comes from: "a configuration file; `trainer config reference` prints one". Throws `code` with the path, the kind of
+/// file found and the expected one.
 std::string read_text_file(const std::string& path, std::string_view expected, Code code = Code::config);
 
 /// Renames within one file system; the new name has reached the disk on return. Throws Code::io.

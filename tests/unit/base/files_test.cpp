@@ -156,7 +156,7 @@ TEST_F(Files, ThatCannotBeReadSayWhatWasExpected) {
   EXPECT_EQ(read_text_file(at("f"), "a text"), std::string("a\0b\n", 4));
   for (const auto& [path, reason] : {std::pair{at("no"), "No such file or directory"},
                                      {at(""), "a folder"},
-                                     {std::string("/dev/zero"), "above 64 MiB"}})
+                                     {std::string("/dev/zero"), "larger than 64 MiB"}})
     tests::expect_error(Code::config, {path, reason, "songs/ has some"},
                         [&] { read_text_file(path, "a song, of which songs/ has some"); });
   tests::expect_error(Code::usage, {at("no")}, [&] { read_text_file(at("no"), "a text", Code::usage); });
