@@ -61,7 +61,6 @@ LayerCosts::LayerCosts(const Cluster& cluster, const config::Config& config, int
   accumulation_ = static_cast<double>(config.train.global_batch) /
                   static_cast<double>(config.train.micro_batch * std::max<int64_t>(config.parallel.data, 1));
   gated_ = m.arch == config::Arch::llama;
-  splits_state_ = config.parallel.zero_stage == 1 || !config::is_given(config, "parallel.zero_stage");
 }
 
 GroupShape LayerCosts::group(AxisSet axes) {
@@ -135,10 +134,10 @@ double LayerCosts::linear(Site site, const LinearSharding& linear) {
                (kept ? 0 : added(flat, gather, time.dx)) + added(flat, scatter, time.dx + time.dw);
   }
   const double piece = block / ranks(flat);
-  double once = 0;
-  if (ranks(rows) > 1) once += collective(rows, CommOp::all_reduce, sums, piece);
-  if (ranks(axes_.data()) > 1) once += collective(axes_.data(), CommOp::all_reduce, sums, piece);
-  once += traffic(OpKind::optimizer, 28 * piece);
+  // Once a step gradients are added, each under the GEMMs of the layer before.
+  double once = traffic(OpKind::optimizer, 28 * piece);
+  for (const AxisSet axes : {rows, axes_.data()})
+    if (ranks(axes) > 1) once += added(axes, collective(axes, CommOp::all_reduce, sums, piece), time.dx + time.dw);
   return seconds + once / accumulation_;
 }
 
@@ -163,7 +162,8 @@ double LayerCosts::write(Site site, const LinearSharding& linear, const Spread& 
 double LayerCosts::stream(const Spread& spread) {
   const double rows = rows_ / ranks(spread.rows);
   const double part = rows * width_ / ranks(spread.cols) * element_;
-  double seconds = 2 * (traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
+  const double forward = config_.train.recompute == config::Recompute::none ? 1 : 2;
+  double seconds = 2 * (forward * traffic(OpKind::norm, 2 * part) + traffic(OpKind::norm, 5 * part)) +
                    2 * traffic(OpKind::elementwise, 3 * part);
   if (ranks(spread.cols) > 1) {
     const DType sums = accumulator_of(compute_);
@@ -191,7 +191,8 @@ double LayerCosts::attention(const Spread& spread) {
 }
 
 double LayerCosts::hidden(const Spread& spread) {
-  return traffic(OpKind::activation, 4 * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_);
+  const double matrices = config_.train.recompute == config::Recompute::none ? 4 : 6;
+  return traffic(OpKind::activation, matrices * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_);
 }
 
 double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread& table) {
@@ -223,31 +224,68 @@ double LayerCosts::vocabulary(const Spread& stream, const sharding::VocabSpread&
 }
 
 double LayerCosts::matrix_bytes(AxisSet cut, double in, double out) const {
-  const double elements = in * out / ranks(cut), state = splits_state_ ? 12.0 / ranks(axes_.data()) : 12.0;
-  return elements * (compute_ == DType::bf16 ? 2 + 4 + state : 4 + state);
+  const auto sum = static_cast<double>(size_of(accumulator_of(compute_)));  // of a gradient and of either moment
+  double state = config_.offload.optimizer != config::OffloadOptimizer::none ? 0 : element_ == sum ? 2 * sum : 3 * sum;
+  if (config_.parallel.zero_stage == 1) state /= ranks(axes_.data());
+  return in * out / ranks(cut) * (element_ + sum + state);
 }
 
 namespace {
 AxisSet cut_of(const LinearSharding& l) { return l.contraction | l.cols | l.flat; }
 }  // namespace
 
-double LayerCosts::least_bytes(const ModelSharding& layout) const {
-  const auto share = [&](const Spread& spread) { return ranks(spread.rows | spread.cols); };
-  const bool recomputes =
-      config_.train.recompute == config::Recompute::full || !config::is_given(config_, "train.recompute");
-  double bytes = 0, widest_layer = 0;
+double LayerCosts::stream_bytes(const Spread& spread) const {
+  using config::Recompute;
+  const Recompute mode = config_.train.recompute;
+  const double kept = mode == Recompute::none ? 4 : mode == Recompute::selective ? 2 : 1;
+  return kept * rows_ * width_ / ranks(spread.rows | spread.cols) * element_;
+}
+double LayerCosts::attention_bytes(const Spread& spread) const {
+  return 2 * rows_ * (width_ + kv_width_) / ranks(spread.rows | spread.cols) * element_;
+}
+double LayerCosts::hidden_bytes(const Spread& spread) const {
+  const double kept = (gated_ ? 2 : 1) + (config_.train.recompute == config::Recompute::selective ? 0 : 1);
+  return kept * rows_ * wide_ / ranks(spread.rows | spread.cols) * element_;
+}
+
+double LayerCosts::bytes(const ModelSharding& layout) const {
+  const bool whole = config_.train.recompute == config::Recompute::full;
+  double kept = 0, live = 0;  // of all layers; of the one that computes
   for (const sharding::Layer& layer : layout.layers) {
-    double state = 0;
-    for (const Site site : sharding::kSites)
-      state += matrix_bytes(cut_of(layer.at(site)), matrix_of(site).in, matrix_of(site).out);
-    const double input = rows_ * width_ / share(layer.stream), widest = rows_ * wide_ / share(layer.hidden),
-                 qkv = rows_ * (width_ + 2 * kv_width_) / share(layer.attention);
-    const double kept = recomputes ? input : 2 * input + qkv + (gated_ ? 2 : 1) * widest;
-    bytes += static_cast<double>(layer.count) * (state + kept * element_);
-    widest_layer = std::max(widest_layer, (qkv + 2 * widest) * element_);
+    const double inside = attention_bytes(layer.attention) + hidden_bytes(layer.hidden);
+    double each = stream_bytes(layer.stream) + (whole ? 0 : inside), moved = 0;
+    for (const Site site : sharding::kSites) {
+      const LinearSharding& l = layer.at(site);
+      const Matrix matrix = matrix_of(site);
+      each += matrix_bytes(cut_of(l), matrix.in, matrix.out);
+      const double block = matrix.in * matrix.out / ranks(l.contraction | l.cols) * element_;
+      const bool gathers = ranks(l.flat) > 1;
+      if (gathers && config_.parallel.cache_layers > 0) each += block;
+      if (l.schedule == sharding::GemmSchedule::ring) continue;  // works on one block after the other
+      const bool reads = reads_residual(site);
+      const Spread& from = reads ? layer.stream : layer.inside(site);
+      const Spread& to = reads ? layer.inside(site) : layer.stream;
+      double now = gathers ? 2 * block : 0;
+      if (input_of(l) != placed(from)) now += rows_ * matrix.in / ranks(l.rows | l.contraction) * element_;
+      if (partial_output_of(l) != placed(to)) now += rows_ * matrix.out / ranks(l.rows | l.cols) * element_;
+      moved = std::max(moved, now);
+    }
+    kept += static_cast<double>(layer.count) * each;
+    const double gradients = rows_ * element_ *
+                             (wide_ / ranks(layer.hidden.rows | layer.hidden.cols) +
+                              2 * width_ / ranks(layer.stream.rows | layer.stream.cols));
+    live = std::max(live, gradients + moved + (whole ? inside + 3 * stream_bytes(layer.stream) : 0));
   }
   const sharding::VocabSpread& t = layout.table;
-  return bytes + widest_layer + matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_);
+  // The head works on chunks of rows (parallel/vocab.h): logits, and where they have another type their gradients.
+  const bool mixed = compute_ == DType::bf16;
+  const AxisSet near = (layout.head.rows | t.flat) & ~(t.vocab | t.hidden);
+  const double logits =
+      rows_ / ranks(near) * vocab_ / ranks(t.vocab) * static_cast<double>(size_of(accumulator_of(compute_)));
+  const double chunk = (mixed ? 1.5 : 1) * std::min(logits, (mixed ? 256.0 : 96.0) * (1 << 20));
+  const double gathered = ranks(t.flat) > 1 ? vocab_ * width_ / ranks(t.vocab | t.hidden) * element_ : 0;
+  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
+  return kept + std::max(live, gathered + chunk) + tables * matrix_bytes(t.vocab | t.hidden | t.flat, width_, vocab_);
 }
 
 double LayerCosts::step_seconds(const ModelSharding& layout) {
@@ -294,14 +332,16 @@ SearchProblem LayerCosts::problem(Choices& choices) {
   SearchProblem problem;
   problem.nodes.resize(kVariables);
   problem.memory.resize(kVariables);
-  const auto spreads = [&](Variable variable, const std::vector<Spread>& all,
-                           double (LayerCosts::*cost)(const Spread&)) {
-    for (const Spread& spread : all) problem.nodes[variable].push_back((this->*cost)(spread));
-    problem.memory[variable].assign(all.size(), 0);
+  const bool keeps = config_.train.recompute != config::Recompute::full;
+  const auto spreads = [&](Variable variable, const std::vector<Spread>& all, auto cost, auto size, bool kept) {
+    for (const Spread& spread : all) {
+      problem.nodes[variable].push_back((this->*cost)(spread));
+      problem.memory[variable].push_back(kept ? (this->*size)(spread) : 0);
+    }
   };
-  spreads(kStream, choices.stream, &LayerCosts::stream);
-  spreads(kAttention, choices.attention, &LayerCosts::attention);
-  spreads(kHidden, choices.hidden, &LayerCosts::hidden);
+  spreads(kStream, choices.stream, &LayerCosts::stream, &LayerCosts::stream_bytes, true);
+  spreads(kAttention, choices.attention, &LayerCosts::attention, &LayerCosts::attention_bytes, keeps);
+  spreads(kHidden, choices.hidden, &LayerCosts::hidden, &LayerCosts::hidden_bytes, keeps);
   for (const Site site : sharding::kSites) {
     const auto index = static_cast<size_t>(site);
     const Variable variable = kVariableOf[index], inner = index < 2 ? kAttention : kHidden;
@@ -327,7 +367,10 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
   SearchProblem problem = this->problem(choices);
   for (const std::vector<double>& costs : problem.nodes)
     if (costs.empty()) return std::nullopt;
-  problem.cap = cap / static_cast<double>(config_.model.n_layer);
+  // The tables' share is not known yet: it is the least there can be.
+  const double tables = config_.model.tie_embeddings.value_or(true) ? 1 : 2;
+  problem.cap = (cap - tables * matrix_bytes(axes_.all() & ~axes_.data(), width_, vocab_)) /
+                static_cast<double>(config_.model.n_layer);
   const Assignment found = search(problem, 0);
   if (!found.found() || found.memory > problem.cap) return std::nullopt;
   const auto at = [&](size_t variable) { return static_cast<size_t>(found.choices[variable]); };
@@ -343,7 +386,7 @@ std::optional<ModelSharding> LayerCosts::best(double cap) {
   sharding::VocabSpread table;
   for (const std::array<AxisSet, 4>& sets : ways_to_cut(axes_.axes.size(), 4)) {
     layout.table = {.vocab = sets[0], .hidden = sets[2], .flat = sets[1]};
-    const double seconds = vocabulary(layout.head, layout.table);
+    const double seconds = vocabulary(layout.head, layout.table) * std::max(1.0, 1e3 * (bytes(layout) / cap - 1));
     if (seconds >= least || first_violation(layout, config::extents_of(config_))) continue;
     least = seconds;
     table = layout.table;

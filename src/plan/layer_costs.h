@@ -42,8 +42,8 @@ class LayerCosts {
 
   /// Returns the seconds of a step of the whole model. A ring schedule counts as one GEMM at once does.
   double step_seconds(const ModelSharding& layout);
-  /// Returns the layout of the least cost, the same in all layers, whose rules hold in at most `cap` bytes of weights,
-  /// gradients and optimizer state; none when no layout does.
+  /// Returns the layout of the least cost, the same in all layers, whose rules hold and whose layers keep at most `cap`
+  /// bytes with the tables; none when no layout does.
   std::optional<ModelSharding> best(double cap);
   /// The choices of the variables.
   struct Choices {
@@ -52,11 +52,9 @@ class LayerCosts {
   };
   /// Returns the problem of one layer. Its variables: stream, qkv, attention, out, up, hidden, down.
   SearchProblem problem(Choices& choices);
-  /// Returns bytes of weights, gradients and optimizer state of one matrix. Where ZeRO may be used it is.
-  double matrix_bytes(AxisSet cut, double in, double out) const;
-  /// Returns bytes that a rank needs at least, with as much recomputation as may be used: the state, the inputs of all
-  /// layers, and the widest activations of one.
-  double least_bytes(const ModelSharding& layout) const;
+  /// Returns about how many bytes a rank needs: weights, gradients and optimizer state, what backward passes need of
+  /// all layers, and what one layer needs while it computes.
+  double bytes(const ModelSharding& layout) const;
 
  private:
   struct Matrix {
@@ -84,6 +82,12 @@ class LayerCosts {
   double traffic(OpKind kind, double bytes) const {
     return cluster_.seconds_of(compute_, {.kind = kind, .cost = {0, bytes}, .product = {}, .attention = {}});
   }
+  /// Returns bytes of weights, gradients and optimizer state of one matrix.
+  double matrix_bytes(AxisSet cut, double in, double out) const;
+  /// Returns bytes that a layer keeps for its backward pass, by where the activations are.
+  double stream_bytes(const Spread& spread) const;
+  double attention_bytes(const Spread& spread) const;
+  double hidden_bytes(const Spread& spread) const;
   bool divides(const Spread& spread, double rows, double cols) const;
 
   const Cluster& cluster_;
@@ -93,7 +97,7 @@ class LayerCosts {
   const mesh::MeshShape mesh_;
   double rows_, width_, wide_, heads_, kv_width_, vocab_;  // of a replica's micro-batch; of the model
   double element_, accumulation_;
-  bool gated_, splits_state_;
+  bool gated_;
   std::map<AxisSet, GroupShape> groups_;
   RouteShares& routes_;
   std::map<double, std::unordered_map<uint64_t, double>> moves_;  // by elements

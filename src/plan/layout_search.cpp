@@ -1,6 +1,7 @@
 #include "plan/layout_search.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "config/layouts.h"
 #include "config/tags.h"
@@ -30,15 +31,40 @@ constexpr int kSpreadChoices = 3, kLinearChoices = 5, kTableChoices = 4;
 
 }  // namespace
 
-double LayoutSearch::estimate(const Config& config) {
-  const ModelSharding layout = config::sharding_of(config);
+void LayoutSearch::estimate(PlannedRun& run) {
+  const ModelSharding layout = config::sharding_of(run.config);
+  Config config = run.config;
   LayerCosts costs = costs_of(config, layout);
-  return estimate(costs, layout);
+  estimate(run, config, costs, layout);
 }
 
-double LayoutSearch::estimate(LayerCosts& costs, const ModelSharding& layout) const {
+void LayoutSearch::estimate(PlannedRun& run, Config& config, LayerCosts& costs, const ModelSharding& layout) const {
+  constexpr double kMayFit = 1.1;  // bytes over the limit that may be an error of the estimate
   constexpr double kLast = 1e6;
-  return costs.step_seconds(layout) * (costs.least_bytes(layout) > memory_limit_ ? kLast : 1);
+  run.choices = choices(run.config, cluster_);
+  for (Choice& choice : run.choices) {
+    choice.set(config);
+    choice.bytes = costs.bytes(layout);
+    choice.seconds = costs.step_seconds(layout);
+    if (choice.offload != config::OffloadOptimizer::none) {
+      config.offload.optimizer = config::OffloadOptimizer::none;
+      const double all = costs.bytes(layout);  // of which an interleaved update leaves on the device what fits
+      const double kept = choice.offload == config::OffloadOptimizer::interleaved ? memory_limit_ : choice.bytes;
+      choice.seconds += std::max(0.0, all - std::max(kept, choice.bytes)) * seconds_per_state_byte();
+    }
+    choice.seconds *= std::max(1.0, choice.bytes / memory_limit_);
+  }
+  const Choice smallest = *std::ranges::min_element(run.choices, {}, &Choice::bytes);
+  std::erase_if(run.choices, [&](const Choice& choice) { return choice.bytes > kMayFit * memory_limit_; });
+  std::ranges::stable_sort(run.choices, {}, &Choice::seconds);
+  run.estimate = run.choices.empty() ? kLast * smallest.seconds : run.choices.front().seconds;
+  if (run.choices.empty() || smallest.bytes > memory_limit_) run.choices.push_back(smallest);
+}
+
+double LayoutSearch::seconds_per_state_byte() const {
+  const double each = static_cast<double>((compute_ == DType::bf16 ? 3 : 2) * size_of(accumulator_of(compute_)));
+  // The host updates one part of the parameters while the others stream through the device and back.
+  return 1 / (cluster_.host.updates * each + cluster_.host.to_device);
 }
 
 void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
@@ -48,18 +74,29 @@ void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector
     Config trial = config;
     trial.parallel.axes = extents;
     LayerCosts costs = costs_of(trial, config::sharding_of(trial));
-    const std::optional<ModelSharding> found = costs.best(memory_limit_);
-    if (!found) continue;
-    config::set_tables(trial, *found);
-    if (!config::layout_fits(trial)) continue;
-    runs.push_back(planned(trial));
-    runs.back().estimate = estimate(costs, *found);
+    std::optional<PlannedRun> best;
+    for (const Choice& choice : choices(config, cluster_)) {
+      choice.set(trial);
+      std::optional<ModelSharding> found = costs.best(std::numeric_limits<double>::infinity());
+      const bool fits = found && costs.bytes(*found) <= memory_limit_;
+      if (!fits) found = costs.best(memory_limit_);
+      if (!found) continue;
+      Config tagged = config;
+      config::set_tables(tagged, *found);
+      if (!config::layout_fits(tagged)) continue;
+      PlannedRun run = planned(std::move(tagged));
+      estimate(run, trial, costs, *found);
+      if (!best || run.estimate < best->estimate) best = std::move(run);
+      if (fits) break;  // other choices save memory only
+    }
+    if (best) runs.push_back(std::move(*best));
   }
 }
 
 std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
   const ModelSharding layout = config::sharding_of(config);
-  LayerCosts costs = costs_of(config, layout);
+  Config priced = config;
+  LayerCosts costs = costs_of(priced, layout);
   std::vector<PlannedRun> runs;
   const auto add = [&](ModelSharding other) {
     if (layout.head == layout.layers.back().stream) other.head = other.layers.back().stream;  // the head follows
@@ -67,7 +104,7 @@ std::vector<PlannedRun> LayoutSearch::neighbours(const Config& config) {
     Config trial = config;
     config::set_tables(trial, other);
     runs.push_back(planned(trial));
-    runs.back().estimate = estimate(costs, other);
+    estimate(runs.back(), priced, costs, other);
   };
   // In all entries of layers: one axis in each pair of a spread and a linear that exchange a tensor, or in the table.
   for (size_t a = 1; a < layout.axes.size(); ++a) {

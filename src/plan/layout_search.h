@@ -13,8 +13,9 @@ class LayoutSearch {
   LayoutSearch(const Cluster& cluster, int64_t vocab, DType compute, double memory_limit)
       : cluster_(cluster), vocab_(vocab), compute_(compute), memory_limit_(memory_limit) {}
 
-  /// Returns the seconds of a step. Layouts that cannot fit come after all others.
-  double estimate(const config::Config& config);
+  /// Fills in the estimate of a run and the choices to price. Runs that do not fit whatever is chosen come after all
+  /// others.
+  void estimate(PlannedRun& run);
 
   /// Adds the best layout by tags for each list of at most so many axes that make the ranks of config's replica.
   void find_tags(const config::Config& config, size_t most_axes, std::vector<PlannedRun>& runs);
@@ -24,7 +25,10 @@ class LayoutSearch {
   std::vector<PlannedRun> neighbours(const config::Config& config);
 
  private:
-  double estimate(LayerCosts& costs, const ModelSharding& layout) const;
+  /// `config`: that of the costs; its choices are overwritten.
+  void estimate(PlannedRun& run, config::Config& config, LayerCosts& costs, const ModelSharding& layout) const;
+  /// Seconds of an update for each byte of optimizer state on the host.
+  double seconds_per_state_byte() const;
   LayerCosts costs_of(const config::Config& config, const ModelSharding& axes) {
     return {cluster_, config, vocab_, compute_, axes, routes_};
   }

@@ -1,5 +1,4 @@
 #include "plan/planner.h"
-#include "plan/offload_time.h"
 
 #include <algorithm>
 #include <atomic>
@@ -46,14 +45,18 @@ void for_each(size_t n, int threads, const std::function<void(size_t)>& work) {
   if (problem != nullptr) std::rethrow_exception(problem);
 }
 
-/// Takes about so many of the first, and some of every strategy.
+/// Estimates err alike within a family: a strategy with one number of replicas.
+using Family = std::pair<std::string, int64_t>;
+Family family_of(const PlannedRun& run) { return {run.strategy, run.config.parallel.data}; }
+
+/// Takes about so many of the first, and some of every family.
 std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
+  constexpr size_t kEach = 2;
   std::vector<PlannedRun> chosen, left;
-  std::map<std::string, size_t> of_strategy;
-  const size_t each = std::max<size_t>(4, most / 6);
+  std::map<Family, size_t> of_family;
   for (PlannedRun& run : runs) {
-    size_t& count = of_strategy[run.strategy];
-    const bool take = chosen.size() < most / 2 || count < each;
+    size_t& count = of_family[family_of(run)];
+    const bool take = chosen.size() < most / 2 || count < kEach;
     count += take;
     (take ? chosen : left).push_back(std::move(run));
   }
@@ -62,20 +65,20 @@ std::vector<PlannedRun> take_first(std::vector<PlannedRun>& runs, size_t most) {
 }
 
 /// Takes at most so many that may be faster than the best priced one: those of which the additive model says so, if it
-/// errs by no more than it did for the strategy's others.
+/// errs by no more than it did for the family's others.
 std::vector<PlannedRun> take_promising(std::vector<PlannedRun>& runs, const std::vector<PlannedRun>& priced,
                                        size_t most) {
   double best = std::numeric_limits<double>::infinity();
-  std::map<std::string, double> least_ratio;  // priced over estimated, of a strategy
+  std::map<Family, double> least_ratio;  // priced over estimated
   for (const PlannedRun& run : priced) {
     best = std::min(best, run.time.total());
     const double ratio = run.time.total() / run.estimate;
-    double& least = least_ratio.try_emplace(run.strategy, ratio).first->second;
+    double& least = least_ratio.try_emplace(family_of(run), ratio).first->second;
     least = std::min(least, ratio);
   }
   std::vector<PlannedRun> chosen, left;
   for (PlannedRun& run : runs) {
-    const auto ratio = least_ratio.find(run.strategy);
+    const auto ratio = least_ratio.find(family_of(run));
     const bool take = chosen.size() < most && (ratio == least_ratio.end() || run.estimate * ratio->second < best);
     (take ? chosen : left).push_back(std::move(run));
   }
@@ -98,7 +101,7 @@ class Planning {
   Plan run() {
     std::vector<PlannedRun> runs = estimate_all();
     plan_.enumerated = static_cast<int64_t>(runs.size());
-    // The best of all, and some of every strategy, are priced; more of them as long as nothing fits, or one of them may
+    // The best of all, and some of every family, are priced; more of them as long as nothing fits, or one of them may
     // be the fastest.
     std::ranges::stable_sort(runs, {}, &PlannedRun::estimate);
     for (int round = 0; round < kMostRounds && !runs.empty(); ++round) {
@@ -107,7 +110,6 @@ class Planning {
       if (chosen.empty()) break;
       price(std::move(chosen));
     }
-    offload();
     vary();
     if (searches_tags_) refine_tags();
     keep_fastest_tags();
@@ -131,13 +133,13 @@ class Planning {
         continue;
       }
       PlannedRun run = planned(config);
-      run.estimate = search_.estimate(config);
+      search_.estimate(run);
       double& best = by_batch.try_emplace({config.parallel.data, config.train.micro_batch}, run.estimate).first->second;
       best = std::min(best, run.estimate);
       runs.push_back(std::move(run));
     }
     // Tags are searched where the named strategies are fast, and most widely where they are fastest.
-    constexpr size_t kSearched = 6, kWidely = 2;
+    constexpr size_t kSearched = 6, kWidely = 6;
     std::ranges::stable_sort(to_search, {}, [&](const Config* config) {
       const auto found = by_batch.find({config->parallel.data, config->train.micro_batch});
       return found == by_batch.end() ? 1e30 : found->second;
@@ -157,7 +159,7 @@ class Planning {
   }
 
   void price(std::vector<PlannedRun> runs) {
-    for_each(runs.size(), request_.threads, [&](size_t i) { pricer_.price_to_fit(runs[i]); });
+    for_each(runs.size(), request_.threads, [&](size_t i) { pricer_.price_choices(runs[i]); });
     add(std::move(runs));
   }
 
@@ -170,45 +172,29 @@ class Planning {
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
   }
 
-  /// Prices layouts with the optimizer's state on the host: the smallest where nothing fits. Else those that would be
-  /// the fastest but do not fit, and the fastest that fit by recomputation.
-  void offload() {
-    if (offload_choices(request_.config, cluster_).empty()) return;
-    constexpr size_t kTooLarge = 4, kRecomputed = 2;
-    const bool none = plan_.runs.empty();
-    const double best = none ? 0 : plan_.runs.front().time.total();
-    std::ranges::stable_sort(plan_.too_large, {}, [&](const PlannedRun& run) {
-      return none ? static_cast<double>(run.plan.total) : run.time.total();
-    });
-    std::vector<PlannedRun> tried, left;
-    for (PlannedRun& run : plan_.too_large) {
-      const bool take =
-          none ? tried.size() < request_.most_priced / 2 : tried.size() < kTooLarge && run.time.total() < best;
-      (take ? tried : left).push_back(std::move(run));
-    }
-    plan_.too_large = std::move(left);
-    const size_t most = tried.size() + kRecomputed;
-    for (const PlannedRun& run : plan_.runs)
-      if (tried.size() < most && run.config.train.recompute != config::Recompute::none) tried.push_back(run);
-    for_each(tried.size(), request_.threads, [&](size_t i) { pricer_.price_offloaded(tried[i]); });
-    // What fits as it is has been added before.
-    std::erase_if(tried, [](const PlannedRun& run) { return run.fits && !run.plan.offload; });
-    add(std::move(tried));
-  }
-
-  /// Prices what else the fastest layout of each strategy can be (config::variants).
+  /// Prices what else the fastest layouts of each strategy can be (config::variants).
   void vary() {
-    std::set<std::string> strategies;
+    constexpr size_t kVaried = 4;
+    constexpr double kGain = 1.5;  // the most that a variant is hoped to gain
+    std::map<std::string, size_t> of_strategy;
     std::vector<PlannedRun> variants;
     for (const PlannedRun& run : plan_.runs) {
-      if (!strategies.insert(run.strategy).second) continue;
-      for (Config& config : config::variants(run.config, cluster_.devices_per_node)) {
+      if (run.time.total() > kGain * plan_.runs.front().time.total()) break;
+      std::vector<Config> others = config::variants(run.config, cluster_.devices_per_node);
+      if (others.empty() || ++of_strategy[run.strategy] > kVaried) continue;
+      for (Config& config : others) {
         variants.push_back(planned(std::move(config)));
         variants.back().estimate = run.estimate;
       }
     }
     for_each(variants.size(), request_.threads, [&](size_t i) { pricer_.price(variants[i]); });
     add(std::move(variants));
+  }
+
+  /// Returns a priced layout with its offload as the request has it.
+  Config reopened(Config config) const {
+    config.offload = request_.config.offload;
+    return config;
   }
 
   /// Prices the fastest layouts by name as tags, so that the search by tags is never behind them. Then the fastest by
@@ -219,11 +205,11 @@ class Planning {
     for (const PlannedRun& run : plan_.runs) {
       if (config::has_tags(run.config) || config::ranks_of_replica(run.config) == 1) continue;
       if (!strategies.insert(run.strategy).second) continue;
-      Config tagged = run.config;
+      Config tagged = reopened(run.config);
       config::set_tables(tagged, config::sharding_of(run.config));
       if (!config::layout_fits(tagged) || seen_.contains(identity(tagged))) continue;
       next.push_back(planned(std::move(tagged)));
-      next.back().estimate = run.estimate;
+      search_.estimate(next.back());
     }
     double best = std::numeric_limits<double>::infinity();
     for (int round = 0; round < kMostRounds; ++round) {
@@ -233,7 +219,7 @@ class Planning {
       if (fastest == plan_.runs.end() || fastest->time.total() >= best) return;
       best = fastest->time.total();
       next.clear();
-      for (PlannedRun& run : search_.neighbours(fastest->config))
+      for (PlannedRun& run : search_.neighbours(reopened(fastest->config)))
         if (next.size() < request_.most_priced / 2 && !seen_.contains(identity(run.config))) {
           seen_.insert(identity(run.config));
           next.push_back(std::move(run));

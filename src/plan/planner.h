@@ -3,11 +3,12 @@
 //
 //   1. enumerate   replicas x micro-batch x layouts of every strategy whose rules hold (config/layouts.h). Keys
 //                  that the configuration gives are constraints; the others are searched.
-//   2. estimate    each by the additive model (plan/layer_costs.h); for layouts by tags its search finds them
-//   3. price       the best of each strategy: the trainer's own program, recorded on a dry device, with as little
-//                  recomputation as fits into memory (plan/pricing.h); layouts by tags move on to faster neighbours
-//   4. offload     where memory is short: the optimizer's state on the host (plan/offload_time.h)
-//   5. vary        the fastest of each strategy: other places of its ranks, matrices that stay gathered
+//   2. estimate    each by the additive model (plan/layer_costs.h), with the least costly choice of recomputation, ZeRO
+//                  stage and offload that fits by it; for layouts by tags its search finds them
+//   3. price       the most promising: the trainer's own program, recorded on a dry device, with the choices in the
+//                  order of their estimates (plan/pricing.h)
+//   4. vary        the fastest of each strategy: other places of its ranks, matrices that stay gathered
+//   5. refine      the fastest layouts by tags move on to faster neighbours
 //   6. rank        by the time of a step
 #include <string>
 #include <vector>

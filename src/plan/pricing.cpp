@@ -66,6 +66,27 @@ PlannedRun planned(Config config) {
   return run;
 }
 
+void Choice::set(Config& config) const {
+  config.train.recompute = recompute;
+  config.parallel.zero_stage = zero_stage;
+  config.offload.optimizer = offload;
+}
+
+std::vector<Choice> choices(const Config& config, const Cluster& cluster) {
+  std::vector<config::OffloadOptimizer> offloads = {config.offload.optimizer};
+  for (const config::Offload& offload : offload_choices(config, cluster)) offloads.push_back(offload.optimizer);
+  std::vector<Choice> all;
+  for (const config::OffloadOptimizer offload : offloads)
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      if (config::is_given(config, "train.recompute") && recompute != config.train.recompute) continue;
+      for (const int64_t zero : {0, 1})
+        if (config::is_given(config, "parallel.zero_stage") ? zero == config.parallel.zero_stage
+                                                            : zero == 0 || config.parallel.data > 1)
+          all.push_back({recompute, zero, offload});
+    }
+  return all;
+}
+
 DType choose_compute(const Config& config, const Cluster& cluster) {
   const bool fast = cluster.peak(DType::bf16) > 1.5 * cluster.peak(DType::f32);
   return setup::given_compute(config).value_or(fast ? DType::bf16 : DType::f32);
@@ -111,51 +132,39 @@ void Pricer::price(PlannedRun& run) const {
   run.mfu = run.plan.flops.full() * run.tokens_per_s / (machine_.ranks * cluster_.peak(machine_.compute));
 }
 
-void Pricer::price_to_fit(PlannedRun& run) const {
-  const Config base = run.config;
-  const bool zero_given = config::is_given(base, "parallel.zero_stage");
-  const bool recompute_given = config::is_given(base, "train.recompute");
+void Pricer::price_choices(PlannedRun& run) const {
+  constexpr double kEqual = 1.02;  // estimates that differ by less decide nothing
+  constexpr auto kOnDevice = config::OffloadOptimizer::none;
   std::optional<PlannedRun> fastest, smallest;
-  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
-    if (recompute_given && recompute != base.train.recompute) continue;
-    for (const int64_t zero : {0, 1}) {
-      if (zero_given ? zero != base.parallel.zero_stage : zero == 1 && base.parallel.data == 1) continue;
-      run.config.train.recompute = recompute;
-      run.config.parallel.zero_stage = zero;
-      run.layout = config::layout_text(run.config);
-      price(run);
-      if (run.fits && (!fastest || run.time.total() < fastest->time.total())) fastest = run;
-      if (!smallest || run.plan.total < smallest->plan.total) smallest = run;
-    }
-    if (fastest) break;
+  double least = 0;  // estimate of the first that fits
+  for (const Choice& choice : run.choices) {
+    // Where all fits on the device, saving more memory is never faster.
+    const bool saves_more = fastest && !fastest->plan.offload &&
+                            (choice.recompute > fastest->config.train.recompute || choice.offload != kOnDevice);
+    if (fastest && (saves_more || choice.seconds > kEqual * least)) continue;
+    PlannedRun tried = run;
+    choice.set(tried.config);
+    tried.layout = config::layout_text(tried.config);
+    price(tried);
+    if (choice.offload == config::OffloadOptimizer::interleaved) price_interleaved(tried);
+    if (tried.fits && !fastest) least = choice.seconds;
+    if (tried.fits && (!fastest || tried.time.total() < fastest->time.total())) fastest = tried;
+    if (!smallest || tried.plan.total < smallest->plan.total) smallest = std::move(tried);
   }
   run = fastest ? std::move(*fastest) : std::move(*smallest);
 }
 
-void Pricer::price_offloaded(PlannedRun& run) const {
-  using config::OffloadOptimizer;
-  std::optional<PlannedRun> fastest;
-  const auto keep = [&](const PlannedRun& priced) {
-    if (priced.fits && (!fastest || priced.time.total() < fastest->time.total())) fastest = priced;
-  };
-  for (const config::Offload& offload : offload_choices(run.config, cluster_)) {
-    PlannedRun tried = run;
-    tried.config.offload = offload;
-    price_to_fit(tried);
-    const OffloadWork& work = *tried.plan.offload;
-    if (offload.optimizer == OffloadOptimizer::interleaved) {
-      const config::Fraction share = device_share(work, offload_rates(cluster_, work.sizes));
-      tried.config.offload.gpu_fraction = format("{}/{}", share.num, share.den);
-    }
-    keep(tried);
-    const int64_t residents = residents_within(work, static_cast<double>(machine_.memory_limit - tried.plan.total));
-    if (!tried.fits || residents == 0 || offload.optimizer != OffloadOptimizer::interleaved) continue;
-    tried.config.offload.resident = residents;
-    tried.layout = config::layout_text(tried.config);
-    price(tried);
-    keep(tried);
-  }
-  if (fastest) run = std::move(*fastest);
+void Pricer::price_interleaved(PlannedRun& run) const {
+  const OffloadWork& work = *run.plan.offload;
+  const config::Fraction share = device_share(work, offload_rates(cluster_, work.sizes));
+  run.config.offload.gpu_fraction = format("{}/{}", share.num, share.den);
+  const int64_t residents = residents_within(work, static_cast<double>(machine_.memory_limit - run.plan.total));
+  if (!run.fits || residents == 0) return;
+  PlannedRun tried = run;
+  tried.config.offload.resident = residents;
+  tried.layout = config::layout_text(tried.config);
+  price(tried);
+  if (tried.fits && tried.time.total() < run.time.total()) run = std::move(tried);
 }
 
 PlannedRun price_config(const Config& config, int64_t vocab, const Cluster& cluster) {

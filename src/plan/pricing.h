@@ -1,6 +1,7 @@
 #pragma once
 // Pricing: the time and memory of one layout of a run, by its own program (plan/program.h, plan/price.h).
 #include <string>
+#include <vector>
 
 #include "config/config.h"
 #include "plan/cluster.h"
@@ -9,6 +10,18 @@
 
 namespace trainer::plan {
 
+/// What a layout leaves open: how much is recomputed, whether replicas split the optimizer's state (ZeRO-1), and where
+/// that state is; with seconds of a step and bytes of a rank, by the additive model.
+struct Choice {
+  config::Recompute recompute = config::Recompute::none;
+  int64_t zero_stage = 0;
+  config::OffloadOptimizer offload = config::OffloadOptimizer::none;
+  double seconds = 0, bytes = 0;
+  void set(config::Config& config) const;
+};
+/// Returns all choices that the given keys leave open.
+std::vector<Choice> choices(const config::Config& config, const Cluster& cluster);
+
 /// One layout of a run, priced.
 struct PlannedRun {
   config::Config config;         // with every key of the layout set
@@ -16,7 +29,8 @@ struct PlannedRun {
   StepTime time;
   RunPlan plan;
   bool fits = false;
-  double estimate = 0;  // seconds, by the additive model
+  double estimate = 0;          // seconds, by the additive model
+  std::vector<Choice> choices;  // to be priced, in this order
   double tokens_per_s = 0, mfu = 0;
 };
 
@@ -34,18 +48,17 @@ class Pricer {
   /// Fills in time, memory and bytes of run.config, whose layout is legal. Of a deep model of equal layers two shallow
   /// ones are recorded: every further layer adds the same.
   void price(PlannedRun& run) const;
-  /// Prices with as little recomputation as fits, and with the faster way to hold the optimizer's state. Keys that are
-  /// given stay.
-  void price_to_fit(PlannedRun& run) const;
-  /// Prices with the optimizer's state on the host: updated there, or in part on the device, in the share that takes
-  /// least time and with as much of it resident as fits. Leaves a run that does not fit so either as it is.
-  void price_offloaded(PlannedRun& run) const;
+  /// Prices the choices of a run, in their order, and keeps the fastest that fits; where none does, the smallest.
+  void price_choices(PlannedRun& run) const;
 
   DType compute() const { return machine_.compute; }
   /// bytes of a rank
   double memory_limit() const { return static_cast<double>(machine_.memory_limit); }
 
  private:
+  /// Prices an interleaved update in the share that takes least time, and with as much of the state resident as fits.
+  void price_interleaved(PlannedRun& run) const;
+
   const Cluster& cluster_;
   const int64_t vocab_;
   const Machine machine_;

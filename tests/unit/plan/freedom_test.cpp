@@ -1,0 +1,102 @@
+// More freedom never makes the best plan slower: keys that are left open. Random models, machines and memory, from
+// generous to less than the model's state.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "config/load.h"
+#include "plan/planner.h"
+#include "rigs/cluster_files.h"
+
+namespace trainer::plan {
+namespace {
+
+using Sets = std::vector<std::string>;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+class Draws {
+ public:
+  explicit Draws(uint64_t seed) : key_(philox_key(seed, "freedom")) {}
+  int64_t below(int64_t n) { return static_cast<int64_t>(philox_at(key_, next_++) % static_cast<uint64_t>(n)); }
+  template <typename T>
+  T one_of(const std::vector<T>& values) {
+    return values[static_cast<size_t>(below(static_cast<int64_t>(values.size())))];
+  }
+  /// Draws from a range whose logarithms are evenly likely.
+  double between(double low, double high) {
+    return low * std::pow(high / low, static_cast<double>(below(1001)) / 1000);
+  }
+
+ private:
+  PhiloxKey key_;
+  uint64_t next_ = 0;
+};
+
+struct Case {
+  std::string model;
+  Cluster cluster;
+  int64_t devices = 1, vocab = 0;
+
+  /// Returns the seconds of the best step with these keys given.
+  double best(const Sets& sets) const {
+    const config::Config config = config::load_text(model, "test.toml", sets, {.files = false, .plans = true});
+    const Plan plan = plan_layouts({.config = config, .vocab = vocab, .devices = devices, .threads = 2}, cluster);
+    return plan.runs.empty() ? kNever : plan.runs.front().time.total();
+  }
+};
+
+Case random_case(uint64_t seed) {
+  Draws draw(seed);
+  Case c;
+  c.cluster = tests::cluster_file(draw.one_of<std::string>({"a100-80gb", "frontera-rtx", "h100", "perlmutter"}));
+  c.cluster.inter.gb_per_s *= draw.between(0.02, 2);
+  c.cluster.intra.gb_per_s *= draw.between(0.1, 2);
+  c.devices = draw.one_of<int64_t>({2, 4, 8});
+  c.vocab = draw.one_of<int64_t>({8192, 50304, 128256});
+  const int64_t layers = draw.one_of<int64_t>({2, 6, 48}), heads = draw.one_of<int64_t>({12, 16, 32}),
+                width = heads * draw.one_of<int64_t>({64, 128});
+  const double parameters = 12 * static_cast<double>(layers * width * width) + static_cast<double>(c.vocab * width);
+  c.cluster.memory_bytes = 18 * parameters / static_cast<double>(c.devices) * draw.between(0.7, 30);
+  c.model = format(
+      "[model]\narch = \"{}\"\nn_layer = {}\nn_head = {}\nn_kv_head = {}\nd_model = {}\nd_ff = {}\nseq_len = {}\n"
+      "[data]\nvocab_size = {}\n[train]\nglobal_batch = {}\n",
+      draw.one_of<std::string>({"gpt2", "llama"}), layers, heads, heads / draw.one_of<int64_t>({1, 4}), width,
+      4 * width, draw.one_of<int64_t>({512, 2048}), c.vocab, draw.one_of<int64_t>({16, 48}));
+  return c;
+}
+
+// What the search leaves out by its estimates is at most this much faster than what it finds.
+constexpr double kRegret = 1.01;
+
+TEST(Freedom, KeysLeftOpenNeverMakeTheBestSlower) {
+  int compared = 0;
+  for (uint64_t seed = 0; seed < 12; ++seed) {
+    const Case c = random_case(seed);
+    const double open = c.best({});
+    Draws draw(1000 + seed);
+    for (int i = 0; i < 4; ++i) {
+      Sets given = {draw.one_of<std::string>({"parallel.strategy=megatron-1d", "parallel.strategy=optimus-2d",
+                                              "parallel.strategy=axonn-4d", "parallel.data=1", "parallel.data=2"})};
+      if (draw.below(2) == 0) given.push_back(format("train.micro_batch={}", draw.one_of<int64_t>({1, 2, 4, 8})));
+      if (draw.below(3) == 0) given.push_back("train.recompute=selective");
+      if (draw.below(3) == 0) given.push_back("train.recompute=full");
+      if (draw.below(4) == 0) given.push_back(format("parallel.zero_stage={}", draw.below(2)));
+      if (draw.below(3) == 0) given.push_back("offload.optimizer=none");
+      double best = kNever;
+      try {
+        best = c.best(given);
+      } catch (const Error& error) {  // no layout has these keys
+        EXPECT_EQ(error.code(), Code::config) << error.what();
+      }
+      if (best == kNever) continue;
+      EXPECT_LE(open, best * kRegret) << "seed " << seed << ": " << given.front() << " and " << given.back();
+      ++compared;
+    }
+  }
+  EXPECT_GE(compared, 24);
+}
+
+}  // namespace
+}  // namespace trainer::plan
