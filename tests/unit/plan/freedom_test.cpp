@@ -1,5 +1,5 @@
-// More freedom never makes the best plan slower: keys that are left open. Random models, machines and memory, from
-// generous to less than the model's state.
+// More freedom never makes the best plan slower: keys that are left open, and per-layer layouts, which include every
+// named one. Random models, machines and memory, from generous to less than the model's state.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -70,6 +70,21 @@ Case random_case(uint64_t seed) {
 // What the search leaves out by its estimates is at most this much faster than what it finds.
 constexpr double kRegret = 1.01;
 
+TEST(Freedom, TablesIncludeEveryNamedLayout) {
+  int compared = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    const Case c = random_case(seed);
+    const double tables = c.best({"parallel.strategy=autoddl"}), joint = c.best({});
+    EXPECT_LE(tables, joint * kRegret) << "seed " << seed;
+    EXPECT_EQ(std::isfinite(tables), std::isfinite(joint)) << "seed " << seed;
+    const double replicas =
+        c.best({"parallel.strategy=megatron-1d", format("parallel.data={}", c.devices), "parallel.zero_stage=1"});
+    EXPECT_LE(tables, replicas * (1 + 1e-9)) << "seed " << seed;
+    compared += std::isfinite(joint);
+  }
+  EXPECT_GE(compared, 30);
+}
+
 TEST(Freedom, KeysLeftOpenNeverMakeTheBestSlower) {
   int compared = 0;
   for (uint64_t seed = 0; seed < 12; ++seed) {
@@ -96,6 +111,23 @@ TEST(Freedom, KeysLeftOpenNeverMakeTheBestSlower) {
     }
   }
   EXPECT_GE(compared, 24);
+}
+
+// 16 ranks share four sequences, and what tensor parallelism or gathered operands need of memory is not there.
+TEST(Freedom, TablesStreamBlocksWhereOperandsDoNotFit) {
+  Case c;
+  c.cluster = tests::cluster_file("frontera-rtx");
+  c.devices = 16;
+  c.vocab = 8192;
+  c.model =
+      "[model]\nn_layer = 4\nn_head = 16\nd_model = 1024\nd_ff = 4096\nseq_len = 1024\n[data]\nvocab_size = 8192\n"
+      "[train]\nglobal_batch = 4\nmicro_batch = 4\n[parallel]\nstrategy = \"autoddl\"\n[offload]\noptimizer = "
+      "\"none\"\n";
+  c.cluster.memory_bytes = 0.1519e9;
+  const config::Config config = config::load_text(c.model, "test.toml", {}, {.files = false, .plans = true});
+  const Plan plan = plan_layouts({.config = config, .vocab = c.vocab, .devices = c.devices, .threads = 2}, c.cluster);
+  ASSERT_FALSE(plan.runs.empty());
+  EXPECT_EQ(plan.runs.front().config.parallel.layer.front().schedule, "ring") << plan.runs.front().layout;
 }
 
 }  // namespace
