@@ -32,6 +32,7 @@ json to_json(const plan::PlannedRun& run) {
   return {{"strategy", run.strategy},
           {"keys", keys},
           {"layout", run.layout},
+          {"other_names", plan::other_names(run.config)},
           {"data", run.config.parallel.data},
           {"micro_batch", run.config.train.micro_batch},
           {"recompute", config::recompute_text(run.config)},

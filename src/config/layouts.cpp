@@ -172,16 +172,15 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
     if (tables && !has_tags(trial)) {
       if (!layout_fits(trial)) return;
       set_tables(trial, sharding_of(trial));
+      if (is_given(config, "parallel.axes") && trial.parallel.axes != config.parallel.axes) return;
     }
     if (!layout_fits(trial)) {
       if (broken.empty()) note(broken_rules(trial).front().text);
       return;
     }
-    if (any) {  // the same layout under a second name is left out
-      const ModelSharding same = anonymous(sharding_of(trial));
-      if (std::ranges::count(seen, same) > 0) return;
-      seen.push_back(same);
-    }
+    const ModelSharding same = anonymous(sharding_of(trial));
+    if (std::ranges::count(seen, same) > 0) return;  // the same layout under a second name is left out
+    seen.push_back(same);
     found.push_back(trial);
   };
   const auto add_all = [&](const NamedStrategy& strategy, const Config& base) {
@@ -191,7 +190,9 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       trial.parallel.layer.clear();
       trial.parallel.head.clear();
       trial.parallel.table.clear();
-      trial.parallel.axes = {ranks};
+      if (!is_given(config, "parallel.axes")) trial.parallel.axes = {ranks};
+      if (const int64_t own = ranks_of_replica(trial); own != ranks)
+        return note(format("{} takes {} ranks of {}", replica_text(trial), own, devices));
       if (ranks > 1) return found.push_back(trial);
       set_tables(trial, {.layers = {{.count = config.model.n_layer}}});  // nothing to search: replicas only
       return add_trial();

@@ -113,7 +113,7 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
   p.tensor = ranks;
   for (const bool sequences : {true, false}) {
     p.sequence_parallel = sequences;
-    if (ranks > 1 || sequences == config.parallel.sequence_parallel) visit(p);
+    visit(p);
   }
 }
 

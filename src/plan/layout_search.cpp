@@ -69,7 +69,9 @@ double LayoutSearch::seconds_per_state_byte() const {
 
 void LayoutSearch::find_tags(const Config& config, size_t most_axes, std::vector<PlannedRun>& runs) {
   const int64_t ranks = config::ranks_of_replica(config);
-  for (const std::vector<int64_t>& extents : config::axis_lists(ranks, cluster_.devices_per_node)) {
+  std::vector<std::vector<int64_t>> lists = {config.parallel.axes};
+  if (!config::is_given(config, "parallel.axes")) lists = config::axis_lists(ranks, cluster_.devices_per_node);
+  for (const std::vector<int64_t>& extents : lists) {
     if (extents.size() > most_axes) continue;
     Config trial = config;
     trial.parallel.axes = extents;

@@ -85,13 +85,17 @@ std::string to_text(const Plan& plan, const Cluster& cluster, size_t top) {
                  "memory", "wire bytes", "tokens/s", "mfu", "slower by");
   for (size_t i = 0; i < shown; ++i) {
     const PlannedRun& run = plan.runs[i];
+    std::vector<std::string> notes;
+    if (std::string slower = i == 0 ? "" : what_is_slower(run, plan.runs.front()); !slower.empty())
+      notes.push_back(std::move(slower));
+    for (const std::string& name : other_names(run.config)) notes.push_back("also " + name);
     text +=
         format("{:>4} {:<12} {:<{}} {:>5} {:<9} {:>10.4g} {:>9.4g} {:>9.4g} {:>9.4g} {:>9} {:>10} {:>10} {:>7}  {}\n",
                i + 1, run.strategy, run.layout, width, run.config.train.micro_batch, config::recompute_text(run.config),
                ms(run.time.total()), ms(run.time.compute() + run.time.slowed), ms(run.time.exposed()),
                ms(run.time.optimizer + run.time.offload), bytes_text(static_cast<double>(run.plan.total)),
                bytes_text(static_cast<double>(bytes_of(run))), format_count(run.tokens_per_s), format_percent(run.mfu),
-               i == 0 ? "" : what_is_slower(run, plan.runs.front()));
+               fmt::join(notes, "; "));
   }
   if (!plan.too_large.empty()) {
     const PlannedRun& run = plan.too_large.front();

@@ -148,6 +148,7 @@ class Planning {
     searches_tags_ = !to_search.empty();
     for (size_t i = 0; i < to_search.size() && (alone || i < kSearched); ++i)
       search_.find_tags(*to_search[i], i < kWidely || to_search.size() <= kSearched ? 3 : 2, runs);
+    std::erase_if(runs, [&](const PlannedRun& run) { return !seen_.insert(identity(run.config)).second; });
     if (runs.empty()) {
       const std::vector<int64_t> nearest = config::nearest_device_counts(request_.config, request_.devices);
       throw Error(Code::config,
@@ -166,7 +167,6 @@ class Planning {
   void add(std::vector<PlannedRun> runs) {
     plan_.priced += static_cast<int64_t>(runs.size());
     for (PlannedRun& run : runs) {
-      seen_.insert(identity(run.config));
       (run.fits ? plan_.runs : plan_.too_large).push_back(std::move(run));
     }
     std::ranges::stable_sort(plan_.runs, {}, [](const PlannedRun& run) { return run.time.total(); });
@@ -183,6 +183,7 @@ class Planning {
       std::vector<Config> others = config::variants(run.config, cluster_.devices_per_node);
       if (others.empty() || ++of_strategy[run.strategy] > kVaried) continue;
       for (Config& config : others) {
+        if (!seen_.insert(identity(config)).second) continue;
         variants.push_back(planned(std::move(config)));
         variants.back().estimate = run.estimate;
       }
@@ -197,33 +198,20 @@ class Planning {
     return config;
   }
 
-  /// Prices the fastest layouts by name as tags, so that the search by tags is never behind them. Then the fastest by
-  /// tags moves on to its neighbours, as long as one is faster: the additive model proposes them, the price decides.
+  /// The fastest layout, as tables, moves on to its neighbours as long as one is faster: the additive model proposes
+  /// them, the price decides.
   void refine_tags() {
-    std::vector<PlannedRun> next;
-    std::set<std::string> strategies;
-    for (const PlannedRun& run : plan_.runs) {
-      if (config::has_tags(run.config) || config::ranks_of_replica(run.config) == 1) continue;
-      if (!strategies.insert(run.strategy).second) continue;
-      Config tagged = reopened(run.config);
-      config::set_tables(tagged, config::sharding_of(run.config));
-      if (!config::layout_fits(tagged) || seen_.contains(identity(tagged))) continue;
-      next.push_back(planned(std::move(tagged)));
-      search_.estimate(next.back());
-    }
-    double best = std::numeric_limits<double>::infinity();
-    for (int round = 0; round < kMostRounds; ++round) {
-      price(std::move(next));
-      const auto fastest =
-          std::ranges::find_if(plan_.runs, [](const PlannedRun& run) { return config::has_tags(run.config); });
-      if (fastest == plan_.runs.end() || fastest->time.total() >= best) return;
-      best = fastest->time.total();
-      next.clear();
-      for (PlannedRun& run : search_.neighbours(reopened(fastest->config)))
-        if (next.size() < request_.most_priced / 2 && !seen_.contains(identity(run.config))) {
-          seen_.insert(identity(run.config));
+    for (int round = 0; round < kMostRounds && !plan_.runs.empty(); ++round) {
+      Config fastest = reopened(plan_.runs.front().config);
+      const double best = plan_.runs.front().time.total();
+      if (config::ranks_of_replica(fastest) == 1) return;
+      config::set_tables(fastest, config::sharding_of(fastest));
+      std::vector<PlannedRun> next;
+      for (PlannedRun& run : search_.neighbours(fastest))
+        if (next.size() < request_.most_priced / 2 && seen_.insert(identity(run.config)).second)
           next.push_back(std::move(run));
-        }
+      price(std::move(next));
+      if (plan_.runs.front().time.total() >= best) return;
     }
   }
 
@@ -236,14 +224,6 @@ class Planning {
           format("{}, {}, {}", run.layout, run.config.train.micro_batch, config::recompute_text(run.config));
       return !shown.insert(text).second;
     });
-  }
-
-  /// Says what is told apart: the layout and the micro-batch.
-  static std::string identity(const Config& config) {
-    std::string text =
-        format("{} {} {}", config.parallel.strategy, config::layout_text(config), config.train.micro_batch);
-    const config::Parallel& p = config.parallel;
-    return config::has_tags(config) ? text + config::to_toml(p.layer) + p.head + " " + p.table : text;
   }
 
   const PlanRequest& request_;

@@ -1,9 +1,13 @@
 #include "plan/pricing.h"
 #include "plan/offload_time.h"
 
+#include <algorithm>
 #include <optional>
 
+#include "base/join.h"
+#include "config/keys.h"
 #include "config/layouts.h"
+#include "config/tags.h"
 #include "setup/offload_memory.h"
 
 namespace trainer::plan {
@@ -64,6 +68,53 @@ PlannedRun planned(Config config) {
   run.layout = config::layout_text(config);
   run.config = std::move(config);
   return run;
+}
+
+std::string identity(Config config) {
+  config::set_tables(config, config::sharding_of(config));
+  config::Parallel& p = config.parallel;
+  std::vector<std::string*> words = {&p.head, &p.table};
+  std::string schedules;
+  for (config::LayerTags& tags : p.layer)
+    for (const config::TagMember& member : config::kTagMembers) {
+      if (member.letters != nullptr)
+        words.push_back(&(tags.*member.member));
+      else
+        schedules += format(" {} {}", tags.layers, tags.*member.member);
+    }
+  for (size_t a = 1; a < p.axes.size();) {
+    if (!std::ranges::all_of(words, [&](const std::string* word) { return (*word)[a - 1] == (*word)[a]; })) {
+      ++a;
+      continue;
+    }
+    p.axes[a - 1] *= p.axes[a];
+    p.axes.erase(p.axes.begin() + static_cast<std::ptrdiff_t>(a));
+    for (std::string* word : words) word->erase(a, 1);
+  }
+  std::string text = format("{} data {} batch {} kept {}{}", fmt::join(p.axes, " x "), p.data, config.train.micro_batch,
+                            p.cache_layers, schedules);
+  for (const std::string* word : words) text += " " + *word;
+  return text;
+}
+
+std::vector<std::string> other_names(const Config& config) {
+  const std::string own = identity(config);
+  std::vector<std::string> names;
+  for (const config::NamedStrategy& strategy : config::strategies()) {
+    Config other = config;
+    other.parallel = config::defaults().parallel;
+    other.parallel.strategy = strategy.name;
+    other.parallel.data = config.parallel.data;
+    other.parallel.cache_layers = config.parallel.cache_layers;
+    if (strategy.name == config.parallel.strategy) continue;
+    strategy.each(other, config::ranks_of_replica(config), [&](const config::Parallel& parallel) {
+      Config named = other;
+      named.parallel = parallel;
+      if (config::layout_fits(named) && identity(named) == own)
+        names.push_back(format("{} {}", strategy.name, config::replica_text(named)));
+    });
+  }
+  return names;
 }
 
 void Choice::set(Config& config) const {

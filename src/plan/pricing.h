@@ -36,6 +36,11 @@ struct PlannedRun {
 
 /// Returns the run of a configuration, to be priced; keys of other strategies are dropped.
 PlannedRun planned(config::Config config);
+/// Returns the same text for layouts that are equal by whatever strategy and axes: its tables with adjacent axes merged
+/// where they cut the same, data, micro-batch and what is kept gathered.
+std::string identity(config::Config config);
+/// Returns what other strategies call this layout: "axonn-4d grid 4 x 1 x 1".
+std::vector<std::string> other_names(const config::Config& config);
 /// Returns the type that a run would compute in on this cluster.
 DType choose_compute(const config::Config& config, const Cluster& cluster);
 

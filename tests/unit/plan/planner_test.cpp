@@ -7,6 +7,7 @@
 
 #include "config/layouts.h"
 #include "config/load.h"
+#include "config/tags.h"
 #include "plan/plan_text.h"
 #include "rigs/cluster_files.h"
 #include "rigs/messages.h"
@@ -18,7 +19,7 @@ using config::Config;
 using tests::cluster_file;
 
 Config model(const std::string& text, const std::vector<std::string>& sets = {}) {
-  return config::load_text(text, "test.toml", sets, {.files = false});
+  return config::load_text(text, "test.toml", sets, {.files = false, .plans = true});
 }
 
 /// A small GPT-2 whose extents divide by 2 and 4.
@@ -197,18 +198,57 @@ TEST(Planner, NamesTheNearestNumbersOfDevicesThatHaveALayout) {
 TEST(Planner, FindsTagsNoSlowerThanTheNamedStrategies) {
   const Cluster cluster = cluster_file("frontera-rtx");
   for (const int64_t devices : {4, 8, 16}) {
-    const Plan plan = planned(small({"parallel.data=1", "train.micro_batch=32"}), devices, cluster);
-    double named = 1e30, tags = 1e30;
-    std::set<std::string> shown;
-    for (const PlannedRun& run : plan.runs) {
-      double& best = run.strategy == "autoddl" ? tags : named;
-      best = std::min(best, run.time.total());
-      const std::string line = run.layout + " " + config::recompute_text(run.config);
-      EXPECT_TRUE(run.strategy != "autoddl" || shown.insert(line).second) << "listed twice: " << line;
-    }
-    EXPECT_LE(tags, named * 1.02) << devices << " devices";
-    EXPECT_GT(shown.size(), 1u) << devices << " devices";
+    const auto runs = [&](const std::string& strategy) {
+      return planned(small({"parallel.data=1", "train.micro_batch=32", strategy}), devices, cluster).runs;
+    };
+    const std::vector<PlannedRun> tables = runs("parallel.strategy=autoddl");
+    for (const char* named : {"megatron-1d", "optimus-2d", "axonn-4d"})
+      for (const PlannedRun& run : runs(format("parallel.strategy={}", named)))
+        EXPECT_LE(tables.front().time.total(), run.time.total() * 1.02) << run.strategy << " " << run.layout;
+    EXPECT_GT(tables.size(), 1u) << devices << " devices";
   }
+}
+
+TEST(Planner, ListsEqualLayoutsOnceWithTheirOtherNames) {
+  const auto as = [](const std::vector<std::string>& sets) {
+    std::vector<std::string> all = {"train.micro_batch=32", "parallel.data=1"};
+    all.insert(all.end(), sets.begin(), sets.end());
+    return small(all);
+  };
+  using Names = std::vector<std::string>;
+  const Config megatron = as({"parallel.tensor=4", "parallel.sequence_parallel=false"}),
+               axonn = as({"parallel.strategy=axonn-4d", "parallel.grid=[4, 1, 1]"});
+  EXPECT_EQ(identity(megatron), identity(axonn));
+  EXPECT_EQ(other_names(megatron), Names{"axonn-4d grid = [4, 1, 1]"});
+  EXPECT_EQ(other_names(axonn), Names{"megatron-1d tensor = 4"});
+  EXPECT_NE(identity(as({"parallel.tensor=4"})), identity(megatron)) << "sequence parallelism is another layout";
+  Config tables = megatron;  // two axes that cut the same are one
+  config::set_tables(tables, config::sharding_of(megatron));
+  tables.parallel.axes = {2, 2};
+  for (config::LayerTags& tags : tables.parallel.layer)
+    for (const config::TagMember& member : config::kTagMembers)
+      if (member.letters != nullptr) tags.*member.member += tags.*member.member;
+  tables.parallel.head += tables.parallel.head;
+  tables.parallel.table += tables.parallel.table;
+  EXPECT_EQ(identity(tables), identity(megatron));
+  EXPECT_EQ(other_names(tables), (Names{"megatron-1d tensor = 4", "axonn-4d grid = [4, 1, 1]"}));
+  std::set<std::string> shown;
+  for (const PlannedRun& run : planned(small(), 8, cluster_file("frontera-rtx")).runs)
+    EXPECT_TRUE(shown.insert(identity(run.config)).second) << run.strategy << " " << run.layout;
+  EXPECT_GT(shown.size(), 10u);
+}
+
+TEST(Planner, KeepsGivenExtents) {
+  const Cluster cluster = cluster_file("frontera-rtx");
+  for (const PlannedRun& run : planned(small({"parallel.strategy=autoddl", "parallel.axes=[8]"}), 8, cluster).runs)
+    EXPECT_EQ(run.config.parallel.axes, std::vector<int64_t>{8}) << run.layout;
+  const Plan one = planned(
+      small({"parallel.strategy=megatron-1d", "parallel.tensor=1", "parallel.sequence_parallel=false"}), 4, cluster);
+  ASSERT_FALSE(one.runs.empty());
+  EXPECT_EQ(one.runs.front().config.parallel.data, 4);
+  tests::expect_error(Code::config, {"axes = [4, 2] takes 8 ranks of 4"}, [&] {
+    planned(small({"parallel.strategy=autoddl", "parallel.axes=[4, 2]"}), 4, cluster);
+  });
 }
 
 TEST(Planner, TriesToKeepGatheredMatricesOfTags) {
