@@ -188,11 +188,13 @@ std::optional<TextPiece> PieceReader::next() {
   if (!file_) {
     file_.emplace(File::open_input(name));
     file_bytes_ = file_->size();
-    const int64_t begin = byte_order_mark(*file_);
-    if (file_bytes_ == begin)
+    std::string start(kTextStart, '\0');
+    start.resize(file_->read_at(0, start.data(), start.size()));
+    const size_t begin = byte_order_mark(start);
+    if (start.size() == begin)
       throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
-    if (options_.format == config::DataFormat::automatic) require_text(*file_);
-    if (next_.offset == 0) next_.offset = begin;
+    require_text(name, start, options_.format != config::DataFormat::automatic);
+    if (next_.offset == 0) next_.offset = static_cast<int64_t>(begin);
   }
   TextPiece piece{.at = next_, .text = {}};
   const bool json_lines = is_json_lines(name, options_);

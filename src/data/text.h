@@ -47,8 +47,7 @@ struct TextPiece {
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
 
 /// Reads `files` in order, in pieces of about `piece_bytes`, from `start` on. A byte-order mark at the start of a file
-/// is ignored. Throws Code::data when a file is missing, empty, begins as something that is not text (unless
-/// options.format forces it), or shrinks meanwhile.
+/// is ignored. Throws Code::data when a file is missing, empty, not text (require_text), or shrinks meanwhile.
 class PieceReader {
  public:
   PieceReader(std::vector<std::string> files, TextOptions options, int64_t piece_bytes = kPieceBytes,

@@ -4,49 +4,55 @@
 #include <string_view>
 
 #include "base/error.h"
+#include "base/utf8.h"
+#include "data/files.h"
 
 namespace trainer::data {
 namespace {
 
 using namespace std::string_view_literals;
 
-constexpr size_t kLongest = 10;
 constexpr std::string_view kUtf8Mark = "\xEF\xBB\xBF";
 
 struct Signature {
   std::string_view bytes;
   const char* what;
+  bool ascii = false;  // text may begin like this
 };
 constexpr Signature kSignatures[] = {
     {"\x1F\x8B\x08"sv, "gzip-compressed data; unpack it first (gunzip)"},
     {"\x28\xB5\x2F\xFD"sv, "Zstandard-compressed data; unpack it first (unzstd)"},
     {"\xFD\x37zXZ\0"sv, "xz-compressed data; unpack it first (unxz)"},
-    {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)"},
-    {"PAR1"sv, "a Parquet table; write each text as an object on a line of its own, as .jsonl"},
+    {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)", true},
+    {"PAR1"sv, "a Parquet table; write each text as an object on a line of its own, as .jsonl", true},
     {"\xFF\xFE"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
     {"\xFE\xFF"sv, "text in UTF-16; write it as UTF-8 (iconv -f UTF-16 -t UTF-8)"},
 };
+constexpr Signature kBzip2{"BZh", "bzip2-compressed data; unpack it first (bunzip2)", true};
 
-std::string start_of(const File& file) {
-  std::string start(kLongest, '\0');
-  start.resize(file.read_at(0, start.data(), start.size()));
-  return start;
+/// Returns the signature that a file begins with, or null.
+const Signature* signature_of(std::string_view start) {
+  if (start.starts_with(kBzip2.bytes) && start.size() > 4 && start.substr(4).starts_with("1AY&SY")) return &kBzip2;
+  const auto found =
+      std::ranges::find_if(kSignatures, [&](const Signature& each) { return start.starts_with(each.bytes); });
+  return found == std::end(kSignatures) ? nullptr : found;
 }
 
 }  // namespace
 
-int64_t byte_order_mark(const File& file) {
-  return start_of(file).starts_with(kUtf8Mark) ? static_cast<int64_t>(kUtf8Mark.size()) : 0;
-}
+size_t byte_order_mark(std::string_view start) { return start.starts_with(kUtf8Mark) ? kUtf8Mark.size() : 0; }
 
-void require_text(const File& file) {
-  const std::string start = start_of(file);
-  const auto bzip2 = start.starts_with("BZh") && start.size() == kLongest && start.substr(4) == "1AY&SY";
-  const auto found =
-      std::ranges::find_if(kSignatures, [&](const Signature& each) { return start.starts_with(each.bytes); });
-  if (!bzip2 && found == std::end(kSignatures)) return;
-  throw Error(Code::data, fmt::format("{}: offset 0: expected text, found {}", file.path().string(),
-                                      bzip2 ? "bzip2-compressed data; unpack it first (bunzip2)" : found->what));
+void require_text(const std::string& file, std::string_view start, bool insisted) {
+  const Signature* found = signature_of(start);
+  if (found != nullptr && !(insisted && found->ascii))
+    throw Error(Code::data, fmt::format("{}: offset 0: expected text, found {}", file, found->what));
+  std::string copy(start);
+  const Utf8Repair repair = utf8_repair(copy);
+  if (10 * static_cast<size_t>(repair.replaced) <= start.size()) return;
+  throw Error(Code::data,
+              fmt::format("{}: offset {}: {} of the first {} bytes are not UTF-8; is this text? If its encoding is a "
+                          "different one, write it as UTF-8 (iconv -f ENCODING -t UTF-8)",
+                          file, repair.first, repair.replaced, start.size()));
 }
 
 int64_t line_of(const std::string& file, int64_t offset) {

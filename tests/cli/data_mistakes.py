@@ -61,8 +61,11 @@ CASES = [
     *[data(f"data in {name}", {name: content}, f'"{name}"', remedy, "data.format", sets=[f"data.train={name}"])
       for name, content, remedy in (("books.txt.gz", gzip.compress(b"a"), "gunzip"), ("t.csv", "a,b\n", "as .jsonl"),
                                     ("t.idx", b"MMIDIDX\0\0", ".bin file"), ("t.npy", b"\x93NUMPY", "uint16"), ("enwik8", "a b\n", "rename"))],
-    data("text that is gzip-compressed data", {"a.txt": gzip.compress(b"a b c\n" * 99)}, "a.txt: offset 0", "gunzip", sets=["data.train=a.txt"]),
+    data("text that is gzip-compressed data", {"a.txt": gzip.compress(b"a b c\n" * 99)}, "a.txt: offset 0", "gunzip",
+         sets=["data.train=a.txt", "data.format=text"]),
     data("text that is UTF-16", {"a.txt": tiny_text().encode("utf-16")}, "a.txt: offset 0", "iconv", sets=["data.train=a.txt"]),
+    data("text in a different encoding", {"a.txt": "Все счастливые семьи похожи".encode("cp1251") * 9}, "a.txt: offset 0", "UTF-8",
+         "iconv", sets=["data.train=a.txt", "data.format=text"]),
     data("pattern that matches other files too", {"d/a.txt": tiny_text(), "d/b.csv": "a,b\n"}, '"d/b.csv"', sets=["data.train=d/*"]),
     data("folder as text", {"d/a.txt": "a b c"}, '"d" is a folder', '"d/*.txt"', sets=["data.train=d"]),
     data("pipe as text", {}, "f.txt", "regular file", sets=["data.train=f.txt"], prepare=lambda place: os.mkfifo(place.folder / "f.txt")),

@@ -117,8 +117,10 @@ TEST(Text, AnyBytesAreReadInAnyPieces) {
   TempFolder folder;
   for (uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
-    std::string bytes = random_bytes(random, 1 + pick(random, 500)) + std::string(pick(random, 50), ' ') +
-                        std::string(pick(random, 5), '\n') + random_bytes(random, 50);
+    // Words in front: a file that is mostly not UTF-8 is refused.
+    std::string bytes = std::string(6000, 'w') + random_bytes(random, 1 + pick(random, 500)) +
+                        std::string(pick(random, 50), ' ') + std::string(pick(random, 5), '\n') +
+                        random_bytes(random, 50);
     const std::string file = write(folder / "a.txt", bytes);
     for (const Document what : {Document::file, Document::line, Document::block})
       documents({file}, {.document = what}, 16);
@@ -158,7 +160,7 @@ TEST(Text, ReplacesOrRefusesBadUtf8) {
   TempFolder folder;
   const std::string plain = write(folder / "a.txt",
                                   "fine\nb\xFF"
-                                  "d\n"),
+                                  "d\nfine\n"),
                     lines = write(folder / "a.jsonl", "\n{\"text\": \"b\xC3\"}");
   for (const auto& [file, offset] : {std::pair{plain, 6}, {lines, 12}}) {
     PieceReader reader({file}, {});
@@ -196,11 +198,32 @@ TEST(Text, RefusesWhatBeginsAsNoText) {
       {"\xFF\xFE\x61\0"s, "UTF-16"}, {"\xFE\xFF\0a"s, "UTF-16"}};
   for (const auto& [bytes, what] : cases) {
     const std::string file = write(folder / "a.txt", bytes);
-    expect_error(Code::data, {file, "offset 0: expected text, found", what}, [&] { documents({file}, {}, 100); });
-    EXPECT_EQ(documents({file}, {.format = config::DataFormat::text}, 100).size(), 1u) << "insisted on";
+    const std::vector<std::string> parts = {file, "offset 0: expected text, found", what};
+    expect_error(Code::data, parts, [&] { documents({file}, {}, 100); });
+    const auto insisted = [&] { return documents({file}, {.format = config::DataFormat::text}, 100); };
+    if (utf8_first_invalid(bytes) < 4) {
+      expect_error(Code::data, parts, insisted);
+    } else {
+      EXPECT_EQ(insisted().size(), 1u) << what;
+    }
   }
-  for (const char* text : {"BZh is a word", "PK", "P", "\xFF"})
+  for (const char* text : {"BZh is a word", "PK", "P"})
     EXPECT_EQ(documents({write(folder / "a.txt", text)}, {}, 100).size(), 1u) << text;
+}
+
+TEST(Text, RefusesOtherEncodingsUnderAnyFormat) {
+  TempFolder folder;
+  const std::string line = "abcdefghi\n";
+  for (const auto format : {config::DataFormat::automatic, config::DataFormat::text, config::DataFormat::jsonl}) {
+    const std::string latin = write(folder / "a.txt", line + "\xE9\xE8\xE0");  // 3 of 13
+    expect_error(Code::data, {latin, "offset 10", "3 of the first 13 bytes", "UTF-8", "iconv"},
+                 [&] { documents({latin}, {.format = format}, 5); });
+  }
+  EXPECT_EQ(documents({write(folder / "a.txt", line + line + "\xE9\xE8")}, {}, 5).size(), 1u) << "2 of 22";
+  // Only the first MiB counts.
+  std::string late(size_t{1} << 20, 'a');
+  late += std::string(late.size(), '\xE9');
+  EXPECT_EQ(documents({write(folder / "a.txt", late)}, {}, 1 << 22).size(), 1u);
 }
 
 TEST(Text, SamplesAreSpreadOverAllFiles) {

@@ -183,7 +183,7 @@ TEST(Tokenize, CountsReplacedBytesAndSaysWhereTheFirstIs) {
   TempFolder folder;
   const std::string a = write(folder / "a.txt", "fine\n"), b = write(folder / "b.txt",
                                                                      "fine\nfine\nb\xFF\xFE"
-                                                                     "d\n");
+                                                                     "d\nfine\nfine\n");
   const TokenizeResult result = tokenize_files({a, b}, small_tokenizer(), folder / "o.bin", {.piece_bytes = 5});
   EXPECT_EQ(result.replaced, 2);
   EXPECT_EQ(result.first_replaced, b + ": offset 11");
