@@ -38,6 +38,13 @@ trainer_header_library(sentencepiece sentencepiece_processor.h libsentencepiece-
 trainer_header_library(pcre2 pcre2.h libpcre2-dev)
 find_library(TRAINER_pcre2_LIBRARY pcre2-8 REQUIRED)
 target_link_libraries(trainer_pcre2 INTERFACE "${TRAINER_pcre2_LIBRARY}")
+# Static archives where there are some: the program then runs without these packages. They add 0.3 MB.
+trainer_header_library(zlib zlib.h zlib1g-dev)
+find_library(TRAINER_zlib_LIBRARY NAMES libz.a z REQUIRED)
+target_link_libraries(trainer_zlib INTERFACE "${TRAINER_zlib_LIBRARY}")
+trainer_header_library(zstd zstd.h libzstd-dev)
+find_library(TRAINER_zstd_LIBRARY NAMES libzstd.a zstd REQUIRED)
+target_link_libraries(trainer_zstd INTERFACE "${TRAINER_zstd_LIBRARY}")
 foreach(library sentencepiece sentencepiece_train)
   find_library(TRAINER_${library}_LIBRARY ${library} REQUIRED)
   target_link_libraries(trainer_sentencepiece INTERFACE "${TRAINER_${library}_LIBRARY}")

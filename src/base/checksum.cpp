@@ -3,7 +3,6 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-#include <memory>
 #include <vector>
 
 namespace trainer {
@@ -15,17 +14,29 @@ Checksum checksum_of(std::span<const std::byte> bytes) {
 
 Checksum checksum_of(std::string_view bytes) { return checksum_of(std::as_bytes(std::span(bytes))); }
 
+RunningChecksum::RunningChecksum()
+    : state_(XXH3_createState(), [](void* state) { XXH3_freeState(static_cast<XXH3_state_t*>(state)); }) {
+  XXH3_128bits_reset(static_cast<XXH3_state_t*>(state_.get()));
+}
+
+void RunningChecksum::add(std::string_view bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state_.get()), bytes.data(), bytes.size());
+}
+
+Checksum RunningChecksum::value() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state_.get()));
+  return {hash.high64, hash.low64};
+}
+
 Checksum checksum_of(const File& file) {
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), XXH3_freeState);
-  XXH3_128bits_reset(state.get());
+  RunningChecksum sum;
   std::vector<char> block(size_t{1} << 20);
   int64_t offset = 0;
   while (const size_t got = file.read_at(offset, block.data(), block.size())) {
-    XXH3_128bits_update(state.get(), block.data(), got);
+    sum.add({block.data(), got});
     offset += static_cast<int64_t>(got);
   }
-  const XXH128_hash_t hash = XXH3_128bits_digest(state.get());
-  return {hash.high64, hash.low64};
+  return sum.value();
 }
 
 std::string to_string(const Checksum& checksum) { return format("{:016x}{:016x}", checksum.high, checksum.low); }

@@ -2,6 +2,7 @@
 // XXH3-128 checksums: they find damage, not forgery.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -20,6 +21,16 @@ Checksum checksum_of(std::span<const std::byte> bytes);
 Checksum checksum_of(std::string_view bytes);
 /// Checksum of the whole file.
 Checksum checksum_of(const File& file);
+/// Checksum of bytes that come in parts.
+class RunningChecksum {
+ public:
+  RunningChecksum();
+  void add(std::string_view bytes);
+  Checksum value() const;
+
+ private:
+  std::shared_ptr<void> state_;
+};
 /// 32 lower-case hexadecimal digits; parse_checksum takes nothing else.
 std::string to_string(const Checksum& checksum);
 std::optional<Checksum> parse_checksum(std::string_view text);

@@ -191,7 +191,7 @@ void add_generate(CLI::App& verb, GenerateOptions& o) {
 
 void add_tokenize(CLI::App& verb, TokenizeOptions& o) {
   add_path(verb, "--input", o.input, "FILES",
-           "read text (.txt, .text, .md) or JSON lines (.jsonl, .ndjson), globs allowed")
+           "read text (.txt, .md) or .jsonl, plain or as .gz or .zst, globs allowed; -: standard input")
       ->required();
   add_path(verb, "--output", o.output, "DIR", "write tokens, document index and tokenizer into this folder")
       ->required();

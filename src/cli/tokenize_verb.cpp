@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -8,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/process.h"
 #include "cli/tokenizing.h"
+#include "config/file_kind.h"
 #include "data/file_list.h"
 #include "device/thread_pool.h"
 #include "run/signals.h"
@@ -21,6 +23,25 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
+/// Returns the files that --input names. A pipe is read once, so it is the only one.
+std::vector<std::string> input_files(const TokenizeOptions& o, config::DataFormat stated) {
+  std::vector<std::string> names = o.input;
+  std::ranges::replace(names, std::string("-"), std::string(data::kStandardInput));
+  const auto pipe = std::ranges::find_if(names, data::is_pipe);
+  if (pipe == names.end()) return data::expand_files(names, stated, "--format");
+  const std::string shown = *pipe == data::kStandardInput ? "-" : *pipe;
+  if (names.size() > 1)
+    throw Error(Code::usage, format("--input: {} is a pipe and is read once only; give it as the only input", shown));
+  if (o.train_vocab > 0)
+    throw Error(Code::usage,
+                format("--train-vocab reads the text twice, but --input {} is a pipe; name a file, or give "
+                       "a tokenizer with --tokenizer",
+                       shown));
+  if (!config::file_kind(*pipe, stated))
+    throw Error(Code::usage, format("--input {}: state its format with --format text or jsonl", shown));
+  return names;
+}
+
 }  // namespace
 
 int tokenize_command(const TokenizeOptions& o) {
@@ -28,7 +49,8 @@ int tokenize_command(const TokenizeOptions& o) {
     throw Error(Code::usage, "`tokenize` needs --tokenizer MODEL or --train-vocab N");
   const run::SignalGuard signals;
   const config::DataFormat stated = format_named(o.format);
-  const std::vector<std::string> files = data::expand_files(o.input, stated, "--format");
+  const std::vector<std::string> files = input_files(o, stated);
+  const bool piped = data::is_pipe(files.front());
   data::TokenizeOptions options;
   options.text = {o.text_key, document_named(o.document), o.strict, stated};
   options.threads = device::default_threads();
@@ -47,7 +69,8 @@ int tokenize_command(const TokenizeOptions& o) {
   const bool occupied = fs::exists(output, none);
   const data::TokenizeResult result = data::tokenize_files(files, tokenizer, output, options);
   if (!result.finished) {
-    log::info("stopped; run the same command again to resume");
+    log::info("{}", piped ? "stopped; text from a pipe cannot be resumed: run the same command again from its start"
+                          : "stopped; run the same command again to resume");
     return 75;
   }
   replace_file(fs::path(o.output) / tokenizer.file_name(), tokenizer.bytes());

@@ -11,6 +11,8 @@ namespace trainer::cli {
 /// Shows on stderr how far tokenization is.
 inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   return [line = std::make_shared<report::StatusLine>()](const data::TokenizeProgress& done) {
+    if (done.total_bytes == 0)
+      return line->show(format("tokenizing: {}, {} tokens", format_bytes(done.bytes), format_count(done.tokens)), 0, 0);
     line->show(format("tokenizing: {} of {}, {} tokens", format_bytes(done.bytes), format_bytes(done.total_bytes),
                       format_count(done.tokens)),
                done.bytes, done.total_bytes);

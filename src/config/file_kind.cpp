@@ -17,13 +17,15 @@ constexpr Known kKnown[] = {{".txt", FileKind::text},          {".text", FileKin
                             {".md", FileKind::text},           {".jsonl", FileKind::json_lines},
                             {".ndjson", FileKind::json_lines}, {".bin", FileKind::tokens}};
 
+constexpr const char* kParquetRemedy =
+    "pass its text on: python3 -c \"import duckdb; duckdb.sql(\\\"copy (select text from 'x.parquet') to '/dev/stdout' "
+    "(format json)\\\")\" | trainer tokenize --input - --format jsonl --output DIR --tokenizer PATH";
+
 /// Returns the remedy for files of other kinds that users often have.
 struct Other {
   const char *extension, *remedy;
 };
 constexpr Other kOthers[] = {
-    {".gz", "unpack it first (gunzip)"},
-    {".zst", "unpack it first (unzstd)"},
     {".xz", "unpack it first (unxz)"},
     {".bz2", "unpack it first (bunzip2)"},
     {".zip", "unpack it first (unzip)"},
@@ -32,7 +34,7 @@ constexpr Other kOthers[] = {
     {".json", "write one object a line, as .jsonl"},
     {".csv", "write each text as an object on a line of its own, as .jsonl"},
     {".tsv", "write each text as an object on a line of its own, as .jsonl"},
-    {".parquet", "write each text as an object on a line of its own, as .jsonl"},
+    {".parquet", kParquetRemedy},
     {".arrow", "write each text as an object on a line of its own, as .jsonl"},
     {".idx", "give the .bin file next to it"},
     {".npy", "write its numbers as uint16 into a .bin file"},
@@ -44,7 +46,17 @@ std::string lower_extension(const std::string& path) {
   return extension;
 }
 
+/// Returns the extension that tells what the file holds, unpacked.
+std::string kind_extension(const std::string& path) {
+  return lower_extension(packing_of(path) == Packing::none ? path : std::filesystem::path(path).stem().string());
+}
+
 }  // namespace
+
+Packing packing_of(const std::string& path) {
+  const std::string extension = lower_extension(path);
+  return extension == ".gz" ? Packing::gzip : extension == ".zst" ? Packing::zstd : Packing::none;
+}
 
 std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
   switch (stated) {
@@ -57,15 +69,18 @@ std::optional<FileKind> file_kind(const std::string& path, DataFormat stated) {
     case DataFormat::automatic:
       break;
   }
-  const std::string extension = lower_extension(path);
+  const std::string extension = kind_extension(path);
   for (const Known& known : kKnown) {
-    if (extension == known.extension) return known.kind;
+    if (extension != known.extension) continue;
+    if (known.kind == FileKind::tokens && packing_of(path) != Packing::none) break;  // tokens are mapped into memory
+    return known.kind;
   }
   return std::nullopt;
 }
 
 std::string unknown_kind(const std::string& path, const std::string& insist) {
-  const std::string extension = lower_extension(path);
+  const std::string extension = kind_extension(path);
+  const std::string shown = extension + (packing_of(path) == Packing::none ? "" : lower_extension(path));
   std::error_code ignored;
   // Megatron's options leave out the extension.
   const bool prefix = extension.empty() && std::filesystem::exists(path + ".bin", ignored);
@@ -76,10 +91,12 @@ std::string unknown_kind(const std::string& path, const std::string& insist) {
   for (const Other& other : kOthers) {
     if (extension == other.extension) remedy = other.remedy;
   }
+  if (extension == ".bin") remedy = "unpack it first";
   return format(
       "\"{}\": {} are not supported; there are .txt, .text, .md (text), .jsonl, .ndjson (a JSON object with the "
-      "text on each line) and .bin (tokens); {}, or force it with {}",
-      path, extension.empty() ? "files without an extension" : extension + " files", remedy,
+      "text on each line) and .bin (tokens), "
+      "and .gz or .zst of text, as in a.jsonl.zst; {}, or force it with {}",
+      path, shown.empty() ? "files without an extension" : shown + " files", remedy,
       insist.starts_with("--") ? insist + " text or jsonl" : insist + " = \"text\", \"jsonl\" or \"tokens\"");
 }
 

@@ -64,7 +64,7 @@ void declare_data(std::vector<Key>& keys) {
   Declare<Data> data(keys, "data", &Config::data);
   data.list("train", &Data::train, {.example = StringList{"data/austen.txt"}},
             "Training files, paths or globs, relative to the working directory: text (.txt, .text, .md), JSON lines "
-            "(.jsonl, .ndjson), or token files (.bin). Required.");
+            "(.jsonl, .ndjson), both also compressed (.txt.gz, .jsonl.zst), or token files (.bin). Required.");
   data.list("val", &Data::val, {},
             "Validation files, in the same formats; empty: val_fraction of the training tokens.");
   data.choice(

@@ -152,10 +152,12 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
   std::vector<std::string> lost;
   for (const std::string& path : paths) {
     std::error_code ignored;
+    checker.require_as(Code::data, path != "-", {key}, "{}", kPipeRemedy);
     const bool there = std::filesystem::exists(path, ignored) || (is_pattern(path) && matches_a_file(path)) ||
                        (file_kind(path, stated) != FileKind::tokens && std::filesystem::exists(tokens, ignored));
     const bool prefix = std::filesystem::exists(path + ".bin", ignored);  // Megatron's options leave out the extension
-    if (!there) lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
+    if (!there && path != "-")
+      lost.push_back(format("\"{}\"{}", path, prefix ? format(" (did you mean \"{}.bin\"?)", path) : ""));
   }
   std::error_code ignored;
   const std::string here = std::filesystem::current_path(ignored).string();
@@ -166,7 +168,8 @@ void check_paths(const char* key, const std::vector<std::string>& paths, DataFor
 /// Checks names, but not the files that patterns match: opening the data checks those.
 void check_kinds(const char* key, const std::vector<std::string>& paths, DataFormat stated, Checker& checker) {
   for (const std::string& path : paths)
-    checker.require_as(Code::data, is_pattern(path) || file_kind(path, stated), {key}, "{}", unknown_kind(path));
+    checker.require_as(Code::data, path == "-" || is_pattern(path) || file_kind(path, stated), {key}, "{}",
+                       unknown_kind(path));
 }
 
 void check_data(const Config& config, bool files, Checker& checker) {

@@ -6,6 +6,8 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "config/file_kind.h"
+#include "data/files.h"
 
 namespace trainer::data {
 
@@ -50,6 +52,7 @@ json describe_inputs(const std::vector<std::string>& files, const TextOptions& o
       inputs.push_back(before);
       continue;
     }
+    if (is_pipe(file)) throw Error(Code::data, fmt::format("{}: {}", file, config::kPipeRemedy));
     const int64_t size = File::open_input(file).size();
     if (size == 0) throw Error(Code::data, fmt::format("{}: offset 0: the file is empty, expected text", file));
     const int64_t time = std::chrono::nanoseconds(fs::last_write_time(file).time_since_epoch()).count();

@@ -31,6 +31,7 @@ void PiecePipeline::close() {
     const std::lock_guard lock(mutex_);
     closing_ = true;
   }
+  reader_.cancel();
   room_.notify_all();
 }
 
@@ -50,14 +51,21 @@ PiecePipeline::State PiecePipeline::next(EncodedPiece& piece) {
 }
 
 std::optional<PiecePipeline::Claim> PiecePipeline::claim() {
+  const std::lock_guard reading(reading_);
   std::unique_lock lock(mutex_);
   room_.wait(lock, [&] { return closing_ || all_read_ || claimed_ - delivered_ < most_in_flight_; });
   if (closing_ || all_read_) return std::nullopt;
+  lock.unlock();
+  std::optional<TextPiece> raw;
+  std::exception_ptr error;
   try {
-    if (auto raw = reader_.next()) return Claim{claimed_++, std::move(*raw), reader_.position()};
+    raw = reader_.next();
   } catch (...) {  // the error replaces the piece, and nothing follows
-    done_.emplace(claimed_++, Outcome{{}, std::current_exception()});
+    error = std::current_exception();
   }
+  lock.lock();
+  if (raw) return Claim{claimed_++, std::move(*raw), reader_.position()};
+  if (error) done_.emplace(claimed_++, Outcome{{}, error});
   all_read_ = true;
   lock.unlock();
   ready_.notify_one();
@@ -85,6 +93,8 @@ void PiecePipeline::work() {
 
 EncodedPiece PiecePipeline::encode(TextPiece&& raw, Encoder& encoder) const {
   EncodedPiece piece{.at = raw.at, .raw_bytes = static_cast<int64_t>(raw.text.size())};
+  piece.file_bytes = raw.file_bytes;
+  piece.pipe_hash = raw.pipe_hash;
   const std::string& file = files_[static_cast<size_t>(raw.at.file)];
   piece.repaired = split_documents(file, std::move(raw), options_, [&](std::string_view text, bool starts, bool ends) {
     encoder.append(text, piece.ids, starts);

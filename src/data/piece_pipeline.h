@@ -19,6 +19,8 @@ struct EncodedPiece {
   std::vector<int32_t> ids;
   std::vector<int64_t> document_ends;  // in tokens from the start of the piece
   int64_t raw_bytes = 0, text_bytes = 0;
+  int64_t file_bytes = 0;  // as in TextPiece
+  std::string pipe_hash;
   RepairCount repaired;
 };
 
@@ -53,7 +55,8 @@ class PiecePipeline {
   const std::vector<std::string>& files_;
   const Tokenizer& tokenizer_;
   const TextOptions& options_;
-  PieceReader reader_;  // guarded by mutex_
+  PieceReader reader_;  // guarded by reading_
+  std::mutex reading_;  // held while a piece is read, which a pipe's writer may delay; taken before mutex_
   std::mutex mutex_;
   std::condition_variable ready_, room_;
   std::map<int64_t, Outcome> done_;

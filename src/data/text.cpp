@@ -123,8 +123,9 @@ void split_blocks(std::string_view text, bool inside, bool ends_document, const 
   if (begin != npos) sink(text.substr(begin), starts, false);
 }
 
-/// Returns a place such as "offset 18 (line 2)".
+/// Returns a place such as "offset 18 (line 2)". Lines are counted by reading the file again.
 std::string place(const std::string& file, int64_t offset) {
+  if (is_pipe(file)) return fmt::format("offset {}", offset);
   return fmt::format("offset {} (line {})", offset, line_of(file, offset));
 }
 
@@ -174,42 +175,40 @@ PieceReader::PieceReader(std::vector<std::string> files, TextOptions options, in
                          CutRule cuts)
     : files_(std::move(files)), options_(std::move(options)), piece_bytes_(piece_bytes), cuts_(cuts), next_(start) {}
 
-void PieceReader::read_window(int64_t bytes, std::string& text) {
-  text.resize(static_cast<size_t>(bytes));
-  if (file_->read_at(next_.offset, text.data(), text.size()) != text.size()) {
-    throw Error(Code::data, fmt::format("{}: truncated while it was read (expected {} bytes)", file_->path().string(),
-                                        file_bytes_));
-  }
+void PieceReader::open(const std::string& name) {
+  source_ = open_source(name, &cancelled_);
+  std::string start(kTextStart, '\0');
+  start.resize(source_->read_at(0, start.data(), start.size()));
+  const size_t begin = byte_order_mark(start);
+  if (start.size() == begin)
+    throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
+  require_text(name, start, options_.format != config::DataFormat::automatic);
+  if (next_.offset == 0) next_.offset = static_cast<int64_t>(begin);
 }
 
 std::optional<TextPiece> PieceReader::next() {
   if (next_.file == static_cast<int64_t>(files_.size())) return std::nullopt;
   const std::string& name = files_[static_cast<size_t>(next_.file)];
-  if (!file_) {
-    file_.emplace(File::open_input(name));
-    file_bytes_ = file_->size();
-    std::string start(kTextStart, '\0');
-    start.resize(file_->read_at(0, start.data(), start.size()));
-    const size_t begin = byte_order_mark(start);
-    if (start.size() == begin)
-      throw Error(Code::data, fmt::format("{}: offset {}: the file is empty, expected text", name, begin));
-    require_text(name, start, options_.format != config::DataFormat::automatic);
-    if (next_.offset == 0) next_.offset = static_cast<int64_t>(begin);
-  }
+  if (!source_) open(name);
   TextPiece piece{.at = next_, .text = {}};
   const bool json_lines = is_json_lines(name, options_);
-  const int64_t rest = file_bytes_ - next_.offset;
+  const auto ends_at = [&](int64_t offset) { piece.file_bytes = source_->file_bytes(offset); };
   for (int64_t window = piece_bytes_;; window *= 2) {
-    read_window(std::min(window, rest), piece.text);
-    if (window >= rest) {
+    piece.text.resize(static_cast<size_t>(window) + 1);  // one byte more: is this the end?
+    const size_t got = source_->read_at(next_.offset, piece.text.data(), piece.text.size());
+    piece.text.resize(std::min(got, static_cast<size_t>(window)));
+    if (got == piece.text.size()) {
+      ends_at(next_.offset + static_cast<int64_t>(got));
+      piece.pipe_hash = source_->hash();
       next_ = {.file = next_.file + 1};
-      file_.reset();
+      source_.reset();
       return piece;
     }
     if (const auto cut = find_cut(piece.text, json_lines, options_.document, cuts_)) {
       piece.text.resize(cut->at);
       piece.ends_document = cut->ends_document;
       next_.offset += static_cast<int64_t>(cut->at);
+      ends_at(next_.offset);
       next_.inside_document = !cut->ends_document;
       return piece;
     }
@@ -267,7 +266,7 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
   };
   std::vector<int64_t> sizes;
   int64_t total = 0;
-  for (const std::string& file : files) total += sizes.emplace_back(File::open_input(file).size());
+  for (const std::string& file : files) total += sizes.emplace_back(text_bytes(file));
   if (total <= max_bytes) {
     PieceReader reader(files, options);
     while (auto piece = reader.next()) {
@@ -281,9 +280,10 @@ std::vector<std::string> sample_lines(const std::vector<std::string>& files, con
     const auto share = std::max<int64_t>(
         1,
         static_cast<int64_t>(static_cast<double>(pieces) * static_cast<double>(sizes[i]) / static_cast<double>(total)));
+    PieceReader reader({files[i]}, options);
     for (int64_t k = 0; k < share; ++k) {
       const int64_t offset = sizes[i] / share * k;
-      PieceReader reader({files[i]}, options, kPieceBytes, {.file = 0, .offset = offset});
+      reader.skip_to(offset);
       auto piece = reader.next();
       if (offset > 0) {  // begins somewhere inside a line
         const size_t newline = piece->text.find('\n');

@@ -3,15 +3,17 @@
 // tokens. That is at the end of a document, else where the tokenizer allows it (CutRule); in a line longer than a
 // piece, before a space. The next piece's beginning depends only on the file's content, so reading can be resumed at
 // any piece.
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "config/config.h"
-#include "data/files.h"
+#include "data/byte_source.h"
 
 namespace trainer::data {
 
@@ -42,6 +44,8 @@ struct TextPiece {
   TextPosition at;
   std::string text;           // raw bytes
   bool ends_document = true;  // false: the last document continues in the next piece
+  int64_t file_bytes = 0;     // of the file, as it is on the disk, read for the text up to the piece's end
+  std::string pipe_hash;      // on the last piece of a pipe: what hash_file() has for a file of its text
 };
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;
@@ -56,17 +60,21 @@ class PieceReader {
   std::optional<TextPiece> next();
   /// Returns where the next piece begins.
   TextPosition position() const { return next_; }
+  /// Ends a call of next() in a different thread early, also one that waits for a pipe; no piece is valid afterwards.
+  void cancel() { cancelled_ = true; }
+  /// For files of one: the next piece begins at `offset`, which is not before the last one.
+  void skip_to(int64_t offset) { next_ = {.offset = offset}; }
 
  private:
-  void read_window(int64_t bytes, std::string& text);
+  void open(const std::string& name);
 
   std::vector<std::string> files_;
   TextOptions options_;
   int64_t piece_bytes_;
   CutRule cuts_;
   TextPosition next_;
-  std::optional<File> file_;
-  int64_t file_bytes_ = 0;
+  std::unique_ptr<ByteSource> source_;
+  std::atomic<bool> cancelled_ = false;
 };
 
 struct RepairCount {

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/utf8.h"
-#include "data/files.h"
+#include "data/byte_source.h"
 
 namespace trainer::data {
 namespace {
@@ -20,8 +20,8 @@ struct Signature {
   bool ascii = false;  // text may begin like this
 };
 constexpr Signature kSignatures[] = {
-    {"\x1F\x8B\x08"sv, "gzip-compressed data; unpack it first (gunzip)"},
-    {"\x28\xB5\x2F\xFD"sv, "Zstandard-compressed data; unpack it first (unzstd)"},
+    {"\x1F\x8B\x08"sv, "gzip-compressed data; name it .gz (as in a.txt.gz), or unpack it (gunzip)"},
+    {"\x28\xB5\x2F\xFD"sv, "Zstandard-compressed data; name it .zst (as in a.txt.zst), or unpack it (unzstd)"},
     {"\xFD\x37zXZ\0"sv, "xz-compressed data; unpack it first (unxz)"},
     {"PK\x03\x04"sv, "a ZIP archive; unpack it first (unzip)", true},
     {"PAR1"sv, "a Parquet table; write each text as an object on a line of its own, as .jsonl", true},
@@ -56,12 +56,12 @@ void require_text(const std::string& file, std::string_view start, bool insisted
 }
 
 int64_t line_of(const std::string& file, int64_t offset) {
-  const File text = File::open_input(file);
+  const auto text = open_source(file);
   std::string block(size_t{1} << 20, '\0');
   int64_t lines = 1;
   for (int64_t at = 0; at < offset;) {
     const size_t wanted = std::min(block.size(), static_cast<size_t>(offset - at));
-    const size_t got = text.read_at(at, block.data(), wanted);
+    const size_t got = text->read_at(at, block.data(), wanted);
     if (got == 0) break;
     lines += std::count(block.begin(), block.begin() + static_cast<std::ptrdiff_t>(got), '\n');
     at += static_cast<int64_t>(got);

@@ -1,7 +1,6 @@
 #include "data/tokenize.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -68,6 +67,7 @@ class WorkFolder {
       done_ = {};
     }
     if (tokens_.size() < token_bytes() || documents_.size() < document_bytes()) done_ = {};
+    if (done_.raw_bytes == 0) fs::remove(folder_ / "progress.json");  // of tokens that are about to be overwritten
     tokens_.truncate(token_bytes());
     documents_.truncate(document_bytes());
   }
@@ -176,11 +176,14 @@ struct Wanted {
   std::vector<std::string> gone;
   std::string key;
 };
+std::string key_of(const json& inputs, const Tokenizer& tokenizer, const TextOptions& text) {
+  return input_key(inputs, text, std::string(kFormat) + tokenizer.hash());
+}
 Wanted wanted_of(const std::vector<std::string>& files, const Tokenizer& tokenizer, const json& manifest,
                  const TextOptions& text) {
   Wanted wanted;
   wanted.inputs = describe_inputs(files, text, inputs_in(manifest), wanted.gone);
-  wanted.key = input_key(wanted.inputs, text, std::string(kFormat) + tokenizer.hash());
+  wanted.key = key_of(wanted.inputs, tokenizer, text);
   return wanted;
 }
 
@@ -223,16 +226,17 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
   TRAINER_CHECK(output.extension() == ".bin", "token files end in .bin, got {}", output.string());
   const fs::path manifest_path = beside(output, ".json");
   const json manifest = read_json_or_null(manifest_path);
-  const auto [inputs, gone, key] = wanted_of(files, tokenizer, manifest, options.text);
-  if (auto result = options.anew ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
+  const bool piped = is_pipe(files.front());
+  TRAINER_CHECK(!piped || files.size() == 1, "a pipe is the only input");
+  auto [inputs, gone, key] = piped ? Wanted{} : wanted_of(files, tokenizer, manifest, options.text);
+  if (auto result = options.anew || piped ? std::nullopt : finished_before(output, manifest, {inputs, gone, key}))
     return *result;
   if (!gone.empty())
     throw Error(Code::data, fmt::format("{} not found, and {} does not have all of its tokens; restore the text",
                                         gone.front(), output.string()));
 
-  const int64_t total = std::accumulate(inputs.begin(), inputs.end(), int64_t{0}, [](int64_t sum, const json& input) {
-    return sum + input["size"].get<int64_t>();
-  });
+  std::vector<int64_t> sizes(1);  // of the files before each one, and of all of them
+  for (const json& input : inputs) sizes.push_back(sizes.back() + input["size"].get<int64_t>());
   WorkFolder work(beside(output, ".work"), key, token_width(tokenizer.vocab_size()));
   const auto result = [&](bool finished) {
     const Progress& done = work.done();
@@ -245,18 +249,26 @@ TokenizeResult tokenize_files(const std::vector<std::string>& files, const Token
     int64_t saved_at = work.done().raw_bytes;
     for (;;) {
       if (options.stop && options.stop()) {
-        work.save();
+        piped ? work.remove() : work.save();
         return result(false);
       }
       const auto state = pipeline.next(piece);
       if (state == PiecePipeline::State::finished) break;
       if (state == PiecePipeline::State::waiting) continue;
       work.append(piece, files[static_cast<size_t>(piece.at.file)]);
-      if (work.done().raw_bytes - saved_at >= options.sync_bytes) {
+      if (!piped && work.done().raw_bytes - saved_at >= options.sync_bytes) {
         work.save();
         saved_at = work.done().raw_bytes;
       }
-      if (options.progress) options.progress({work.done().raw_bytes, total, work.done().tokens});
+      const int64_t read = sizes[static_cast<size_t>(piece.at.file)] + piece.file_bytes;
+      if (options.progress) options.progress({read, sizes.back(), work.done().tokens});
+      if (piece.pipe_hash.empty()) continue;
+      inputs = json::array();
+      inputs.push_back({{"path", files.front() == kStandardInput ? "stdin" : files.front()},
+                        {"size", piece.file_bytes},
+                        {"hash", piece.pipe_hash},
+                        {"json_lines", is_json_lines(files.front(), options.text)}});
+      key = key_of(inputs, tokenizer, options.text);
     }
   }
   if (work.done().tokens == 0) throw Error(Code::data, fmt::format("{}: contains no text", files.front()));

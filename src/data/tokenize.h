@@ -18,7 +18,7 @@
 namespace trainer::data {
 
 struct TokenizeProgress {
-  int64_t bytes = 0, total_bytes = 0;  // of text files
+  int64_t bytes = 0, total_bytes = 0;  // of the files as they are on the disk; no total for a pipe
   int64_t tokens = 0;
 };
 
@@ -53,9 +53,10 @@ std::optional<TokenizeResult> find_tokens(const std::vector<std::string>& files,
 /// or when there is no such manifest.
 std::string damage_of_tokens(const std::filesystem::path& token_file);
 
-/// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. Throws Code::data for
-/// bad input (see text.h) or when there is no text at all. Throws Code::io when writing fails or another process works
-/// on the same output.
+/// Writes `output` (a path that ends in ".bin") from the text files, unless find_tokens() has it. One file may be a
+/// pipe, the only one (is_pipe): it is read once, its tokens are made again, and work is not kept when it stops. Throws
+/// Code::data for bad input (see text.h) or when there is no text at all. Throws Code::io when writing fails or another
+/// process works on the same output.
 TokenizeResult tokenize_files(const std::vector<std::string>& files, const Tokenizer& tokenizer,
                               const std::filesystem::path& output, const TokenizeOptions& options);
 

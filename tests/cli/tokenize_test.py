@@ -2,12 +2,18 @@
 """`trainer tokenize`, and training from every format of tokens."""
 import array
 import fcntl
+import gzip
+import importlib.util
 import json
 import os
 import pathlib
+import re
+import shlex
+import shutil
 import signal
 import struct
 import subprocess
+import sys
 
 import rig
 
@@ -132,6 +138,62 @@ class Tokenize(rig.Runs):
             self.assert_same_tokens(folder, "line")
         end = self.ids("line")[-1]
         self.assertEqual(self.ids("line").count(end), 3)
+
+    def test_compressed_files_and_pipes_give_the_tokens_of_the_text(self):
+        name = self.long_text(300)
+        text = (self.folder / name).read_bytes()
+        self.tokenize(name, output="plain", document="line")
+        (self.folder / "long.txt.gz").write_bytes(gzip.compress(text[:1 << 20]) + gzip.compress(text[1 << 20:]))
+        self.tokenize("long.txt.gz", output="gz", document="line")
+        self.assert_same_tokens("gz", "plain")
+        if zstd := shutil.which("zstd"):
+            subprocess.run([zstd, "-q", name], cwd=self.folder, check=True)
+            self.tokenize("long.txt.zst", output="zst", document="line")
+            self.assert_same_tokens("zst", "plain")
+        args = ["tokenize", "--input", "-", "--format", "text", "--document", "line", "--tokenizer", "tokens/tokenizer.model"]
+        subprocess.run([rig.TRAINER, *args, "--output", "piped"], cwd=self.folder, check=True, capture_output=True, input=text)
+        self.assert_same_tokens("piped", "plain")
+        manifest = json.loads((self.folder / "piped/tokens.json").read_text())
+        self.assertEqual([each["path"] for each in manifest["inputs"]], ["stdin"])
+        self.assertIn("up to date", self.trainer(*args[:2], name, *args[3:], "--output", "piped", stdout=True))
+        with open(self.folder / name, "rb") as file:  # a file as standard input is read as a pipe is
+            subprocess.run([rig.TRAINER, *args, "--output", "redirected"], cwd=self.folder, check=True, capture_output=True, stdin=file)
+        self.assert_same_tokens("redirected", "plain")
+
+    def test_standard_input_stops_and_leaves_nothing(self):
+        process = subprocess.Popen([rig.TRAINER, "tokenize", "--input", "-", "--format", "text", "--output", "out", "--tokenizer",
+                                    "tokens/tokenizer.model"], cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+        process.stdin.write("a few words\n")
+        process.stdin.flush()
+        self.wait_until((self.folder / "out/tokens.work").exists, process, "the folder of the work", pause=0)
+        told = self.stop(process, signal.SIGTERM, rig.SAVED_AFTER_SIGNAL)
+        self.assertIn("cannot be resumed", told)
+        self.assertEqual(list(self.folder.glob("out/tokens*")), [])
+
+    def test_the_readme_reads_parquet(self):
+        """Its lines, where this Python has one of the libraries."""
+        readme = (pathlib.Path(rig.__file__).parents[2] / "configs/README.md").read_text()
+        lines = re.split(r"^(?=python3 )", readme.partition("```shell\n")[2].partition("```")[0], flags=re.M)[1:]
+        self.assertEqual(len(lines), 2)
+        texts = ["the cat sat", 'on "a" mat', "naïve\n\nwords"]
+        (self.folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        self.tokenize("web.jsonl", output="plain")
+        make = {"duckdb": "import duckdb; duckdb.sql(\"copy (select text from 'web.jsonl') to 'web/a.parquet' (format parquet)\")",
+                "pyarrow": "import pyarrow.json, pyarrow.parquet as p; p.write_table(pyarrow.json.read_json('web.jsonl'), 'web/a.parquet')"}
+        (self.folder / "web").mkdir()
+        found = [library for library in make if importlib.util.find_spec(library)]
+        for library in found:
+            subprocess.run([sys.executable, "-c", make[library]], cwd=self.folder, check=True)
+            line, = (line for line in lines if library in line)
+            for word, ours in (("python3", sys.executable), ("build/trainer", rig.TRAINER), ("data/gpt2", "tokens/tokenizer.model"),
+                               ("--output tokens", f"--output {library}")):
+                self.assertIn(word, line)
+                line = line.replace(word, shlex.quote(str(ours)) if " " not in word else ours)
+            subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.folder, check=True, capture_output=True)
+            self.assert_same_tokens(library, "plain")
+        if not found:
+            self.skipTest("neither duckdb nor pyarrow")
 
     def test_every_format_of_tokens_trains_the_same_model(self):
         ids = self.ids()

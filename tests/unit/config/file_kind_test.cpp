@@ -11,7 +11,10 @@ TEST(FileKind, IsToldByTheExtensionWhateverItsCase) {
     EXPECT_EQ(kind(path), FileKind::text) << path;
   for (const char* path : {"a.jsonl", "a.JSONL", "a.ndjson"}) EXPECT_EQ(kind(path), FileKind::json_lines) << path;
   for (const char* path : {"a.bin", "a.BIN"}) EXPECT_EQ(kind(path), FileKind::tokens) << path;
-  for (const char* path : {"a", "a.gz", "a.txt.gz", "a.json", "a.csv", "d.txt/a", ".txt", "a.idx", "a."})
+  for (const char* path : {"a.txt.gz", "A.TXT.GZ", "a.md.zst"}) EXPECT_EQ(kind(path), FileKind::text) << path;
+  for (const char* path : {"a.jsonl.zst", "a.ndjson.gz"}) EXPECT_EQ(kind(path), FileKind::json_lines) << path;
+  for (const char* path :
+       {"a", "a.gz", "a.bin.gz", "a.tar.gz", ".txt.gz", "a.json", "a.csv", "d.txt/a", ".txt", "a.idx", "a."})
     EXPECT_EQ(kind(path), std::nullopt) << path;
 }
 
@@ -21,9 +24,19 @@ TEST(FileKind, IsWhatTheUserInsistsOn) {
   EXPECT_EQ(file_kind("a", DataFormat::tokens), FileKind::tokens);
 }
 
+TEST(FileKind, CompressionIsToldByTheEndOfTheName) {
+  for (const char* path : {"a.gz", "a.txt.GZ", "d/a.b.gz"}) EXPECT_EQ(packing_of(path), Packing::gzip) << path;
+  EXPECT_EQ(packing_of("a.jsonl.zst"), Packing::zstd);
+  for (const char* path : {"a", "gz", ".gz", "a.gz.txt", "a.tgz"}) EXPECT_EQ(packing_of(path), Packing::none) << path;
+  EXPECT_EQ(file_kind("a.gz", DataFormat::jsonl), FileKind::json_lines);
+}
+
 TEST(FileKind, SaysWhatToDoWithOthers) {
   tests::expect_parts(unknown_kind("d/a.CSV", "--format"),
                       {"d/a.CSV", ".csv", ".txt, .text, .md", ".jsonl, .ndjson", ".bin", "as .jsonl", "--format text"});
+  tests::expect_parts(unknown_kind("a.bin.gz"), {".bin.gz files", "unpack it first"});
+  tests::expect_parts(unknown_kind("a.csv.gz"), {".csv.gz files", "as .jsonl"});
+  tests::expect_parts(unknown_kind("a.parquet"), {"duckdb", "tokenize --input -"});
   tests::expect_parts(unknown_kind("enwik8"), {"enwik8", "without an extension"});
 }
 

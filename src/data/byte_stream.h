@@ -1,0 +1,46 @@
+#pragma once
+// Sources that are read from the start to the end: pipes and compressed files.
+#include <string>
+
+#include "base/file_io.h"
+#include "data/byte_source.h"
+
+namespace trainer::data {
+
+/// Keeps the text from the last read's offset on, so that a reader can ask for more of the same place.
+class ByteStream : public ByteSource {
+ public:
+  explicit ByteStream(const std::atomic<bool>* cancelled) : cancelled_(cancelled) {}
+  size_t read_at(int64_t offset, char* out, size_t bytes) final;
+
+ protected:
+  /// The next bytes of the text; fewer only at its end.
+  virtual size_t pull(char* out, size_t bytes) = 0;
+  bool cancelled() const { return cancelled_ != nullptr && *cancelled_; }
+
+ private:
+  const std::atomic<bool>* cancelled_;
+  std::string held_;
+  int64_t held_at_ = 0;
+  bool ended_ = false;
+};
+
+/// A compressed file, block by block.
+class PackedFile {
+ public:
+  explicit PackedFile(const std::string& file) : file_(File::open_input(file)) {}
+  /// Returns the next block; empty at the end.
+  std::string next();
+  int64_t bytes_read() const { return at_; }
+  /// Throws Code::data: the data is damaged after the byte `unread` bytes before the end of the last block.
+  [[noreturn]] void refuse(size_t unread, const std::string& reason) const;
+
+ private:
+  File file_;
+  int64_t at_ = 0;
+};
+
+std::unique_ptr<ByteSource> open_gzip(const std::string& file, const std::atomic<bool>* cancelled);
+std::unique_ptr<ByteSource> open_zstd(const std::string& file, const std::atomic<bool>* cancelled);
+
+}  // namespace trainer::data

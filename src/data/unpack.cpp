@@ -1,0 +1,100 @@
+// Unpacking of .gz and .zst by zlib and libzstd. Members and frames that follow each other are one text.
+#include <zlib.h>
+#include <zstd.h>
+#include <zstd_errors.h>
+
+#include "data/byte_stream.h"
+
+namespace trainer::data {
+namespace {
+
+constexpr const char* kCutShort = "the file ends inside it: it was cut short; get it again";
+
+class GzipFile final : public ByteStream {
+ public:
+  GzipFile(const std::string& file, const std::atomic<bool>* cancelled) : ByteStream(cancelled), file_(file) {
+    TRAINER_CHECK(inflateInit2(&stream_, 16 + MAX_WBITS) == Z_OK, "zlib: cannot begin");  // 16: gzip only
+  }
+  ~GzipFile() override { inflateEnd(&stream_); }
+  int64_t file_bytes(int64_t) const override { return file_.bytes_read() - stream_.avail_in; }
+
+ private:
+  size_t pull(char* out, size_t bytes) override {
+    stream_.next_out = reinterpret_cast<Bytef*>(out);
+    stream_.avail_out = static_cast<uInt>(bytes);
+    while (stream_.avail_out > 0) {
+      if (stream_.avail_in == 0) {
+        block_ = file_.next();
+        stream_.next_in = reinterpret_cast<Bytef*>(block_.data());
+        stream_.avail_in = static_cast<uInt>(block_.size());
+      }
+      if (between_ && stream_.avail_in == 0) break;
+      if (between_) inflateReset(&stream_);
+      const int status = inflate(&stream_, Z_NO_FLUSH);
+      between_ = status == Z_STREAM_END;
+      if (status == Z_BUF_ERROR) file_.refuse(0, kCutShort);
+      if (status != Z_OK && !between_)
+        file_.refuse(stream_.avail_in, format("not gzip data, or damaged ({}); get the file again",
+                                              stream_.msg != nullptr ? stream_.msg : zError(status)));
+    }
+    return bytes - stream_.avail_out;
+  }
+
+  PackedFile file_;
+  std::string block_;
+  z_stream stream_{};
+  bool between_ = true;  // the next byte, if any, begins a member
+};
+
+class ZstdFile final : public ByteStream {
+ public:
+  ZstdFile(const std::string& file, const std::atomic<bool>* cancelled)
+      : ByteStream(cancelled), file_(file), context_(ZSTD_createDCtx(), ZSTD_freeDCtx) {
+    TRAINER_CHECK(context_, "zstd: cannot begin");
+  }
+  int64_t file_bytes(int64_t) const override {
+    return file_.bytes_read() - static_cast<int64_t>(input_.size - input_.pos);
+  }
+
+ private:
+  size_t pull(char* out, size_t bytes) override {
+    ZSTD_outBuffer output{out, bytes, 0};
+    while (output.pos < bytes) {
+      if (input_.pos == input_.size) {
+        block_ = file_.next();
+        input_ = {block_.data(), block_.size(), 0};
+      }
+      if (between_ && input_.size == 0) break;
+      const size_t before = output.pos;
+      const size_t left = ZSTD_decompressStream(context_.get(), &output, &input_);
+      if (ZSTD_isError(left)) refuse(left);
+      between_ = left == 0;
+      if (!between_ && input_.size == 0 && output.pos == before) file_.refuse(0, kCutShort);
+    }
+    return output.pos;
+  }
+
+  [[noreturn]] void refuse(size_t status) const {
+    const size_t unread = input_.size - input_.pos;
+    if (ZSTD_getErrorCode(status) == ZSTD_error_frameParameter_windowTooLarge)
+      file_.refuse(unread, "its window is larger than 128 MiB; compress it again with at most `zstd --long=27`");
+    file_.refuse(unread, format("not Zstandard data, or damaged ({}); get the file again", ZSTD_getErrorName(status)));
+  }
+
+  PackedFile file_;
+  std::string block_;
+  std::unique_ptr<ZSTD_DCtx, decltype(&ZSTD_freeDCtx)> context_;
+  ZSTD_inBuffer input_{};
+  bool between_ = true;  // the next byte, if any, begins a frame
+};
+
+}  // namespace
+
+std::unique_ptr<ByteSource> open_gzip(const std::string& file, const std::atomic<bool>* cancelled) {
+  return std::make_unique<GzipFile>(file, cancelled);
+}
+std::unique_ptr<ByteSource> open_zstd(const std::string& file, const std::atomic<bool>* cancelled) {
+  return std::make_unique<ZstdFile>(file, cancelled);
+}
+
+}  // namespace trainer::data

@@ -1,0 +1,43 @@
+// Compressed text. The first byte: its lowest bit chooses .gz or .zst, the others the size of reads. However it is
+// read, its text is the same, or it is refused.
+#include <algorithm>
+
+#include "data/byte_source.h"
+#include "folder.h"
+#include "fuzz.h"
+
+using namespace trainer;
+
+namespace {
+
+constexpr size_t kMost = size_t{8} << 20;  // a few bytes may unpack to gigabytes
+
+/// Returns the text, to kMost, and whether it was refused.
+std::pair<std::string, bool> read(const std::string& file, size_t part) {
+  std::string text;
+  const bool whole = fuzz::accepted({Code::data}, [&] {
+    const auto source = data::open_source(file);
+    std::string block(part, '\0');
+    while (text.size() < kMost) {
+      const size_t got = source->read_at(static_cast<int64_t>(text.size()), block.data(), part);
+      if (got == 0) break;
+      text.append(block, 0, std::min(got, kMost - text.size()));
+    }
+  });
+  return {whole ? text : "", !whole};
+}
+
+}  // namespace
+
+int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static const fuzz::Folder folder;
+  const std::string_view input = fuzz::text_of(data, size);
+  const size_t flags = input.empty() ? 0 : static_cast<uint8_t>(input[0]);
+  const std::string file = folder.path / ((flags & 1) != 0 ? "x.zst" : "x.gz");
+  fuzz::write(file, input.substr(std::min<size_t>(1, size)));
+  const auto whole = read(file, size_t{1} << 20), parts = read(file, 100 + 40 * flags);
+  // Of two that stop at kMost the larger reads may meet damage that the smaller do not reach.
+  TRAINER_CHECK(whole == parts || (whole.second && parts.first.size() == kMost), "{} bytes, or {} in parts",
+                whole.first.size(), parts.first.size());
+  return 0;
+}
