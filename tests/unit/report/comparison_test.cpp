@@ -48,7 +48,7 @@ TEST_F(Comparison, HasTheCurvesResultsAndDifferencesOfAllRuns) {
     EXPECT_GT(at, width);
     width = at;
   }
-  expect_texts(text, "\nvalidation loss", "  2.5                 5\n");
+  expect_texts(text, "\nvalidation loss", " 2.5 ", " 5\n");
 }
 
 TEST_F(Comparison, OfEqualRunsSaysSo) {
