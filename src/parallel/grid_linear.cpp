@@ -27,7 +27,7 @@ GridLinear::GridLinear(const Ranks& ranks, ParamStore& store, int group, const L
   if (place.grid.keep) weights_.keep();
 }
 
-// Heads stay whole only where the next layer needs them cut over the same axes.
+// Heads stay whole only if the next layer splits them over the same axes.
 PartSpread GridLinear::product_spread(AxisSet partial) const {
   const sharding::LinearSharding& g = place_.grid;
   return {.spread = {g.rows, g.cols}, .by_heads = g.cols == place_.to.cols, .partial = partial};
@@ -57,7 +57,7 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   const bool arrives = parts_.needs_move(rows, there, here), leaves = partial != home;
 
   Parts::Moving dy_coming = parts_.start_gradient_move(ex, rows, there, here, dy);
-  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns that get the bias
+  if (arrives) weights_.add_bias_gradient(ex, dy, grads);  // over the rows and columns to which the bias was added
   const Scratch dy_moved = dy_coming.finish(ex);
   const Tensor& own_dy = arrives ? dy_moved.tensor() : dy;
 
@@ -65,13 +65,13 @@ Scratch GridLinear::backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor
   Scratch dx = ex.take(leaves ? "linear.dx_partial" : "linear.dx", {own_dy.rows(), weights_.in()}, dy.dtype);
   const ops::Epilogue through_activation{
       .act = fusion.act, .pre = fusion.pre, .gradient = fusion.act != ops::Activation::none};
-  weights_.multiply(ex, own_dy, dx, leaves ? ops::Epilogue{} : through_activation, true);  // hides x in flight
+  weights_.multiply(ex, own_dy, dx, leaves ? ops::Epilogue{} : through_activation, true);  // overlaps the move of x
   const Scratch x_moved = x_coming.finish(ex);
   const Tensor& own_x = x_moved ? x_moved.tensor() : x;
 
   Transit dx_leaving = ranks_.start_move(ex, partial, home, std::move(dx));
   if (!arrives) weights_.add_bias_gradient(ex, dy, grads);
-  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // hides dx in flight
+  weights_.add_weight_gradient(ex, own_x, own_dy, grads);  // overlaps the communication of dx
   dx = dx_leaving.finish(ex);
   if (leaves && fusion.act != ops::Activation::none) ops::run(ex, ops::GeluBackward{dx, fusion.pre, dx});
   return dx;

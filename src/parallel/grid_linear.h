@@ -1,15 +1,15 @@
 #pragma once
-// GridLinear: the linear of every strategy that cuts Y [m, n] = X [m, k] · W [k, n] by mesh axes alone. Each axis cuts
-// rows (m), columns (n) or the contraction (k), or does not cut.
+// GridLinear: the linear of every strategy that splits Y [m, n] = X [m, k] · W [k, n] by mesh axes only. Each axis
+// splits rows (m), columns (n) or the contraction (k), or none of them.
 //
-//   axes that cut     X            W                         Y            backward: dX        dW
-//   rows              rows         copies, or flat pieces    rows         rows                partial
+//   axes that split   X            W                         Y            backward: dX        dW
+//   rows              rows         copies, or flat shards    rows         rows                partial
 //   columns           copies       columns                   columns      partial             columns
 //   contraction       columns      rows                      partial      columns             rows
 //
-// X arrives, and dX leaves, in the spread of the layer before (`from`). Y leaves, and dY arrives, in the spread of the
-// next layer (`to`). mesh/route.h finds the collectives in between. Bias, activation, residual and dropout are applied
-// in `to`: after the reduction, or in the product where nothing has to move.
+// X and dX are in the spread of the previous layer (`from`), Y and dY in that of the next layer (`to`). mesh/route.h
+// finds the collectives in between. Bias, activation, residual and dropout are applied in `to`: after the reduction, or
+// in the GEMM's epilogue if no communication is needed.
 #include "parallel/parts.h"
 #include "parallel/weights.h"
 
@@ -28,7 +28,7 @@ class GridLinear final : public Linear {
                    GradSink& grads) override;
 
  private:
-  /// Where Y is after the product, with partial sums, and where the next layer has it.
+  /// The spread of Y after the GEMM, with partial sums, and the one in which the next layer reads it.
   PartSpread product_spread(AxisSet partial) const;
   PartSpread output_spread() const { return {.spread = place_.to, .by_heads = true}; }
 

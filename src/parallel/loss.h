@@ -1,13 +1,14 @@
 #pragma once
-// Softmax cross-entropy over a vocabulary that ranks share. Logits are never gathered (Shoeybi et al. 2019, §3).
+// Softmax cross-entropy over a vocabulary that is split over ranks. Logits are never gathered (Shoeybi et al. 2019,
+// §3).
 #include "comm/communicator.h"
 #include "ops/cross_entropy.h"
 
 namespace trainer::parallel {
 
-/// Softmax cross-entropy of rows whose logits are split by columns over `ranks`; null, or one rank: this rank has all.
-/// `loss` [m] f64 is the same on all of them. dlogits (may be empty) are this rank's columns. `weights`, `scale` and
-/// `vocabulary` are as in ops::ShardLoss. Sends 3·m elements; waits.
+/// Softmax cross-entropy of rows whose logits are split by columns over `ranks`; null, or one rank: this rank has all
+/// columns. `loss` [m] f64 is the same on all of these ranks. dlogits (may be empty) are this rank's columns.
+/// `weights`, `scale` and `vocabulary` are as in ops::ShardLoss. Sends 3·m elements and blocks.
 struct ShardedLoss {
   ops::CrossEntropyShard shard;
   Tensor weights, loss, dlogits;
@@ -16,7 +17,7 @@ struct ShardedLoss {
 };
 void run(Exec& ex, comm::Communicator* ranks, const ShardedLoss& op);
 
-/// Returns Σ losses, added in order; 0 on a dry device. Waits until the device has computed them.
+/// Returns Σ losses, added in order; 0 on a dry device. Blocks until the device has computed them.
 double sum_of_losses(Exec& ex, const Tensor& losses);
 
 }  // namespace trainer::parallel

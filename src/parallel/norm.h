@@ -1,7 +1,8 @@
 #pragma once
-// The norm of every strategy. Rows may be cut over some axes: then the gradients of gain and bias are summed over those
-// once a step. Columns may be cut over others: their ranks gather mean and squares of each row and merge them in rank
-// order. The backward pass reduces two values of each row over them. RMS norms exchange one value each time.
+// The norm of every strategy. Rows may be split over some axes: then the gradients of gain and bias are all-reduced
+// over those once a step. Columns may be split over others: their ranks all-gather each row's mean and sum of squares
+// and merge them in rank order. The backward pass all-reduces two values per row over them. RMS norms exchange one
+// value each time.
 #include "parallel/ranks.h"
 #include "params/grad_sink.h"
 
@@ -23,17 +24,17 @@ class Norm {
   /// Makes the norm of activations in the spread `stream`.
   Norm(const Ranks& ranks, params::ParamStore& store, int group, const NormSpec& spec, Spread stream);
 
-  /// Whether ranks share a row, so that its statistics are exchanged.
+  /// True if rows are split over ranks, which then exchange statistics.
   bool is_split() const { return ranks_.size(cols_) > 1; }
-  /// x [n, W], a rank's rows and columns → y; keeps the statistics unless `stats` is null. Statistics kept before are
-  /// used again, which gives the same bits (recomputation).
+  /// Computes y from x [n, W], a rank's rows and columns; keeps the statistics unless `stats` is null. Statistics that
+  /// were kept before are reused, which gives the same bits (recomputation).
   Scratch forward(Exec& ex, const Tensor& x, NormStats* stats);
-  /// dx = residual + dNorm(dy); residual may be empty.
+  /// Computes dx = residual + dNorm(dy); residual may be empty.
   Scratch backward(Exec& ex, const Tensor& dy, const Tensor& x, const NormStats& stats, const Tensor& residual,
                    params::GradSink& grads);
 
  private:
-  /// Merges the statistics of rows whose columns other ranks share.
+  /// Merges the statistics of rows whose columns are split over ranks.
   void merge_statistics(Exec& ex, const Tensor& x, const Tensor& mean, const Tensor& rstd);
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
   const Ranks ranks_;

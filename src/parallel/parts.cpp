@@ -33,7 +33,7 @@ int64_t Parts::width(const PartSpread& where) const {
   return width;
 }
 
-// A single part is a matrix of its own, whatever cuts it.
+// A single part is a matrix of its own, however it is split.
 bool Parts::moves_as_one(const PartSpread& from, const PartSpread& to) const {
   const bool one = kinds_.size() == 1 && kinds_[0].count == 1 && kinds_[0].part.heads == 0;
   return one || (from.spread.cols == to.spread.cols && from.by_heads == to.by_heads);

@@ -1,18 +1,19 @@
 #pragma once
-// Activations whose columns are parts side by side on every rank: q ‖ k ‖ v, gate ‖ up; and their moves between
-// spreads.
+// Activations whose columns are parts side by side on every rank: q ‖ k ‖ v, gate ‖ up; and their redistribution
+// between spreads.
 //
-// As long as columns stay where they are, all parts move as one matrix. When the cut of columns changes, blocks of the
-// whole matrix would not be blocks of its parts. Then parts of equal width move together, as [rows, parts, width].
+// As long as columns stay on their ranks, all parts are redistributed as one matrix. When the split of columns changes,
+// blocks of the whole matrix would not be blocks of its parts. Then parts of equal width are redistributed together, as
+// [rows, parts, width].
 #include <array>
 
 #include "parallel/strategy.h"
 
 namespace trainer::parallel {
 
-/// PartSpread says where parts are. `by_heads`: ranks along spread.cols have whole heads. Where there are more ranks
-/// than heads of a part, several ranks hold the same head. Of its gradient each then has a partial sum, that of its own
-/// query heads.
+/// The distribution of parts over ranks. `by_heads`: ranks along spread.cols have whole heads. If there are more ranks
+/// than heads of a part, several ranks hold the same head. Each of them then has a partial sum of its gradient, that of
+/// its own query heads.
 struct PartSpread {
   Spread spread;
   bool by_heads = false;
@@ -23,20 +24,20 @@ class Parts {
  public:
   Parts(const Ranks& ranks, const std::vector<LinearPart>& parts);
 
-  /// Returns the axes that cut a part in a spread. They are all of spread.cols, or its outer ones that make as many
+  /// Returns the axes that split a part in a spread. They are all of spread.cols, or its outer ones that make as many
   /// groups as there are heads. Ranks along the rest hold the same columns.
   AxisSet cut_axes(const LinearPart& part, const PartSpread& where) const;
   /// Returns the number of a rank's columns of all parts.
   int64_t width(const PartSpread& where) const;
 
-  /// Whether a rank has different elements in the two spreads.
+  /// True if a rank has different elements in the two spreads.
   bool needs_move(Rows rows, const PartSpread& from, const PartSpread& to) const;
 
-  /// A move in flight. The first collective of each kind of part runs until finish(), under what is computed in
-  /// between.
+  /// A redistribution in flight. The first collective of each kind of part runs until finish(), overlapped with
+  /// computation in between.
   class [[nodiscard]] Moving {
    public:
-    /// Returns x in its new spread; empty when nothing moved.
+    /// Returns x in its new spread; empty when no communication was needed.
     Scratch finish(Exec& ex);
 
    private:
@@ -52,13 +53,14 @@ class Parts {
     size_t count_ = 0;
     Scratch source_, result_;
   };
-  /// Starts to move values: ranks along axes that do not cut x hold copies of it. `x` stays in place until finish().
+  /// Starts to redistribute values: ranks along axes that do not split x hold copies of it. `x` stays in place until
+  /// finish().
   Moving start_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, Scratch&& x) const;
-  /// Starts to move gradients: ranks along axes that share heads hold partial sums. The caller keeps dx.
+  /// Starts to redistribute gradients: ranks along axes that share heads hold partial sums. The caller keeps dx.
   Moving start_gradient_move(Exec& ex, Rows rows, const PartSpread& from, const PartSpread& to, const Tensor& dx) const;
 
  private:
-  /// Kind counts neighbouring parts of equal width and heads.
+  /// A group of neighbouring parts of equal width and heads.
   struct Kind {
     LinearPart part;
     int64_t count = 1;

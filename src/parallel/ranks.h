@@ -1,9 +1,10 @@
 #pragma once
-// How activations are spread over the ranks of a replica, as sets of mesh axes, and moves between such spreads.
+// The distribution of activations over the ranks of a replica, as sets of mesh axes, and redistribution between such
+// spreads.
 //
 // Between the layers of a model, token rows and their gradients are complete. A rank that holds an element holds its
 // value, never a partial sum of it. Partial sums exist within linears, the embedding and the head only. Hence the
-// backward of a move between two spreads is the move back.
+// backward pass of a redistribution is the redistribution in the other direction.
 #include "mesh/redistribute.h"
 #include "sharding/sharding.h"
 
@@ -13,47 +14,48 @@ using mesh::AxisSet;
 using sharding::Spread;
 using sharding::VocabSpread;
 
-/// The token rows of a pass. Where they are not cut (generation, which has one row at a time), every spread means all
+/// The token rows of a pass. If they are not split (generation, which has one row at a time), every spread means all
 /// rows.
 struct Rows {
   int64_t count = 0;
   bool cut = true;
 };
 
-/// A tile says where a rank's part of a matrix begins, and its extents.
+/// The offsets and extents of a rank's part of a matrix.
 struct Tile {
   int64_t first_row = 0, rows = 0, first_col = 0, cols = 0;
 };
 
-/// Whole sequences × whole heads: what a rank computes attention of.
+/// The whole sequences and whole heads whose attention a rank computes.
 struct AttentionTile {
   int64_t first_sequence = 0, sequences = 0;
   int64_t first_head = 0, heads = 0, kv_heads = 0;
 };
 
-/// Ranks is this rank among the others of the mesh; or alone, without a mesh.
+/// This rank and the other ranks of the mesh; a single rank needs no mesh.
 class Ranks {
  public:
   Ranks() = default;
-  /// `overlap` false: every collective is waited for at once, to see what it costs.
+  /// `overlap` false: every collective blocks immediately, to measure its cost.
   explicit Ranks(mesh::Mesh& mesh, bool overlap = true) : mesh_(&mesh), shape_(mesh.shape()), overlap_(overlap) {}
 
   bool overlap() const { return overlap_; }
   int64_t size(AxisSet axes) const { return shape_.group_size(axes); }
   int64_t index(AxisSet axes) const { return mesh_ == nullptr ? 0 : shape_.index(mesh_->rank(), axes); }
-  /// Returns the communicator along these axes; an internal error without a mesh.
+  /// Returns the communicator along these axes. Requires a mesh.
   comm::Communicator& along(AxisSet axes, comm::Lane lane = comm::Lane::critical) const;
 
   /// Returns the layout of a matrix [rows, width] of each replica (axis "data", outermost) in this spread; tile()
-  /// returns this rank's part of it. Throws Code::config when it does not divide.
-  /// `parts`: of so many such matrices side by side, as [rows, parts, width]; each is cut over the columns.
+  /// returns this rank's part of it. Throws Code::config when it does not divide. `parts`: the number of such matrices
+  /// side by side, as [rows, parts, width]; each is split over the columns.
   mesh::Layout layout(Spread spread, Rows rows, int64_t width, int64_t parts = 0) const;
   Tile tile(Spread spread, Rows rows, int64_t width) const;
 
-  /// Moves x, a part of a matrix [rows, width], from one spread to another. Does nothing when they are the same.
+  /// Redistributes x, a part of a matrix [rows, width], from one spread to another. Does nothing when they are the
+  /// same.
   Scratch move(Exec& ex, Rows rows, int64_t width, Spread from, Spread to, Scratch&& x) const;
-  /// Starts a move between any layouts, such as of partial sums; mesh::start_move says what `out` is for. The first
-  /// collective runs until finish(), unless overlap is off.
+  /// Starts a redistribution between any layouts, including those of partial sums; mesh::start_move documents `out`.
+  /// The first collective runs until finish(), unless overlap is off.
   mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, Scratch&& x,
                            const Tensor& out = {}) const;
   mesh::Transit start_move(Exec& ex, const mesh::Layout& from, const mesh::Layout& to, const Tensor& x,

@@ -1,9 +1,9 @@
 #pragma once
-// Strategy: the layers of a model on this rank, as a ModelSharding (sharding/sharding.h) cuts them over ranks. It makes
-// linears between the spreads of activations; norms, the embedding, the head and the split of attention follow from the
-// spreads. The block, the optimizer, checkpoints and the loop do not know how the model is cut.
+// Strategy: the layers of a model on this rank, sharded over ranks as ModelSharding (sharding/sharding.h) describes. It
+// makes linears between the spreads of activations; norms, the embedding, the head and the split of attention follow
+// from the spreads. The block, the optimizer, checkpoints and the loop do not depend on how the model is sharded.
 //
-// Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) lie side by side in one local matrix.
+// Linears are y = x·W + b with W [in, out]; parts (q, k, v; gate, up) are stored side by side in one local matrix.
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,8 +27,8 @@ using sharding::Site;
 struct LinearPart {
   std::string name;  // "blocks.0.attn.q": the parameters are name + ".weight" and name + ".bias"
   int64_t out = 0;
-  /// Attention heads whose columns these are. Each rank has whole heads; several hold the same head when there are more
-  /// ranks than heads. 0: columns that may be cut anywhere.
+  /// The number of attention heads that the columns belong to. Each rank has whole heads; several ranks hold the same
+  /// head when there are more ranks than heads. 0: columns that may be split anywhere.
   int64_t heads = 0;
 };
 struct LinearSpec {
@@ -39,12 +39,12 @@ struct LinearSpec {
   double init_std = 0.02;
 };
 
-/// ForwardFusion says what follows x·W + b. A linear that reads the stream returns y = act(x·W + b), one that writes it
-/// y = residual + dropout(x·W + b).
+/// The operations fused after x·W + b. A linear that reads the residual stream returns y = act(x·W + b), one that
+/// writes it y = residual + dropout(x·W + b).
 struct ForwardFusion {
   ops::Activation act = ops::Activation::none;
   Scratch* pre = nullptr;  // receives the activation's input, shaped as y
-  Tensor residual;         // as y
+  Tensor residual;         // shaped as y
   std::optional<ops::DropoutSite> dropout = {};
 };
 struct BackwardFusion {
@@ -56,24 +56,26 @@ class Linear {
  public:
   virtual ~Linear() = default;
   /// Takes x, this rank's part of [rows, in]; returns y, its part of [rows, out]. The one on the residual stream's side
-  /// is in the layer's stream spread. The other is as attention has it (qkv, out), or as up and down agree.
+  /// is in the layer's stream spread. The other is in the spread of attention (qkv, out), or in the one between up and
+  /// down.
   virtual Scratch forward(Exec& ex, Rows rows, const Tensor& x, const ForwardFusion& fusion) = 0;
-  /// Takes dy shaped as y, and x as in forward; returns dx shaped as x. Gradients of weight and bias go to the sink.
+  /// Takes dy shaped as y, and x as in forward; returns dx shaped as x. Gradients of weight and bias are passed to the
+  /// sink.
   virtual Scratch backward(Exec& ex, Rows rows, const Tensor& dy, const Tensor& x, const BackwardFusion& fusion,
                            GradSink& grads) = 0;
 };
 
 class Strategy {
  public:
-  /// `sharding` as the mesh has it (sharding::on_mesh). `overlap` false: every collective blocks immediately.
+  /// `sharding` has the axes of the mesh (sharding::on_mesh). `overlap` false: every collective blocks immediately.
   Strategy(mesh::Mesh& mesh, ParamStore& store, sharding::ModelSharding sharding, bool overlap = true);
-  /// Everything on one rank, without a mesh.
+  /// Keeps everything on one rank, without a mesh.
   Strategy(ParamStore& store, int64_t n_layer);
 
-  /// Returns where the residual stream of a layer is, norms and skips included; layer n_layer: of the final norm and
-  /// the head.
+  /// Returns the spread of a layer's residual stream, norms and skip connections included; for layer n_layer, that of
+  /// the final norm and the head.
   Spread stream(int64_t layer) const;
-  /// Makes y = x·W + b with the schedule and the cuts of its layer and site.
+  /// Makes the linear y = x·W + b with the schedule and the splits of its layer and site.
   std::unique_ptr<Linear> linear(int layer, int group, const LinearSpec& spec);
   std::unique_ptr<Norm> norm(int layer, int group, const NormSpec& spec);
   std::unique_ptr<Embedding> embedding(int group, const EmbeddingSpec& spec);

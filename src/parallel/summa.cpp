@@ -89,7 +89,7 @@ void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x, Su
     const Tensor &a_l = a.next(ex), &b_l = b.next(ex);
     ops::run(ex, ops::Gemm{.a = a_l, .b = b_l, .c = c, .accumulate = step > 0});
     if (d == nullptr) continue;
-    const bool add = accumulate && d->is_own();  // existing values are added by the rank that holds them
+    const bool add = accumulate && d->is_own();  // the rank that holds the existing values adds them
     ops::run(ex, ops::Gemm{.a = a_l, .b = x, .c = d->next(ex), .trans_a = true, .accumulate = add});
     d->start_sum(ex);
   }
@@ -124,7 +124,7 @@ SummaLinear::SummaLinear(const Ranks& ranks, ParamStore& store, int group, const
       weights_(
           store, group, spec,
           [&](const LinearPart& part, const mesh::Layout& whole) -> Weights::Placed {
-            // The flat pieces of a column's matrix are its blocks: all have the same number of rows.
+            // The flat shards of a column's matrix are its blocks: all have the same number of rows.
             if (input_stays_) return {whole.with(col_, split(0)).transposed().with(row_, mesh::kFlat)};
             const AxisSet cols = parts_.cut_axes(part, columns());
             return {whole.with(cols, split(1)).with(row_, mesh::kFlat), col_ & ~cols};
@@ -163,7 +163,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
                               GradSink& grads) {
   Panels weights = weight_panels(ex);
   Panels moving = input_stays_ ? along_row(ex, dy, "summa.dy") : along_row(ex, x, "summa.x");
-  weights_.add_bias_gradient(ex, dy, grads);  // hides the first blocks in flight
+  weights_.add_bias_gradient(ex, dy, grads);  // overlaps the broadcast of the first blocks
   const GradSlot dweight = weights_.piece_gradient(grads, col_line().size());
   Sums dw(col_line(), dweight.tensor, "summa.dweight", ranks_.overlap());
   Scratch dx;
@@ -175,7 +175,7 @@ Scratch SummaLinear::backward(Exec& ex, Rows, const Tensor& dy, const Tensor& x,
     dx = ex.take("linear.dx", x.shape, dy.dtype);
     Sums sums(row_line(), dx, "summa.partial", ranks_.overlap());
     summa_abt(ex, dy, std::move(weights), sums);
-    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // hides the last sums of dx
+    summa_atb(ex, std::move(moving), dy, dw, dweight.accumulate);  // overlaps the last reductions of dx
     sums.finish(ex);
   }
   dw.finish_later(ex, grads, weights_.slot());

@@ -1,15 +1,15 @@
 #pragma once
-// SUMMA (van de Geijn & Watts 1997): products of matrices that are cut in q × q blocks over a square of ranks. Block
-// (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices travel along lines of ranks, and the third
-// stays where it is:
+// SUMMA (van de Geijn & Watts 1997): GEMMs of matrices that are split into q × q blocks over a square of ranks. Block
+// (i, j) is on rank (i, j). In q steps, blocks of two of the three matrices are broadcast or reduced along lines of
+// ranks, and the third is stationary:
 //
-//   product     along a row of ranks          along a column of ranks       stays    elements in messages of a rank
+//   GEMM        along a row of ranks          along a column of ranks       stays    elements in messages of a rank
 //   C = A·B     blocks of A are broadcast     blocks of B are broadcast     C        MK/q + KN/q
-//   C = A·Bᵀ    blocks of C are added up      blocks of B are broadcast     A        MN/q + NK/q
-//   C = Aᵀ·B    blocks of A are broadcast     blocks of C are added up      B        KM/q + MN/q
+//   C = A·Bᵀ    blocks of C are reduced       blocks of B are broadcast     A        MN/q + NK/q
+//   C = Aᵀ·B    blocks of A are broadcast     blocks of C are reduced       B        KM/q + MN/q
 //
-// Derivatives of each are two of the three: the set is closed. A block is broadcast one step before it is used, and
-// added up while the next is computed. So either runs under a product.
+// The derivatives of each are two of the three, so the set is closed. A block is broadcast one step before it is used,
+// and reduced while the next one is computed. So both are overlapped with a GEMM.
 #include <array>
 
 #include "comm/communicator.h"
@@ -18,18 +18,17 @@
 
 namespace trainer::parallel {
 
-/// Panels are the blocks of one operand along a line of ranks, broadcast one after the other. A rank uses its own block
-/// in place.
+/// The blocks of one operand along a line of ranks, broadcast one after the other. A rank uses its own block in place.
 class Panels {
  public:
   /// Starts the first broadcast. `own`: this rank's block, packed, in place until the last step. `overlap` false: each
-  /// broadcast is waited for at once.
+  /// broadcast is waited for immediately.
   Panels(Exec& ex, comm::Communicator& line, const Tensor& own, const char* tag, bool overlap);
   int64_t steps() const { return line_.size(); }
-  /// Starts the broadcast of the block after the next one, into the memory of the block before. Call it for all
+  /// Starts the broadcast of the block after the next one, into the memory of the previous block. Call it for all
   /// operands of a step, then next() for each.
   void prefetch(Exec& ex);
-  /// Returns the next block, from place 0 on; waits for it.
+  /// Returns the next block, beginning with block 0, once it has arrived.
   const Tensor& next(Exec& ex);
 
  private:
@@ -37,7 +36,7 @@ class Panels {
   struct Slot {
     Scratch memory;
     Tensor panel;
-    comm::Ticket ticket;  // declared last: memory outlives what uses it
+    comm::Ticket ticket;  // declared last, so that the memory outlives its use
   };
   comm::Communicator& line_;
   const Tensor own_;
@@ -47,21 +46,21 @@ class Panels {
   std::array<Slot, 2> slots_;
 };
 
-/// Sums are the blocks of a result along a line of ranks. The ranks' partial sums of block l are reduced to rank l,
-/// which owns it.
+/// The blocks of a result along a line of ranks. The ranks' partial sums of block l are reduced to rank l, which owns
+/// it.
 class Sums {
  public:
-  /// `result`: this rank's own block, packed. Blocks are formed and added in its type.
+  /// `result`: this rank's own block, packed. Blocks are computed and reduced in its type.
   Sums(comm::Communicator& line, const Tensor& result, const char* tag, bool overlap);
   /// Returns the memory for this rank's partial sum of the next block: the result itself for its own block.
   Tensor next(Exec& ex);
-  /// Whether the next block is this rank's own.
+  /// True if the next block is this rank's own.
   bool is_own() const { return step_ == line_.rank(); }
   /// Starts the reduction of the block that was written.
   void start_sum(Exec& ex);
-  /// Waits for the reductions in flight.
+  /// Waits for the reductions in flight to complete.
   void finish(Exec& ex);
-  /// Hands the reductions in flight to the sink, as the gradient of what is stored of a slot.
+  /// Passes the reductions in flight to the sink, as the gradient of a slot's stored shard.
   void finish_later(Exec& ex, GradSink& grads, params::SlotId slot);
 
  private:
@@ -79,20 +78,20 @@ class Sums {
   std::array<Slot, 2> slots_;
 };
 
-// The products consume their panels and do not wait for the sums.
+// These functions consume their panels and do not wait for the reductions.
 
-/// c = A·B; a along the row of ranks, b along the column. c [m, n] of the accumulator type. With `d`, also D = Aᵀ·x, d
-/// along the column, from one broadcast of A; `accumulate`: added to what D is.
+/// Computes c = A·B; a along the row of ranks, b along the column. c [m, n] has the accumulator type. With `d`, also
+/// computes D = Aᵀ·x, d along the column, from one broadcast of A; `accumulate`: D += Aᵀ·x.
 void summa_ab(Exec& ex, Panels a, Panels b, const Tensor& c, const Tensor& x = {}, Sums* d = nullptr,
               bool accumulate = false);
-/// C = a·Bᵀ; b along the column of ranks, c along the row.
+/// Computes C = a·Bᵀ; b along the column of ranks, c along the row.
 void summa_abt(Exec& ex, const Tensor& a, Panels b, Sums& c);
-/// C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: added to what C is.
+/// Computes C = Aᵀ·b; a along the row of ranks, c along the column. `accumulate`: C += Aᵀ·b.
 void summa_atb(Exec& ex, Panels a, const Tensor& b, Sums& c, bool accumulate = false);
 
-/// SummaLinear is the linear of a square of ranks. All matrices are in blocks, rows over the axes that cut rows,
-/// columns over those that cut columns or the contraction. Where columns are cut, Y stays where it is and W is [in,
-/// out]; where the contraction is, X stays and W is [out, in].
+/// The linear of a square of ranks. All matrices are split into blocks, rows over the axes that split rows, columns
+/// over those that split columns or the contraction. If columns are split, Y is stationary and W is [in, out]; if the
+/// contraction is split, X is stationary and W is [out, in].
 class SummaLinear final : public Linear {
  public:
   SummaLinear(const Ranks& ranks, ParamStore& store, int group, const LinearSpec& spec,

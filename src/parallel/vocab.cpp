@@ -49,7 +49,7 @@ Scratch Embedding::forward(Exec& ex, const Batch& batch) {
   const Tile near = t.ranks.tile(t.spread_at_table(), rows, t.width);
   const Tensor positions = positions_ < 0 ? Tensor{} : t.store.weight(positions_);
   const mesh::Layout from = t.partial_layout(rows), to = t.stream_layout(rows);
-  const bool at_once = from == to && near.rows == rows.count;  // then each row is looked up on the rank that keeps it
+  const bool at_once = from == to && near.rows == rows.count;  // then each row is looked up on its own rank
   Scratch y = ex.take(at_once ? "embedding.y" : "embedding.partial", {near.rows, near.cols}, t.store.compute_dtype());
   {
     const auto weights = t.store.weights().hold(ex, t.slot);
@@ -76,7 +76,7 @@ void Embedding::backward(Exec& ex, const Batch& batch, const Tensor& dy, params:
   const Table& t = table_;
   const Rows rows = batch.rows();
   Transit to_table = t.ranks.start_move(ex, t.stream_layout(rows), t.near_layout(rows), dy);
-  if (positions_ >= 0) {  // hides the move
+  if (positions_ >= 0) {  // overlaps the redistribution
     const GradSlot positions = grads.slot(ex, positions_);
     ops::run(ex, ops::PositionsBackward{.dy = dy,
                                         .dpositions = positions.tensor,
@@ -141,7 +141,7 @@ Scratch Head::own_logits(Exec& ex, const Tensor& weights, const Tensor& features
 }
 
 /// Picks from a vector over all token rows. For each rank whose rows are in the chunk it takes elements [first, first +
-/// count). Empty when these are the vector's own rows [first, first + count).
+/// count). Returns an empty tensor when these are the vector's own rows [first, first + count).
 Scratch Head::pick(Exec& ex, Rows rows, const Tensor& all, int64_t first, int64_t count) const {
   const Ranks& ranks = table_.ranks;
   const AxisSet cut = row_axes(rows), shared = shared_axes(rows);
@@ -168,15 +168,15 @@ std::vector<int64_t> Head::rows_of_losses(const device::Device& device, Rows row
   const int64_t wide = ranks.size(shared), each = rows.count / ranks.size(cut);
   const int64_t begin = ranks.index(cut & ~shared) * wide, chunk = chunk_rows(device, rows);
   std::vector<int64_t> found;
-  for (int64_t first = 0; first < each; first += chunk)  // as pick() takes them
+  for (int64_t first = 0; first < each; first += chunk)  // in the order of pick()
     for (int64_t r = 0; r < wide; ++r)
       for (int64_t i = first; i < std::min(each, first + chunk); ++i) found.push_back((begin + r) * each + i);
   return found;
 }
 
-/// A Chunk is the rows that the head works on, with its features and gradients for them, and the place of their dx.
+/// A chunk of rows that the head processes, with their features and gradients, and the destination of their dx.
 struct Head::Chunk {
-  Rows rows;  // counts the rows of all ranks that cut them
+  Rows rows;  // counts the rows of all ranks over which rows are split
   Tensor features, dlogits, dx;
   bool last = false;
 };
@@ -223,11 +223,10 @@ void Head::run_in_chunks(Exec& ex, const Batch& batch, const Tensor& x, const Te
   }
 }
 
-// df = Σ over the vocabulary's shards of dlogits·E. This sum is in flight during dE (+)= dlogitsᵀ·f.
+// df = Σ over the vocabulary's shards of dlogits·E. This reduction is overlapped with dE (+)= dlogitsᵀ·f.
 void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params::GradSink& grads) {
   const mesh::Layout partial = table_.partial_layout(chunk.rows), home = table_.stream_layout(chunk.rows);
-  // Only this reduction is between the loss and the final norm. Its rounding would be the whole error there, so the
-  // accumulator type holds it.
+  // This reduction is the only rounding between the loss and the final norm, so it is done in the accumulator type.
   const bool sums = partial != home, wide = sums && accumulator_of(chunk.dx.dtype) != chunk.dx.dtype;
   const bool in_place = !wide && table_.near_layout(chunk.rows) == home;
   Scratch apart;
@@ -246,21 +245,21 @@ void Head::backward(Exec& ex, const Tensor& weights, const Chunk& chunk, params:
           .a = chunk.dlogits, .b = chunk.features, .c = table.tensor, .trans_a = true, .accumulate = table.accumulate});
   const Scratch dx = sum.finish(ex);
   if (wide) ops::run(ex, ops::Cast{dx, chunk.dx});
-  if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // a tied table's gradient ends with the embedding's
+  if (chunk.last && !tied_) grads.complete(ex, table_.slot);  // a tied table's gradient is completed by the embedding
 }
 
 int64_t head_chunk(const device::Device& device, int64_t rows, int64_t padded, DType compute, bool alone) {
   constexpr int64_t kLeastRows = 256, kStep = 64, kMiB = int64_t{1} << 20;
   const bool gpu = device.kind() == device::Kind::cuda;
-  // Each chunk reads the table twice, and reads and writes its gradient once. The faster products are, the more rows
-  // must share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
-  // instruction set, and on a GPU's memory only for a rank alone: ranks that share a table exchange chunks, and may
-  // have different ones.
+  // Each chunk reads the table twice, and reads and writes its gradient once. The faster GEMMs are, the more rows must
+  // share that traffic. A GPU also needs thousands of rows to keep all of it busy. The size does not depend on the
+  // instruction set. It depends on a GPU's memory only for a single rank: ranks that share a table exchange chunks, and
+  // their GPUs may differ.
   int64_t bytes = (gpu ? 1024 : compute == DType::bf16 ? 256 : 96) * kMiB;
   if (gpu && alone) bytes = std::max(bytes, device.gpu().memory_bytes / 32);
   const int64_t most = std::max(kLeastRows, bytes / (padded * size_of(accumulator_of(compute))) / kStep * kStep);
   if (!gpu || rows <= most) return std::min(rows, most);
-  return round_up(divide_up(rows, divide_up(rows, most)), kStep);  // of equal size: no short one leaves a GPU idle
+  return round_up(divide_up(rows, divide_up(rows, most)), kStep);  // of equal size: a short one leaves a GPU idle
 }
 
 }  // namespace trainer::parallel

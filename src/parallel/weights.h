@@ -1,6 +1,6 @@
 #pragma once
-// What the linears of all schedules do on one rank: products with the weights, and what follows a product. The parts
-// (q, k, v; gate, up) lie side by side in one local matrix, and their biases in one vector.
+// The local computation of the linears of all schedules: GEMMs with the weights and their epilogues. The parts (q, k,
+// v; gate, up) are stored side by side in one local matrix, and their biases in one vector.
 #include <vector>
 
 #include "ops/activation.h"
@@ -11,12 +11,12 @@ namespace trainer::parallel {
 
 class Weights {
  public:
-  /// Where a part is stored, and along which axes ranks have partial sums of its gradient.
+  /// The layout in which a part is stored, and the axes along which ranks have partial sums of its gradient.
   struct Placed {
     mesh::Layout layout;
     AxisSet sum_over = 0;
   };
-  /// `place_weight(part, whole)` and `place_bias(part, whole)` return how a part is Placed, given its layout on one
+  /// `place_weight(part, whole)` and `place_bias(part, whole)` return the placement of a part, given its layout on one
   /// rank.
   template <typename PlaceWeight, typename PlaceBias>
   Weights(ParamStore& store, int group, const LinearSpec& spec, PlaceWeight place_weight, PlaceBias place_bias)
@@ -34,15 +34,15 @@ class Weights {
     if (spec.bias) bias_ = store.add_slot(group, biases);
   }
 
-  /// Keeps a sharded matrix once it is gathered, until the weights change.
+  /// Keeps a sharded matrix in memory once it is gathered, until the weights change.
   void keep() const { store_.weights().keep(weight_); }
 
   int64_t in() const { return store_.box(weight_)[0]; }
   int64_t out() const { return store_.box(weight_)[1]; }
   params::SlotId slot() const { return weight_; }
-  /// Returns the rows that this rank stores of a matrix in `pieces` flat pieces, each of whole rows.
+  /// Returns the rows that this rank stores of a matrix in `pieces` flat shards, each of whole rows.
   Tensor piece(int64_t pieces) const { return rows_of(store_.stored_weight(weight_), pieces); }
-  /// Returns where the gradient of those rows goes; the caller reduces it over the ranks.
+  /// Returns the destination of those rows' gradient; the caller reduces it over the ranks.
   params::GradSlot piece_gradient(params::GradSink& grads, int64_t pieces) const {
     params::GradSlot slot = grads.stored_slot(weight_);
     slot.tensor = rows_of(slot.tensor, pieces);
@@ -50,7 +50,7 @@ class Weights {
   }
   Tensor bias() const { return bias_ < 0 ? Tensor{} : store_.weight(bias_); }
 
-  /// c = a·W, or a·Wᵀ, through the epilogue. The matrix is held for as long as the product takes.
+  /// Computes c = a·W, or a·Wᵀ, with the epilogue. The matrix stays gathered until the GEMM is done.
   void multiply(Exec& ex, const Tensor& a, const Tensor& c, const ops::Epilogue& epilogue = {},
                 bool transposed = false) const {
     const params::WeightCache::Held weight = store_.weights().hold(ex, weight_);
@@ -73,8 +73,8 @@ class Weights {
     if (fusion.dropout) ops::run(ex, ops::DropoutAdd{y, fusion.residual, y, *fusion.dropout, {}});
     return y;
   }
-  /// Does the same to a product that ranks have added up: y ← act(y + b), y + b kept in fusion.pre; or y ← residual +
-  /// dropout(y + b).
+  /// Does the same with a GEMM's result that ranks have reduced: y ← act(y + b), y + b kept in fusion.pre; or y ←
+  /// residual + dropout(y + b).
   void finish(Exec& ex, const Tensor& y, const ForwardFusion& fusion) const {
     const bool activates = fusion.act != ops::Activation::none || fusion.pre != nullptr;
     TRAINER_CHECK(!activates || (!fusion.residual && !fusion.dropout), "an activation on the way into the stream");
@@ -91,13 +91,13 @@ class Weights {
     }
   }
 
-  /// dW (+)= xᵀ·dy.
+  /// Computes dW (+)= xᵀ·dy.
   void add_weight_gradient(Exec& ex, const Tensor& x, const Tensor& dy, params::GradSink& grads) const {
     const params::GradSlot dw = grads.slot(ex, weight_);
     ops::run(ex, ops::Gemm{.a = x, .b = dy, .c = dw.tensor, .trans_a = true, .accumulate = dw.accumulate});
     grads.complete(ex, weight_);  // starts the reduce-scatter of a sharded matrix's gradient
   }
-  /// db (+)= Σ_rows dy.
+  /// Computes db (+)= Σ_rows dy.
   void add_bias_gradient(Exec& ex, const Tensor& dy, params::GradSink& grads) const {
     if (bias_ < 0) return;
     const params::GradSlot db = grads.slot(ex, bias_);
