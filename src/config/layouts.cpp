@@ -27,7 +27,7 @@ std::vector<int64_t> extents(const Config& config) {
   return std::get<IntegerList>(value);
 }
 
-/// Returns what keeps the keys of the configured strategy from saying a sharding.
+/// Returns the errors because of which the configured strategy's keys do not describe a sharding.
 std::vector<BrokenRule> malformed_keys(const Config& config) {
   std::vector<BrokenRule> broken;
   const NamedStrategy& strategy = strategy_of(config);
@@ -35,14 +35,14 @@ std::vector<BrokenRule> malformed_keys(const Config& config) {
   return broken;
 }
 
-/// Calls visit(key) for every key that the configured strategy has of its own.
+/// Calls visit(key) for every key that belongs to the configured strategy only.
 template <typename Visit>
 void for_own_keys(const Config& config, const Visit& visit) {
   for (const Key& key : keys())
     if (key.section == "parallel" && key.belongs(strategy_of(config).name)) visit(key);
 }
 
-/// Returns the own keys that differ, with the values of `other`: "mesh = [2, 2]".
+/// Returns the strategy's keys that differ, with the values of `other`: "mesh = [2, 2]".
 std::vector<std::string> differing(const Config& config, const Config& other) {
   std::vector<std::string> all;
   for_own_keys(config, [&](const Key& key) {
@@ -63,8 +63,9 @@ double distance(const Config& config, const Config& other) {
   return sum;
 }
 
-/// Returns the settings nearest to the given ones that fit: those for the same ranks, else for the nearest smaller and
-/// the nearest larger number of ranks (twice as many at most). Among those for one number of ranks, by distance().
+/// Returns the settings that fit and are nearest to the given ones: those for the same number of ranks, else those for
+/// the nearest smaller and the nearest larger number (twice as many at most). For one number of ranks, distance()
+/// decides.
 std::vector<Config> nearest_settings(const Config& config) {
   const int64_t ranks = ranks_of_replica(config);
   std::vector<Config> all;
@@ -88,7 +89,7 @@ std::vector<Config> nearest_settings(const Config& config) {
   return all;
 }
 
-/// Returns "; tensor = 4 or 6 fits"; empty where nothing near fits.
+/// Returns "; tensor = 4 or 6 fits"; empty if nothing near fits.
 std::string nearest_text(const Config& config) {
   std::string text;
   const std::string key = extents_key(config).name + " = ";
@@ -156,14 +157,14 @@ bool wants_tags(const Config& config) { return has_tags(config) && config.parall
 bool is_given(const Config& config, const char* key) { return config.origins.contains(key); }
 
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken) {
-  const bool tables = wants_tags(config);  // every layout is wanted as tables
+  const bool tables = wants_tags(config);  // every layout is returned as tables
   const bool any = tables || is_automatic(config) || !is_given(config, "parallel.strategy");
   std::vector<std::pair<const Key*, Value>> given;
   for (const Key& key : keys())
     if (key.section == "parallel" && key.name != "strategy" && is_given(config, key.path().c_str()))
       given.emplace_back(&key, key.get(config));
   std::vector<Config> found;
-  std::vector<ModelSharding> seen;  // of one number of replicas and micro-batch
+  std::vector<ModelSharding> seen;  // for one number of replicas and one micro-batch
   Config trial;
   const auto note = [&](const std::string& text) {
     if (broken.empty()) broken = text;
@@ -179,7 +180,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       return;
     }
     const ModelSharding same = anonymous(sharding_of(trial));
-    if (std::ranges::count(seen, same) > 0) return;  // the same layout under a second name is left out
+    if (std::ranges::count(seen, same) > 0) return;  // the same layout under a second name is skipped
     seen.push_back(same);
     found.push_back(trial);
   };
@@ -201,7 +202,7 @@ std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std
       return note(malformed.front().text);
     strategy.each(base, ranks, [&](const Parallel& parallel) {
       trial.parallel = parallel;
-      trial.train.micro_batch = base.train.micro_batch;  // tables of a 2.5D mesh have another
+      trial.train.micro_batch = base.train.micro_batch;  // tables of a 2.5D mesh have a different one
       for (const auto& [key, value] : given)
         if (key->belongs(strategy.name) && key->get(trial) != value) return;
       add_trial();
@@ -253,7 +254,7 @@ std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_
       if (first == 1 || (second == 1 && third > 1)) continue;
       std::vector<int64_t> list = {first, second, third};
       std::erase(list, 1);
-      // Where replicas span nodes, the ranks of a node are inner axes of their own: neighbours talk over the faster
+      // If replicas span nodes, the ranks of a node form inner axes of their own, so that neighbours use the faster
       // links.
       int64_t inner = 1;
       for (size_t i = list.size(); i-- > 0 && inner < devices_per_node;) inner *= list[i];

@@ -1,5 +1,6 @@
 #pragma once
-// The layouts of a model on a number of ranks, as configurations: what fits, what is nearest to it, and all of them.
+// The layouts of a model on a number of ranks, as configurations: whether one fits, the nearest that fits, and all of
+// them.
 #include <string>
 #include <vector>
 
@@ -7,57 +8,58 @@
 
 namespace trainer::config {
 
-/// Returns the ranks that share one replica of the model: the product of the strategy's own axes.
+/// Returns the number of ranks that share one replica of the model: the product of the strategy's own axes.
 int64_t ranks_of_replica(const Config& config);
-/// Returns the key that gives ranks_of_replica(), and that key with its value: "mesh = [2, 2]".
+/// Return the key that determines ranks_of_replica(), and that key with its value: "mesh = [2, 2]".
 const char* replica_key(const Config& config);
 std::string replica_text(const Config& config);
 
 /// Returns the rules that the configuration breaks (config resolved), in the order in which messages name them, each
-/// with the nearest setting that breaks none.
+/// with the nearest setting that breaks no rule.
 std::vector<BrokenRule> broken_rules(const Config& config);
-/// Whether the configured strategy suits model and batch.
+/// True if the configured strategy fits the model and the batch.
 bool layout_fits(const Config& config);
 
-/// Returns the sharding of a run on `world` ranks, as its mesh has it. Throws Code::config with the first broken rule.
+/// Returns the sharding of a run on `world` ranks, with the axes of its mesh. Throws Code::config with the first broken
+/// rule.
 sharding::ModelSharding sharding_on(const Config& config, int64_t world);
 
-/// Whether the configuration's file or command line gives a key ("parallel.data").
+/// True if the configuration's file or the command line sets this key ("parallel.data").
 bool is_given(const Config& config, const char* key);
 
-/// Returns every legal combination of data and micro_batch for `devices` ranks, with parallel.data set; and strategies
-/// and their extents. Given keys keep their values. `broken` receives a rule that some layout breaks, for the message
-/// when there is none. Layouts by tables are left to the search, unless tables are given: for it there is one
-/// configuration for each number of ranks of a replica, without tables.
+/// Returns every legal combination of strategy, extents, data and micro_batch for `devices` ranks, with parallel.data
+/// set. Keys that the user set keep their values. `broken` receives a rule that some layout breaks, for the message
+/// when there is no layout. Layouts of autoddl are left to the search unless its tables are given: the result has one
+/// configuration without tables for each number of ranks of a replica.
 std::vector<Config> enumerate_layouts(const Config& config, int64_t devices, std::string& broken);
 
-/// Returns the nearest smaller and the nearest larger number of devices that have a layout, of those within a sixteenth
-/// (64 at least, 4096 at most). Layouts by tables do not count, unless tables are given.
+/// Returns the nearest smaller and the nearest larger number of devices for which there is a layout, within a sixteenth
+/// of `devices` (at least 64, at most 4096). Layouts of autoddl do not count unless its tables are given.
 std::vector<int64_t> nearest_device_counts(Config config, int64_t devices);
 
 /// Returns lists of extents with this product: one, two or three axes of more than one rank.
 std::vector<std::vector<int64_t>> axis_lists(int64_t ranks, int64_t devices_per_node);
 
-/// Returns this layout with its ranks in other places where replicas span nodes, and with all gathered matrices kept.
-/// Given keys keep their values.
+/// Returns this layout with other rank placements if replicas span nodes, and with all gathered matrices kept. Keys
+/// that the user set keep their values.
 std::vector<Config> variants(const Config& config, int64_t devices_per_node);
 
 /// Returns layouts in which `world` ranks can evaluate a trained model (config resolved), in order of preference:
-///   - a replica on each rank;
+///   - one replica per rank;
 ///   - for models that one rank cannot hold, the layout of the configuration;
 ///   - replicas shared by as few ranks as possible.
 std::vector<Parallel> replica_layouts(const Config& config, int world);
 /// Returns layouts for one sequence that grows token by token: as many ranks as possible share a replica.
 std::vector<Parallel> generation_layouts(const Config& config, int world);
 
-/// Whether strategy "auto" leaves the choice to the planner.
+/// True if strategy "auto" leaves the choice to the planner.
 bool is_automatic(const Config& config);
-/// Whether its layout is given by tables (config/tags.h).
+/// True if the layout is given by tables (config/tags.h).
 bool has_tags(const Config& config);
-/// Whether the tables are to be searched.
+/// True if the planner must search for the tables.
 bool wants_tags(const Config& config);
 
-/// Sets the keys of all other strategies to what they are when absent.
+/// Resets the keys of all other strategies to their defaults.
 void drop_other_strategies(Config& config);
 
 /// Returns "none", "selective" or "full".

@@ -18,7 +18,7 @@ using sharding::LinearSharding;
 using sharding::ModelSharding;
 using Visit = std::function<void(const Parallel&)>;
 
-// The named strategies as points of one space. r rows, c columns, k contraction, f rows with the matrix in flat pieces,
+// The named strategies as points of one space. r rows, c columns, k contraction, f rows with the matrix in flat shards,
 // v vocabulary, h hidden, - copies:
 //
 // clang-format off
@@ -36,7 +36,7 @@ ModelSharding over(const Config& config, std::vector<Axis> axes) {
   return s;
 }
 
-/// Cuts all layers like this one.
+/// Shards all layers like this one.
 void cut_all(ModelSharding& s, const Config& config, Layer layer) {
   layer.count = config.model.n_layer;
   s.layers = {layer};
@@ -58,7 +58,7 @@ ModelSharding keeping(ModelSharding s, const Config& config) {
   return s;
 }
 
-/// Requires a list of a number of extents in [least, most].
+/// Requires a list whose number of extents is in [least, most].
 void check_size(const char* key, const std::vector<int64_t>& extents, size_t least, size_t most, const char* form,
                 std::vector<BrokenRule>& broken) {
   if (extents.size() < least || extents.size() > most)
@@ -75,8 +75,8 @@ void with_cache(const Config& config, const Visit& visit) {
 
 // Megatron-1D: tensor parallelism over one axis (Shoeybi et al. 2019), with sequence parallelism (Korthikanti et al.
 // 2022). Each of T ranks has 1/T of the columns of linears that read the residual stream. Of linears that write it, it
-// has 1/T of the rows. It has 1/T of the attention heads and of the vocabulary too. The residual stream is on all
-// ranks, or with sequence parallelism cut by token rows.
+// has 1/T of the rows. It also has 1/T of the attention heads and of the vocabulary. The residual stream is replicated
+// on all ranks, or, with sequence parallelism, split by token rows.
 //
 //   rows of a batch N, hidden H            without                with sequence parallelism
 //   residual stream, norms                 [N, H]                 [N/T, H], rank r has rows r·N/T …
@@ -85,16 +85,15 @@ void with_cache(const Config& config, const Visit& visit) {
 //   out, down: weight [F/T, H]             Σ y   (all-reduce)     y reduce-scattered
 //     backward                             nothing                dy gathered
 //
-// Elements a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
+// Elements that a micro-batch passes to collectives over the axis, forward and backward, L layers, B = N·H, no
 // recomputation:
 //   without: all-reduce (4L + 2)·B + 3N
-//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of what
-//            each rank has summed over its own rows: gains and biases of norms, biases of linears that write the
+//   with:    all-gather (6L + 2)·B, reduce-scatter (4L + 2)·B, all-reduce 3N; and once a step an all-reduce of
+//            gradients that each rank has summed over its own rows: norms, biases of linears that write the
 //            stream, positions.
-// Where ranks share key/value heads, gradients of their weights and biases are added over those ranks once a step.
-// The head gathers its input once for loss and gradients together, where a head with a separate backward pass would do
-// so twice. Full recomputation adds per layer the collectives of the forward pass but the last one, whose result
-// is not needed.
+// If ranks share key/value heads, gradients of their weights and biases are all-reduced over those ranks once a step.
+// The head gathers its input once for loss and gradients together; a head with a separate backward pass would gather it
+// twice. Full recomputation repeats each layer's forward collectives except the last one, whose result is not needed.
 ModelSharding megatron(const Config& config) {
   ModelSharding s = over(config, {{"tensor", config.parallel.tensor}});
   const AxisSet t = s.find("tensor");
@@ -118,7 +117,7 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 }
 
 // Optimus-2D: tensor parallelism on a square of q × q ranks (Xu et al. 2021). It splits both activations and weights by
-// rows and by columns, so only vectors are held twice. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
+// rows and by columns, so only vectors are replicated. Its 2.5-dimensional form (Wang et al. 2021) has `depth` such
 // squares with the same weights, each for its own sequences.
 //
 //   N rows of a square, hidden H, heads A, feed-forward F, vocabulary V    on rank (row, col) of its square
@@ -130,17 +129,18 @@ void each_megatron(const Config& config, int64_t ranks, const Visit& visit) {
 //   biases, norms, positions              columns over col, copies over row
 //   table of embedding and head           [V/q over col], 1/q of it over row
 //
-// A linear moves two of its three matrices; the third stays. With "paper" the result always stays. With "auto" the
-// largest stays, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in messages of NK/q +
-// KN'/q elements. Where the input stays they are KN'/q + NN'/q. Backward needs twice that, less NN'/q where one dY
-// serves both GEMMs. Panels "ring" move blocks step by step (parallel/summa.h); "gather" moves whole lines of blocks.
+// A linear communicates two of its three matrices; the third is stationary. With "paper" this is always the result.
+// With "auto" it is the largest, which for down is the input. For a linear X [N, K] · W [K, N'] a rank takes part in
+// messages of NK/q + KN'/q elements, or, if the input is stationary, of KN'/q + NN'/q elements. Backward needs twice
+// that, less NN'/q where both GEMMs use one dY. Panels "ring" communicate blocks step by step (parallel/summa.h);
+// "gather" communicates whole lines of blocks.
 //
-// Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Rank = (replica, depth, row,
-// col), innermost last, or tiles of neighbours (parallel.node_tile). "data" is replica and depth together: over both,
-// gradients are summed and ZeRO-1 splits the state.
+// Axis "row" connects the ranks of one column of the square, axis "col" those of one row. Ranks are numbered (replica,
+// depth, row, col), innermost last, or in tiles of neighbours (parallel.node_tile). "data" is replica and depth
+// together: over both, gradients are reduced and ZeRO-1 shards the optimizer state.
 //
-// Results are those of one rank. The original code differs in three points. It divides each gradient by the tokens of
-// one row of ranks. It uses one dropout mask on all ranks, and clips by the norm of one column's vectors.
+// Results equal those of one rank. The original code differs in three points: it divides each gradient by the tokens of
+// one row of ranks, it uses one dropout mask on all ranks, and it clips by the norm of one column's vectors.
 ModelSharding optimus(const Config& config) {
   const Parallel& p = config.parallel;
   const int64_t depth = p.mesh.size() > 2 ? p.mesh[2] : 1;
@@ -149,13 +149,13 @@ ModelSharding optimus(const Config& config) {
     s.axes = {{"replica", s.axes[0].size}, {"depth", depth}};
     s.groups = {{"data", 3}};
   }
-  // Tiles of neighbours are factors of the two axes, outside of the ranks within a tile.
+  // Tiles of neighbours are outer factors of the two axes; the ranks within a tile are the inner factors.
   AxisSet lines[2] = {0, 0};
   const char* const names[] = {"row", "col"};
   for (const bool within : {false, true})
     for (size_t i : {size_t{0}, size_t{1}}) {
       const int64_t tile = p.node_tile.at(i), tiles = p.mesh.at(i) / tile, size = within ? tile : tiles;
-      const bool only = tile == 1 || tiles == 1;  // the other factor is one rank
+      const bool only = tile == 1 || tiles == 1;  // the other factor has one rank
       if (size == 1 && (within || tile > 1)) continue;
       lines[i] |= AxisSet{1} << s.axes.size();
       s.axes.push_back({only ? std::string(names[i]) : format("{}{}", names[i], int{within}), size});
@@ -194,7 +194,7 @@ void each_optimus(const Config& config, int64_t ranks, const Visit& visit) {
   }
 }
 
-/// Tiles that are the ranks of a node.
+/// Visits tiles that consist of the ranks of a node.
 void optimus_variants(const Config& config, int64_t devices_per_node, const Visit& visit) {
   Parallel p = config.parallel;
   if (sharding_of(config).ranks(~AxisSet{0}) <= devices_per_node) return;
@@ -221,28 +221,29 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
 }
 
 // AxoNN-4D: three-dimensional tensor parallelism combined with data parallelism (Singh et al. 2023, 2024), over axes x,
-// y and z. Linears that read the residual stream contract over y and have their columns over x. Those that write it
-// contract over x and have their columns over y, so activations need no move within a block. z cuts the token rows
-// (whole sequences). Each rank along z stores a flat piece of each matrix's block, which is gathered for use.
+// y and z. Linears that read the residual stream split the contraction over y and the columns over x. Those that write
+// it split the contraction over x and the columns over y, so activations need no redistribution within a block. z
+// splits the token rows (whole sequences). Each rank along z stores a flat shard of each matrix's block, which is
+// gathered for use.
 //
 //   N rows of a replica, hidden H, heads A, feed-forward F          on a rank
 //   residual stream, norms            rows over z, columns over y    [N/z, H/y]
 //   q, k, v and attention             rows over z, heads over x      [N/z, 3H/x]
 //   feed-forward                      rows over z, columns over x    [N/z, F/x]
-//   W of qkv and up                   [H/y, ·/x], 1/z of it          gathered over z; Y summed over y, dX over x
-//   W of out and down                 [·/x, H/y], 1/z of it          gathered over z; Y summed over x, dX over y
-//   table of embedding and head       [V/x, H/y], 1/z of it          logits summed over y, dx over x
+//   W of qkv and up                   [H/y, ·/x], 1/z of it          gathered over z; Y reduced over y, dX over x
+//   W of out and down                 [·/x, H/y], 1/z of it          gathered over z; Y reduced over x, dX over y
+//   table of embedding and head       [V/x, H/y], 1/z of it          logits reduced over y, dx over x
 //
-// Norms gather two values per row over y, forward and backward. Gradients of matrices are added over z each micro-batch
-// (to the pieces), those of biases, norms and positions once a step. Degenerate grids are [t, 1, 1]: Megatron-1D
-// without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
+// Norms gather two values per row over y, forward and backward. Gradients of matrices are reduce-scattered over z in
+// each micro-batch; those of biases, norms and positions are all-reduced once a step. Degenerate grids are [t, 1, 1]:
+// Megatron-1D without sequence parallelism; [1, 1, z]: fully sharded data parallelism.
 //
-// Results are those of one rank. The public code differs in three points. It does not sum biases over z, normalises
-// over a rank's part of a row, and clips by norms that differ by rank.
+// Results equal those of one rank. The public code differs in three points: it does not reduce the gradients of biases
+// over z, it normalises over a rank's part of a row, and it clips by norms that differ between ranks.
 ModelSharding axonn(const Config& config) {
   const Parallel& p = config.parallel;
   ModelSharding s = over(config, {});
-  for (size_t i = 3; i-- > 0;)  // "d" is innermost last in the order: outermost here
+  for (size_t i = 3; i-- > 0;)  // the order lists the innermost axis first; axes are outermost first
     s.axes.push_back({std::string(1, p.order.at(i)), p.grid.at(static_cast<size_t>(p.order[i] - 'x'))});
   const AxisSet x = s.find("x"), y = s.find("y"), z = s.find("z");
   const LinearSharding read{.rows = z, .cols = x, .contraction = y, .flat = z},
@@ -280,8 +281,8 @@ void check_axonn(const Config& config, std::vector<BrokenRule>& broken) {
   check_size("parallel.grid", config.parallel.grid, 3, 3, "three extents [x, y, z]", broken);
 }
 
-// AutoDDL: every layer is cut as its table says, in letters for each axis. Neighbouring layers may disagree;
-// activations then move between them (mesh/route.h).
+// AutoDDL: every layer is sharded as its table specifies, with one letter for each axis. Neighbouring layers may
+// differ; activations are then redistributed between them (mesh/route.h).
 ModelSharding tables(const Config& config) { return keeping(parse_tables(config), config); }
 
 void each_table(const Config& config, int64_t ranks, const Visit& visit) {

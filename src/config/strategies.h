@@ -1,5 +1,5 @@
 #pragma once
-// The table of named strategies. A row turns the keys of a strategy into a ModelSharding; everything else is the same
+// The table of named strategies. A row turns the keys of a strategy into a ModelSharding; all other code is the same
 // for all strategies. Their names also appear where keys are declared (keys_parallel.cpp) and in tags.cpp, which writes
 // autoddl's tables.
 #include <functional>
@@ -14,19 +14,20 @@ namespace trainer::config {
 
 /// A rule that a configuration breaks.
 struct BrokenRule {
-  std::vector<const char*> keys;  // all that it depends on, the one to blame first
-  std::string text;               // with the numbers and what would fit
+  std::vector<const char*> keys;  // all keys that it depends on; the first one is named as the cause
+  std::string text;               // with the numbers and the values that would fit
 };
 
 struct NamedStrategy {
   const char* name;
-  const char* extents_key;  // "parallel.grid": gives the ranks of a replica; messages name it
+  const char* extents_key;  // "parallel.grid": determines the ranks of a replica; messages name it
   sharding::ModelSharding (*sharding)(const Config&);
   /// Visits the settings of its keys for replicas of `ranks` ranks, whether their rules hold or not.
   void (*each)(const Config&, int64_t ranks, const std::function<void(const Parallel&)>& visit);
-  /// Visits settings that place or cache the same sharding in other ways, for nodes of so many devices.
+  /// Visits settings with the same sharding but another rank placement or cache, for nodes of `devices_per_node`
+  /// devices.
   void (*variants)(const Config&, int64_t devices_per_node, const std::function<void(const Parallel&)>& visit);
-  /// Adds what keeps its keys from saying a sharding at all; null: nothing does.
+  /// Adds the errors because of which its keys do not describe a sharding; null: every setting describes one.
   void (*check_keys)(const Config&, std::vector<BrokenRule>& broken) = nullptr;
 };
 std::span<const NamedStrategy> strategies();
@@ -36,8 +37,8 @@ const NamedStrategy& strategy_of(const Config& config);
 /// Returns the divisors of n in ascending order.
 std::vector<int64_t> divisors(int64_t n);
 
-/// Returns how the configured strategy cuts the model over data x replica ranks (0 replicas count as one). Its keys
-/// have been checked.
+/// Returns the configured strategy's sharding over data × replica ranks (0 replicas count as one). Its keys must have
+/// been checked.
 sharding::ModelSharding sharding_of(const Config& config);
 sharding::Extents extents_of(const Config& config);
 

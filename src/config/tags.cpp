@@ -17,7 +17,7 @@ using sharding::VocabSpread;
 
 constexpr const char* kRing = "ring";
 
-/// What the letters of a word say: the set that an axis is in by its letter.
+/// The meaning of the letters in a word: the set to which a letter adds its axis.
 using Letters = std::vector<std::pair<char, AxisSet*>>;
 Letters letters_of(Spread& s) { return {{'r', &s.rows}, {'c', &s.cols}}; }
 Letters letters_of(VocabSpread& t) { return {{'f', &t.flat}, {'v', &t.vocab}, {'h', &t.hidden}}; }
@@ -38,7 +38,7 @@ void read(std::string_view word, const Letters& letters) {
       if (word[a] == letter) *set |= AxisSet{2} << a;
 }
 
-/// Returns a letter for each axis but those of `data`: that of the first set which has it, else "-".
+/// Returns one letter for each axis except those of `data`: that of the first set that contains the axis, else "-".
 std::string word_of(const ModelSharding& s, const Letters& letters) {
   std::string word;
   for (size_t a = 0; a < s.axes.size(); ++a) {
@@ -80,7 +80,7 @@ void set_tables(Config& config, const ModelSharding& sharding) {
   p.data = std::max<int64_t>(1, p.data) * sharding.depth();
   config.train.micro_batch /= sharding.depth();
   ModelSharding s = anonymous(sharding);
-  if (s.ranks_of_replica() == s.depth()) s.axes.push_back({"", 1});  // one letter at least
+  if (s.ranks_of_replica() == s.depth()) s.axes.push_back({"", 1});  // at least one letter
   p.strategy = "autoddl";
   p.axes.clear();
   for (size_t a = 0; a < s.axes.size(); ++a)

@@ -1,11 +1,12 @@
 #pragma once
-// Tables of letters, with which strategy "autoddl" says what every axis of ranks cuts, layer by layer: one letter for
-// each axis of a replica, outermost first. They are parsed into a ModelSharding and printed from one.
+// The sharding spec of strategy "autoddl": tables of letters that define, layer by layer, which dimension each axis of
+// ranks splits. There is one letter for each axis of a replica, outermost first. Tables are parsed into a ModelSharding
+// and printed from one.
 //   stream, attention, hidden    r rows        c columns       - copies
-//   qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat pieces
+//   qkv, out, up, down           r rows        c columns       k contraction     f rows, the matrix in flat shards
 //                                - nothing
-//   head                         as stream: of the final norm and the head
-//   table                        v vocabulary  h hidden        f flat pieces     - copies
+//   head                         as stream, for the final norm and the head
+//   table                        v vocabulary  h hidden        f flat shards     - copies
 #include <array>
 #include <string>
 #include <string_view>
@@ -15,7 +16,7 @@
 
 namespace trainer::config {
 
-/// A member of LayerTags by its name, with the letters that it takes; schedule takes a word instead.
+/// A member of LayerTags with its name and the letters that it accepts; schedule accepts a word instead.
 struct TagMember {
   std::string_view name;
   std::string LayerTags::*member;
@@ -31,10 +32,10 @@ inline constexpr std::array<TagMember, 8> kTagMembers = {{{"stream", &LayerTags:
                                                           {"down", &LayerTags::down, kLinearLetters},
                                                           {"schedule", &LayerTags::schedule, nullptr}}};
 
-/// Returns what the tables say. The letters have been checked (strategies.cpp).
+/// Returns the sharding that the tables describe. The letters must have been checked (strategies.cpp).
 sharding::ModelSharding parse_tables(const Config& config);
-/// Sets strategy "autoddl" and its tables to this sharding, without axes of one rank. The parts of a replica that have
-/// sequences of their own (a 2.5D mesh) become replicas.
+/// Sets strategy "autoddl" and its tables to this sharding, without axes of one rank. The depth of a 2.5D mesh, whose
+/// parts have sequences of their own, becomes replicas.
 void set_tables(Config& config, const sharding::ModelSharding& sharding);
 
 }  // namespace trainer::config

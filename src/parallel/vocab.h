@@ -5,8 +5,7 @@
 //   axes: R of the activations' rows, C of their columns; the table's V, H and F (VocabSpread)
 //   at the table, a rank has activations of the rows that R and F split without V and H, columns split over H:
 //     embedding   looks its tokens up; rows of other ranks count as zero, so that reducing over V is exact; → [R, C]
-//     head        x is gathered; logits are reduced over H; cross-entropy over V (loss.h); dx is reduced over V; → [R,
-//     C]
+//     head        x is gathered; logits reduced over H; cross-entropy over V (loss.h); dx reduced over V; → [R, C]
 //   Gradients of the table are partial sums along these R and F. They are reduce-scattered over F, and
 //   all-reduced over the rest once a step. At the head, F is within R.
 #include <memory>

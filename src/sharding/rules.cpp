@@ -26,7 +26,7 @@ constexpr Words kWords[] = {{"n_layer", ""},
 
 constexpr const char* kSiteNames[] = {"qkv", "out", "up", "down"};
 
-/// The sentence of a message, by Rule.
+/// Message texts, indexed by Rule.
 constexpr const char* kTexts[] = {
     "{where}{name} = {value}{unit} do{es} not divide over {ranks} ranks along {axes}, which {what}{site}",
     "the sharding has {value} layers, not n_layer",
@@ -95,7 +95,8 @@ class Check {
     for (const Site site : kSites) {
       const LinearSharding& linear = layer.at(site);
       const char* const name = kSiteNames[static_cast<size_t>(site)];
-      // Where attention cuts qkv's columns and out's contraction, ranks divide the heads or share them.
+      // Along axes that split attention's heads, qkv's columns and out's contraction, ranks divide the heads or share
+      // them.
       const bool own_cols = site != Site::qkv || linear.cols != attention.cols;
       if (own_cols) width(site == Site::up, linear.cols, "cut columns of ", name);
       const int64_t keys = e_.n_head == 0 ? 0 : e_.d_model / e_.n_head * kv;
@@ -110,8 +111,8 @@ class Check {
     }
   }
 
-  /// SUMMA walks a square of ranks; blocks of all three matrices are on it. The input stays where it is, and the result
-  /// moves, where the contraction is cut.
+  /// SUMMA needs a square of ranks that holds blocks of all three matrices. If the contraction is split, the input is
+  /// stationary and the result is communicated.
   void ring(const Layer& layer, const LinearSharding& linear, Site site, const char* name) {
     const AxisSet rows = s_.wide(linear.rows), cols = s_.wide(linear.cols), contraction = s_.wide(linear.contraction);
     const AxisSet other = cols | contraction;
@@ -123,7 +124,7 @@ class Check {
     width(site == Site::down && contraction == 0, rows, "cut rows of the weight blocks");
   }
 
-  /// Whether axes that each may be split in two make as many groups of ranks as there are key/value heads.
+  /// True if axes, each of which may be split in two, make as many groups of ranks as there are key/value heads.
   bool shares_evenly(AxisSet cols) const {
     const int64_t kv = e_.n_kv_head;
     int64_t groups = 1;
@@ -147,7 +148,7 @@ class Check {
     token_rows(at_first, "cut rows at the embedding's table");
     require(!e_.tied || at_first == at_last,
             {.rule = Rule::one_table, .extent = Extent::tied, .axes = at_first, .others = at_last});
-    // A chunk of the head holds the same number of rows of every rank along axes that cut both, so these are inner
+    // A chunk of the head holds the same number of rows of every rank along axes that split both, so these are inner
     // axes.
     const AxisSet shared = s_.wide(last.rows & cut);
     require(shared == 0 || (shared & (~shared + 1)) > at_last,

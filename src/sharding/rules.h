@@ -1,5 +1,5 @@
 #pragma once
-// What a sharding requires of the model and the batch: every cut must leave equal parts.
+// The requirements of a sharding on the model and the batch: every split must leave equal parts.
 #include <optional>
 
 #include "sharding/sharding.h"
@@ -9,7 +9,7 @@ namespace trainer::sharding {
 /// The extents of a model and its micro-batch.
 struct Extents {
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0, d_model = 0, d_ff = 0;
-  int64_t vocab_multiple = 0;  // 0: the vocabulary is padded as the sharding needs it
+  int64_t vocab_multiple = 0;  // 0: the vocabulary is padded as the sharding requires
   int64_t micro_batch = 0, seq_len = 0;
   bool tied = false;  // one table for embedding and head
 };
@@ -26,25 +26,25 @@ enum class Extent : uint8_t {
   tied
 };
 
-/// A rule that does not hold: plain data, so that a search over many shardings formats nothing.
+/// A rule that does not hold, as plain data, so that a search over many shardings formats no text.
 struct Violation {
   enum class Rule : uint8_t { divides, layers, shares_heads, flat_table, one_table, nested_table, ring, disjoint };
   Rule rule = Rule::divides;
   Extent extent = Extent::d_model;
   int64_t value = 0;                  // of the extent
-  AxisSet axes = 0, others = 0;       // what the rule is about
+  AxisSet axes = 0, others = 0;       // the axes that the rule concerns
   const char *what = "", *site = "";  // "cut columns of ", "up"
   int64_t layer = -1;                 // the first layer that breaks it; -1: outside of layers
 
-  /// Returns the sentence of a message, without a remedy.
+  /// Returns the message text without a remedy.
   std::string text(const ModelSharding& sharding) const;
-  /// Returns values of the extent that would divide: "d_ff = 70 or 75 fits"; empty where no value would.
+  /// Returns values of the extent that would divide: "d_ff = 70 or 75 fits"; empty if no value would.
   std::string remedy(const ModelSharding& sharding) const;
 };
 
 /// Returns the first rule that does not hold. Allocates nothing.
 std::optional<Violation> first_violation(const ModelSharding& sharding, const Extents& extents);
-/// Returns all rules that do not hold; of those about one extent and the same axes, the first.
+/// Returns all rules that do not hold; for each extent and set of axes only the first.
 std::vector<Violation> violations(const ModelSharding& sharding, const Extents& extents);
 
 }  // namespace trainer::sharding

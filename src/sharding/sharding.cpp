@@ -85,7 +85,7 @@ bool ModelSharding::gathers_weights() const {
 
 ModelSharding on_mesh(ModelSharding s, int64_t n_kv_head) {
   for (size_t l = 0; l < s.layers.size() && n_kv_head > 0; ++l) {
-    AxisSet kv = 0;  // along these outer axes, ranks hold different heads
+    AxisSet kv = 0;  // axes along which ranks hold different heads
     for (size_t a = 0; a < s.axes.size() && s.ranks(kv) < n_kv_head; ++a) {
       if ((s.layers[l].attention.cols >> a & 1) == 0) continue;
       const int64_t size = s.axes[a].size, outer = n_kv_head / s.ranks(kv);
@@ -111,7 +111,7 @@ ModelSharding anonymous(const ModelSharding& sharding) {
     s.axes.erase(s.axes.begin() + static_cast<std::ptrdiff_t>(a));
   }
   for (size_t a = 1; a < s.axes.size(); ++a) s.axes[a].name.clear();
-  for (size_t l = s.layers.size(); l-- > 1;) {  // equal neighbours are one entry
+  for (size_t l = s.layers.size(); l-- > 1;) {  // merges equal neighbours into one entry
     Layer before = s.layers[l - 1];
     before.count = s.layers[l].count;
     if (before != s.layers[l]) continue;

@@ -1,8 +1,8 @@
 #pragma once
-// ModelSharding: how a model is cut over ranks, as one value. Rules, the planner, checkpoints and the trainer read it;
-// config/strategies.h makes it from the keys of a named strategy or from tables of letters.
+// ModelSharding: the sharding of a model over ranks, as one value. Rules, the planner, checkpoints and the trainer read
+// it; config/strategies.h makes it from the keys of a named strategy or from tables of letters.
 //
-// A pipeline stage would be one more member of Layer, axes that cut tokens within a sequence one more set in Spread,
+// A pipeline stage would be one more member of Layer, axes that split tokens within a sequence one more set in Spread,
 // and an axis of experts one more set in LinearSharding.
 #include <array>
 #include <cstdint>
@@ -27,20 +27,22 @@ struct Group {
   bool operator==(const Group&) const = default;
 };
 
-/// Where activations are: token rows are cut over `rows`, columns over `cols`; ranks along all other axes hold copies.
+/// The distribution of activations: token rows are split over `rows`, columns over `cols`; ranks along all other axes
+/// hold copies.
 struct Spread {
   AxisSet rows = 0, cols = 0;
   bool operator==(const Spread&) const = default;
 };
 
-/// How blocks of operands reach the ranks: all before one GEMM, or step by step (SUMMA), each under the GEMM before.
+/// The schedule for communicating blocks of operands: all before one GEMM, or step by step (SUMMA), each overlapped
+/// with the previous GEMM.
 enum class GemmSchedule : uint8_t { at_once, ring };
 
 /// The dimensions of a linear's GEMM Y[m, n] = X[m, k] · W[k, n] that the axes split. The first three sets are
 /// disjoint.
 struct LinearSharding {
   AxisSet rows = 0, cols = 0, contraction = 0;  // m, n, k
-  AxisSet flat = 0;                             // within rows: over these, W is stored in flat pieces
+  AxisSet flat = 0;                             // subset of rows over which W is stored in flat shards
   GemmSchedule schedule = GemmSchedule::at_once;
   bool keep = false;  // a gathered W stays in memory until the weights change
   bool operator==(const LinearSharding&) const = default;
@@ -61,18 +63,18 @@ constexpr bool reads_residual(Site site) { return site == Site::qkv || site == S
 struct Layer {
   Spread stream, attention, hidden;       // the residual stream and norms; q, k, v by whole heads; between up and down
   std::array<LinearSharding, 4> linears;  // by Site
-  int64_t count = 1;                      // how many consecutive layers are cut like this
+  int64_t count = 1;                      // how many consecutive layers are sharded like this
 
   const LinearSharding& at(Site site) const { return linears[static_cast<size_t>(site)]; }
   LinearSharding& at(Site site) { return linears[static_cast<size_t>(site)]; }
-  /// Returns where a linear's activations are on the side away from the residual stream.
+  /// Returns the spread of a linear's activations on the side away from the residual stream.
   const Spread& inside(Site site) const { return site == Site::qkv || site == Site::out ? attention : hidden; }
   Spread& inside(Site site) { return site == Site::qkv || site == Site::out ? attention : hidden; }
   bool operator==(const Layer&) const = default;
 };
 
 struct ModelSharding {
-  /// Outermost first: ranks are numbered row-major. Axis 0, or the group of the name, is "data": replicas.
+  /// Outermost first: ranks are numbered row-major. Axis 0, or the group "data", counts replicas.
   std::vector<Axis> axes = {{"data", 1}};
   std::vector<Group> groups;
   std::vector<Layer> layers = {Layer()};
@@ -87,14 +89,15 @@ struct ModelSharding {
   AxisSet find(std::string_view name) const;
   /// Returns the name of a group or axis, or the names of the axes joined by "+".
   std::string name_of(AxisSet set) const;
-  /// Returns those of the axes that have more than one rank.
+  /// Returns the axes in `set` that have more than one rank.
   AxisSet wide(AxisSet set) const;
 
-  /// Returns the axes whose ranks have sequences of their own and add up gradients of all weights.
+  /// Returns the axes whose ranks have sequences of their own and reduce the gradients of all weights.
   AxisSet data() const { return find("data"); }
-  /// Returns the ranks that one replica of the model takes: all axes but the first.
+  /// Returns the number of ranks of one replica of the model: the product of all axes but the first.
   int64_t ranks_of_replica() const { return ranks(all() & ~AxisSet{1}); }
-  /// Returns how many parts of a replica have the same weights and sequences of their own (the depth of a 2.5D mesh).
+  /// Returns the number of parts of a replica that have the same weights but sequences of their own (the depth of a
+  /// 2.5D mesh).
   int64_t depth() const { return ranks(data() & ~AxisSet{1}); }
   const Layer& layer(int64_t index) const;
   /// True if any linear's weights are gathered from flat shards for use.
@@ -103,13 +106,13 @@ struct ModelSharding {
   bool operator==(const ModelSharding&) const = default;
 };
 
-/// Returns the same sharding as a run's mesh has it: every axis along which ranks share key/value heads is split in
-/// two. Ranks along the outer factor hold different heads, those along the inner one the same; groups "kv" and "rep"
-/// name them. Sets leave out axes of one rank.
+/// Returns the same sharding with the axes of a run's mesh: every axis along which ranks share key/value heads is split
+/// in two. Ranks along the outer factor hold different heads, those along the inner one the same; groups "kv" and "rep"
+/// name them. Sets omit axes of one rank.
 ModelSharding on_mesh(ModelSharding sharding, int64_t n_kv_head);
 
-/// Returns the same sharding without axes of one rank, but for the first; names of the other axes and of groups are
-/// left out. Two values are equal when ranks hold and compute the same under both.
+/// Returns the same sharding without axes of one rank, except for the first, and without names of the other axes and of
+/// groups. Two such values are equal if ranks hold and compute the same under both.
 ModelSharding anonymous(const ModelSharding& sharding);
 
 }  // namespace trainer::sharding
