@@ -37,7 +37,7 @@ const char* remedy(int error) {
   }
 }
 
-/// Returns what is there instead of a file, or null.
+/// Returns the kind of object that is there instead of a file, or null.
 const char* not_a_file(fs::file_type type) {
   switch (type) {
     case fs::file_type::directory:
@@ -54,7 +54,7 @@ const char* not_a_file(fs::file_type type) {
   }
 }
 
-/// Returns the file that new bytes replace: for a link, its target. Only files are.
+/// Returns the file that new bytes replace: for a link, its target. Throws if it is not a regular file.
 fs::path replaced_by(const fs::path& path) {
   std::error_code error;
   if (const char* found = not_a_file(fs::status(path, error).type()))
@@ -95,7 +95,7 @@ std::string read_text_file(const std::string& given, std::string_view expected, 
     if (got <= 0) break;
     text.append(block, 0, static_cast<size_t>(got));
   }
-  const int reason = errno;  // before another call changes it
+  const int reason = errno;  // saved before another call changes errno
   if (!standard && file >= 0) ::close(file);
   if (got < 0) refuse("cannot be read: " + system_reason(reason));
   if (text.size() > kMost) refuse("larger than 64 MiB (split it)");
@@ -107,7 +107,7 @@ void publish(const fs::path& from, const fs::path& to) {
   const fs::path folder = to.has_parent_path() ? to.parent_path() : ".";
   const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
-  ::fsync(descriptor);  // some file systems refuse it on folders; their renames are durable by themselves
+  ::fsync(descriptor);  // some file systems reject it on folders; their renames are durable without it
   ::close(descriptor);
 }
 

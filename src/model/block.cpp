@@ -108,7 +108,7 @@ Scratch Block::forward(Exec& ex, const Batch& batch, Scratch x, Saved& saved) {
   if (recompute_ == config::Recompute::full) {
     Saved only_input;
     only_input.x = std::move(saved.x);
-    if (norm1_->is_split()) {  // the statistics take a few bytes a row, and save a second exchange
+    if (norm1_->is_split()) {  // the statistics take a few bytes per row, and save a second exchange
       only_input.stats1 = std::move(saved.stats1);
       only_input.stats2 = std::move(saved.stats2);
     }
@@ -127,8 +127,8 @@ Scratch Block::infer(Exec& ex, const Batch& batch, Scratch x, KvCache* cache) {
   return run(ex, batch, passing, Pass::infer, cache);
 }
 
-// Runs the forward pass of every kind. `infer` frees each tensor right after its use. `recompute` stops before the last
-// product, whose output backward does not need.
+// Runs every kind of forward pass. `infer` frees each tensor right after its use. `recompute` stops before the last
+// GEMM, whose output the backward pass does not need.
 Scratch Block::run(Exec& ex, const Batch& batch, Saved& s, Pass pass, KvCache* cache) {
   const bool keep = pass != Pass::infer;
   s.a = norm1_->forward(ex, s.x, keep ? &s.stats1 : nullptr);
@@ -163,7 +163,7 @@ Scratch Block::mlp(Exec& ex, const Batch& batch, Saved& s, Pass pass) {
   return down_->forward(ex, batch.rows(), s.z, add_residual(batch, s.x1, mlp_out_site_));
 }
 
-// residual + dropout(…)
+// Returns the fusion of residual + dropout(…).
 parallel::ForwardFusion Block::add_residual(const Batch& batch, const Tensor& residual, PhiloxKey key) const {
   parallel::ForwardFusion fusion{.residual = residual};
   if (has_dropout(batch)) fusion.dropout = site(batch, key);
@@ -210,7 +210,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
     ex.meter.recomputing = false;
   }
   const bool rebuild = recompute_ == config::Recompute::selective;
-  // The MLP: through down, the activation and up.
+  // Backward of the MLP: down, the activation and up.
   Scratch drop;
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dy, mlp_out_site_);
   const Tensor dmlp = drop ? drop.tensor() : dy.tensor();
@@ -240,7 +240,7 @@ Scratch Block::backward(Exec& ex, const Batch& batch, Scratch dy, Saved& s, para
   dy.reset();
   s.x1.reset();
   s.stats2 = {};
-  // The attention: through the output projection, the core and q‖k‖v.
+  // Backward of attention: the output projection, the core and q‖k‖v.
   if (has_dropout(batch)) drop = dropout_backward(ex, batch, dx1, attention_out_site_);
   Scratch dcontext = out_->backward(ex, batch.rows(), drop ? drop.tensor() : dx1.tensor(), s.context, {}, grads);
   drop.reset();

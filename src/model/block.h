@@ -11,7 +11,7 @@
 
 namespace trainer::model {
 
-/// KvCache holds the keys and values of one sequence seen so far, for generation.
+/// The keys and values of one sequence so far, for generation.
 struct KvCache {
   Tensor keys, values;  // [capacity, local K·D]
   int64_t used = 0;     // rows filled before this pass
@@ -19,14 +19,14 @@ struct KvCache {
 
 struct BlockSpec {
   int layer = 0, group = 0;
-  int64_t layers = 0;   // of the whole model: residual projections start at init_std/√(2·layers)
-  config::Model model;  // resolved: no derived value is left open
+  int64_t layers = 0;   // of the whole model: residual projections are initialized with init_std/√(2·layers)
+  config::Model model;  // resolved: all derived values are set
   uint64_t seed = 0;    // seed of dropout
 };
 
 class Block {
  public:
-  /// Activations saved for backward. Members are empty if recomputation rebuilds them.
+  /// Activations saved for backward. Members that recomputation rebuilds are empty.
   struct Saved {
     Scratch x;  // [n, H] input; n, H: this rank's part of the residual stream
     parallel::NormStats stats1;
@@ -43,16 +43,16 @@ class Block {
 
   Block(const BlockSpec& spec, parallel::Strategy& strategy, config::Recompute recompute);
 
-  /// x [n, H] → [n, H]; `saved` is filled for backward.
+  /// Maps x [n, H] to [n, H] and fills `saved` for the backward pass.
   Scratch forward(Exec& ex, const parallel::Batch& batch, Scratch x, Saved& saved);
   /// Runs the forward pass without a backward one. `cache` (generation, one sequence) receives the new keys and values.
   Scratch infer(Exec& ex, const parallel::Batch& batch, Scratch x, KvCache* cache);
-  /// dy [n, H] → dx [n, H]. Empties `saved`.
+  /// Maps dy [n, H] to dx [n, H]. Empties `saved`.
   Scratch backward(Exec& ex, const parallel::Batch& batch, Scratch dy, Saved& saved, parallel::GradSink& grads);
 
   /// Returns the group of the store that has all parameters of the block.
   int group() const { return group_; }
-  /// Returns the local columns of keys (and of values), for the cache.
+  /// Returns the number of local columns of keys (and of values), for the cache.
   int64_t kv_width() const { return kv_heads_ * head_dim_; }
 
  private:
@@ -91,7 +91,7 @@ class Block {
   std::unique_ptr<parallel::Linear> qkv_, out_, up_, down_;
 
  public:
-  /// cos and sin of every position, shared by all blocks; none for learned positions.
+  /// Sets the table of cos and sin of every position, which all blocks share; null for learned positions.
   void set_rope(std::shared_ptr<const Buffer> table) { rope_ = std::move(table); }
 };
 

@@ -8,9 +8,9 @@
 namespace trainer::run {
 
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
-  constexpr double kNear = 1;  // nats: a batch of few tokens may differ by that much from the one before
+  constexpr double kNear = 1;  // nats: a batch of few tokens may differ by that much from the previous one
   const double guess = std::log(static_cast<double>(vocab));
-  const bool jumped = loss > saved.loss + kNear;  // false where the loss before is unknown
+  const bool jumped = loss > saved.loss + kNear;  // false if the previous loss is unknown
   return saved.is_sound() && loss <= guess + kNear && !jumped;
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A checkpoint that was saved after the weights exploded is whole and finite, yet no run resumes from it with success.
-// What proves a checkpoint is the step after it.
+// A checkpoint that was saved after the weights exploded is intact and finite, yet no run resumes from it successfully.
+// Only the step after a checkpoint proves it.
 #include <filesystem>
 #include <string>
 
@@ -8,8 +8,8 @@
 
 namespace trainer::run {
 
-/// True if a step with this loss proves the checkpoint that was saved just before it: the loss is finite, near the one
-/// before, and not far above that of a uniform guess, as the losses of exploded weights are.
+/// True if a step with this loss proves the checkpoint that was saved just before it: the loss is finite, near the
+/// previous one, and not far above that of a uniform guess, unlike the losses of exploded weights.
 bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab);
 
 /// Returns the advice for a run with these checkpoints that diverged: the proven checkpoint, if it is still there.

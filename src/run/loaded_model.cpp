@@ -26,8 +26,8 @@ config::Compute compute_named(const std::string& name, const fs::path& folder) {
   throw Error(Code::checkpoint, format("{}: compute type \"{}\", expected bf16, fp32 or fp64", folder.string(), name));
 }
 
-/// Takes the first layout that fits on every rank. When none does, all ranks throw what the last layout needs, which is
-/// the smallest on each rank.
+/// Uses the first layout that fits on every rank. If none does, all ranks throw the error of the last layout, which
+/// needs the least memory per rank.
 void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, int64_t vocab, LoadedModel& loaded) {
   for (const config::Parallel& layout : layouts) {
     loaded.config.parallel = layout;
@@ -40,7 +40,7 @@ void lay_out(comm::World& world, const std::vector<config::Parallel>& layouts, i
   }
 }
 
-/// Products take the algorithms that they had in the run, where its table can still be read.
+/// Uses the GEMM algorithms of the run if its table can still be read.
 void take_tuning(comm::World& world, const LoadedModel& loaded) {
   try {
     setup::use_gemm_tuning(loaded.config, world, *setup::make_dry_device(loaded.machine));
@@ -50,7 +50,7 @@ void take_tuning(comm::World& world, const LoadedModel& loaded) {
   }
 }
 
-/// Returns what is damaged in the checkpoint. Empty: the tensors are loaded.
+/// Returns the damage found in the checkpoint. Empty: the tensors are loaded.
 std::string load_folder(comm::World& world, const fs::path& folder, const Layouts& layouts, int threads,
                         const std::vector<std::string>& sets, std::optional<LoadedModel>& out) {
   std::optional<checkpoint::Reader> reader;
@@ -67,7 +67,8 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   const std::vector<config::Parallel> candidates = layouts(loaded.config, world.size());
   loaded.config.parallel = candidates.front();
   loaded.tokenizer_hash = header.tokenizer_hash;
-  // Validation on the tail of the training data has the hash of the training data, which older versions saved alone.
+  // Validation on the tail of the training data uses the hash of the training data, the only one that older versions
+  // saved.
   loaded.val_hash = header.val_hash.empty() && loaded.config.data.val.empty() ? header.data_hash : header.val_hash;
   if (!header.tokenizer.empty())
     loaded.tokenizer.emplace(
@@ -83,7 +84,7 @@ std::string load_folder(comm::World& world, const fs::path& folder, const Layout
   std::optional<PlanningWatch> watch(std::in_place, world, loaded.config.model.n_layer);
   lay_out(world, candidates, vocab, loaded);
   loaded.device = setup::make_device(loaded.machine);
-  // The present machine counts, since the model may have been trained on another one.
+  // The present machine decides, since the model may have been trained on a different one.
   loaded.gpu_world = comm::gpu_world(world, *loaded.device, comm::choose_gpu_transport(world, *loaded.device, "auto"));
   loaded.trainer = std::make_unique<train::Trainer>(*loaded.device, loaded.gpu_world ? *loaded.gpu_world : world,
                                                     loaded.config, vocab, loaded.machine.compute, false);
@@ -109,7 +110,7 @@ LoadedModel load_model(comm::World& world, const fs::path& path, const Layouts& 
       load_first_whole(world, candidates, none_whole, [&](const fs::path& folder) {
         return load_folder(world, folder, layouts, threads, sets, loaded);
       });
-    } catch (const Error& error) {  // a run that is still training saves newer ones and removes these
+    } catch (const Error& error) {  // a run that is still training saves newer checkpoints and removes these
       if (error.scope() != Scope::all_ranks || std::exchange(candidates, list()) == candidates) throw;
     }
   }

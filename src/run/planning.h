@@ -1,5 +1,5 @@
 #pragma once
-// Planning comes before a run takes memory: how a signal ends it, and what is logged when it takes long.
+// Planning of a run before it allocates memory: stopping it by a signal, and the log line if it takes long.
 #include <cstdint>
 #include <optional>
 #include <thread>
@@ -9,9 +9,9 @@
 
 namespace trainer::run {
 
-/// PlanningWatch lives while a model of so many layers is planned on this rank. After two seconds the first rank logs
-/// one line. A stop ends a process at once when no other process waits for it. Ranks that are
-/// processes plan to the end and stop together then.
+/// Watches the planning of a model of `layers` layers on this rank. After two seconds rank 0 logs one line. A stop ends
+/// the process immediately if no other process waits for it. Ranks that are processes finish planning and then stop
+/// together.
 class PlanningWatch {
  public:
   PlanningWatch(const comm::World& world, int64_t layers);
@@ -21,8 +21,9 @@ class PlanningWatch {
   std::jthread teller_;
 };
 
-/// Plans a training run. All ranks refuse it when it does not fit one of them (require_memory()), since memory may be
-/// short on one host only. Returns none when a signal asks a rank to stop, which is logged. Collective.
+/// Plans a training run. All ranks reject it when it does not fit on one of them (require_memory()), since memory may
+/// be short on one host only. Returns an empty result when a signal requests a stop on any rank, which is logged.
+/// Collective.
 std::optional<setup::RunPlan> plan_together(comm::World& world, const config::Config& config, int64_t vocab,
                                             const setup::Machine& machine);
 

@@ -23,8 +23,8 @@ bool is_in(const fs::path& folder, const fs::path& step_folder) {
   return fs::equivalent(folder, step_folder / "..", missing);  // parent_path() of "step-00000004" is empty
 }
 
-/// Returns the step folders to try, the best first. The command that began a branch of another run continues the branch
-/// when it is repeated.
+/// Returns the step folders to try, the best first. If the command that began a branch of another run is repeated, the
+/// branch is resumed.
 std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, const fs::path& folder, bool aloud) {
   if (checkpoint.resume == "never") return {};
   if (!is_path(checkpoint.resume)) {
@@ -53,7 +53,7 @@ std::vector<fs::path> resume_candidates(const config::Checkpoint& checkpoint, co
                                        folder.string(), given.front().string()));
 }
 
-/// Returns what is damaged in the checkpoint, as some rank found. Empty: every rank has filled its tensors.
+/// Returns the damage that some rank found in the checkpoint. Empty: every rank has filled its tensors.
 std::string load_all(train::Trainer& trainer, const fs::path& folder, const checkpoint::Snapshot& expected,
                      Resumed& resumed) {
   comm::World& world = trainer.mesh().world();
@@ -81,8 +81,8 @@ checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab) {
 
 namespace {
 
-/// Returns the configuration with absolute paths of data files, so that the checkpoint's own configuration finds them
-/// from any folder.
+/// Returns the configuration with absolute paths of data files, so that the copy in the checkpoint is valid in any
+/// working directory.
 std::string config_for_anywhere(config::Config config) {
   const auto whole = [](std::string& path) {
     std::error_code failed;
@@ -203,7 +203,7 @@ std::optional<Resumed> fill_model(train::Trainer& trainer, const fs::path& folde
   }
   const checkpoint::Reader reader(config.model.init_from);  // each rank reads only the elements that it holds
   comm::World& world = trainer.mesh().world();
-  world.control().run_on_all_ranks([&] {  // the first rank compares, so that warnings come once
+  world.control().run_on_all_ranks([&] {  // only rank 0 compares, so that warnings are logged once
     if (!world.first()) return;
     checkpoint::require_same_use(reader.header(), expected, reader.folder(),
                                  [&](const std::string& key) { return config.origins.contains("model." + key); });

@@ -1,5 +1,5 @@
 #pragma once
-// Between a Trainer and the checkpoint module: how a run begins from a checkpoint.
+// The connection between a Trainer and the checkpoint module: how a run starts from a checkpoint.
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,52 +12,54 @@
 
 namespace trainer::run {
 
-/// Returns the snapshot of a run without its tensors and state: what must agree with a checkpoint it resumes from.
+/// Returns the snapshot of a run without its tensors and state: the part that must match a checkpoint from which the
+/// run resumes.
 checkpoint::Snapshot snapshot_header(const config::Config& config, const data::Datasets& datasets, DType compute,
                                      const std::string& gemm_tuning_hash = {});
 
-/// Returns its model part alone, for a comparison before the data are open.
+/// Returns only its model part, for a comparison before the data are open.
 checkpoint::Snapshot model_header(const config::Config& config, int64_t vocab);
 
-/// StoredHeader is what the checkpoint says that resume() will try first, read without warnings by one rank. None: the
-/// run starts fresh, or all that resume() may try is damaged. Throws like resume() where it has nothing to try.
+/// The header of the checkpoint that resume() will try first, read by one rank without warnings. None if the run starts
+/// from scratch or every checkpoint that resume() may try is damaged. Throws like resume() if there is nothing to try.
 struct StoredHeader {
   std::filesystem::path folder;
   checkpoint::Snapshot header;
 };
 std::optional<StoredHeader> header_to_resume(const config::Checkpoint& config, const std::filesystem::path& folder);
 
-/// Resumed is what a run resumes from.
+/// The state from which a run resumes.
 struct Resumed {
   std::filesystem::path folder;
   int64_t sequence = 0;
   checkpoint::TrainState state;
-  // Of the run that saved it.
+  // The values of the run that saved it.
   std::string config_toml;
   std::optional<std::string> gemm_tuning_hash;
   std::string val_hash;
 };
-/// Loads weights, moments and state from where checkpoint.resume says; compute weights are refreshed. Nothing: the run
-/// starts fresh. "auto" skips checkpoints of `folder` whose bytes are damaged, with a warning for each. It throws
-/// Code::checkpoint when none is whole. "must" and a path mean one checkpoint, and throw when it is missing or damaged.
-/// Where `folder` has a branch of the other run that the path belongs to, the branch is resumed. A checkpoint of
-/// another run is always an error. `expected` holds the run's keys and hashes. Every rank calls it; all load the
-/// checkpoint that the first one finds.
+/// Loads weights, moments and state from the checkpoint that checkpoint.resume selects, and refreshes the compute
+/// weights. Returns an empty result if the run starts from scratch. "auto" skips damaged checkpoints of `folder`, with
+/// a warning for each, and throws Code::checkpoint when none is intact. "must" and a path select one checkpoint, and
+/// throw when it is missing or damaged. If `folder` has a branch of the other run to which the path belongs, the branch
+/// is resumed. A checkpoint of another run is always an error. `expected` holds the run's keys and hashes. Collective;
+/// all ranks load the checkpoint that rank 0 finds.
 std::optional<Resumed> resume(train::Trainer& trainer, const std::filesystem::path& folder,
                               const checkpoint::Snapshot& expected);
 
-/// Loads weights only: for model.init_from, evaluation and generation. Returns what is damaged in them, as some rank
-/// found; empty: nothing. Every rank calls it.
+/// Loads weights only: for model.init_from, evaluation and generation. Returns the damage that some rank found; empty:
+/// none. Collective.
 [[nodiscard]] std::string load_weights(train::Trainer& trainer, const checkpoint::Reader& reader);
 
-/// Fills a model before its first step: resume(), where a checkpoint is there; else the weights of model.init_from;
-/// else initial values. Logs which of the first two. Returns what the run is resumed from. Every rank calls it.
+/// Fills a model before its first step: from a checkpoint by resume() if there is one, else from the weights of
+/// model.init_from, else with initial values. Logs the first two cases. Returns the state from which the run resumes.
+/// Collective.
 std::optional<Resumed> fill_model(train::Trainer& trainer, const std::filesystem::path& folder,
                                   const checkpoint::Snapshot& expected);
 
-/// Returns the changed keys of a resumed run, for one notice: "optim.lr: 0.0006 -> 0.0003".
+/// Returns the keys of a resumed run that have changed, for one notice: "optim.lr: 0.0006 -> 0.0003".
 std::vector<std::string> changed_lines(const std::string& stored_toml, const std::string& present_toml);
-/// Logs what has changed since the resumed run was saved.
+/// Logs the changes since the resumed run was saved.
 void log_changes(const Resumed& resumed, const checkpoint::Snapshot& present);
 
 }  // namespace trainer::run

@@ -18,8 +18,8 @@
 namespace trainer::run {
 namespace {
 
-/// The first rank holds these locks for as long as this object lives: nobody else writes into the run's folder or its
-/// checkpoints.
+/// Rank 0 holds these locks for as long as this object lives, so that no other process writes into the run's folder or
+/// its checkpoints.
 struct Locks {
   Locks(comm::World& world, const config::Config& config) {
     world.control().run_on_all_ranks([&] {
@@ -31,7 +31,7 @@ struct Locks {
   std::optional<checkpoint::RunLock> run, checkpoints;
 };
 
-/// Returns the configuration with the planner's choice in place of strategy "auto"; the first rank says why.
+/// Returns the configuration with the planner's choice in place of strategy "auto"; rank 0 logs the reason.
 config::Config with_chosen_strategy(comm::World& world, const config::Config& config, const setup::Machine& machine) {
   if (!config::is_automatic(config)) return config;
   std::string reasons;
@@ -43,7 +43,7 @@ config::Config with_chosen_strategy(comm::World& world, const config::Config& co
   return chosen;
 }
 
-/// Writes the plan to `text`, then refuses a run that does not fit.
+/// Writes the plan to `text`, then rejects a run that does not fit.
 void plan_only(comm::World& world, const config::Config& config, const setup::Machine& machine, std::string& text) {
   const int64_t vocab = data::planned_vocab(config);
   const PlanningWatch watch(world, config.model.n_layer);
@@ -77,11 +77,11 @@ int run_session(comm::World& world, const config::Config& asked, const SessionOp
   }
   setup::require_one_compute(world, machine);
   const Deadline deadline = options.max_seconds > 0 ? Deadline(options.max_seconds) : Deadline();
-  std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share the first one's
+  std::optional<SignalGuard> signals;  // handlers belong to a process: ranks that are threads share those of rank 0
   if (world.first() || world.transport() != "threads") signals.emplace();
-  // A run is planned as soon as its vocabulary is known, so that one that does not fit is refused before a tokenizer is
-  // trained and text is tokenized. data.vocab_size is exact where it is given: a trained tokenizer has that size, and
-  // other data are refused when they contradict it. Without the key the data must be open before the run is planned.
+  // A run is planned as soon as its vocabulary size is known, so that one that does not fit is rejected before a
+  // tokenizer is trained and text is tokenized. data.vocab_size is exact if it is given: a trained tokenizer has that
+  // size, and data that contradict it are rejected. Without the key the data must be open before the run is planned.
   std::optional<setup::RunPlan> plan;
   const int64_t vocab = config.data.vocab_size;
   if (vocab > 0 && !(plan = plan_together(world, config, vocab, machine))) return kStoppedBySignal;

@@ -14,7 +14,7 @@ namespace {
 std::atomic<int> stop_flag{0};
 std::atomic<bool> save_flag{false};
 std::atomic<bool> installed{false};
-std::atomic<const char*> at_once{nullptr};  // what a stop ends at once, without being polled
+std::atomic<const char*> at_once{nullptr};  // the activity that a stop ends immediately, without polling
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
                   std::atomic<const char*>::is_always_lock_free,
               "signal handlers may touch lock-free atomics only");
@@ -31,8 +31,8 @@ extern "C" void handle_stop(int signal) {
   const int before = stop_flag.exchange(signal);
   if (before != 0 && before != SIGHUP) _exit(128 + signal);
 }
-// A terminal that closes sends SIGHUP twice: from the system and from the shell. Session managers follow with SIGTERM.
-// So SIGHUP asks for a stop, but never counts as one of two signals that end the process at once.
+// When a terminal closes, SIGHUP arrives twice, from the system and from the shell, and session managers send SIGTERM
+// afterwards. So SIGHUP requests a stop, but never counts as one of the two signals that end the process immediately.
 extern "C" void handle_hang_up(int signal) {
   if (const char* doing = at_once.load()) end_at_once(signal, doing);
   int none = 0;
@@ -49,7 +49,7 @@ SignalGuard::SignalGuard() {
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     struct sigaction action = {};
     action.sa_handler = kSignals[i] == SIGUSR2 ? handle_save : kSignals[i] == SIGHUP ? handle_hang_up : handle_stop;
-    action.sa_flags = SA_RESTART;  // interrupted reads and writes of the program resume
+    action.sa_flags = SA_RESTART;  // interrupted system calls are restarted
     sigemptyset(&action.sa_mask);
     TRAINER_CHECK(sigaction(kSignals[i], &action, &previous_[i]) == 0, "sigaction of {}", signal_name(kSignals[i]));
     const bool under_nohup = kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN;

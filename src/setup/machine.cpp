@@ -23,7 +23,8 @@ int64_t available_memory() {
   return bytes;
 }
 
-/// Returns the GPU of this rank. Ranks of one host take its devices in turn, and share them when there are more ranks.
+/// Returns the GPU of this rank. Ranks of one host are assigned its devices round-robin, and share them when there are
+/// more ranks.
 std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, const comm::World& world) {
   const bool asked = config.run.device == config::DeviceChoice::cuda;
   const bool fp64 = config.precision.compute == config::Compute::fp64;
@@ -39,7 +40,8 @@ std::optional<device::cuda::Facts> choose_gpu(const config::Config& config, cons
   return devices[static_cast<size_t>(world.local_rank()) % devices.size()];
 }
 
-/// Returns cuDNN where it computes attention on that GPU; null: the built-in kernels do. `say`: logs why by default.
+/// Returns cuDNN if it computes attention on that GPU; null: the built-in kernels do. `say`: logs the reason for a
+/// default.
 std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wanted, const device::cuda::Facts& gpu,
                                                   bool say) {
   if (wanted == config::AttentionKernels::own) return nullptr;
@@ -55,7 +57,7 @@ std::unique_ptr<device::Library> choose_attention(config::AttentionKernels wante
   }
 }
 
-/// Says why the default type on a CPU is bf16, or why not.
+/// Returns the reason why the default type on a CPU is bf16, or why it is not.
 std::string bf16_reason(device::Isa isa) {
   const device::CpuFeatures& cpu = device::cpu_features();
   if (isa == device::Isa::amx) return "default: this CPU has AMX";

@@ -1,5 +1,5 @@
 #pragma once
-// Machine: what a run computes on and in which type, decided once and logged.
+// Machine: the device and the data type that a run computes with, decided once and logged.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,23 +19,23 @@ struct Machine {
   int64_t memory_limit = 0;    // bytes: hardware.memory_limit, else this rank's share of what the system can give now
   /// Bytes of the host's memory: this rank's share of what the system can give now; 0: not known.
   int64_t host_limit = 0;
-  int ranks = 1, rank = 0;                      // of the run, and which of them this is
-  std::optional<device::cuda::Facts> gpu = {};  // none: the CPU
+  int ranks = 1, rank = 0;                      // the number of ranks of the run, and this one
+  std::optional<device::cuda::Facts> gpu = {};  // empty: the CPU
   /// The GPU's libraries as this run uses them, in all devices made of the machine.
   std::shared_ptr<device::Libraries> libraries = std::make_shared<device::Libraries>();
-  bool nccl = false;  // carries tensors between the ranks' GPUs
+  bool nccl = false;  // NCCL carries tensors between the ranks' GPUs
 };
-/// Returns precision.compute; none where it is left to the machine.
+/// Returns precision.compute; empty if the machine decides.
 std::optional<DType> given_compute(const config::Config& config);
-/// Chooses what this rank computes on: the GPU of its place on the host, where one is wanted and found, else the CPU.
-/// Throws Code::config for a device that is not found, and for fp64 on a GPU.
+/// Chooses this rank's device: the GPU with its local index if one is requested and found, else the CPU. Throws
+/// Code::config for a device that is not found, and for fp64 on a GPU.
 Machine choose_machine(const config::Config& config, const comm::World& world);
-/// Throws Code::plan where ranks would compute in different types, by default each on its own CPU. Collective.
+/// Throws Code::plan if ranks would compute in different types, as defaults of different CPUs may be. Collective.
 void require_one_compute(comm::World& world, const Machine& machine);
-/// Makes the device, or a dry one that stands for it.
+/// Makes the device, or a dry one that represents it.
 std::unique_ptr<device::Device> make_device(const Machine& machine);
 std::unique_ptr<device::Device> make_dry_device(const Machine& machine);
-/// Returns "avx2" or "H200, sm_90", for people and in profiles.
+/// Returns "avx2" or "H200, sm_90", for messages and profiles.
 std::string device_text(const Machine& machine);
 
 }  // namespace trainer::setup

@@ -24,7 +24,7 @@ Generator::Generator(Trainer& trainer)
       chunk_(std::min(kPrefillChunk, trainer.model().seq_len())) {
   ids_ = Buffer(trainer.device(), "data", {chunk_}, DType::i32);
   Meter nobodys;
-  // The size of scratch depends on the cache's capacity, not on how much of it is filled.
+  // Scratch memory depends on the cache's capacity, not on how much of it is filled.
   const auto record = [&](const std::string& key, int64_t rows) {
     const auto extend = [&](Exec& ex) {
       cache_.used = 0;

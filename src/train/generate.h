@@ -14,23 +14,23 @@ namespace trainer::train {
 
 class Generator {
  public:
-  /// Records the generation programs of `trainer` and takes the memory (outside any step). Every rank of a replica
-  /// makes one and calls the same functions; what `emit` returns on the first of them counts.
+  /// Records the generation programs of `trainer` and allocates the memory (outside any step). Every rank of a replica
+  /// makes one and calls the same functions; only the value that `emit` returns on the replica's first rank is used.
   explicit Generator(Trainer& trainer);
 
-  /// Appends up to `tokens` tokens to the prompt's; `emit` gets each as it is chosen and returns false to stop. Ends at
-  /// `eos` (not emitted; -1: never). An empty prompt starts from `eos`. A text that outgrows seq_len continues from its
-  /// last half, which is logged once. `first` [vocab]: the allowed first tokens (empty: any). Throws Code::nonfinite on
-  /// all of these ranks where the logits are not finite.
+  /// Appends up to `tokens` tokens to the prompt's; `emit` receives each as it is chosen and returns false to stop.
+  /// Ends at `eos` (not emitted; -1: never). An empty prompt starts from `eos`. If the text exceeds the context window
+  /// (seq_len), its last half is kept, which is logged once. `first` [vocab]: the allowed first tokens (empty: any).
+  /// Throws Code::nonfinite on all of these ranks if the logits are not finite.
   void run(const std::vector<int32_t>& prompt, int64_t tokens, const Sampling& sampling, int32_t eos,
            const std::function<bool(int32_t)>& emit, const std::vector<bool>& first = {});
 
-  /// Gives the text that follows `prompt` to `emit`, token by token (false: stop); returns the number of tokens. Tokens
-  /// hold the space before a word, so a space that ends the prompt is left to the first token, which must begin with
-  /// one.
+  /// Passes the text that follows `prompt` to `emit`, token by token (false: stop); returns the number of tokens.
+  /// Tokens include the space before a word, so a trailing space of the prompt is left to the first token, which must
+  /// begin with one.
   int64_t write(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens, const Sampling& sampling,
                 const std::function<bool(const std::string&)>& emit);
-  /// Returns the same text in one piece; up to where `stop`, which is polled after each token, says so.
+  /// Returns the same text as one string. `stop` is polled after each token and ends the text if it returns true.
   std::string complete(const data::Tokenizer& tokenizer, std::string_view prompt, int64_t tokens,
                        const Sampling& sampling, bool (*stop)() = nullptr);
 

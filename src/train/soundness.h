@@ -1,10 +1,10 @@
 #pragma once
-// Checks that a model is finite: after a divergence its losses, then its weights, are not.
+// Checks whether a model is finite: after a divergence first its losses and then its weights are not.
 #include "train/trainer.h"
 
 namespace trainer::train {
 
-/// Returns true if every weight is finite, on all ranks. One pass over the master weights; every rank calls it.
+/// Returns true if every weight is finite, on all ranks. Takes one pass over the master weights. Collective.
 bool weights_are_finite(Trainer& trainer);
 
 }  // namespace trainer::train
