@@ -130,13 +130,25 @@ CollectiveTime collective_time(const Cluster& cluster, const GroupShape& group, 
   const bool gathers = op == CommOp::all_gather || op == CommOp::broadcast;
   const bool direct = (reduces && payload <= comm::kDirectElements) || (gathers && bytes <= comm::kExchangeBytes) ||
                       op == CommOp::send_recv;
+  const int nodes = (g + group.per_node - 1) / group.per_node, rounds = op == CommOp::all_reduce ? 2 : 1;
+  const auto levels = [](int ranks) { return static_cast<int>(std::ceil(std::log2(ranks))); };
+  int steps = rounds * (g - 1), crossings = std::min(steps, rounds * nodes);  // of a ring or a chain
+  if (op == CommOp::send_recv) steps = crossings = 1;
+  if (op == CommOp::all_to_all) crossings = g - group.per_node;
+  if (direct && op != CommOp::send_recv) steps = levels(g), crossings = std::min(steps, levels(nodes));
+  if (!group.spans_nodes()) crossings = 0;
+  const auto latency = [&](int inner, int outer) {
+    return (link.start_us + inner * cluster.intra.hop_us + outer * cluster.inter.hop_us) * 1e-6;
+  };
   const bool chain = op == CommOp::broadcast || op == CommOp::reduce;
-  const double steps = op == CommOp::send_recv ? 1
-                       : direct                ? std::ceil(std::log2(g))
-                                               : (op == CommOp::all_reduce ? 2.0 : 1.0) * (g - 1);
   const double sent =
       chain && !direct ? bytes : static_cast<double>(comm::wire_elements(op, g, payload) * size_of(dtype)) / g;
-  return {.fixed = (link.start_us + steps * link.hop_us) * 1e-6, .busy = rate > 0 ? sent / rate : 0};
+  const auto seconds_of = [&](double moved) { return rate > 0 ? moved / rate : 0; };
+  const CollectiveTime ring{.fixed = latency(steps - crossings, crossings), .busy = seconds_of(sent)};
+  if (cluster.cpu || direct || op != CommOp::all_reduce) return ring;
+  const CollectiveTime tree{.fixed = latency(2 * levels(group.per_node), 2 * levels(nodes)),
+                            .busy = seconds_of(2 * bytes)};
+  return tree.total() < ring.total() ? tree : ring;
 }
 
 RingFit fit_ring(const CollectivePoint& less, const CollectivePoint& more) {

@@ -125,7 +125,10 @@ struct CollectiveTime {
   double total() const { return fixed + busy; }
 };
 /// `payload` in elements as comm/bytes.h counts it.
-///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  a step costs hop_us
+///   ring (all_reduce, reduce_scatter, all_gather)   wire bytes / ranks / β;  each of its steps costs hop_us: once
+///   around
+///                                                   n nodes n steps that of [inter], the others that of [intra]
+///   tree (all_reduce on GPUs, where it is faster)   2 payload / β; twice log₂ n steps between and log₂ within nodes
 ///   few elements (sent straight to all)             the same bytes in log₂ g steps
 ///   chain (broadcast, reduce)                       payload / β + (g − 1) steps
 /// β: within a node intra.gb_per_s; between nodes inter.gb_per_s · per_node / devices_per_node, since the other groups

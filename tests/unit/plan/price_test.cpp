@@ -36,7 +36,17 @@ TEST(CollectiveTime, FollowsRingsAndSharesTheLinkOfANode) {
   // Two nodes: one group of two from each of the four devices of a node has a quarter of its link.
   EXPECT_NEAR(time(CommOp::all_gather, 2, 1, 1'000'000).total(), 22 * kMicro + 8e-3, 1e-9);
   // All eight: the whole link, but not more than a device has within its node.
-  EXPECT_NEAR(time(CommOp::all_gather, 8, 4, 1'000'000).total(), 34 * kMicro + 3.5e-3, 1e-9);
+  // Of seven steps two cross nodes, the way around; of an all-reduce's fourteen four.
+  EXPECT_NEAR(time(CommOp::all_gather, 8, 4, 1'000'000).total(), (20 + 5 * 1 + 2 * 2) * kMicro + 3.5e-3, 1e-9);
+  EXPECT_NEAR(time(CommOp::all_reduce, 8, 4, 1'000'000).total(), (20 + 10 * 1 + 4 * 2) * kMicro + 7e-3, 1e-9);
+  // A tree has two levels within a node and one between: up and down with all 20 kB each time. A ring sends 35 kB.
+  EXPECT_NEAR(time(CommOp::all_reduce, 8, 4, 5000).total(), (20 + 4 * 1 + 2 * 2 + 40) * kMicro, 1e-9);
+  Cluster cpu = c;
+  cpu.cpu = true;  // whose transports have no trees
+  EXPECT_NEAR(collective_time(cpu, {8, 4}, CommOp::all_reduce, DType::f32, 5000).total(),
+              (20 + 10 * 1 + 4 * 2 + 35) * kMicro, 1e-9);
+  // 1024 ranks, one on each node: 20 levels, instead of 2046 steps.
+  EXPECT_NEAR(time(CommOp::all_reduce, 1024, 1, 5000).fixed, (20 + 20 * 2) * kMicro, 1e-9);
   // Few elements go straight to everybody.
   EXPECT_NEAR(time(CommOp::all_reduce, 4, 4, 1000).total(), 12 * kMicro + 12e-6, 1e-9);
   EXPECT_EQ(time(CommOp::all_reduce, 1, 1, 1000).total(), 0);
