@@ -208,7 +208,7 @@ void check_optimus(const Config& config, std::vector<BrokenRule>& broken) {
   const Parallel& p = config.parallel;
   check_size("parallel.mesh", p.mesh, 2, 3, "two extents [q, q] or three [q, q, d]", broken);
   check_size("parallel.node_tile", p.node_tile, 2, 2, "two extents [r, c]", broken);
-  if (broken.empty() && p.mesh[0] != p.mesh[1])
+  if (broken.empty() && p.panels == "gather" && p.mesh[0] != p.mesh[1])  // a rule of the ring schedule otherwise
     broken.push_back({{"parallel.mesh"},
                       format("mesh = [{}, {}] is not a square of ranks; use [{}, {}]", p.mesh[0], p.mesh[1],
                              std::min(p.mesh[0], p.mesh[1]), std::min(p.mesh[0], p.mesh[1]))});

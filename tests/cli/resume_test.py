@@ -170,7 +170,7 @@ class Resume(rig.Runs):
                 self.assertGreater(save["seconds"], 0)
                 self.assertGreater(save["wait_seconds"], 0)
             self.train("run.dir=branch", "parallel.transport=threads", *sets, resume=f"{transport}/checkpoints/step-00000004")
-            self.assert_same_run(8, "branch", "whole")
+            self.assertEqual(self.tensors(8, "branch"), self.tensors(8, "whole"))
             shutil.rmtree(self.folder / "branch")
 
     def test_saves_wait_where_their_copy_does_not_fit(self):
