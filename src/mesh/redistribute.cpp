@@ -63,7 +63,7 @@ class Mover {
         comm_(t_.mesh_->along(step_.axes, t_.lane_)) {}
 
   static Transit start(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
-                       Scratch&& owned, bool writable, const Tensor& out) {
+                       Scratch&& owned, const Tensor& out, bool in_place = false) {
     TRAINER_CHECK(in.shape == from.local(mesh.rank()) && in.packed(), "{} is not what rank {} stores of {}",
                   to_string(in), mesh.rank(), to_string(from));
     TRAINER_CHECK(!out || (out.shape == to.local(mesh.rank()) && out.packed() && out.dtype == in.dtype),
@@ -75,8 +75,8 @@ class Mover {
     t.before_ = from;
     t.tensor_ = in;
     t.owned_ = std::move(owned);
-    t.writable_ = writable;
     t.out_ = out;
+    t.is_out_ = in_place;
     go_on(ex, t);
     return t;
   }
@@ -162,7 +162,7 @@ class Mover {
       receive_over_input();
       return arrive();
     }
-    if (whole_here && (t_.owned_ || t_.writable_)) {
+    if (whole_here && (t_.owned_ || t_.is_out_)) {
       receive_over_input();
     } else {
       receive_result();
@@ -200,7 +200,8 @@ class Mover {
     t_.place_ = std::move(place);
     t_.received_ = t_.place_;
   }
-  /// Receives into new memory, or where the caller wants the result.
+  /// Receives into new memory, or where the caller wants the result. The input is not there: a step that cannot work in
+  /// place changes the shape, so a move in place has left the caller's memory before its last such step.
   void receive_result() {
     if (!last() || !t_.out_) return receive(take());
     t_.received_ = t_.out_;
@@ -209,7 +210,7 @@ class Mover {
   /// Receives over the input, or over a copy of it when the caller keeps it.
   void receive_over_input() {
     if (t_.owned_) return receive(std::move(t_.owned_));
-    if (t_.writable_) {
+    if (t_.is_out_) {
       t_.received_ = t_.tensor_;
       return;
     }
@@ -218,8 +219,7 @@ class Mover {
   }
   /// Makes the received tensor the one that the next step moves.
   void arrive() {
-    const bool in_place = t_.writable_ && !t_.place_ && !t_.is_out_;
-    TRAINER_CHECK(in_place || !t_.writable_, "{} moves what a rank stores, and not in place", to_string(*t_.route_));
+    if (t_.place_) t_.is_out_ = false;
     t_.tensor_ = std::exchange(t_.received_, {});
     t_.owned_ = std::move(t_.place_);
     t_.before_ = after_;
@@ -255,19 +255,19 @@ Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, co
                    const Tensor& out) {
   if (from == to && !out) return Transit(std::move(in));
   const Tensor tensor = in;
-  return Mover::start(ex, mesh, lane, from, to, tensor, std::move(in), false, out);
+  return Mover::start(ex, mesh, lane, from, to, tensor, std::move(in), out);
 }
 
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out) {
   if (from == to && !out) return {};
-  return Mover::start(ex, mesh, lane, from, to, in, {}, false, out);
+  return Mover::start(ex, mesh, lane, from, to, in, {}, out);
 }
 
 Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
                             const Tensor& inout) {
   if (from == to) return {};
-  return Mover::start(ex, mesh, lane, from, to, inout, {}, true, {});
+  return Mover::start(ex, mesh, lane, from, to, inout, {}, inout, true);
 }
 
 }  // namespace trainer::mesh

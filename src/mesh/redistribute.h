@@ -34,7 +34,6 @@ class [[nodiscard]] Transit {
   std::optional<Layout> before_;  // the layout of `tensor_`; made only to move something, since it allocates
   Tensor tensor_, out_;           // the input of that step; the caller's place for the result, if any
   Scratch owned_;                 // the memory of `tensor_`; empty when the caller owns it
-  bool writable_ = false;         // whether `tensor_` may be overwritten
   bool is_out_ = false;           // whether `tensor_` is `out_`
   Tensor received_;               // the output of the collective in flight; empty: none is
   Scratch packed_, place_;        // the memory of its input and output, where Transit owns it
@@ -50,7 +49,9 @@ Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, co
 /// The same without touching `in`, which the caller owns.
 Transit start_move(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to, const Tensor& in,
                    const Tensor& out = {});
-/// Starts a move that writes over `inout` itself: for moves that keep each rank's elements in place, such as sums.
+/// Starts a move whose result replaces `inout`; a rank stores the same shape before and after (internal error). Sums
+/// are formed in place, other steps take memory: where ranks hold copies, the cheapest sum may be a reduce-scatter of
+/// slices and an all-gather.
 Transit start_move_in_place(Exec& ex, Mesh& mesh, comm::Lane lane, const Layout& from, const Layout& to,
                             const Tensor& inout);
 

@@ -297,20 +297,37 @@ TEST(Transit, LeavesItsResultWhereItIsWanted) {
   });
 }
 
-TEST(Transit, AddsInPlaceAndRefusesWhatCannotStay) {
-  const MeshShape shape = mesh_of({2, 2});
-  comm::run_on_threads(4, {}, [&](comm::World& world) {
-    Rank rank(world, shape);
+TEST(Transit, ReplacesItsInputBetweenAllStatesOfEqualShape) {
+  const auto replace_and_check = [](Rank& rank, const Layout& from, const Layout& to) {
     const int me = rank.mesh.rank();
-    for (const auto& [from, to] : {std::pair{"PB", "BB"}, {"P0", "B0"}, {"PP", "BB"}, {"1P", "1B"}}) {
-      const Layout a = state(shape, from), b = state(shape, to);
-      const Scratch x = rank.ex.take("x", a.local(me), DType::i32);
-      fill<int32_t>(a, me, 91, x);
-      Transit sum = start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, a, b, x);
-      TRAINER_CHECK(!sum.finish(rank.ex), "{} to {} has moved", from, to);
-      check<int32_t>(rank, b, 91, x, format("{} to {}", from, to));
-    }
-  });
+    const Scratch x = rank.ex.take("x", from.local(me), DType::i32);
+    fill<int32_t>(from, me, 91, x);
+    Transit move = start_move_in_place(rank.ex, rank.mesh, comm::Lane::critical, from, to, x);
+    const std::string what =
+        format("{} to {} by {}", to_string(from), to_string(to), to_string(rank.mesh.route(from, to)));
+    TRAINER_CHECK(!move.finish(rank.ex), "{} has a handle of its own", what);
+    check<int32_t>(rank, to, 91, x, what);
+  };
+  // Copies along an axis outside of the partial sums make slices, a reduce-scatter and an all-gather the cheapest sum.
+  const MeshShape wide = mesh_of({2, 3});
+  EXPECT_EQ(to_string(find_route(state(wide, "BP"), state(wide, "BB"))),
+            "slice over a0, reduce_scatter over a1, all_gather over a0+a1");
+  for (const std::vector<int>& sizes : {std::vector{4}, {2, 3}, {3, 2}, {2, 2, 2}, {2, 2, 2, 2}}) {
+    const MeshShape shape = mesh_of(sizes);
+    const std::vector<Layout> states = all_states(shape, {48, 48});
+    comm::run_on_threads(shape.world_size(), {}, [&](comm::World& world) {
+      Rank rank(world, shape);
+      for (const Layout& from : states) {
+        for (const Layout& to : states)
+          if (shape.axes() < 4 && from.box() == to.box()) replace_and_check(rank, from, to);
+        if (shape.axes() == 4) replace_and_check(rank, from, from.with(from.axes(kPartial), kReplicate));
+      }
+    });
+  }
+}
+
+TEST(Transit, ThatReplacesItsInputRefusesAnotherShape) {
+  const MeshShape shape = mesh_of({2, 2});
   const auto world = comm::dry_world(4);
   Rank rank(*world, shape);
   const Layout a = state(shape, "PB"), b = state(shape, "0B");

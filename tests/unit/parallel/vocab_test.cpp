@@ -49,6 +49,7 @@ std::vector<Layout> layouts() {
       {{{"t", 2}}, {"t"}, {}, {"t"}, {}, {}},                                   //
       {{{"t", 3}}, {}, {}, {"t"}, {}, {}},                                      // without its rows cut
       {{{"t", 4}}, {}, {}, {"t"}, {}, {}},                                      //
+      {{{"a", 2}, {"t", 3}}, {}, {}, {"t"}, {}, {}},                            //   and copies along a
       {{{"z", 3}}, {"z"}, {}, {}, {}, {}},                                      // rows alone
       {{{"z", 2}}, {"z"}, {}, {}, {}, {"z"}},                                   //   and a flat table
       {{{"row", 2}, {"col", 2}}, {"row"}, {"col"}, {"col"}, {}, {"row"}},       // Optimus'
