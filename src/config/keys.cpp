@@ -120,9 +120,10 @@ void declare_train(std::vector<Key>& keys) {
   train.integer(
       "max_skipped_steps", &Train::max_skipped_steps, 10, {.range = at_least(0), .unit = "steps"},
       "Consecutive steps with a non-finite loss or gradient that are skipped before the run ends with status 6.");
-  train.boolean("cuda_graph", &Train::cuda_graph, false,
-                "Capture micro-steps on a GPU as CUDA graphs and replay them: less work for the host, bitwise the same "
-                "results. Not used, which is logged, with dropout or when ranks communicate within a micro-step.");
+  train.boolean(
+      "cuda_graph", &Train::cuda_graph, false,
+      "Capture micro-steps on a GPU as CUDA graphs and replay them: less work for the host, bitwise identical "
+      "results. Not used, which is logged, with dropout or when ranks communicate within a micro-step.");
 }
 
 void declare_optim(std::vector<Key>& keys) {
@@ -153,7 +154,7 @@ void declare_precision(std::vector<Key>& keys) {
       "Type of weights and activations in matmuls; auto: bf16 where it is fast, else fp32; fp64: the reference.");
   precision.boolean(
       "deterministic", &Precision::deterministic, true,
-      "Two runs give bitwise the same results. true is the only value: a run never chooses kernels by timing them.");
+      "Two runs give bitwise identical results. true is the only value: a run never chooses kernels by timing them.");
 }
 
 void declare_checkpoint(std::vector<Key>& keys) {
@@ -250,7 +251,7 @@ const std::vector<Section>& sections() {
       {"data", "The text and its tokenization."},
       {"train", "Length of the run, batches, evaluation."},
       {"optim", "AdamW and the learning rate."},
-      {"precision", "Number types. Two runs give bitwise the same results."},
+      {"precision", "Number types. Two runs give bitwise identical results."},
       {"parallel",
        "Splitting the work over ranks. World size = ranks of a replica (tensor; q * q * d; x * y * z; all axes) x "
        "data."},

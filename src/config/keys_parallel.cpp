@@ -48,7 +48,7 @@ void declare_parallel(std::vector<Key>& keys) {
                   {.belongs_to = kAxonn});
   parallel.boolean("overlap.all_reduce", &Parallel::overlap_all_reduce, true,
                    "axonn-4d: overlap the all-reduce of activation gradients with the GEMM of the weight gradient. "
-                   "Results are bitwise the same, as for the next two keys.",
+                   "Results are bitwise identical, as for the next two keys.",
                    {.belongs_to = kAxonn});
   parallel.boolean(
       "overlap.reduce_scatter", &Parallel::overlap_reduce_scatter, true,
@@ -101,7 +101,7 @@ void declare_offload(std::vector<Key>& keys) {
   offload.choice("optimizer", &Offload::optimizer, OffloadOptimizer::none, {"none", "cpu", "interleaved"},
                  "Optimizer offload: where master weights and moments are. none: in device memory; cpu: in host "
                  "memory, updated by the CPU; interleaved: in host memory, updated in turns by the CPU and the device. "
-                 "Results are bitwise the same.");
+                 "Results are bitwise identical.");
   offload.word("gpu_fraction", &Offload::gpu_fraction, "auto", {.belongs_to = kOffload},
                "interleaved: share of the subgroups that are copied to the device and back for their update: a "
                "fraction \"a/b\" or a number from 0 to 1; \"auto\": chosen from measured rates.");

@@ -303,7 +303,7 @@ void check_tables(const Config& config, std::vector<BrokenRule>& broken) {
   const auto letters = [&](const char* key, const std::string& what, const std::string& word, const char* allowed) {
     if (word.size() == p.axes.size() && word.find_first_not_of(allowed) == std::string::npos) return;
     broken.push_back({{key, "parallel.axes"},
-                      format("{} = \"{}\": expected {} of the letters \"{}\", one for each of axes", what, word,
+                      format("{} = \"{}\": expected {} of the letters \"{}\", one for each entry of axes", what, word,
                              p.axes.size(), allowed)});
   };
   int64_t layers = 0;

@@ -159,7 +159,8 @@ Imported import_model(const fs::path& input, const fs::path& output, SystemCalls
     manifest.header = header_of(model, tokenizer);
     write_tensors(shard, tensors, reader, done, manifest.header.state.finite_weights);
     if (!manifest.header.state.finite_weights)
-      log::warning("{}: weights are not finite: no run, evaluation or text comes from this model", input.string());
+      log::warning("{}: some weights are not finite: this model cannot be used for training, evaluation or generation",
+                   input.string());
     checkpoint::WrittenShard written = shard.finish();
     manifest.shards.push_back(std::move(written.file));
     manifest.tensors = std::move(written.tensors);

@@ -51,11 +51,10 @@ void Layout::check_divides() const {
     const AxisSet axes = this->axes(split(dim));
     const int blocks = mesh_.group_size(axes);
     if (padded_[dim] % blocks != 0)
-      throw Error(
-          Code::config,
-          format(
-              "dim {} of {} does not divide over {} ({} ranks): make {} a multiple of {}, or choose a different mesh",
-              dim, trainer::to_string(padded_), mesh_.name_of(axes), blocks, padded_[dim], blocks));
+      throw Error(Code::config,
+                  format("dim {} of {} cannot be split evenly over {} ({} ranks): make {} a multiple of {}, or choose "
+                         "a different mesh",
+                         dim, trainer::to_string(padded_), mesh_.name_of(axes), blocks, padded_[dim], blocks));
   }
 }
 

@@ -17,9 +17,11 @@ bool proves(double loss, const checkpoint::TrainState& saved, int64_t vocab) {
 std::string suggest_resume(const std::filesystem::path& proven, const std::filesystem::path& checkpoints) {
   std::error_code missing;
   if (!proven.empty() && std::filesystem::exists(proven / checkpoint::kCompleteFile, missing))
-    return format("resume from the last checkpoint that a normal step followed: --resume {}{}", proven.string(),
-                  std::filesystem::equivalent(proven / "..", checkpoints, missing) ? "" : ", in another run.dir");
-  return "no normal step followed any checkpoint: start again with --resume never";
+    return format(
+        "resume from the last checkpoint that was followed by a step with a normal loss: --resume {}{}",
+        proven.string(),
+        std::filesystem::equivalent(proven / "..", checkpoints, missing) ? "" : ", and set a different run.dir");
+  return "no checkpoint was followed by a step with a normal loss: start again with --resume never";
 }
 
 }  // namespace trainer::run

@@ -88,7 +88,7 @@ void run_in_parts(Exec& ex, const Gemm& op, const Tensor& workspace) {
 
 void run(Exec& ex, const Gemm& op) {
   if (op.a.dtype != DType::f32 && op.a.dtype != DType::bf16)
-    throw Error(Code::usage, format("a product of {}: a CUDA device computes in fp32 and bf16", name_of(op.a.dtype)));
+    throw Error(Code::usage, format("GEMM in {}: CUDA devices support only fp32 and bf16", name_of(op.a.dtype)));
   if (op.a.count() == 0) {  // k = 0: sums of nothing
     if (!ex.device.dry() && !op.accumulate) finish_product(ex, {}, op.epilogue, op.c);
     return;

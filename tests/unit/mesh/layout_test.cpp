@@ -259,7 +259,7 @@ TEST(Layout, ADimThatDoesNotDivideIsAConfigurationErrorWithTheNumbers) {
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), Code::config);
     EXPECT_STREQ(error.what(),
-                 "dim 0 of [16, 768] does not divide over data+tensor (6 ranks): make 16 a multiple of 6, or choose "
+                 "dim 0 of [16, 768] cannot be split evenly over data+tensor (6 ranks): make 16 a multiple of 6, or choose "
                  "a different mesh");
   }
   EXPECT_THROW(Layout(mesh, {16, 768}).with("tensor", split(2)), Error);

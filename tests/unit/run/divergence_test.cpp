@@ -50,7 +50,7 @@ TEST(Proof, IsAdvisedWhileItIsThere) {
   std::filesystem::create_directory(step);
   tests::write(step / "COMPLETE", "");
   EXPECT_TRUE(suggest_resume(step, folder).ends_with("--resume " + step.string()));
-  EXPECT_NE(suggest_resume(step, folder / "branch").find("another run.dir"), std::string::npos)
+  EXPECT_NE(suggest_resume(step, folder / "branch").find("different run.dir"), std::string::npos)
       << "the branch's own checkpoints would be resumed";
 }
 
