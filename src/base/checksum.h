@@ -19,9 +19,9 @@ struct Checksum {
 
 Checksum checksum_of(std::span<const std::byte> bytes);
 Checksum checksum_of(std::string_view bytes);
-/// Checksum of the whole file.
+/// Returns the checksum of the whole file.
 Checksum checksum_of(const File& file);
-/// Checksum of bytes that come in parts.
+/// Computes the checksum of bytes that come in parts.
 class RunningChecksum {
  public:
   RunningChecksum();
@@ -31,11 +31,11 @@ class RunningChecksum {
  private:
   std::shared_ptr<void> state_;
 };
-/// 32 lower-case hexadecimal digits; parse_checksum takes nothing else.
+/// Returns 32 lower-case hexadecimal digits; parse_checksum accepts nothing else.
 std::string to_string(const Checksum& checksum);
 std::optional<Checksum> parse_checksum(std::string_view text);
 
-/// XXH3-64.
+/// Returns the XXH3-64 hash.
 uint64_t hash64(std::span<const std::byte> bytes);
 
 }  // namespace trainer

@@ -46,7 +46,7 @@ struct DTypeOf {
                                                                : DType::u8;
   static_assert(sizeof(T) == size_of(value));
 };
-/// fn(value of the element type): its argument's type is that of the elements.
+/// Calls fn(value of the element type): the type of its argument is that of the elements.
 template <typename F>
 void with_type(DType type, F&& fn) {
   switch (type) {
@@ -67,7 +67,7 @@ void with_type(DType type, F&& fn) {
   }
 }
 
-/// The type in which sums, statistics and weight gradients of a compute type live: f64 for f64, else f32.
+/// Returns the type of sums, statistics and weight gradients for a compute type: f64 for f64, else f32.
 constexpr DType accumulator_of(DType compute) { return compute == DType::f64 ? DType::f64 : DType::f32; }
 template <typename T>
 using AccumulatorOf = std::conditional_t<std::is_same_v<T, double>, double, float>;

@@ -13,7 +13,7 @@ namespace trainer {
 
 enum class Code { internal, config, usage, plan, data, checkpoint, nonfinite, comm, io, device };
 
-/// Exit status of the program for an error of this kind (contract: 0 done, 75 saved after a signal).
+/// Returns the program's exit status for an error of this kind (contract: 0 done, 75 saved after a signal).
 int exit_status(Code code);
 
 /// The ranks that throw an error. `here`: only this one; the other ranks must be notified. `all_ranks`: every rank
@@ -44,7 +44,8 @@ class Error : public std::runtime_error {
 
 }  // namespace trainer
 
-/// Always on. The message is a format string with its arguments: TRAINER_CHECK(a == b, "{} against {}", a, b).
+/// Checks an invariant, in release builds too. The message is a format string with its arguments: TRAINER_CHECK(a == b,
+/// "{} against {}", a, b).
 #define TRAINER_CHECK(condition, ...)                                                                   \
   do {                                                                                                  \
     if (!(condition)) [[unlikely]]                                                                      \

@@ -43,7 +43,7 @@ SystemCalls& system_calls() {
 
 namespace {
 
-// Without waiting for the writer of a FIFO.
+// Opens without waiting for the writer of a FIFO.
 constexpr int kToRead = O_RDONLY | O_CLOEXEC | O_NONBLOCK;
 
 /// A transfer is at most this long, so that a stop request never waits for a long call.
@@ -150,7 +150,7 @@ void File::sync() {
 }
 
 void File::close() {
-  // close() frees the descriptor whatever it returns, even EINTR.
+  // close() frees the descriptor whatever it returns, even with EINTR.
   if (calls_.close(std::exchange(fd_, -1)) != 0 && errno != EINTR) fail_to("close", path_, errno);
 }
 
@@ -178,7 +178,7 @@ void sync_folder(SystemCalls& calls, const fs::path& path) {
   const int result = uninterrupted([&] { return calls.fsync(fd); });
   const int error = errno;
   calls.close(fd);
-  // Some network file systems have no sync for folders and return EINVAL. Their renames are durable by themselves.
+  // Some network file systems have no sync for folders and return EINVAL. Their renames are durable without it.
   if (result != 0 && error != EINVAL && error != ENOTSUP) fail_to("sync", path, error);
 }
 

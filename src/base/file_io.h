@@ -40,26 +40,26 @@ class SystemCalls {
   virtual int close(int fd);
   virtual int mkdir(const char* path, mode_t mode);
   virtual int rename(const char* from, const char* to);
-  /// Swaps two names in one step; not every file system can.
+  /// Swaps two names atomically. Not every file system supports it.
   virtual int exchange(const char* one, const char* other);
   virtual int unlink(const char* path);
   virtual int rmdir(const char* path);
 };
 SystemCalls& system_calls();
 
-/// An open file. All functions throw Code::io, or Code::checkpoint for a missing or too short file that is read. The
+/// An open file. All functions throw Code::io, or Code::checkpoint for a missing or truncated file that is read. The
 /// message has the path, the operation, the system's reason and the remedy.
 class File {
  public:
-  /// A new file for writing; the name must be free.
+  /// Creates a file for writing; the name must not exist.
   static File create(SystemCalls& calls, const std::filesystem::path& path);
-  /// A file for reading and writing; created when missing, the content is kept.
+  /// Opens a file for reading and writing; creates it if it is missing and keeps its content.
   static File open_to_write(const std::filesystem::path& path);
-  /// An emptied or new file for writing, whose errors name `shown`.
+  /// Creates or empties a file for writing; its errors name `shown`.
   static File overwrite(const std::filesystem::path& path, const std::filesystem::path& shown);
-  /// An existing file for reading.
+  /// Opens an existing file for reading.
   static File open(SystemCalls& calls, const std::filesystem::path& path);
-  /// An existing regular file for reading. Throws Code::data.
+  /// Opens an existing regular file for reading. Throws Code::data.
   static File open_input(const std::filesystem::path& path);
   ~File();
   File(File&& other) noexcept;
@@ -68,15 +68,15 @@ class File {
   /// Appends all of `bytes`.
   void write(std::span<const std::byte> bytes);
   void write_at(int64_t offset, std::string_view bytes);
-  /// Fills `bytes` from byte `offset` on.
+  /// Fills `bytes`, beginning at byte `offset`.
   void read(int64_t offset, std::span<std::byte> bytes) const;
   /// Reads at most `bytes` bytes at `offset`; fewer only at the end of the file.
   size_t read_at(int64_t offset, void* out, size_t bytes) const;
   int64_t size() const;
   void truncate(int64_t bytes);
-  /// Takes the exclusive advisory lock; false when another process holds it.
+  /// Takes the exclusive advisory lock; returns false if another process holds it.
   bool try_lock();
-  /// Data and size have reached the disk.
+  /// Makes data and size durable.
   void sync();
   void close();
   int descriptor() const { return fd_; }
@@ -90,22 +90,23 @@ class File {
   int fd_;
 };
 
-/// A new file with these bytes, synced.
+/// Writes a new file with these bytes and syncs it.
 void write_file(SystemCalls& calls, const std::filesystem::path& path, std::string_view bytes);
-/// All bytes of a file of at most `limit` bytes.
+/// Returns all bytes of a file of at most `limit` bytes.
 std::string read_file(SystemCalls& calls, const std::filesystem::path& path, int64_t limit);
-/// Names created, renamed and removed in the folder have reached the disk.
+/// Makes the names created, renamed and removed in the folder durable.
 void sync_folder(SystemCalls& calls, const std::filesystem::path& path);
-/// False when the name exists already.
+/// Makes a folder; returns false if the name exists already.
 bool make_folder(SystemCalls& calls, const std::filesystem::path& path);
-/// Makes the missing parents too; each new name is synced.
+/// Makes a folder and its missing parents; each new name is synced.
 void make_folders(SystemCalls& calls, const std::filesystem::path& path);
 void rename(SystemCalls& calls, const std::filesystem::path& from, const std::filesystem::path& to);
-/// False when the file system cannot swap names.
+/// Swaps two names; returns false if the file system cannot.
 bool exchange(SystemCalls& calls, const std::filesystem::path& one, const std::filesystem::path& other);
-/// Removes a file or a folder with everything in it; nothing there is fine. Links are removed, not followed.
+/// Removes a file or a folder with everything in it; does nothing if it does not exist. Links are removed, not
+/// followed.
 void remove_tree(SystemCalls& calls, const std::filesystem::path& path);
-/// Names in a folder, sorted; empty when it does not exist.
+/// Returns the names in a folder, sorted; empty if it does not exist.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
 }  // namespace trainer

@@ -1,5 +1,5 @@
 #pragma once
-// Threads and memory that the system may refuse: limits of users and containers are not bugs of the program.
+// Threads and memory that the system may refuse: limits of users and containers are not bugs in the program.
 #include <exception>
 #include <new>
 #include <string>
@@ -21,14 +21,14 @@ inline Code code_of(const std::exception& exception) {
   return limit ? Code::plan : Code::internal;
 }
 
-/// The error of a thread that the system does not give.
+/// Returns the error for a thread that the system refused to start.
 inline Error no_more_threads(const std::string& what, const std::error_code& reason) {
   return {Code::plan, format("{}: the system cannot create another thread: {}; use fewer, or raise the limits of "
                              "processes (ulimit -u, pids.max of a container) and memory (ulimit -v)",
                              what, reason.message())};
 }
 
-/// A thread that runs `work`. Throws Code::plan where there is none to be had; `what` names its purpose: "thread 7 of
+/// A thread that runs `work`. Throws Code::plan if the system refuses it; `what` names its purpose: "thread 7 of
 /// run.threads = 8".
 template <typename Thread = std::jthread, typename F>
 Thread start_thread(const std::string& what, F&& work) {

@@ -9,8 +9,8 @@ namespace trainer {
 /// step.
 int64_t anonymous_bytes();
 
-/// Returns the same after the allocator has given back freed memory. Memory that it keeps is not in use, and later
-/// takes from it would not show as growth.
+/// Returns the same after the allocator has returned freed memory to the system. Memory that it keeps is not in use,
+/// and reusing it later would not show as growth.
 int64_t bytes_in_use();
 
 /// MemoryProbe samples the growth of the memory in use since construction. One thread.

@@ -13,7 +13,7 @@ struct PhiloxKey {
   uint32_t k0, k1;
 };
 
-/// Key of a stream: (seed, name of the tensor or dropout site).
+/// Returns the key of a stream: (seed, name of the tensor or dropout site).
 PhiloxKey philox_key(uint64_t seed, std::string_view name);
 
 constexpr Philox4 philox(Philox4 ctr, PhiloxKey key) {
@@ -28,24 +28,24 @@ constexpr Philox4 philox(Philox4 ctr, PhiloxKey key) {
   return ctr;
 }
 
-/// The four draws of elements 4·block … 4·block + 3 at `step`.
+/// Returns the four draws of elements 4·block … 4·block + 3 at `step`.
 constexpr Philox4 philox_block(PhiloxKey key, uint64_t block, uint32_t step = 0) {
   return philox({static_cast<uint32_t>(block), static_cast<uint32_t>(block >> 32), step, 0}, key);
 }
-/// The draw of one element.
+/// Returns the draw of one element.
 constexpr uint32_t philox_at(PhiloxKey key, uint64_t index, uint32_t step = 0) {
   return philox_block(key, index / 4, step)[index % 4];
 }
 
-/// log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, which gives
-/// identical bits on every device. Absolute error below 1e-15.
+/// Computes log(x) for x in (0, 1], and sin and cos of 2π·x for x in [0, 1). They use + − × ÷ and fma only, which give
+/// identical bits on every device. The absolute error is below 1e-15.
 double portable_log(double x);
 struct SinCos {
   double sin, cos;
 };
 SinCos portable_sincos_2pi(double x);
 
-/// Four standard normal draws for elements 4·block … 4·block + 3 (Box–Muller on pairs of 32-bit draws).
+/// Returns four standard normal draws for elements 4·block … 4·block + 3 (Box–Muller on pairs of 32-bit draws).
 std::array<double, 4> philox_normals(PhiloxKey key, uint64_t block);
 
 }  // namespace trainer

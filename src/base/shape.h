@@ -1,5 +1,5 @@
 #pragma once
-// Shapes: up to four int64 extents, row-major. Sizes have the same letters everywhere. B sequences, S positions, N =
+// Shapes: up to four int64 extents, row-major. The same letters denote sizes everywhere: B sequences, S positions, N =
 // B·S token rows, H hidden, F feed-forward, V vocabulary, A heads, D head size, L layers.
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ class Shape {
 
   int dims() const { return dims_; }
   std::vector<int64_t> extents() const { return {extents_.begin(), extents_.begin() + dims_}; }
-  /// Returns the shape with another extent of one dim.
+  /// Returns the shape with a different extent in one dimension.
   Shape with(int dim, int64_t extent) const {
     Shape next = *this;
     next.extents_[static_cast<size_t>(dim)] = extent;
@@ -44,7 +44,7 @@ class Shape {
   int dims_ = 0;
 };
 
-/// "[4096, 768]"
+/// Returns text such as "[4096, 768]".
 std::string to_string(const Shape& shape);
 
 constexpr int64_t divide_up(int64_t value, int64_t by) { return (value + by - 1) / by; }

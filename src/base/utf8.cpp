@@ -9,7 +9,7 @@ constexpr std::string_view kReplacement = "\xEF\xBF\xBD";
 
 bool continues(char c) { return (static_cast<uint8_t>(c) & 0xC0) == 0x80; }
 
-/// The length that the lead byte announces; 0 when no character starts with it.
+/// Returns the length that the lead byte announces; 0 if no character starts with it.
 size_t announced(uint8_t lead) {
   if (lead < 0x80) return 1;
   if (lead < 0xC2) return 0;
@@ -18,7 +18,7 @@ size_t announced(uint8_t lead) {
   return lead < 0xF5 ? 4 : 0;
 }
 
-/// The second byte's range depends on the lead byte. That excludes overlong forms and surrogates.
+/// True if the second byte is in the range that the lead byte allows. That excludes overlong forms and surrogates.
 bool second_fits(uint8_t lead, uint8_t second) {
   switch (lead) {
     case 0xE0:

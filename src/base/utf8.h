@@ -6,20 +6,21 @@
 
 namespace trainer {
 
-/// Length in bytes of the character that starts `text`, or 0 when its first byte starts no valid character.
+/// Returns the length in bytes of the first character of `text`, or 0 if its first byte starts no valid character.
 size_t utf8_character(std::string_view text);
 
-/// Bytes at the end of `text` that begin a character but do not finish it (0 to 3).
+/// Returns the number of bytes at the end of `text` that begin a character but do not complete it (0 to 3).
 size_t utf8_unfinished(std::string_view text);
 
-/// Position of the first byte at or after `from` that is not part of a valid character; text.size() when there is none.
+/// Returns the position of the first byte at or after `from` that is not part of a valid character; text.size() if
+/// there is none.
 size_t utf8_first_invalid(std::string_view text, size_t from = 0);
 
 struct Utf8Repair {
   int64_t replaced = 0;  // invalid bytes, each replaced by U+FFFD
-  size_t first = 0;      // position of the first of them
+  size_t first = 0;      // position of the first one
 };
-/// Replaces every invalid byte of `text` by U+FFFD; untouched (and not copied) when the text is valid.
+/// Replaces every invalid byte of `text` with U+FFFD. Valid text is neither changed nor copied.
 Utf8Repair utf8_repair(std::string& text);
 
 }  // namespace trainer

@@ -8,7 +8,7 @@ namespace trainer::bench {
 /// FLOPs are those of cost(), of visible pairs only: 4·D per pair forward and 10·D backward (five GEMMs). Model FLOPs,
 /// which exclude recomputed scores, would be 8·D.
 struct AttentionRate {
-  double forward_seconds = 0, backward_seconds = 0;  // backward 0: q_len != k_len has none
+  double forward_seconds = 0, backward_seconds = 0;  // backward is 0 if q_len != k_len, which has no backward pass
   double forward_gflops = 0, backward_gflops = 0;
 };
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kWarmUp = 2;
 
-/// Bench measures operations among all ranks.
+/// Measures operations among all ranks.
 class Bench {
  public:
   Bench(comm::World& world, device::Device& device, int64_t n) : world_(world), timer_(world, device, n) {
@@ -25,7 +25,7 @@ class Bench {
     std::iota(group.members.begin(), group.members.end(), 0);
     all_ = world.communicator(device, std::move(group), comm::Lane::critical);
     world.connect();
-    // MPI's own sum runs on the progress thread, as all MPI calls do.
+    // MPI's own reduction runs on the progress thread, as all MPI calls do.
     if (world.transport() == "mpi" && device.kind() == device::Kind::cpu)
       library_ = dynamic_cast<comm::EngineWorld*>(&world);
     if (library_ != nullptr) values_.resize(static_cast<size_t>(n));

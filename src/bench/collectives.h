@@ -12,30 +12,32 @@ namespace trainer::bench {
 
 struct CollectiveRate {
   CommOp op = CommOp::all_reduce;
-  int64_t bytes = 0;        // payload, as comm/bytes.h counts it, in fp32
-  double microseconds = 0;  // of the slowest rank from start to join, median of the repeats
-  double bus_gbps = 0;      // 10⁹ bytes a second that each rank sends on average: wire bytes / ranks / time
-  std::optional<double> mpi_microseconds;  // all_reduce under MPI: MPI_Allreduce, after ours
+  int64_t bytes = 0;        // payload, as defined in comm/bytes.h, in fp32
+  double microseconds = 0;  // from start to join on the slowest rank, median of the repeats
+  double bus_gbps = 0;      // 10⁹ bytes per second that each rank sends on average: wire bytes / ranks / time
+  std::optional<double> mpi_microseconds;  // all_reduce under MPI: the time of MPI_Allreduce, measured after ours
 };
 
-/// Every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at least one
-/// element per rank). All ranks call and get the same results; at least two ranks (Code::usage).
+/// Measures every operation on memory of `device` at every payload (rounded down to a multiple of 4 · ranks bytes, at
+/// least one element per rank). Collective; returns the same results on all ranks. Requires at least two ranks
+/// (Code::usage).
 std::vector<CollectiveRate> bench_collectives(comm::World& world, device::Device& device,
                                               std::span<const int64_t> payloads, int repeats);
 
-/// CollectiveTimer runs single operations on fp32 tensors. All ranks of the world call alike; groups of ranks that are
-/// apart run at the same time.
+/// Times single operations on fp32 tensors. All ranks of the world make the same calls; disjoint groups of ranks run at
+/// the same time.
 class CollectiveTimer {
  public:
-  /// Takes memory for operations of up to `n` elements.
+  /// Allocates memory for operations of up to `n` elements.
   CollectiveTimer(comm::World& world, device::Device& device, int64_t n);
-  /// Returns the slowest rank's seconds of one operation, the median of `repeats` after `warm_up` that do not count.
+  /// Returns the slowest rank's seconds for one operation: the median of `repeats` after `warm_up` repeats that do not
+  /// count.
   double seconds(comm::Communicator& ranks, CommOp op, int64_t n, int repeats, int warm_up = 1);
-  /// Starts one; the caller joins its ticket.
+  /// Starts an operation; the caller joins its ticket.
   comm::Ticket start(comm::Communicator& ranks, CommOp op, int64_t n);
-  /// Returns the median over repeats of the slowest rank's seconds of an action, which begins on all ranks together.
+  /// Returns the median over repeats of the slowest rank's seconds for an action, which begins on all ranks together.
   double slowest(const std::function<void()>& action, int repeats, int warm_up = 1);
-  /// Returns the median of times, each of the slowest rank.
+  /// Returns the median over repeats of the slowest rank's time.
   double slowest_median(std::vector<double> times);
   Exec& exec() { return ex_; }
 

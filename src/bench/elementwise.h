@@ -1,5 +1,5 @@
 #pragma once
-// Rates of memory-bound operators, compared with a copy of as many bytes.
+// Rates of memory-bound operators, compared with a copy of the same number of bytes.
 #include <string>
 #include <vector>
 
@@ -10,16 +10,16 @@ namespace trainer::bench {
 struct ElementwiseRate {
   std::string name;
   double seconds = 0;   // median
-  double gb_per_s = 0;  // of the bytes the operator must move: every operand once
-  double share = 0;     // of the rate of a copy
+  double gb_per_s = 0;  // of the bytes that the operator must move: every operand once
+  double share = 0;     // relative to the rate of a copy
 };
 struct ElementwiseRates {
-  double copy_gb_per_s = 0;  // bytes read and bytes written
+  double copy_gb_per_s = 0;  // counts bytes read and bytes written
   std::vector<ElementwiseRate> operators;
 };
 
-/// Norms, activations, rotation, dropout, sums over rows, casts, loss and AdamW in the compute type, on operands of
-/// `bytes` each; medians over `repeats`.
+/// Measures norms, activations, rotation, dropout, sums over rows, casts, the loss and AdamW in the compute type, on
+/// operands of `bytes` each; returns medians over `repeats`.
 ElementwiseRates bench_elementwise(Exec& ex, DType compute, int64_t bytes, int repeats);
 
 }  // namespace trainer::bench

@@ -17,9 +17,9 @@ Buffer packed_weight(Exec& ex, const Tensor& w, bool trans) {
   return packed;
 }
 
-constexpr int64_t kManyUses = 1000;  // of a weight, so that it is packed: outside the measurement
+constexpr int64_t kManyUses = 1000;  // uses of a weight, so many that it is packed, outside the measurement
 
-/// Layer holds the GEMMs of a linear layer and their operands.
+/// The GEMMs of a linear layer and their operands.
 struct Layer {
   Layer(Exec& ex, DType dtype, const GemmShape& shape)
       : x(ex.device, "bench", {shape.m, shape.k}, dtype),

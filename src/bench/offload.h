@@ -1,5 +1,6 @@
 #pragma once
-// Times of an update with all schedules of optimizer offload, from blocking to interleaved, at measured or given rates.
+// The time of an update with each schedule of optimizer offload, from blocking to interleaved, at measured or given
+// rates.
 #include <string>
 #include <vector>
 
@@ -12,8 +13,8 @@ struct OffloadRung {
   std::string rung, name;     // "B4", "interleaved, best share"
   config::Fraction streamed;  // of the elements that are not resident
   config::Fraction resident;  // of all subgroups
-  double played_s = 0;        // from the end of the backward pass until all weights are new, on the virtual clock
-  double predicted_s = 0;     // by the closed form; 0: it has none for blocking
+  double played_s = 0;        // from the end of the backward pass until all weights are updated, on the virtual clock
+  double predicted_s = 0;     // by the closed form; 0: there is none for blocking schedules
 };
 
 /// The size of one rank's update.
@@ -28,11 +29,11 @@ struct OffloadCase {
 /// `elements` parameters (offload/calibrate.h).
 offload::Rates rates_of(const config::Config& config, device::Device& device, DType compute, int64_t elements);
 
-/// Returns the rungs, from slow to fast where the device is far from the host:
+/// Returns the rungs, from slow to fast if the device is much faster than the host:
 ///   B0   all on the device, which has room for the state
-///   B1   all on the host, gradients through pageable memory tensor by tensor, each piece waited for
+///   B1   all on the host, gradients through pageable memory tensor by tensor, blocking on each
 ///   B1p  the same with gradients through pinned memory
-///   B2   all on the host, gradients flushed under the backward pass
+///   B2   all on the host, the flush of gradients overlapped with the backward pass
 ///   B3   a fifth resident on the device, the rest as B2
 ///   B4   interleaved, at shares of a quarter, a half, all, and the best one
 ///   B5   a fifth resident, the rest interleaved at the best share

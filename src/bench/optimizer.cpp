@@ -26,7 +26,7 @@ float* at(const Buffer& x, int64_t first) { return x.tensor().as<float>() + firs
 
 /// Moves the 28 bytes per parameter that an update moves, and computes nothing.
 void move(Exec& ex, const Arrays& arrays, int64_t parameters) {
-  if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes an element
+  if (ex.device.kind() == device::Kind::cuda) {  // as copies of 8 bytes per element
     for (int i = 0; i < 3; ++i) ops::run(ex, ops::Copy{arrays.p, arrays.m});
     ops::run(ex, ops::Copy{arrays.p.tensor().range(0, parameters / 2), arrays.m.tensor().range(0, parameters / 2)});
     return;
@@ -87,7 +87,7 @@ OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int rep
       first += n;
     }
   };
-  /// Parameters per second of each, over all passes but the first.
+  /// The rates in parameters per second, over all passes except the first.
   const std::function<void()> works[] = {[&] { update(false); }, [&] { move(ex, arrays, parameters); },
                                          [&] { update(true); }, [&] { read(ex, arrays, parameters); }};
   std::vector<double> seconds[std::size(works)];

@@ -11,21 +11,21 @@ namespace trainer::bench {
 struct OptimizerRate {
   double parameters_per_s = 0;          // parameters that AdamW updates, with fp32 state
   double gb_per_s = 0;                  // at its 28 bytes a parameter
-  double traffic_parameters_per_s = 0;  // by a loop that reads and writes the same bytes and computes nothing
+  double traffic_parameters_per_s = 0;  // of a loop that reads and writes the same bytes and computes nothing
   double copying_parameters_per_s = 0;  // parameters that AdamW updates while it writes a bf16 copy of the weights
-  /// By a loop that reads the 16 bytes of p, m, v and the gradient and writes nothing: no update in place can be
+  /// Of a loop that reads the 16 bytes of p, m, v and the gradient and writes nothing: no update in place can be
   /// faster. 0 on a GPU.
   double read_parameters_per_s = 0;
   double share() const { return parameters_per_s / traffic_parameters_per_s; }
-  /// Bytes per second, compared with those of the loop: 30 bytes per parameter with the copy.
+  /// Returns bytes per second relative to those of the loop: 30 bytes per parameter with the copy.
   double copying_share() const { return 30 * copying_parameters_per_s / (28 * traffic_parameters_per_s); }
 };
 
-/// Returns the ranges that one update of a model is done in, as the trainer does it: of equal weight decay.
+/// Returns the ranges in which one update of a model is done, as in the trainer: each has one weight decay.
 std::vector<int64_t> update_pieces(const config::Config& config, const setup::Machine& machine);
 
-/// Medians over `repeats` passes of each, in turns, over arrays of as many elements as the pieces have together (18
-/// bytes of memory each). Every piece is a separate update.
+/// Returns medians over `repeats` passes of each, in turns, over arrays with the total number of elements of the pieces
+/// (18 bytes of memory each). Every piece is a separate update.
 OptimizerRate bench_optimizer(Exec& ex, std::span<const int64_t> pieces, int repeats);
 
 }  // namespace trainer::bench

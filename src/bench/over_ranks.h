@@ -1,5 +1,5 @@
 #pragma once
-// Figures that all ranks of a job agree on. All ranks call.
+// Figures that are equal on all ranks of a job. Collective.
 #include <algorithm>
 #include <vector>
 

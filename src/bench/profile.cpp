@@ -24,7 +24,7 @@
 namespace trainer::bench {
 namespace {
 
-/// Work is a GEMM of square matrices, to keep ranks computing for as long as needed.
+/// A GEMM of square matrices that keeps ranks computing for as long as needed.
 struct Work {
   Work(device::Device& device, DType compute)
       : a(device, "benchmark", {kExtent, kExtent}, compute),
@@ -42,7 +42,7 @@ struct Work {
   ops::Gemm product;
 };
 
-/// Profile measures one thing after the other into a Cluster.
+/// Measures one thing after another into a Cluster.
 class Profile {
  public:
   Profile(comm::World& world, const config::Config& config, const setup::Machine& machine,
@@ -84,12 +84,12 @@ class Profile {
     memory();
     products(flops);
     attention();
-    cluster_.attention = cluster_.attentions.back().flops / flops;  // in other types, roughly
+    cluster_.attention = cluster_.attentions.back().flops / flops;  // an estimate for other types
     if (cluster_.cpu && options_.steps) measure_in_steps(cluster_, world_, *device_, machine_.compute);
   }
 
-  /// Single operators on a CPU are measured by rank 0 while the other ranks wait, since the rates in steps include how
-  /// ranks slow each other down. On GPUs all ranks measure at once.
+  /// Single operators on a CPU are measured by rank 0 while the other ranks wait, since the rates in steps already
+  /// include how ranks slow each other down. On GPUs all ranks measure at the same time.
   bool measures_operators() const { return !cluster_.cpu || world_.first(); }
   ops::Timing timing_of_operators() const {
     if (cluster_.cpu) return {.repeats = options_.repeats};
@@ -103,7 +103,7 @@ class Profile {
     return cluster_.cpu ? value : value / world_.size();
   }
 
-  /// Copies far beyond caches, and of next to nothing.
+  /// Measures copies far larger than the caches, and tiny ones.
   void memory() {
     const auto seconds_of_copy = [&](int64_t elements) {
       const Buffer from(*device_, "benchmark", {elements}, DType::f32),
@@ -116,7 +116,7 @@ class Profile {
     cluster_.memory_share = 0.8;
   }
 
-  /// Heads of many sizes: a score costs an exponential whatever its GEMMs cost.
+  /// Measures several head sizes: the exponential of a score costs the same whatever its GEMMs cost.
   void attention() {
     std::vector<int64_t> lengths = {128, 1024};
     if (!cluster_.cpu) lengths.push_back(4096);
@@ -183,18 +183,18 @@ class Profile {
     }
   }
 
-  /// Returns the seconds of equal work on the slowest rank over the mean's. Those of a rank that shares its cores vary
-  /// with the load on them, and in a step all ranks wait for the slowest.
+  /// Returns the slowest rank's time for equal work, relative to the mean. The times of ranks that share cores vary
+  /// with the load, and in a step all ranks wait for the slowest.
   double skew(CollectiveTimer& timer) {
     constexpr double kSegment = 0.1;  // seconds, about the time between two collectives of a step
     const Work work(*device_, machine_.compute);
     const double mean = 1 / mean_over_ranks(world_, 1 / ops::seconds_of(ex_, work.product, on_all_ranks_));
-    const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // the same on all ranks
+    const auto times = static_cast<int64_t>(std::ceil(kSegment / mean));  // equal on all ranks
     const double slowest = timer.slowest([&] { work.repeat(timer.exec(), times); }, 3 * options_.repeats);
     return std::max(1.0, slowest / (static_cast<double>(times) * mean));
   }
 
-  /// Counts the members on the first one's node: ranks are numbered node by node.
+  /// Returns the number of members on the first one's node: ranks are numbered node by node.
   int per_node_of(const comm::Communicator& group) const {
     const std::vector<int>& members = group.group().members;
     return static_cast<int>(std::ranges::count_if(
@@ -206,7 +206,7 @@ class Profile {
                             CommOp::reduce, CommOp::all_to_all})
       for (const int64_t payload : options_.payloads) {
         const int64_t n = std::max<int64_t>(1, payload / size_of(DType::f32) / group.size()) * group.size();
-        // Beyond a fixed time one repetition is enough.
+        // If one operation takes long, one repetition is enough.
         const double first = timer.seconds(group, op, n, 1);
         const double seconds = first > 0.2 ? first : timer.seconds(group, op, n, options_.repeats, 0);
         cluster_.collectives.push_back(
@@ -228,7 +228,7 @@ class Profile {
         most = &point;
       }
     const double rate = plan::fit_ring(*least, *most).rate * 1e-9;
-    // Between nodes the groups of a node share its link.
+    // Between nodes, the groups of a node share its link.
     link.gb_per_s = per_node < ranks ? rate * cluster_.devices_per_node / per_node : rate;
     link.start_us = link.hop_us = least->seconds * 1e6 / ranks;
   }

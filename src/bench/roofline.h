@@ -8,7 +8,7 @@ namespace trainer::bench {
 struct Roofline {
   double flops = 0;        // FLOP/s of GEMMs
   double bytes_per_s = 0;  // of memory, read and written
-  /// Returns the seconds that so much work takes at least.
+  /// Returns the least number of seconds that this work takes.
   double least_seconds(double work_flops, double work_bytes) const;
 };
 

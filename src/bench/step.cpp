@@ -114,7 +114,7 @@ StepBench bench_step(const config::Config& config, const setup::Machine& machine
   bench.copy_gb_per_s = roofline.bytes_per_s * 1e-9;
   double accounted = 0, total = 0;
   for (const double ms : bench.step_ms) total += ms;
-  if (machine.gpu) {  // timed operators do not overlap, which makes steps longer: they run once more
+  if (machine.gpu) {  // timing operators prevents overlap, which makes steps longer, so they run once more
     trainer.meter().reset();
     trainer.meter().timed = device.get();
     total = 0;
@@ -140,7 +140,7 @@ ops::MeasuredGemms tune_products(const config::Config& whole, const setup::Machi
   const int64_t vocab = whole.data.vocab_size;
   config::Config config = whole;
   config.parallel.data = 1;      // all replicas compute the same
-  setup::Machine one = machine;  // one rank of a replica, without the other ranks
+  setup::Machine one = machine;  // one rank of a replica, without its peers
   one.ranks = static_cast<int>(config::ranks_of_replica(config));
   const auto planned = [&] { return setup::plan_run(config, vocab, one, true); };
   setup::require_memory(planned(), config, vocab, one);

@@ -14,17 +14,18 @@
 namespace trainer::bench {
 namespace {
 
-/// Two widths, and the operators of both families.
+/// The model family and the width of each small model.
 const std::vector<std::string> kFamilies[] = {{"model.arch=gpt2", "model.d_model=512", "model.n_head=8"},
                                               {"model.arch=llama", "model.d_model=256", "model.n_head=4"}};
 
-/// Tally sums the times of the operators of steps.
+/// Sums the times of the operators of steps.
 class Tally final : public Recorder {
  public:
   Tally(const plan::Cluster& cluster, DType compute) : cluster_(cluster), compute_(compute) {}
   void add_operator(const OpCall& call) override {
     const auto kind = static_cast<size_t>(call.kind);
-    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);  // which is priced for every call
+    // Excludes the launch cost, which the planner adds for every call.
+    const double seconds = std::max(call.seconds - cluster_.operator_seconds, 0.0);
     seconds_[kind] += seconds;
     bytes_[kind] += call.cost.bytes;
     const bool product = call.kind == OpKind::gemm;
@@ -49,12 +50,12 @@ class Tally final : public Recorder {
       bytes_[i] += other.bytes_[i];
     }
   }
-  /// Bytes a second of a kind; 0 where nothing was measured.
+  /// Returns the bytes per second of a kind; 0 if nothing was measured.
   double rate(OpKind kind) const {
     const auto i = static_cast<size_t>(kind);
     return seconds_[i] > 0 ? bytes_[i] / seconds_[i] : 0;
   }
-  /// Share of a table's rates that the steps reached; 1 where nothing was measured.
+  /// Returns the share of a table's rates that the steps reached; 1 if nothing was measured.
   double share(size_t table) const { return in_steps_[table] > 0 ? by_table_[table] / in_steps_[table] : 1; }
 
   static constexpr size_t kAttention = 3, kTables = 4;  // three forms of GEMMs, and attention

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::string_view kStepPrefix = "step-";
 
-/// The name is "step-" and digits: a copy that a user keeps as "step-00000100.good" is ignored.
+/// True if the name is "step-" and digits: a copy that a user keeps as "step-00000100.good" is ignored.
 bool is_step_name(std::string_view name) {
   if (!name.starts_with(kStepPrefix) || name.size() == kStepPrefix.size()) return false;
   name.remove_prefix(kStepPrefix.size());
@@ -34,7 +34,7 @@ bool has_step_folders(const fs::path& path) {
   });
 }
 
-/// Returns the `checkpoints` folder that a PATH other than a step folder means.
+/// Returns the `checkpoints` folder to which a PATH other than a step folder refers.
 std::optional<fs::path> checkpoints_of(const fs::path& path) {
   std::error_code error;
   if (path.filename() == kLatestFile && fs::is_regular_file(path, error)) return path.parent_path();

@@ -9,9 +9,9 @@
 
 namespace trainer::checkpoint {
 
-/// Step, tokens, model keys, parameter count, hashes and the list of tensors, as a table or as
-/// {"folder", "step", …, "tensors": [{"name", "dtype", "shape", "bytes"}]}. PATH as in resolve(). Reads the manifest
-/// only. Throws Code::checkpoint when there is no complete checkpoint.
+/// Returns step, tokens, model keys, parameter count, hashes and the list of tensors, as a table or as {"folder",
+/// "step", …, "tensors": [{"name", "dtype", "shape", "bytes"}]}. PATH as in resolve(). Reads the manifest only. Throws
+/// Code::checkpoint when there is no complete checkpoint.
 std::string inspect_text(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 nlohmann::json inspect_json(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 
@@ -20,9 +20,9 @@ struct VerifyReport {
   int64_t tensors = 0, bytes = 0;     // verified, of the manifest's tensors
   std::vector<std::string> problems;  // empty: every byte of every file is as it was written
 };
-/// Reads everything: COMPLETE, the manifest, each file's size and checksum, the zeros between tensors; files that do
-/// not belong there are problems too. Damage is reported, not thrown; throws Code::checkpoint when PATH has no
-/// checkpoint. Of a `checkpoints` or run folder the one that `latest` names is verified, complete or not.
+/// Reads everything: COMPLETE, the manifest, each file's size and checksum, the zeros between tensors; unexpected files
+/// are problems too. Damage is reported, not thrown; throws Code::checkpoint when PATH has no checkpoint. In a
+/// `checkpoints` or run folder, the step folder that `latest` names is verified, complete or not.
 VerifyReport verify(const std::filesystem::path& path, SystemCalls& calls = system_calls());
 std::string to_text(const VerifyReport& report);
 nlohmann::json to_json(const VerifyReport& report);

@@ -89,7 +89,8 @@ std::string part_to_json(const Manifest& part) {
 void merge_part(Manifest& manifest, const Manifest& part) {
   const auto first_shard = static_cast<int64_t>(manifest.shards.size());
   manifest.shards.insert(manifest.shards.end(), part.shards.begin(), part.shards.end());
-  std::map<std::string, size_t, std::less<>> places;  // copies of the names, since tensors move as more are added
+  // Copies of the names, since tensors are reallocated as more are added.
+  std::map<std::string, size_t, std::less<>> places;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) places[manifest.tensors[i].name] = i;
   for (StoredTensor tensor : part.tensors) {
     for (Piece& piece : tensor.pieces) piece.shard += first_shard;

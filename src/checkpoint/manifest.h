@@ -2,8 +2,9 @@
 // The manifest of a checkpoint: state, files and, for each global tensor, which of its elements are where.
 //
 // A tensor is stored in pieces, one per process that wrote a part of it. A piece is a list of runs of the row-major
-// global tensor, laid end to end in one shard file from `offset` on. It has a checksum for each chunk of its bytes: a
-// reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly once.
+// global tensor, stored consecutively in one shard file, beginning at `offset`. It has a checksum for each chunk of its
+// bytes: a reader of a few rows verifies what it uses without reading the rest. The pieces of a tensor cover it exactly
+// once.
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -16,14 +17,14 @@
 
 namespace trainer::checkpoint {
 
-constexpr int64_t kFormat = 1;            // of the manifest and of COMPLETE
-constexpr int64_t kAlignment = 64;        // bytes; pieces begin at multiples of it, zeros between them
-constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; stays in the cache between packing, hashing, writing
+constexpr int64_t kFormat = 1;            // version of the manifest and of COMPLETE
+constexpr int64_t kAlignment = 64;        // bytes; pieces begin at multiples of it and are padded with zeros
+constexpr int64_t kChunkBytes = 4 << 20;  // of new checkpoints; fits in the cache during packing, hashing and writing
 constexpr const char* kManifestFile = "manifest.json";
 constexpr const char* kCompleteFile = "COMPLETE";
 constexpr const char* kConfigFile = "config.toml";
 
-/// Bytes of a complete checkpoint are not those that were written: an earlier one may still be whole.
+/// The bytes of a complete checkpoint differ from those that were written: an earlier checkpoint may still be intact.
 class Damage : public Error {
  public:
   explicit Damage(std::string message) : Error(Code::checkpoint, std::move(message)) {}
@@ -36,14 +37,14 @@ struct RunGroup {
   int64_t end() const { return global + (count - 1) * stride + length; }
 };
 
-/// Runs in ascending order of their global offset, adjacent ones joined, equally spaced ones grouped.
+/// Groups runs: in ascending order of their global offset, adjacent ones joined, equally spaced ones grouped.
 std::vector<RunGroup> group_runs(std::vector<mesh::Run> runs);
 
 struct Piece {
   int64_t shard = 0;             // index into Manifest::shards
-  int64_t offset = 0;            // bytes
+  int64_t offset = 0;            // in bytes
   std::vector<RunGroup> runs;    // ascending
-  std::vector<Checksum> chunks;  // of each chunk_bytes of the piece, the last one shorter
+  std::vector<Checksum> chunks;  // for each chunk_bytes of the piece; the last chunk may be shorter
   int64_t elements() const;
 };
 
@@ -58,12 +59,13 @@ struct StoredTensor {
 struct StoredFile {
   std::string name;
   int64_t bytes = 0;
-  Checksum checksum;  // of small files only: the pieces have those of a shard
+  Checksum checksum;  // small files only; shards have the checksums of their pieces
 };
 
 struct Manifest {
-  int64_t sequence = 0;  // µs since 1970 when saved, more when the clock went back: the newest has the highest
-  Snapshot header;       // without tensors, config and tokenizer
+  /// Μs since 1970 at the time of saving, or more if the clock went backwards: the newest has the highest.
+  int64_t sequence = 0;
+  Snapshot header;  // without tensors, config and tokenizer
   int64_t chunk_bytes = kChunkBytes;
   std::vector<StoredFile> files, shards;
   std::vector<StoredTensor> tensors;
@@ -76,20 +78,21 @@ nlohmann::json to_json(const TrainState& state);
 std::string to_json(const Manifest& manifest);
 
 /// Parses and checks everything that can be checked without the shards: types, ranges, overlaps, coverage. `origin`
-/// names the file in messages. Throws Code::checkpoint for any bytes that are not a sound manifest.
+/// names the file in messages. Throws Code::checkpoint if the bytes are not a valid manifest.
 Manifest parse_manifest(std::string_view json, const std::string& origin);
 
-/// The shards and tensors that one process wrote, sent to the process that publishes. They need not cover any tensor.
+/// Serializes the shards and tensors that one process wrote, to be sent to the process that publishes. They need not
+/// cover any tensor.
 std::string part_to_json(const Manifest& part);
 Manifest parse_part(std::string_view json);
 /// Adds the shards and pieces of a part. Throws Code::internal when its tensors differ from those of other parts.
 void merge_part(Manifest& manifest, const Manifest& part);
 
-/// The content of COMPLETE for a manifest of these bytes.
+/// Returns the content of COMPLETE for a manifest of these bytes.
 std::string completion_mark(std::string_view manifest_json);
 
-/// Reads and parses the manifest of a step folder; throws Code::checkpoint unless COMPLETE vouches for it and every
-/// file that it names has its size.
+/// Reads and parses the manifest of a step folder; throws Code::checkpoint unless its checksum is that in COMPLETE and
+/// every file that it names has the right size.
 Manifest read_manifest(SystemCalls& calls, const std::filesystem::path& step_folder);
 
 }  // namespace trainer::checkpoint

@@ -1,4 +1,4 @@
-// parse_manifest trusts no byte: it checks the type and range of each value before use.
+// parse_manifest checks the type and range of each value before use, since its input is untrusted.
 #include <algorithm>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -15,11 +15,11 @@ using nlohmann::json;
 
 namespace {
 
-constexpr int64_t kMostElements = int64_t{1} << 48;                      // of a tensor: no product below overflows
+constexpr int64_t kMostElements = int64_t{1} << 48;  // of a tensor, so that no product below overflows
 constexpr int64_t kMostBytes = std::numeric_limits<int64_t>::max() / 4;  // of a file
-constexpr int64_t kMostRuns = int64_t{1} << 26;                          // of a tensor: bounds the time of the check
+constexpr int64_t kMostRuns = int64_t{1} << 26;                          // of a tensor; bounds the time of the check
 
-/// A JSON value with its place, for messages such as "tensors[3].shape[0]: …".
+/// A JSON value with its position, for messages such as "tensors[3].shape[0]: …".
 class Value {
  public:
   Value(const json& value, std::string place) : json_(value), place_(std::move(place)) {}
@@ -139,7 +139,7 @@ Shape shape_of(const Value& value) {
   return Shape(extents);
 }
 
-/// Returns one group, checked to be inside a tensor of `total` elements.
+/// Returns one group after checking that it is inside a tensor of `total` elements.
 RunGroup run_group_of(const Value& value, int64_t total) {
   const std::vector<Value> list = value.list();
   if (list.size() != 2 && list.size() != 4) value.fail("expected [offset, length] or [offset, length, stride, count]");
@@ -225,7 +225,7 @@ StoredTensor tensor_of(const Value& value, const Manifest& manifest, bool whole)
   return tensor;
 }
 
-/// Checks that no byte of a shard belongs to two pieces, and that only alignment is between and after them.
+/// Checks that no byte of a shard belongs to two pieces, and that there is only alignment between and after them.
 void check_shards(const Value& root, const Manifest& manifest) {
   struct Range {
     int64_t shard, begin, end;

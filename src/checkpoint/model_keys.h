@@ -1,5 +1,5 @@
 #pragma once
-// The keys in which two checkpoints of one model agree.
+// The keys that must be equal in two checkpoints of one model.
 #include <cstdint>
 #include <map>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace trainer::checkpoint {
 
-/// Returns the keys of a resolved model that a run resumes with unchanged, as Snapshot::model_keys has them. `vocab` is
-/// the true vocabulary, as "vocab_size".
+/// Returns the keys of a resolved model that must not change when a run resumes, as stored in Snapshot::model_keys.
+/// `vocab` is the vocabulary size without padding, stored as "vocab_size".
 std::map<std::string, std::string> model_keys(const config::Model& model, int64_t vocab);
 
 }  // namespace trainer::checkpoint

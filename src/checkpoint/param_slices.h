@@ -1,5 +1,5 @@
 #pragma once
-// The tensors of a ParamStore as a checkpoint sees them.
+// The tensors of a ParamStore in a checkpoint.
 #include <vector>
 
 #include "checkpoint/snapshot.h"
@@ -12,7 +12,7 @@ namespace trainer::checkpoint {
 ///
 /// Returns the slices that this rank owns, so that all ranks together cover each tensor exactly once.
 std::vector<TensorSlice> slices_to_save(const params::ParamStore& store, bool moments);
-/// Returns all that this rank holds. Call store.refresh_compute() after they are filled.
+/// Returns all slices that this rank holds. Call store.refresh_compute() after they are filled.
 std::vector<TensorSlice> slices_to_fill(const params::ParamStore& store, bool moments);
 
 }  // namespace trainer::checkpoint

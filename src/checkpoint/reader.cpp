@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// Lists at most ten lines, then how many more there are.
+/// Lists at most ten lines, then the number of remaining ones.
 std::string listed(const std::vector<std::string>& problems) {
   constexpr size_t kMost = 10;
   std::string text;
@@ -145,7 +145,7 @@ void require_same_use(const Snapshot& stored, const Snapshot& run, const fs::pat
     if (before == stored.model_keys.end() || now == run.model_keys.end() || before->second == now->second) continue;
     const std::string name = key,
                       problem = format("{}: {} in the checkpoint, the run has {}", key, before->second, now->second);
-    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // which learns positions
+    if (name == "rope_theta" && run.model_keys.at("arch") == "gpt2") continue;  // whose positions are learned
     if ((name == "norm_eps" || name == "rope_theta") && chosen(name)) {
       log::warning("weights of {}: {}", folder.string(), problem);
       continue;

@@ -10,7 +10,7 @@
 
 namespace trainer::checkpoint {
 
-/// The parts of a checkpoint to load, and the names of the tensors of head and embedding.
+/// The parts of a checkpoint to load, and the names of the tensors of the head and the embedding.
 struct LoadRules {
   bool weights_only = false;  // eval, generate, init_from: tensors with a '#' in their name (moments) are skipped
   bool tied = false;          // the run's head is its embedding
@@ -28,7 +28,7 @@ class Reader {
   /// Returns state, config, tokenizer, hashes and model keys, without tensors.
   const Snapshot& header() const { return manifest_.header; }
 
-  /// Returns the true vocabulary of the model. Throws Code::checkpoint when the manifest does not say it.
+  /// Returns the model's vocabulary size without padding. Throws Code::checkpoint if the manifest does not contain it.
   int64_t vocab_size() const;
 
   /// Fills the runs of all slices. Names, shapes and element types must be exactly those of the checkpoint. All
@@ -43,17 +43,17 @@ class Reader {
   Manifest manifest_;
 };
 
-/// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs.
-/// Another tokenizer or other data are rejected unless `allow_other_data` (then: a warning). Empty hashes are not
-/// compared. `folder` is that of `stored`, for messages.
+/// Throws Code::checkpoint unless a run with these keys may resume from `stored`: lists every model key that differs. A
+/// different tokenizer or different data are rejected, or, with `allow_other_data`, cause a warning. Empty hashes are
+/// not compared. `folder` is the folder of `stored`, for messages.
 void require_compatible(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                         bool allow_other_data);
-/// Throws Code::checkpoint unless the weights of `stored` mean the same in this run, as far as no tensor's shape shows
-/// it: heads, the norm's epsilon, the base of RoPE. `chosen`: keys that the user set to a different value. A different
-/// epsilon or base that was set is only a warning, since contexts are extended this way.
+/// Throws Code::checkpoint unless this run uses the weights of `stored` in the same way, regarding everything that
+/// tensor shapes do not show: heads, the norm's epsilon, the base of RoPE. `chosen`: keys that the user set to a
+/// different value. A different epsilon or base that was set is only a warning, since contexts are extended this way.
 void require_same_use(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                       const std::function<bool(const std::string& key)>& chosen);
-/// The last part of require_compatible().
+/// Does the last part of require_compatible().
 void require_same_tokenizer(const Snapshot& stored, const Snapshot& run, const std::filesystem::path& folder,
                             bool allow_other_data);
 

@@ -35,12 +35,12 @@ std::string owner_in(int fd) {
   return text.substr(0, text.find('\n'));
 }
 
-/// Returns 0, or the errno of taking the lock without waiting.
+/// Returns 0, or the errno of trying to take the lock without waiting.
 int try_lock(int fd) {
   return uninterrupted([&] { return ::flock(fd, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
 }
 
-/// True if the open file still has that name: its last holder may have removed it.
+/// True if the open file still has that name, which its last holder may have removed.
 bool is_named(int fd, const fs::path& path) {
   struct stat open {
   }, named{};
@@ -85,7 +85,7 @@ RunLock::RunLock(const fs::path& folder, const Kind& kind) {
 
 RunLock::~RunLock() {
   if (fd_ < 0) return;
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // before the lock is freed: waiters check the name again
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());  // before the lock is released: waiters check the name again
   ::close(fd_);
 }
 

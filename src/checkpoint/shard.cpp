@@ -43,7 +43,7 @@ int64_t count_of(const TensorSlice& slice) {
   return elements;
 }
 
-/// Copies elements of `size` bytes from places `from_step` bytes apart to places `to_step` bytes apart.
+/// Copies elements of `size` bytes between strided arrays, with strides of `from_step` and `to_step` bytes.
 void copy_elements(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step, int64_t size,
                    int64_t count) {
   if (to_step == size && from_step == size) {
@@ -67,7 +67,7 @@ class OnHost {
     data_ = copy_.get(*slice.device, {slice.local.data + first * size, {end - first}, slice.local.dtype}).data -
             first * size;
   }
-  /// Returns where element 0 of `local` is, or would be.
+  /// Returns the address of element 0 of `local`, which may be outside of the copy.
   std::byte* data() const { return data_; }
   void put() { copy_.put(); }
 
@@ -112,19 +112,20 @@ class Packer {
   std::vector<mesh::Run> runs_;
   std::span<std::byte> buffer_;
   size_t run_ = 0;
-  int64_t done_ = 0;  // bytes of the current run
+  int64_t done_ = 0;  // bytes of the current run that are done
 };
 
-/// Walks the stored runs of a piece together with the requested runs of a slice, chunk by chunk.
+/// Walks the stored runs of a piece and the requested runs of a slice together, chunk by chunk.
 class Intersection {
  public:
   struct Copy {
-    int64_t from, to, count, step;  // byte in the chunk, byte in the local storage; elements, bytes between them there
+    // Byte in the chunk, byte in the local storage; number of elements, bytes between them in the local storage.
+    int64_t from, to, count, step;
   };
   Intersection(const Piece& piece, const std::vector<mesh::Run>& wanted, int64_t size)
       : groups_(piece.runs), wanted_(wanted), size_(size) {}
 
-  /// Returns the copies to make out of the next `bytes` bytes of the piece.
+  /// Returns the copies to make from the next `bytes` bytes of the piece.
   const std::vector<Copy>& next(int64_t bytes) {
     copies_.clear();
     const int64_t elements = bytes / size_;
@@ -161,7 +162,7 @@ class Intersection {
   int64_t size_;
   std::vector<Copy> copies_;
   size_t group_ = 0, wanted_next_ = 0;
-  int64_t index_ = 0, done_ = 0;  // run in the group, elements of the run
+  int64_t index_ = 0, done_ = 0;  // run in the group, elements of the run that are done
 };
 
 }  // namespace

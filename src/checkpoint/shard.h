@@ -1,5 +1,5 @@
 #pragma once
-// Shard files: the bytes of pieces. Tensors stream through one chunk-sized buffer, whatever their size.
+// Shard files: the bytes of pieces. Tensors are streamed through one chunk-sized buffer, whatever their size.
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -20,7 +20,7 @@ struct WrittenShard {
 class ShardWriter {
  public:
   ShardWriter(SystemCalls& calls, const std::filesystem::path& path, int64_t shard);
-  /// The slice's memory is free for other use afterwards.
+  /// Writes a slice, whose memory may be reused afterwards.
   void add(const TensorSlice& slice);
   /// Syncs and closes the file.
   WrittenShard finish();
@@ -35,10 +35,10 @@ class ShardWriter {
 WrittenShard write_shard(SystemCalls& calls, const std::filesystem::path& path, int64_t shard,
                          std::span<const TensorSlice> slices);
 
-/// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard of
-/// them has the same bytes.
+/// Copies the elements of slices into `memory`, which grows as needed, and returns slices of the copies. A shard
+/// written from them has the same bytes.
 std::vector<TensorSlice> copy_to_host(std::span<const TensorSlice> slices, std::vector<std::byte>& memory);
-/// Returns the bytes that copies of slices take: the elements, and the tables of their runs.
+/// Returns the number of bytes for copies of slices: the elements, and the tables of their runs.
 int64_t bytes_of_copies(std::span<const TensorSlice> slices);
 
 /// Reads from the shards of one step folder; files are opened on first use.
@@ -52,12 +52,13 @@ class ShardReader {
 
   /// Reads and verifies all chunks of a tensor; each mismatch goes to `report`.
   void verify(const StoredTensor& stored, const std::function<void(const std::string&)>& report);
-  /// The bytes between the end of a piece and the next multiple of kAlignment, when another piece follows, are zero.
+  /// Verifies that the bytes between the end of a piece and the next multiple of kAlignment are zero if another piece
+  /// follows.
   void verify_padding(const std::function<void(const std::string&)>& report);
 
  private:
   const File& file(int64_t shard);
-  /// Bytes of chunk `index` of a piece in `buffer_`; nothing when the checksum differs.
+  /// Reads chunk `index` of a piece into `buffer_`; returns an empty result if the checksum differs.
   std::optional<std::span<const std::byte>> chunk(const Piece& piece, int64_t bytes, int64_t index);
   std::string damage(const StoredTensor& stored, const Piece& piece, int64_t index) const;
 

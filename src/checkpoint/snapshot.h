@@ -13,13 +13,13 @@
 
 namespace trainer::checkpoint {
 
-/// One tensor to write or fill: local memory and how it maps onto the global tensor.
+/// One tensor to write or fill: local memory and its mapping to the global tensor.
 struct TensorSlice {
   std::string name;  // "blocks.0.attn.q.weight", "…#m", "…#v"
   Shape shape;       // global
-  Tensor local;      // flat storage that the runs' local offsets count in
+  Tensor local;      // flat storage; the runs' local offsets are relative to it
   std::vector<mesh::Run> runs;
-  device::Device* device = nullptr;  // whose memory `local` is; null: the host's
+  device::Device* device = nullptr;  // whose memory `local` is in; null: the host's
 };
 
 struct TrainState {
@@ -28,25 +28,26 @@ struct TrainState {
   int64_t samples_seen = 0, tokens_seen = 0;
   double best_val_loss = std::numeric_limits<double>::quiet_NaN();  // NaN: none yet
   int64_t best_step = -1;
-  int64_t proven_step = -1;  // the last checkpoint that a normal step followed (run/divergence.h); -1: none yet
+  int64_t proven_step = -1;  // the last checkpoint that was followed by a normal step (run/divergence.h); -1: none yet
   double loss = std::numeric_limits<double>::quiet_NaN();  // training loss of the last update; NaN: unknown
-  int64_t origin = 0;          // a branch: the sequence (manifest.h) of the other run's checkpoint that it began from
-  int64_t skipped_in_row = 0;  // that many last steps had a loss or gradient that was not finite: no update
+  int64_t origin = 0;  // of a branch: the sequence (manifest.h) of the other run's checkpoint from which it started
+  /// Number of last steps whose loss or gradient was not finite, so that there was no update.
+  int64_t skipped_in_row = 0;
   bool finite_weights = true;
-  /// The weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
+  /// True if the weights, and the loss and gradient of the last step, are finite. Only such checkpoints count for
   /// Retention::keep (checkpoint/store.h).
   bool is_sound() const { return skipped_in_row == 0 && finite_weights; }
 };
 
 struct Snapshot {
   TrainState state;
-  std::string config_toml;  // values in force
+  std::string config_toml;  // with all values in force
   std::string tokenizer;    // serialized, may be empty
   std::string tokenizer_hash, data_hash;
-  std::string val_hash;  // of the validation data; empty: none, or saved by a version without it
-  // Hash of the GEMM tuning table; empty text: none. nullopt: saved by a version that did not record it.
+  std::string val_hash;  // of the validation data; empty: none, or saved by a version that did not record it
+  // Hash of the GEMM tuning table; empty: no table. nullopt: saved by a version that did not record it.
   std::optional<std::string> gemm_tuning_hash = "";
-  std::map<std::string, std::string> model_keys;  // what must agree on resume: "n_layer" → "6"
+  std::map<std::string, std::string> model_keys;  // must be equal on resume: "n_layer" → "6"
   bool tied = false;
   std::string compute;  // "bf16" …
   std::vector<TensorSlice> tensors;

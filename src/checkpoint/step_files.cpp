@@ -39,7 +39,7 @@ void write_new_folder(SystemCalls& calls, const fs::path& output, const std::fun
   const std::string prefix = format(".writing-{}-", target.filename().string());
   const fs::path temporary = parent / format("{}{:x}", prefix, ::getpid());
   make_folders(calls, parent);
-  for (const std::string& name : names_in(parent)) {  // what a killed process left
+  for (const std::string& name : names_in(parent)) {  // remains of a killed process
     if (!name.starts_with(prefix)) continue;
     char* end = nullptr;
     const pid_t writer = static_cast<pid_t>(std::strtol(name.c_str() + prefix.size(), &end, 16));

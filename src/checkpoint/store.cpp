@@ -52,13 +52,13 @@ fs::path CheckpointStore::save(const Snapshot& snapshot) {
 
 void CheckpointStore::begin(const Snapshot& snapshot, bool background) {
   TRAINER_CHECK(!is_saving(), "one save at a time");
-  // Where no thread can be started, std::async defers too.
+  // If no thread can be started, std::async defers as well.
   const std::launch policy = background ? std::launch::async | std::launch::deferred : std::launch::deferred;
   saving_.emplace(Saving{snapshot, policy, snapshot.state.proven_step});
   attempt([&] {
     std::string temporary;
     run_on_first_rank([&] {
-      make_folders(calls_, folder_);  // where somebody removed it
+      make_folders(calls_, folder_);  // if somebody removed it
       temporary = fresh(kSaving, step_name(snapshot.state.step)).string();
       if (!make_folder(calls_, temporary)) throw Error(Code::io, format("{}: already exists", temporary));
     });

@@ -14,7 +14,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr int64_t kShardBytes = int64_t{1} << 30;  // of one shard, held in memory; a larger tensor is a shard
+// Of one shard, held in memory; a larger tensor gets a shard of its own.
+constexpr int64_t kShardBytes = int64_t{1} << 30;
 
 bool is_moment(const std::string& name) { return name.find('#') != name.npos; }
 

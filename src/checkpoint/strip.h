@@ -11,8 +11,8 @@ struct Stripped {
 };
 /// Writes a step folder that has the weights of a checkpoint without the optimizer's state, a third of its size. That
 /// is enough to evaluate, to generate and to start a run from (model.init_from), not to resume one. PATH as in
-/// resolve(). `output` must not exist; it appears whole or not at all. Every byte that is copied is verified. Throws
-/// Code::checkpoint for damage, Code::io when writing fails.
+/// resolve(). `output` must not exist; it is created completely or not at all. Every byte that is copied is verified.
+/// Throws Code::checkpoint for damage, Code::io when writing fails.
 Stripped strip(const std::filesystem::path& path, const std::filesystem::path& output,
                SystemCalls& calls = system_calls());
 

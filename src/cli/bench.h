@@ -1,5 +1,5 @@
 #pragma once
-// Common parts of the benchmarks of `trainer bench`: where one runs, and how it prints.
+// Common parts of the benchmarks of `trainer bench`: the device and the output.
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -15,7 +15,7 @@ namespace trainer::cli {
 
 using nlohmann::json;
 
-/// Where a benchmark runs, and in which type. Text goes to stdout, or to stderr with --json.
+/// The device of a benchmark, and its data type. Text goes to stdout, or to stderr with --json.
 struct Bench {
   explicit Bench(const BenchOptions& o) : options(o) {
     config = load_configuration(o.config);
@@ -26,8 +26,8 @@ struct Bench {
       throw Error(Code::usage, format("`bench {}` needs --config FILE: the model to measure", options.what));
     if (config.data.vocab_size <= 0) throw Error(Code::usage, format("`bench {}` needs data.vocab_size", options.what));
   }
-  /// Returns the peak to which rates are relative. A peak given by the user saves the time to measure one. On a GPU the
-  /// data sheet's peak is printed as well.
+  /// Returns the peak to which rates are relative. If the user gives a peak, it is not measured. On a GPU the data
+  /// sheet's peak is printed as well.
   setup::PeakTracker measured_peak(device::Device& device) const {
     if (machine.gpu && config.hardware.peak_tflops == 0)
       return {setup::best_product_flops(device, machine.compute), "measured", "library GEMMs"};
@@ -46,7 +46,7 @@ struct Bench {
     const std::optional<double> promised = data_sheet_peak();
     return promised ? json(*promised * 1e-9) : json();
   }
-  /// Throws where operands of so many bytes do not fit.
+  /// Throws if operands of this size do not fit.
   void require_memory(const char* option, double bytes) const {
     if (bytes > static_cast<double>(machine.memory_limit))
       throw Error(Code::plan, format("{}: operands take {:.3g} GiB and {:.3g} GiB are free; use smaller ones", option,

@@ -18,7 +18,7 @@ using nlohmann::json;
 
 int run(comm::World& world, const config::Config& config, const BenchOptions& o) {
   setup::Machine machine = setup::choose_machine(config, world);
-  machine.threads = 1;  // progress threads compute the sums of collectives
+  machine.threads = 1;  // progress threads compute the reductions of collectives
   const std::unique_ptr<device::Device> device = setup::make_device(machine);
   const comm::GpuTransport between = comm::choose_gpu_transport(world, *device, config.parallel.transport);
   const std::unique_ptr<comm::World> gpus = comm::gpu_world(world, *device, between);

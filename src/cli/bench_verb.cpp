@@ -68,8 +68,8 @@ json bench_attention(const Bench& b) {
           {"rates", rates}};
 }
 
-// Measures the peak of this machine in a compute type within a fraction of a second. Scripts ask it whether the machine
-// is quiet.
+// Measures the peak of this machine in a compute type within a fraction of a second. Scripts use it to check that the
+// machine is idle.
 json bench_peak(const Bench& b) {
   const std::unique_ptr<device::Device> device = setup::make_device(b.machine);
   setup::PeakTracker peak = b.measured_peak(*device);
@@ -88,7 +88,7 @@ json bench_peak(const Bench& b) {
 }
 
 json bench_optimizer(const Bench& b) {
-  constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients: far beyond caches
+  constexpr int64_t kUsual = int64_t{64} << 20;  // 1 GiB of state and gradients, far larger than the caches
   std::vector<int64_t> pieces{b.options.size > 0 ? divide_up(b.options.size, int64_t{4}) : kUsual};
   if (b.options.size == 0 && !b.options.config.file.empty()) pieces = bench::update_pieces(b.config, b.machine);
   b.require_memory("--size", 4 * static_cast<double>(b.options.size));
@@ -115,7 +115,7 @@ json bench_optimizer(const Bench& b) {
 }
 
 json bench_elementwise(const Bench& b) {
-  const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far beyond caches
+  const int64_t usual = b.machine.gpu ? int64_t{256} << 20 : int64_t{64} << 20;  // far larger than the caches
   b.require_memory("--size", 5 * static_cast<double>(b.options.size));
   Computing on(b.machine);
   const bench::ElementwiseRates rates = bench::bench_elementwise(
@@ -184,7 +184,7 @@ json bench_step(const Bench& b) {
           {"operators", operators}};
 }
 
-// Compares predicted memory with that of the process in a few steps.
+// Compares predicted memory with that of the process over a few steps.
 json bench_memory(const Bench& b) {
   b.require_config();
   const setup::RunPlan plan = setup::plan_run(b.config, b.config.data.vocab_size, b.machine, true);

@@ -31,7 +31,7 @@ int strip(const CheckpointOptions& o) {
 int export_model(const CheckpointOptions& o) {
   const std::string path = checkpoint_path("checkpoint export", o.checkpoint, o.config);
   huggingface::ExportOptions options;
-  options.type = huggingface::find_named(o.dtype).value();  // the parser has checked it
+  options.type = huggingface::find_named(o.dtype).value();  // checked by the parser
   options.shard_bytes = o.shard_bytes;
   options.allow_nonfinite = o.allow_nonfinite;
   const huggingface::Exported done = huggingface::export_model(path, o.output, options);

@@ -19,7 +19,7 @@ struct ConfigOptions {
   comm::Facts asked;              // the verb and its options, the same on all ranks
 };
 /// Loads the file with the overrides, and resolves and checks it for one rank; without a file, defaults and overrides,
-/// which need to fit no number of ranks. Throws Code::config with all mistakes.
+/// which need not fit any number of ranks. Throws Code::config with all errors.
 config::Config load_configuration(const ConfigOptions& options);
 
 struct TrainOptions {
@@ -35,9 +35,9 @@ struct EvalOptions {
   std::string checkpoint;
   std::vector<std::string> data;
   std::string format = "auto";       // the format of `data`
-  int64_t batches = 0;               // groups of global_batch windows; 0: all
-  int64_t stride = 0;                // of sliding windows; 0: whole windows one behind the other
-  std::vector<std::string> choices;  // files of questions; empty: loss
+  int64_t batches = 0;               // number of groups of global_batch windows; 0: all
+  int64_t stride = 0;                // of sliding windows; 0: consecutive, non-overlapping windows
+  std::vector<std::string> choices;  // files of questions; empty: evaluate the loss
   int64_t questions = 0;             // 0: all
   bool json = false;
 };
@@ -66,17 +66,17 @@ struct BenchOptions {
   std::string what;  // one of peak | gemm | attention | elementwise | optimizer | step | memory | collectives | all
   ConfigOptions config;
   int warmup = 2, repeats = 5;
-  std::string write_profile;                   // all, collectives: measure the machine and write its profile there
-  std::string write_tuning;                    // gemm: measure a configuration's GEMMs and write the table there
-  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some usual ones
-  int64_t size = 0;                            // bytes of elementwise operands; 0: by the machine
-  bool dry_run = false;                        // step: count its work only
+  std::string write_profile;  // all, collectives: measure the machine and write its profile to this file
+  std::string write_tuning;   // gemm: measure a configuration's GEMMs and write the table to this file
+  std::vector<std::array<int64_t, 3>> shapes;  // gemm: m, k, n; empty: the configuration's shapes, or some common ones
+  int64_t size = 0;                            // bytes of elementwise operands; 0: depends on the machine
+  bool dry_run = false;                        // step: only count its work
   bool json = false;
 };
 int bench_command(const BenchOptions& options);
 /// Runs `bench collectives` among the ranks of mpirun, or of a configuration with parallel.transport = "threads".
 int bench_collectives_command(const BenchOptions& options);
-/// Runs `bench all|collectives --write-profile FILE`, on as many ranks.
+/// Runs `bench all|collectives --write-profile FILE`, on all ranks that were started.
 int bench_profile_command(const BenchOptions& options);
 
 struct PlanOptions {
@@ -84,7 +84,7 @@ struct PlanOptions {
   std::string cluster, profile;  // one of them
   int64_t devices = 0;           // 0: the profile's ranks, or one node of the cluster
   int64_t top = 10;
-  std::vector<std::string> free;  // keys to search although the configuration gives them
+  std::vector<std::string> free;  // keys to search although the configuration sets them
   std::string emit, html;
   bool json = false, explain = false;
 };

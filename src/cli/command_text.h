@@ -1,5 +1,5 @@
 #pragma once
-// The command line as data, for shells' completion and the manual page.
+// The command line as data, for shell completion and the manual page.
 #include <string>
 #include <vector>
 
@@ -12,19 +12,19 @@ namespace trainer::cli {
 
 /// True if --help lists the verb or action.
 bool is_shown(const CLI::App* app);
-/// Returns the options that an action shares with the other actions of its verb; for a verb, none.
+/// Returns the options that an action shares with the other actions of its verb; empty for a verb.
 std::vector<const CLI::Option*> options_of_verb(const CLI::App& app);
-/// Returns all options that a verb or an action takes.
+/// Returns all options that a verb or an action accepts.
 std::vector<const CLI::Option*> options_at(const CLI::App& app);
 /// Returns the placeholder of an option's value: FILE, N; of a flag: empty.
 std::string value_of(const CLI::Option& option);
-/// Returns the values that an option takes; empty: any.
+/// Returns the values that an option accepts; empty: any.
 std::vector<std::string> choices_of(const CLI::Option& option);
 
 /// Returns the script that completes words in a shell: bash, zsh or fish. It asks `trainer completion words`.
 std::string completion_script(const std::string& shell);
-/// Returns completions of the last of these words, which follow the program's name: lines of a word, a tab and its
-/// help. Empty where a file's name may follow.
+/// Returns the completions of the last of these words, which follow the program's name: one per line, as a word, a tab
+/// and its help. Empty where a file name may follow.
 std::string completions(const CLI::App& app, const std::vector<std::string>& words);
 /// Returns the manual page, in roff.
 std::string manual(const CLI::App& app, const std::string& version);

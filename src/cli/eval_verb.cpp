@@ -28,8 +28,8 @@ namespace fs = std::filesystem;
 
 constexpr const char* kNotFinite = "the loss is not finite: training had diverged before this checkpoint was saved";
 
-/// Returns the tokens that the run made of its texts: in the run folder around the checkpoint, else where they were
-/// made.
+/// Returns the tokens that the run made from its texts: in the run folder around the checkpoint, else in the folder
+/// where they were made.
 fs::path tokens_of_run(const run::LoadedModel& model) {
   const fs::path beside = fs::absolute(model.folder).parent_path().parent_path() / "tokens";
   std::error_code none;
@@ -47,7 +47,7 @@ void require_same_data(const run::LoadedModel& model, const data::EvalData& sour
   if (model.machine.rank == 0) log::warning("{}", text);
 }
 
-/// Shows how far an evaluation is, and returns false when it shall stop.
+/// Shows the progress of an evaluation; returns false if it must stop.
 std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, const char* what) {
   auto status = world.first() ? std::make_shared<report::StatusLine>() : nullptr;
   return [=](int64_t done, int64_t all) {
@@ -56,7 +56,7 @@ std::function<bool(int64_t, int64_t)> show_progress(const comm::World& world, co
   };
 }
 
-/// Throws the same on every rank for a model that had diverged.
+/// Throws the same error on every rank if the model had diverged.
 void require_finite(const run::LoadedModel& model, double loss) {
   if (!std::isfinite(loss))
     throw Error(Code::nonfinite, format("{}: {}", model.folder.string(), kNotFinite)).on(Scope::all_ranks);
@@ -70,7 +70,7 @@ int answer(comm::World& world, const EvalOptions& o, run::LoadedModel& model, co
   if (result.interrupted) return stopped(world, "evaluation");
   require_finite(model, result.loss);
   if (!world.first()) return 0;
-  const auto share = [&](double accuracy) {  // with the standard error of a proportion of that many draws
+  const auto share = [&](double accuracy) {  // with the standard error of a proportion over that many samples
     if (std::isnan(accuracy)) return std::string("unknown (the file has no text)");
     const double of = static_cast<double>(std::max<int64_t>(1, result.questions - 1));
     return format("{:.4f} ± {:.4f}", accuracy, std::sqrt(accuracy * (1 - accuracy) / of));

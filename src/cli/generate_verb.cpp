@@ -38,7 +38,7 @@ std::string prompt_text(const GenerateOptions& o) {
   return *o.prompt == "-" ? read("-", "--prompt") : *o.prompt;
 }
 
-/// The output of lines: standard output or a file. They are written one by one, so that an interrupted run keeps its
+/// The output of lines: standard output or a file. Lines are written one by one, so that an interrupted run keeps its
 /// work.
 class Output {
  public:
@@ -61,7 +61,7 @@ class Output {
   std::ofstream file_;
 };
 
-/// Writes each line of --prompts again, with its continuation.
+/// Writes each line of --prompts with its continuation.
 int continue_lines(comm::World& world, const GenerateOptions& o, const std::string& text, run::LoadedModel& model) {
   const std::vector<Line> lines = data::read_prompts(text, o.prompts);
   train::Generator generator(*model.trainer);

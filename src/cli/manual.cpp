@@ -7,7 +7,7 @@
 namespace trainer::cli {
 namespace {
 
-/// Text as roff takes it. A line must not begin with a dot or a quote.
+/// Escapes text for roff. A line must not begin with a dot or a quote.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {

@@ -13,9 +13,9 @@
 namespace trainer::cli {
 namespace {
 
-constexpr int64_t kMost = int64_t{1} << 60;  // CLI11 2.1 takes a number beyond 64 bits for the largest one
+constexpr int64_t kMost = int64_t{1} << 60;  // CLI11 2.1 reads a number beyond 64 bits as the largest one
 
-/// Help of an action also lists the options that its verb has for all actions.
+/// Lists in an action's help also the options that its verb has for all actions.
 struct Help : CLI::Formatter {
   std::string make_subcommands(const CLI::App* app, CLI::AppFormatMode mode) const override {
     const std::vector<const CLI::Option*> shared = options_of_verb(*app);
@@ -30,7 +30,7 @@ std::vector<std::string> names_of(const std::vector<const CLI::App*>& verbs) {
   return names;
 }
 
-/// Describes a word that nothing takes at this place.
+/// Describes a word that is not accepted at this position.
 std::string unexpected(const CLI::App& at, const std::string& command, const std::string& word) {
   if (!word.starts_with('-')) {
     const std::vector<std::string> known = names_of(at.get_subcommands(is_shown));
@@ -60,7 +60,7 @@ void refuse_options_before(const CLI::App& verb) {
                                     before.front(), verb.get_name()));
 }
 
-/// Returns the verb and its options as given.
+/// Returns the verb and its options as they were given.
 comm::Facts facts_of(const CLI::App& verb) {
   comm::Facts facts{{"the verb", verb.get_name()}};
   for (const CLI::Option* option : verb.get_options())
@@ -69,7 +69,7 @@ comm::Facts facts_of(const CLI::App& verb) {
   return facts;
 }
 
-enum class Ranks { all, first };  // which ranks run a command
+enum class Ranks { all, first };  // the ranks that run a command
 
 template <typename Options>
 CLI::App& add_verb(CLI::App& app, CommandLine& line, const char* name, const char* help, Options& options,
@@ -85,13 +85,13 @@ CLI::App& add_verb(CLI::App& app, CommandLine& line, const char* name, const cha
   return verb;
 }
 
-/// One of the things that a verb does. The verb's own options may stand before and behind it.
+/// Adds an action of a verb. The verb's own options may precede and follow it.
 CLI::App& add_action(CLI::App& verb, const char* name, const char* help) {
   verb.require_subcommand(1);
   return *verb.add_subcommand(name, help)->fallthrough();
 }
 
-/// "~/x" is expanded, which shells leave unchanged inside a word (--config=~/x).
+/// Expands "~/x", which shells leave unchanged inside a word (--config=~/x).
 template <typename T>
 CLI::Option* add_path(CLI::App& app, const char* names, T& value, const char* type, const char* help) {
   const auto expand = [](std::string& path) {
@@ -119,7 +119,7 @@ CLI::Option* add_text(CLI::App& app, const char* names, std::string& value, cons
   return app.add_option(names, value, help)->type_name(type)->check(CLI::Validator(empty, ""));
 }
 
-/// Adds another name for a key of the configuration.
+/// Adds an option that sets a key of the configuration.
 CLI::Option* add_key(CLI::App& app, const char* name, ConfigOptions& config, const std::string& key, const char* help) {
   const auto set = [&config, key](const std::string& value) { config.sets.push_back(key + "=" + value); };
   return app.add_option_function<std::string>(name, set, help);
@@ -127,7 +127,7 @@ CLI::Option* add_key(CLI::App& app, const char* name, ConfigOptions& config, con
 
 void add_json(CLI::App& app, bool& json) { app.add_flag("--json", json, "print one JSON document on stdout"); }
 
-/// Returns --config and --set.
+/// Adds --config and --set, and returns them.
 std::pair<CLI::Option*, CLI::Option*> add_config(CLI::App& app, ConfigOptions& o) {
   return {add_path(app, "--config,-c", o.file, "FILE",
                    "read this configuration (TOML); `trainer config reference` lists all keys"),

@@ -1,5 +1,5 @@
 #pragma once
-// The verbs with their options, declared with the words of --help.
+// The verbs with their options and the texts of --help.
 #include "cli/cli.h"
 
 namespace CLI {
@@ -9,9 +9,9 @@ class Error;
 
 namespace trainer::cli {
 
-/// Parsing fills in the options of the verb that is given, runs it and leaves its exit status.
+/// Parsing fills in the options of the given verb, runs it and stores its exit status.
 struct CommandLine {
-  TrainOptions bare, train;  // without a verb, and with it
+  TrainOptions bare, train;  // without a verb, and with one
   EvalOptions eval;
   GenerateOptions generate;
   TokenizeOptions tokenize;
@@ -20,15 +20,14 @@ struct CommandLine {
   ConfigVerbOptions config;
   ReportOptions report;
   PlanOptions plan;
-  std::vector<std::string> words;  // to complete
+  std::vector<std::string> words;  // the words to complete
   int status = 0;
 };
 
 /// Adds all verbs and options to the program. `line` outlives it.
 void declare(CLI::App& app, CommandLine& line);
 
-/// Returns the message for a mistake that the parser found: the unknown word, its nearest neighbour, and how to get
-/// help.
+/// Returns the message for an error found by the parser: the unknown word, its nearest neighbour, and how to get help.
 std::string mistake(const CLI::App* app, const CLI::Error& error);
 
 }  // namespace trainer::cli

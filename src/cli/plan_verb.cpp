@@ -49,7 +49,7 @@ json to_json(const plan::PlannedRun& run) {
           {"fits", run.fits}};
 }
 
-/// Keys of --free lose their values: the planner searches them.
+/// Removes the values of the keys of --free, so that the planner searches them.
 void free_keys(config::Config& config, std::vector<std::string> free) {
   if (std::ranges::count(free, "all") > 0) free = {"parallel", "train.micro_batch", "train.recompute"};
   for (const std::string& word : free) {
@@ -62,7 +62,7 @@ void free_keys(config::Config& config, std::vector<std::string> free) {
   }
 }
 
-/// Returns the size of the vocabulary. The data need not be on the machine that plans.
+/// Returns the vocabulary size. The data need not be on the machine that plans.
 int64_t vocabulary(const config::Config& config) {
   const config::Data& data = config.data;
   if (data.vocab_size > 0) return data.vocab_size;

@@ -25,7 +25,7 @@ void prepare_process() {
   std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGXFSZ, SIG_IGN);
   log::set_sink([plain = log::set_sink({})](log::Level level, const std::string& line) {
-    plain(level, report::printable(line));  // names in files may hold sequences that terminals act on
+    plain(level, report::printable(line));  // file names may contain sequences that terminals interpret
   });
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;

@@ -37,15 +37,15 @@ comm::WorldOptions world_options(const config::Config& config) {
   return options;
 }
 
-/// Returns every value in force, by its key.
+/// Returns every value in force, with its key.
 comm::Facts facts_of(const config::Config& config) {
   comm::Facts facts;
   for (const config::Key& key : config::keys()) facts.emplace_back(key.path(), config::to_toml(key.get(config)));
   return facts;
 }
 
-/// The first rank reads and checks the file. Then every rank has its configuration, or throws the same error. A rank
-/// that was given another file or other --set is rejected.
+/// Rank 0 reads and checks the file. Then every rank has its configuration, or throws the same error. A rank that was
+/// given a different file or other --set values is rejected.
 config::Config shared_configuration(comm::World& world, const ConfigOptions& options) {
   comm::Facts asked = options.asked;
   for (auto& [name, value] : asked) {  // the values in force are compared instead
@@ -149,7 +149,7 @@ int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked
 int report(const std::exception_ptr& exception, int rank) {
   Code code = Code::internal;
   std::string text;
-  bool reported = false;  // by another rank
+  bool reported = false;  // by a different rank
   try {
     std::rethrow_exception(exception);
   } catch (const Error& error) {

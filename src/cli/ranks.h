@@ -12,13 +12,13 @@ namespace trainer::cli {
 /// with its status; it is printed once.
 int run_on_ranks(const ConfigOptions& options, const std::function<int(comm::World&, const config::Config&)>& verb);
 
-/// Runs a verb that needs no configuration, on as many ranks as were started. `asked` must be the same on all of them.
+/// Runs a verb that needs no configuration, on all ranks that were started. `asked` must be the same on all of them.
 int run_on_ranks(const std::function<int(comm::World&)>& verb, const comm::Facts& asked);
 
 /// Runs a verb that needs one rank on rank 0, while the other ranks wait for it.
 int run_on_first_rank(const std::function<int()>& verb, const comm::Facts& asked);
 
-/// Prints an exception that reached main, by which rank it came from, and returns the exit status.
+/// Prints an exception that reached main, depending on the rank that threw it, and returns the exit status.
 int report(const std::exception_ptr& exception, int rank);
 
 }  // namespace trainer::cli

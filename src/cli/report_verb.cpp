@@ -15,7 +15,7 @@ using Runs = std::vector<report::NamedRun>;
 
 constexpr size_t kBlock = size_t{1} << 20;
 
-/// Gives the table to standard output, or to a file that appears when it is whole.
+/// Writes the table to standard output, or to a file that is replaced atomically.
 void print_csv(const Runs& runs, const std::string& output) {
   std::string text;
   report::write_csv(runs, [&](std::string_view line) {

@@ -1,5 +1,5 @@
 #pragma once
-// `generate --stop TEXT`: passes text on up to a given text, whose beginning may come in an earlier piece.
+// `generate --stop TEXT`: passes text on up to a given text, which may be split over several pieces.
 #include <algorithm>
 #include <string>
 #include <string_view>
@@ -9,10 +9,11 @@ namespace trainer::cli {
 
 class StopText {
  public:
-  /// Empty: nothing stops.
+  /// An empty `stop` never ends the text.
   explicit StopText(std::string stop) : stop_(std::move(stop)) {}
 
-  /// Returns the part of the text that may be shown so far. An end that could begin the stop text is kept back.
+  /// Returns the part of the text that may be shown so far. An end that could be the beginning of the stop text is held
+  /// back.
   std::string pass(const std::string& piece) {
     if (stop_.empty()) return piece;
     kept_ += piece;
@@ -29,7 +30,7 @@ class StopText {
     return out;
   }
   bool met() const { return met_; }
-  /// Returns the text held back, when the text ended without the stop text.
+  /// Returns the text that was held back, when the text ends without the stop text.
   std::string rest() { return std::exchange(kept_, {}); }
 
  private:

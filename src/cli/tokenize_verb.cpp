@@ -23,7 +23,7 @@ config::Document document_named(const std::string& name) {
   return name == "line" ? config::Document::line : name == "block" ? config::Document::block : config::Document::file;
 }
 
-/// Returns the files that --input names. A pipe is read once, so it is the only one.
+/// Returns the files that --input names. A pipe can be read only once, so it must be the only one.
 std::vector<std::string> input_files(const TokenizeOptions& o, config::DataFormat stated) {
   std::vector<std::string> names = o.input;
   std::ranges::replace(names, std::string("-"), std::string(data::kStandardInput));

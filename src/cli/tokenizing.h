@@ -8,7 +8,7 @@
 
 namespace trainer::cli {
 
-/// Shows on stderr how far tokenization is.
+/// Shows the progress of tokenization on stderr.
 inline std::function<void(const data::TokenizeProgress&)> show_tokenizing() {
   return [line = std::make_shared<report::StatusLine>()](const data::TokenizeProgress& done) {
     if (done.total_bytes == 0)

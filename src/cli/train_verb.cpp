@@ -26,7 +26,7 @@ int train_command(const TrainOptions& o) {
       const int status = run::run_session(world, config, session, plan);
       if (world.first()) print(plan);
       return status;
-    } catch (const Error&) {  // a plan that does not fit is worth reading too
+    } catch (const Error&) {  // a plan that does not fit is still useful to read
       if (world.first()) print(plan);
       throw;
     }
