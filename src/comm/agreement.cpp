@@ -12,7 +12,7 @@ std::string host_name() {
   return ::gethostname(host, sizeof host - 1) == 0 ? host : "?";
 }
 
-/// Packs the host, then names and values in turn, each with a zero behind it.
+/// Packs the host, then names and values in turn, each terminated by a zero byte.
 std::string packed(const Facts& facts) {
   std::string text = host_name() + '\0';
   for (const auto& [name, value] : facts) text += name + '\0' + value + '\0';
@@ -30,7 +30,7 @@ std::pair<std::string, Facts> unpacked(const std::string& text) {
   return {words.front(), facts};
 }
 
-/// Describes the first difference: "train.steps is 7, that of the first rank 8". Empty: none.
+/// Describes the first difference: "train.steps is 7, that of the first rank 8". Empty if there is none.
 std::string first_difference(const Facts& mine, const Facts& first) {
   const auto [at, there] = std::mismatch(mine.begin(), mine.end(), first.begin(), first.end());
   if (at == mine.end() && there == first.end()) return {};

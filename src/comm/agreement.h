@@ -8,11 +8,11 @@
 
 namespace trainer::comm {
 
-/// Names and values, in the order in which differences are looked for.
+/// Names and values, in the order in which they are compared.
 using Facts = std::vector<std::pair<std::string, std::string>>;
 
-/// Throws `code` on all ranks alike when some rank's facts differ from those of the first one. The message names that
-/// rank, its host, the first difference and the remedy. Collective.
+/// Throws `code` on all ranks if some rank's facts differ from those of rank 0. The message names that rank, its host,
+/// the first difference and the remedy. Collective.
 void require_same(World& world, const Facts& facts, Code code, const std::string& remedy);
 
 }  // namespace trainer::comm

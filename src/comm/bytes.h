@@ -1,5 +1,5 @@
 #pragma once
-// Bytes that collectives send, as pure functions used by communicators, dry runs and the planner.
+// Bytes sent by collectives, as pure functions used by communicators, dry runs and the planner.
 #include <cstdint>
 
 #include "tensor/meter.h"

@@ -29,14 +29,14 @@ Path path_of(const Collective& c) {
   return Path::exchange;
 }
 
-/// Piece is a range of elements in memory.
+/// A range of elements in memory.
 template <typename Byte>
 struct Piece {
   Byte* data;
   int64_t count;
 };
 
-/// View holds the common state of the algorithms below: places in the group and the flow's part of a piece.
+/// The common state of the algorithms below: positions in the group and the flow's part of a piece.
 struct View {
   const Flow& flow;
   const Collective& c;
@@ -70,8 +70,8 @@ struct View {
   }
 };
 
-/// Partial sums are sent in the first size − 1 steps: rank r sends chunks r − 1, r − 2, … So the sum of chunk i starts
-/// at rank i + 1 and ends at rank i. Finished chunks are sent in size − 1 more steps: r, r − 1, …
+/// In the first size − 1 steps, partial sums are sent: rank r sends chunks r − 1, r − 2, … So the reduction of chunk i
+/// starts at rank i + 1 and ends at rank i. In size − 1 more steps, finished chunks are sent: r, r − 1, …
 bool ring(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
@@ -104,7 +104,8 @@ bool ring(Flow& flow, Post& post) {
   return true;
 }
 
-/// Sends along the line of ranks. A broadcast starts at the root; a reduction starts at its right and ends at the root.
+/// Sends along the chain of ranks. A broadcast starts at the root; a reduction starts at the rank after the root and
+/// ends at the root.
 bool chain(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;
@@ -128,8 +129,8 @@ bool chain(Flow& flow, Post& post) {
   }
 }
 
-/// Every rank sends to those who need its elements, and they add in rank order. A step takes a batch of senders, as
-/// many as staging holds.
+/// Every rank sends to those that need its elements, and they add in rank order. A step handles as many senders as fit
+/// into the staging memory.
 bool direct_reduce(Flow& flow, Post& post) {
   const View v(flow);
   const Collective& c = v.c;

@@ -1,10 +1,10 @@
 #pragma once
 // Collectives as state machines over messages. An operation is split into segments. Each runs as its own flow, a few at
 // a time: while one segment is reduced, others are on the wire. Memory for staging is constant.
-//   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: every rank passes to its right
-//   chain           broadcast from the root on, reduce from the root's right on, towards the root
-//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all is gathered, and added in rank order
-//   exchange        all_to_all, send_recv, and all_gather and broadcast of little: straight to the others
+//   ring            all_reduce and reduce_scatter above kDirectElements, all_gather: ranks send to the right neighbour
+//   chain           broadcast from the root, reduce from the rank after the root, towards the root
+//   direct_reduce   all_reduce, reduce_scatter and reduce of few elements: all are gathered, and added in rank order
+//   exchange        all_to_all, send_recv, and small all_gather and broadcast: directly between ranks
 #include <cstddef>
 #include <cstdint>
 
@@ -21,7 +21,7 @@ inline constexpr int64_t kStagingBytes = kFlows * kFlowStaging;
 /// all_gather and broadcast of at most this many bytes run as an exchange.
 inline constexpr int64_t kExchangeBytes = int64_t{64} << 10;
 
-/// An operation of a group of two or more, by address. The members mean what they mean in communicator.h.
+/// An operation of a group of two or more ranks on raw memory. The members have the same meaning as in communicator.h.
 struct Collective {
   CommOp op = CommOp::all_reduce;
   Reduce reduce = Reduce::sum;
@@ -33,17 +33,17 @@ struct Collective {
   std::byte* out = nullptr;
   std::byte* staging = nullptr;  // kStagingBytes
   const ReduceKernels* kernels = nullptr;
-  const device::Mirror* arriving = nullptr;  // flows begin once this has arrived; null: `in` is there already
+  const device::Mirror* arriving = nullptr;  // flows start once this has arrived; null: `in` is already there
 };
 
-/// The segments of an operation: a function of operation, type, size and group, the same on all its ranks.
+/// The segments of an operation, determined by operation, type, size and group, and equal on all its ranks.
 struct Segments {
   int64_t count = 1;
-  int64_t elements = 0;  // of each piece (a chunk, or all that is sent on) in a segment
+  int64_t elements = 0;  // elements of each piece (a chunk, or everything that is sent on) in a segment
 };
 Segments segments_of(const Collective& collective);
 
-/// Post is where a flow puts its messages; ranks are places in the group.
+/// The interface through which a flow sends and receives messages; ranks are positions in the group.
 class Post {
  public:
   virtual void send(int to, const std::byte* data, int64_t bytes) = 0;

@@ -12,7 +12,7 @@ bool overlap(const Tensor& a, const Tensor& b) {
   return a.data != nullptr && b.data != nullptr && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
 }
 
-/// Returns whether `part` is elements [begin, …) of `whole`, or apart from it.
+/// True if `part` is elements [begin, …) of `whole`, or does not overlap it.
 bool in_place_or_apart(const Tensor& part, const Tensor& whole, int64_t begin) {
   return part.count() == 0 || !overlap(part, whole) || part.data == whole.data + begin * size_of(whole.dtype);
 }

@@ -20,9 +20,9 @@ enum class Reduce : uint8_t { sum, max };
 
 /// The purpose of an operation.
 ///   critical  activations on the path of the step
-///   weights   gathers ahead of use
+///   weights   all-gathers of weights before their use
 ///   grads     gradient reductions
-///   control   scalars and agreement, outside of all formulas
+///   control   scalars and agreement, not part of the cost formulas
 enum class Lane : uint8_t { critical, weights, grads, control };
 inline constexpr int kLanes = 4;
 std::string_view name_of(Lane lane);
@@ -30,8 +30,8 @@ std::string_view name_of(Lane lane);
 /// Represents all ranks in place of a set of axes, for host data (Control). The mesh calls it kControlAxes.
 inline constexpr uint32_t kControlGroup = ~uint32_t{0};
 
-/// The ranks a communicator connects: `members` are world ranks in group order, `index` is the caller's place among
-/// them.
+/// The ranks that a communicator connects: `members` are world ranks in group order, `index` is the caller's position
+/// among them.
 struct Group {
   uint32_t axes = 0;  // for counting and as the channel; groups that share a rank have different axes
   std::string name;   // "tensor", "data", "control", for messages
@@ -41,12 +41,12 @@ struct Group {
   Lane lane = Lane::critical;
 };
 
-/// Pending is a started operation as its engine sees it (engine.h).
+/// A started operation from the engine's point of view (engine.h).
 class Pending {
  public:
   virtual ~Pending() = default;
   /// Returns when the operation is complete, with the time from its first message to its end, as far as it is known.
-  /// Throws Code::comm naming operation, axis, ranks and who is missing.
+  /// Throws Code::comm naming the operation, the axis, its ranks and those that are missing.
   virtual Interval wait() = 0;
   /// Called instead of wait() when an exception unwinds: returns once no memory of the operation is touched any more.
   virtual void abandon() noexcept = 0;
@@ -57,7 +57,7 @@ class Pending {
 class [[nodiscard]] Ticket {
  public:
   Ticket() = default;  // holds no collective: not open, never joined
-  /// `recorded`: its number at the meter's recorder; below 0: none.
+  /// `recorded`: its number in the meter's recorder; negative: none.
   Ticket(Pending* pending, const CommKey& key, int64_t recorded = -1, int64_t wire_bytes = 0)
       : pending_(pending),
         key_(key),
@@ -69,10 +69,10 @@ class [[nodiscard]] Ticket {
   Ticket& operator=(Ticket&& other);
   ~Ticket() noexcept(false);
 
-  /// The ticket owns memory the operation uses until it is joined. At most two.
+  /// Makes the ticket own memory that the operation uses, until it is joined. At most two calls.
   void keep(Scratch&& scratch);
   /// Waits for the operation; the waiting time is charged to its axis in ex.meter. Releases the scratch memory. Returns
-  /// the time from its first message to its end; zeros where a stream of a GPU runs it, or nothing did.
+  /// the time from its first message to its end; zeros if a GPU stream runs it or there was nothing to do.
   Interval join(Exec& ex);
   bool is_open() const { return open_; }
 
@@ -107,32 +107,32 @@ class Communicator {
   const Group& group() const { return group_; }
   Chunk chunk(int64_t n) const { return chunk_of(n, size(), rank()); }
 
-  /// inout [n] ← the reduction over all ranks. Sum of chunk c: ((x_{c+1} + x_{c+2}) + …) + x_c, indices modulo the
-  /// group; for n ≤ kDirectElements x_0 + x_1 + … in f64 (i64 for integers).
+  /// inout [n] ← the reduction over all ranks. The sum of chunk c is ((x_{c+1} + x_{c+2}) + …) + x_c, with indices
+  /// modulo the group size; for n ≤ kDirectElements it is x_0 + x_1 + … in f64 (i64 for integers).
   Ticket all_reduce(Exec& ex, const Tensor& inout, Reduce reduce = Reduce::sum);
-  /// in [n] → out [chunk(n).count], the rank's chunk of the same sums as all_reduce (bit-identical). `out` may be that
-  /// chunk of `in`. The rest of `in` is only read.
+  /// in [n] → out [chunk(n).count], the rank's chunk of the same reduction as all_reduce (bit-identical). `out` may be
+  /// that chunk of `in`. The rest of `in` is only read.
   Ticket reduce_scatter(Exec& ex, const Tensor& in, const Tensor& out, Reduce reduce = Reduce::sum);
   /// in [chunk(n).count] → out [n]. `in` may be that chunk of `out`.
   Ticket all_gather(Exec& ex, const Tensor& in, const Tensor& out);
-  /// inout [n] of `root` reaches every rank.
+  /// inout [n] of `root` is copied to every rank.
   Ticket broadcast(Exec& ex, const Tensor& inout, int root);
-  /// inout [n] of `root` becomes the reduction; elsewhere inout is only read. Sum: ((x_{root+1} + x_{root+2}) + …) +
-  /// x_root, for n ≤ kDirectElements as all_reduce.
+  /// inout [n] of `root` becomes the reduction; on other ranks inout is only read. The sum is ((x_{root+1} +
+  /// x_{root+2}) + …) + x_root, or that of all_reduce for n ≤ kDirectElements.
   Ticket reduce(Exec& ex, const Tensor& inout, int root, Reduce reduce = Reduce::sum);
-  /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. Apart from each other.
+  /// in, out [g·k]: piece j of `in` (k elements) becomes piece rank() of rank j's `out`. They must not overlap.
   Ticket all_to_all(Exec& ex, const Tensor& in, const Tensor& out);
-  /// send [n] goes to rank() + shift, recv [n] comes from rank() − shift (modulo the group). Apart from each other. A
-  /// shift by whole rounds copies and counts nothing.
+  /// send [n] is sent to rank() + shift, recv [n] received from rank() − shift (modulo the group size). They must not
+  /// overlap. A shift by a multiple of the group size copies and counts nothing.
   Ticket send_recv(Exec& ex, const Tensor& send, const Tensor& recv, int shift);
 
  protected:
   struct Request {
     CommOp op;
     Reduce reduce = Reduce::sum;
-    Tensor in, out;                            // in place: the same
+    Tensor in, out;                            // equal for in-place operations
     int root = 0;                              // root, or the shift of send_recv
-    const device::Mirror* arriving = nullptr;  // `in` is there when this has been fetched
+    const device::Mirror* arriving = nullptr;  // `in` is ready when this has been fetched
   };
   /// Starts a checked request of at least one element, in a group of two or more, on a device that is not dry. The
   /// pointer lives until wait() or abandon(); null: complete.

@@ -1,5 +1,5 @@
-// The dry version of a world whose GPUs NCCL connects: it counts the memory that NCCL takes in addition to the run's
-// tensors.
+// The dry version of a world whose GPUs are connected by NCCL: it counts the memory that NCCL uses in addition to the
+// run's tensors.
 #include <map>
 
 #include "comm/gpu_transport.h"

@@ -16,13 +16,13 @@ namespace trainer::comm {
 namespace {
 
 constexpr double kComputeSpin = 10e-6;   // spinning before a compute thread sleeps
-constexpr int kStillTurns = 20;          // turns without news before the progress thread yields
-constexpr int kSpinTurns = 50;           // turns without news before the progress thread sleeps
+constexpr int kStillTurns = 20;          // polls without progress before the progress thread yields
+constexpr int kSpinTurns = 50;           // polls without progress before the progress thread sleeps
 constexpr double kShortNap = 200e-6;     // polling interval while messages are in flight without a notification
-constexpr double kLongNap = 1e-3;        // after 0.1 s of short naps
-constexpr double kRungNap = 50e-3;       // peers ring: only timers need the thread
-constexpr double kExpectantNap = 50e-6;  // while a device copies data to send: it does not ring
-constexpr double kIdleNap = 0.25;        // nothing in flight: how often control messages are polled
+constexpr double kLongNap = 1e-3;        // the interval after 0.1 s of short naps
+constexpr double kRungNap = 50e-3;       // if peers ring the bell, only timers need the thread
+constexpr double kExpectantNap = 50e-6;  // while a device copies data to send, since it does not ring the bell
+constexpr double kIdleNap = 0.25;        // interval of polling for control messages when no operation is in flight
 constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
 
 }  // namespace
@@ -325,7 +325,7 @@ bool Engine::advance_channel(Channel& channel) {
       if (++operation.begun == operation.segments.count) channel.filling = operation.next;
       again = true;
     }
-    // Operations end in order, so that the first of the queue is the one everybody waits for.
+    // Operations end in order, so that the first one in the queue is the one that blocks.
     while (channel.first != nullptr && channel.first->ended == channel.first->segments.count) {
       Operation& done = *std::exchange(channel.first, channel.first->next);
       channel.finished_at = now_seconds();
@@ -351,7 +351,7 @@ void Engine::send(int peer, int tag, const std::byte* data, int64_t bytes, int* 
 }
 
 bool Engine::send_delayed(double now) {
-  // A slot has at most one message to each peer, so any order of sending keeps the order of a tag.
+  // A slot has at most one message to each peer, so sending in any order preserves the order of a tag.
   return std::erase_if(delayed_, [&](const Delayed& d) {
            if (d.due > now) return false;
            transport_->send(d.peer, d.tag, d.data, d.bytes, d.open);

@@ -1,7 +1,7 @@
 #pragma once
 // Engine: the progress thread of a rank. It takes operations from the compute thread and runs them as flows of messages
-// (collective.h) over a transport. It also watches them: when an operation times out, the engine asks the group and
-// ends with an error that says who is missing. While it waits it sleeps.
+// (collective.h) over a transport. It also watches them: when an operation times out, the engine queries the group and
+// fails with an error that names the missing ranks. It sleeps while it waits.
 #include <atomic>
 #include <condition_variable>
 #include <exception>
@@ -23,46 +23,47 @@ namespace trainer::comm {
 
 class Engine {
  public:
-  /// Opens the transport on the new progress thread; throws what that throws.
+  /// Opens the transport on the new progress thread; throws its exceptions.
   Engine(std::unique_ptr<Transport> transport, const WorldOptions& options);
-  /// Closes the transport cleanly when all ranks have met.
+  /// Closes the transport cleanly if all ranks have called wait_for_all_ranks().
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  /// Call it before any channel but that of control messages is made.
+  /// Must be called before any channel except that of control messages is made.
   void configure(const WorldOptions& options);
   /// Sets the names of ranks in messages: "rank 3 (host a, process 4711)".
   void set_names(std::vector<std::string> names);
 
-  /// The queue of operations of a group on a lane: members and lane are the same on all its ranks.
+  /// The queue of operations of one group on one lane. Members and lane are the same on all its ranks.
   struct Channel;
   Channel& channel(const Group& group, Lane lane);
-  /// Throws Code::comm once the world has failed. The memory of the collective stays until waited for.
+  /// Throws Code::comm once the world has failed. The memory of the collective must stay valid until it has been waited
+  /// for.
   Pending* start(Channel& channel, const Collective& collective);
 
-  /// Starts to watch an operation that something else runs, such as NCCL. Throws as start(). mark_ended(), from any
-  /// thread, ends it. A channel has operations of one kind only.
+  /// Starts to watch an operation that runs outside of the engine, for example in NCCL. Throws as start() does.
+  /// mark_ended() ends it from any thread. All operations of a channel are of one kind.
   struct Operation;
   Operation* watch(Channel& channel, CommOp op);
   void mark_ended(Operation& operation) noexcept;
 
   bool failed();
-  /// Throws the world's error, if it has failed.
+  /// Throws the world's error if it has failed.
   void check();
   void fail(Code code, const std::string& why) noexcept;
   /// Fails with this rank's own error, which main() prints, and notifies the other ranks.
   void fail(const Error& error) noexcept;
-  /// Ends all operations of this rank; a call of fail() gives the reason.
+  /// Ends all operations of this rank; a call of fail() has given the reason.
   void end_all_operations() noexcept;
   const WorldOptions& options() const { return options_; }
   /// Implements World::wait_for_all_ranks().
   bool wait_for_all_ranks(double seconds) noexcept;
   /// Runs the job on the transport's thread, between messages, and waits for it.
   void run_on_progress_thread(const std::function<void()>& job);
-  /// Returns the bytes of all operations that this rank has sent so far.
+  /// Returns the number of bytes that this rank has sent in all operations so far.
   int64_t bytes_sent() const { return bytes_sent_.load(std::memory_order_relaxed); }
 
  private:
@@ -75,11 +76,11 @@ class Engine {
     int* open;
   };
   struct Probe {
-    Channel* channel = nullptr;  // the channel that the probe asks about; null: no probe is in flight
+    Channel* channel = nullptr;  // the channel that the probe is about; null: no probe is in flight
     int64_t number = 0;
     double asked = 0, until = 0;
-    std::vector<int64_t> answers;  // by place in the group: how many operations were started there; -1: no answer
-    std::vector<double> waits;     // ControlMessage::waits of those
+    std::vector<int64_t> answers;  // by position in the group: the number of operations started there; -1: no answer
+    std::vector<double> waits;     // ControlMessage::waits of those ranks
   };
 
   // The progress thread.
@@ -95,13 +96,13 @@ class Engine {
   bool send_delayed(double now);
   void sleep_until_rung(uint32_t seen);
   bool is_busy() const;
-  // The watchdog, on the progress thread too.
+  // The watchdog, which runs on the progress thread as well.
   void watch(double now);
   void conclude_probe(double now);
-  /// True if a control operation may wait longer; all its ranks are alive. True while a missing rank is busy or waits
-  /// for a busy one. False when all missing ranks wait for other ranks themselves, or when none is missing.
+  /// True if a control operation may wait longer: all its ranks are alive, and a missing rank is busy or waits for a
+  /// busy one. False if all missing ranks wait for other ranks themselves, or if none is missing.
   bool may_wait_longer(double now);
-  /// Returns this rank's value of ControlMessage::waits.
+  /// Returns this rank's value for ControlMessage::waits.
   double waits_since(double now) const;
   std::string describe_missing();
   bool receive_control_messages();
@@ -110,7 +111,7 @@ class Engine {
   void fail_here(const Error& error, bool tell) noexcept;
   void serve_meeting();
 
-  // The compute thread.
+  // Runs on the compute thread.
   Interval wait(Operation& operation);
   void abandon(Operation& operation) noexcept;
   void recycle(Operation& operation);
@@ -133,14 +134,14 @@ class Engine {
   std::exception_ptr open_error_;
   std::optional<Error> failure_;
   std::vector<std::string> names_;
-  // End of the members that the mutex guards.
+  // End of the members guarded by the mutex.
 
   // Used only by the progress thread.
   std::vector<Channel*> active_;  // critical lanes first
   std::vector<Delayed> delayed_;
   std::vector<bool> came_;  // ranks that called wait_for_all_ranks()
   bool failed_ = false, told_failure_ = false, told_met_ = false;
-  bool expecting_ = false;  // whether a device copies something to send
+  bool expecting_ = false;  // true while a device copies data to send
   Probe probe_;
   uint32_t heard_ = 0;
   int idle_turns_ = 0;

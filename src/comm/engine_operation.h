@@ -7,7 +7,7 @@
 namespace trainer::comm {
 
 struct Engine::Operation final : Pending {
-  // Values of `state`; a waiting thread that sleeps adds kSleeping, so that only then a wake-up is paid for.
+  // Values of `state`. A sleeping waiter adds kSleeping, so that the cost of a wake-up is paid only then.
   static constexpr uint32_t kRunning = 0, kDone = 1, kFailed = 2, kSleeping = 4;
 
   explicit Operation(Engine& owner) : engine(owner) {}
@@ -17,21 +17,21 @@ struct Engine::Operation final : Pending {
   Engine& engine;
   Collective collective;
   Channel* channel = nullptr;
-  int64_t number = 0;  // on its channel, from 1
+  int64_t number = 0;  // on its channel, counted from 1
   double started = 0;
-  Interval flight;  // from its first message to its end; of the progress thread until the operation has ended
+  Interval flight;  // from its first message to its end; owned by the progress thread until the operation has ended
   Segments segments;
-  int64_t begun = 0, ended = 0;  // of segments
-  Operation* next = nullptr;     // in the pool, among the submitted, or on the channel
+  int64_t begun = 0, ended = 0;  // numbers of segments
+  Operation* next = nullptr;     // in the pool, the list of submitted operations, or the channel
   std::atomic<uint32_t> state{kRunning};
-  bool watched = false;  // something else carries it out, and sets:
+  bool watched = false;  // runs outside of the engine, which sets:
   std::atomic<bool> over{false};
 };
 
 struct Engine::Channel {
   struct Running : Flow {
     Operation* operation = nullptr;  // null: the slot is free
-    int open = 0;                    // messages of this step that are not done
+    int open = 0;                    // messages of this step that are not complete
   };
 
   Group group;
@@ -40,13 +40,13 @@ struct Engine::Channel {
   int64_t submitted = 0;  // guarded by the engine's mutex; the progress thread owns the rest
   bool active = false;
   Operation *first = nullptr, *last = nullptr;  // not done yet
-  Operation* filling = nullptr;                 // has segments to begin
+  Operation* filling = nullptr;                 // the operation that still has segments to start
   std::array<Running, kFlows> flows;
   int64_t next_flow = 0;
-  int64_t taken = 0;       // number of operations started
+  int64_t taken = 0;       // number of operations taken from the submitted list
   int64_t excused = 0;     // number of the operation that waits for a busy rank
   int64_t stalled = 0;     // number of the operation that all ranks have started but that does not end
-  double finished_at = 0;  // when the last one ended, or the watchdog last extended the wait
+  double finished_at = 0;  // when the last operation ended, or the watchdog last extended the wait
 };
 
 }  // namespace trainer::comm

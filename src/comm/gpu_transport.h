@@ -11,10 +11,10 @@
 
 namespace trainer::comm {
 
-/// Returns "NCCL 2.28.9" when it is compiled in, for --version.
+/// Returns "NCCL 2.28.9" if it is compiled in, for --version.
 std::optional<std::string> nccl_version();
 
-/// Names the GPU of a rank; none: the rank computes on a CPU.
+/// The GPU of a rank; empty if the rank computes on a CPU.
 struct GpuPlace {
   std::string host, bus_id;
 };
@@ -24,10 +24,11 @@ std::string obstacle_to_nccl(const std::vector<std::optional<GpuPlace>>& ranks);
 
 struct GpuTransport {
   bool nccl = false;
-  std::string reason;  // for the log; empty when there is nothing to choose: one rank, or no GPU
+  std::string reason;  // for the log; empty if there is no choice: one rank, or no GPU
 };
-/// Chooses by `asked`, which is parallel.transport. Collective; all ranks choose alike. In a dry world every rank is
-/// assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run, Code::usage if it is not compiled in.
+/// Chooses by `asked`, the value of parallel.transport. Collective; all ranks make the same choice. In a dry world
+/// every rank is assumed to have its own GPU. Throws Code::plan for "nccl" if NCCL cannot run, Code::usage if it is not
+/// compiled in.
 GpuTransport choose_gpu_transport(World& world, const device::Device& device, std::string_view asked);
 
 /// Makes the chosen world for tensors of `device`; null: `world` itself. Collective.

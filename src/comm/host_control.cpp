@@ -16,7 +16,7 @@ Tensor bytes_of(std::string& text, size_t begin, size_t count) {
   return {reinterpret_cast<std::byte*>(text.data() + begin), {static_cast<int64_t>(count)}, DType::u8};
 }
 
-// Packs a problem as text: its code, then the message. Empty: none.
+// Packs an error as text: its code, then the message. Empty if there is none.
 std::string packed(const std::optional<Error>& problem) {
   return problem ? static_cast<char>('A' + static_cast<int>(problem->code())) + std::string(problem->what())
                  : std::string();

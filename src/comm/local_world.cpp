@@ -1,4 +1,4 @@
-// Worlds without other ranks: one rank, and the dry stand-in for many.
+// Worlds without other ranks: a single rank, and the dry world that represents many.
 #include "comm/collective.h"
 #include "comm/world.h"
 #include "tensor/buffer.h"
@@ -6,7 +6,7 @@
 namespace trainer::comm {
 namespace {
 
-/// LocalCommunicator completes operations of one rank immediately, and only counts those of larger groups.
+/// Completes operations of one rank immediately, and only counts those of larger groups.
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(device::Device& device, Group group) : Communicator(std::move(group)) {
@@ -19,7 +19,7 @@ class LocalCommunicator final : public Communicator {
   Buffer staging_;
 };
 
-/// LocalControl returns this rank's data in the place of every rank.
+/// Returns this rank's data in place of every rank's.
 class LocalControl final : public Control {
  public:
   explicit LocalControl(int size) : size_(size) {}

@@ -1,10 +1,11 @@
 #include "comm/reduce_kernels.h"
 
-// Plain loops: the compiler vectorises them for each instruction set. `ivdep`: out may be a or b, never shifted.
+// Plain loops, which the compiler vectorizes for each instruction set. `ivdep`: `out` may be `a` or `b`, but not
+// overlap them otherwise.
 namespace trainer::comm::TRAINER_ISA {
 namespace {
 
-// Each type defines how an element is read, added and written. Integers go through unsigned types, whose overflow is
+// Each type defines how an element is loaded, added and stored. Integers are added as unsigned types, whose overflow is
 // defined.
 template <typename S, typename V, typename A>
 struct Plain {
@@ -52,7 +53,7 @@ void max(const void* va, const void* vb, void* vout, int64_t n) {
   for (int64_t i = 0; i < n; ++i) out[i] = larger(a[i], b[i]);
 }
 
-/// A Pair is two bf16, the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
+/// Two bf16 as the halves of a word: all work is in 32-bit lanes, without packing and unpacking.
 struct [[gnu::packed, gnu::may_alias]] Pair {  // at any address
   uint32_t word;
 };

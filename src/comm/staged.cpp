@@ -8,7 +8,7 @@ namespace trainer::comm {
 const device::Mirror* Staged::stage(Tensor& in, Tensor& out) {
   operation_ = nullptr;
   out_ = out;
-  // Operands that overlap are one range of the device's memory; others lie one behind the other.
+  // Operands that overlap form one range of device memory; others are placed one after the other.
   int64_t in_at = 0, out_at = round_up(in.bytes(), 64);
   if (in.data < out.data + out.bytes() && out.data < in.data + in.bytes()) {
     const std::byte* first = std::min(in.data, out.data);

@@ -43,7 +43,7 @@ Interval Ticket::join(Exec& ex) {
   if (pending_ != nullptr) {
     const double start = now_seconds();
     flight = std::exchange(pending_, nullptr)->wait();
-    const bool known = flight.end > 0;  // else a stream of a GPU runs it
+    const bool known = flight.end > 0;  // otherwise a GPU stream runs it
     if (!known && ex.meter.timed != nullptr) ex.meter.timed->synchronize();
     const double end = now_seconds();
     ex.meter.add_wait(key_, {start, end}, known ? flight : Interval{started_, end}, wire_bytes_);

@@ -1,5 +1,5 @@
-// The watchdog of the engine finds operations that do not end. It exchanges control messages with other ranks about
-// these and about other failures.
+// The watchdog of the engine detects operations that do not end. It exchanges control messages about these and about
+// other failures with other ranks.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -13,14 +13,15 @@
 namespace trainer::comm {
 namespace {
 
-constexpr double kAnswerSeconds = 2;  // how long others may take to answer, within the timeout
+constexpr double kAnswerSeconds = 2;  // time for other ranks to answer, within the timeout
 constexpr double kMarginSeconds = 1;  // how much earlier a waiting rank must have ended its own probe
 
 }  // namespace
 
 Engine::Operation* Engine::watch(Channel& channel, CommOp op) {
   Operation& operation = submit(channel, {.op = op}, true);
-  // While operations are watched, the progress thread wakes up by itself: ringing would cost the compute thread time.
+  // While operations are watched, the progress thread wakes up periodically, so that no bell needs to be rung, which
+  // would cost the compute thread time.
   if (watched_.fetch_add(1) == 0) transport_->bell().ring();
   return &operation;
 }
@@ -47,12 +48,12 @@ void Engine::check() {
 
 void Engine::fail(Code code, const std::string& why) noexcept try {
   fail(Error(code, format("rank {} stopped: {}", rank(), why)).on(Scope::another_rank));
-} catch (...) {  // such as out of memory: the other ranks notice by the timeout
+} catch (...) {  // for example out of memory: the other ranks notice by the timeout
 }
 
 void Engine::fail(const Error& error) noexcept try {
   std::unique_lock lock(mutex_);
-  if (failure_ && !gave_up_) return;  // all ranks know
+  if (failure_ && !gave_up_) return;  // all ranks have been notified
   stop_reason_ = error;
   transport_->bell().ring();
   answered_.wait_for(lock, std::chrono::seconds(1), [this] { return !stop_reason_; });
@@ -107,7 +108,8 @@ void Engine::drop_ended() {
 
 void Engine::conclude_probe(double now) {
   Channel& channel = *probe_.channel;
-  // Host data may wait long for a rank that prepares something, while that rank is alive and has not ended.
+  // Host data may have to wait long for a rank that is busy preparing it, as long as that rank is alive and has not
+  // ended.
   bool lost = false;
   for (size_t place = 0; place < channel.group.members.size(); ++place)
     lost |= probe_.answers[place] < 0 ||
@@ -146,7 +148,7 @@ bool Engine::may_wait_longer(double now) {
     channel.finished_at = now;
     return std::exchange(channel.stalled, probe_.number) != probe_.number;
   }
-  // All missing ranks wait. Each learns whether it waits for a busy rank once it has waited for the timeout.
+  // All missing ranks wait. Each finds out whether it waits for a busy rank once it has waited for the timeout.
   const double enough = options_.timeout_s + std::min(kMarginSeconds, options_.timeout_s / 4);
   if (least >= enough) return false;
   channel.finished_at = now - options_.timeout_s + (enough - least);

@@ -33,7 +33,7 @@ struct Run {
 struct Model {
   Arch arch = Arch::gpt2;
   int64_t n_layer = 0, n_head = 0, n_kv_head = 0 /* 0: n_head */, d_model = 0, d_ff = 0 /* 0: by family */, seq_len = 0;
-  std::optional<bool> tie_embeddings, bias;  // by family when absent
+  std::optional<bool> tie_embeddings, bias;  // default depends on the family
   double norm_eps = 0, rope_theta = 0, dropout = 0, init_std = 0;
   int64_t vocab_multiple = 0;  // 0: 128
   std::string init_from;
@@ -47,11 +47,11 @@ struct Data {
   int64_t vocab_size = 0;
   std::string text_key;
   Document document = Document::file;
-  bool strict = false;  // bad UTF-8 is an error instead of being replaced and counted
+  bool strict = false;  // invalid UTF-8 is an error instead of being replaced and counted
 };
 
 struct Train {
-  int64_t steps = 0, tokens = 0;  // one of them; total_steps() turns either into steps
+  int64_t steps = 0, tokens = 0;  // only one is set; total_steps() converts either to steps
   int64_t global_batch = 0, micro_batch = 0;
   Recompute recompute = Recompute::none;
   int64_t eval_interval = 0, eval_batches = 0, sample_interval = 0;
@@ -65,7 +65,7 @@ struct Optim {
   double lr = 0, min_lr = 0;  // resolve() turns a negative min_lr into lr / 10
   int64_t warmup_steps = 0;   // resolve() turns a negative number into a share of the steps
   Schedule schedule = Schedule::cosine;
-  double decay_fraction = 0;                                              // wsd: share of the steps in the final decay
+  double decay_fraction = 0;  // wsd: fraction of the steps in the final decay
   double beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, grad_clip = 0;  // grad_clip 0: no clipping
 };
 
@@ -81,7 +81,7 @@ struct LayerTags {
   std::string hidden;  // between up and down
   std::string qkv, out, up, down;
   std::string schedule;  // of its linears: at_once or ring; empty: at_once
-  int64_t layers = 0;    // how many layers have these tags; 0: all that are left
+  int64_t layers = 0;    // number of layers with these tags; 0: all remaining ones
   bool operator==(const LayerTags&) const = default;
 };
 
@@ -90,37 +90,37 @@ struct Parallel {
   int64_t tensor = 1;    // megatron-1d
   bool sequence_parallel = true;
   std::vector<int64_t> grid = {1, 1, 1};  // axonn-4d: x, y, z
-  std::string order = "yxzd";             // of x, y, z and d over ranks, innermost first
+  std::string order = "yxzd";             // order of x, y, z and d over ranks, innermost first
   bool overlap_all_reduce = true, overlap_reduce_scatter = true, overlap_all_gather = true;
   int64_t cache_layers = 0;
   std::string rs_dtype = "fp32";            // fp32 | bf16
-  std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and, if there is a third, depth
+  std::vector<int64_t> mesh = {1, 1};       // optimus-2d: rows, columns and optionally depth
   std::string stationary = "auto";          // auto | paper
   std::string panels = "ring";              // ring | gather
   std::vector<int64_t> node_tile = {1, 1};  // rows and columns of the mesh on neighbouring ranks
   std::vector<int64_t> axes = {1};          // autoddl: extents of the axes, outermost first
   std::vector<LayerTags> layer;             // autoddl, in the order of the layers
-  std::string head, table;                  // autoddl: tags of the head's rows, and of the table; empty: by `layer`
-  int64_t data = 0;                         // replicas; 0: the rest of the world
+  std::string head, table;  // autoddl: tags of the head's rows, and of the table; empty: determined by `layer`
+  int64_t data = 0;         // replicas; 0: all remaining ranks
   int64_t zero_stage = 0;
   std::string transport;  // auto | nccl | mpi | threads
-  int64_t lanes = 0;      // 0: as suits the transport
+  int64_t lanes = 0;      // 0: depends on the transport
   double timeout = 0;     // seconds
 };
 
-/// A share, exactly: num of den.
+/// An exact fraction, num / den.
 struct Fraction {
   int64_t num = 0, den = 1;
   double value() const { return static_cast<double>(num) / static_cast<double>(den); }
   bool operator==(const Fraction&) const = default;
 };
-/// Parses "1/2", "0.35" or "1", between 0 and 1; nothing for other text.
+/// Parses "1/2", "0.35" or "1", between 0 and 1; returns an empty result for other text.
 std::optional<Fraction> fraction_of(std::string_view text);
 
 struct Offload {
   OffloadOptimizer optimizer = OffloadOptimizer::none;
   std::string gpu_fraction = "auto";  // auto, or a text for fraction_of()
-  int64_t subgroup = 100'000'000;     // elements at most
+  int64_t subgroup = 100'000'000;     // largest number of elements
   int64_t slots = 3;
   int64_t resident = 0;  // subgroups
   GradTransport grad_transport = GradTransport::fp32;
@@ -155,10 +155,10 @@ struct EmulatedRates {
   double to_device = 55, to_host = 55;  // GB/s
   double host = 3, device = 100;        // 1e9 parameters/s of an update
   double memory = 87.5;                 // GB/s of host memory for this rank
-  double pageable = 3.3;                // GB/s to host memory that is not pinned, waited for tensor by tensor
+  double pageable = 3.3;                // GB/s to pageable host memory, blocking tensor by tensor
 };
-/// "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3", each with the h100's value
-/// when left out; nothing for other texts.
+/// Parses "h100", "a100", or "to_device=55,to_host=55,host=3,device=100,memory=87.5,pageable=3.3", where missing values
+/// are those of the h100; returns an empty result for other texts.
 std::optional<EmulatedRates> emulated_rates(std::string_view text);
 
 struct Debug {

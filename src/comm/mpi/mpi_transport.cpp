@@ -84,8 +84,8 @@ class MpiTransport final : public Transport {
   }
 
   void cancel() noexcept override {
-    // A message to a lost peer cannot be cancelled, but MPI only reads it. Receives end within moments, unless the
-    // sender is lost in the middle. Then MPI is not called again, so that nothing writes.
+    // A message to a lost peer cannot be cancelled, but MPI only reads it. Receives end quickly, unless the sender is
+    // lost in the middle of a message. Then MPI is not called again, so that it does not write to memory.
     for (size_t i = 1; i < requests_.size(); ++i)
       if (messages_[i].receives) MPI_Cancel(&requests_[i]);
     const double begin = now_seconds();
@@ -175,7 +175,7 @@ class MpiTransport final : public Transport {
 
   int rank_ = 0, size_ = 1, max_tag_ = 32767;
   Bell bell_;
-  // Requests in flight: first the next control message, then those of operations, described by messages_.
+  // Requests in flight: first the next control message, then those of operations, which messages_ describes.
   std::vector<MPI_Request> requests_{MPI_REQUEST_NULL};
   std::vector<Message> messages_{Message{}};
   std::vector<int> done_;

@@ -15,11 +15,11 @@
 namespace trainer::comm::nccl {
 namespace {
 
-constexpr double kGlance = 20e-3;        // between two checks for ended or failed operations
+constexpr double kGlance = 20e-3;        // interval of checks for ended or failed operations
 constexpr double kAbandonSeconds = 1;    // grace for operations whose ticket was lost to an exception
-constexpr double kFarewellSeconds = 10;  // grace for communicators that end
+constexpr double kFarewellSeconds = 10;  // grace for communicators that are finalized
 constexpr double kSpin =
-    200e-6;  // NCCL's thread puts an operation on its stream soon, unless ranks have yet to connect
+    200e-6;  // NCCL's thread usually enqueues an operation within this time, unless ranks have yet to connect
 constexpr double kShortNap = 20e-6, kLongNap = 1e-3;
 
 void nap(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
@@ -85,7 +85,7 @@ void Fabric::end() noexcept {
   ending_changed_.notify_all();
   watcher_.join();
   if (engine_.failed()) abort_all();
-  // Nothing is in flight now. Children end before the communicator they were split from.
+  // Nothing is in flight now. Child communicators are finalized before the one that they were split from.
   const double until = now_seconds() + kFarewellSeconds;
   for (auto made = made_.rbegin(); !aborted_ && made != made_.rend(); ++made) {
     ncclResult_t state = state_of(made->comm);
@@ -142,7 +142,8 @@ void Fabric::carry_out(ncclComm_t& comm, const std::string& what, const std::fun
 }
 
 ncclComm_t Fabric::split(int color, int key, const std::string& name) {
-  // A thread of NCCL fills it in before the parent is ready again. It stays even if the split is abandoned.
+  // One of NCCL's threads fills it in before the parent is ready again. It must stay valid even if the split is
+  // abandoned.
   ncclComm_t& made = splits_.emplace_back(nullptr);
   ncclConfig_t config = configuration();
   const std::string what = format("connection along {}", name);
@@ -172,7 +173,7 @@ Launched* Fabric::launch(int lane, ncclComm_t comm, Engine::Channel& channel, Co
     }
     launched->joined = launched->over = false;
   }
-  launched->watched = engine_.watch(channel, op);  // the timeout counts from here
+  launched->watched = engine_.watch(channel, op);  // the timeout starts here
   check(cudaEventRecord(ready_, device::cuda::stream_of(device_)), "event");
   check(cudaStreamWaitEvent(stream, ready_), "wait for the compute stream");
   carry_out(comm, format("{} along {}", name_of(op), group), [&] { return calls(stream); });

@@ -20,7 +20,7 @@ namespace trainer::comm::nccl {
 
 class Fabric;
 
-/// Launched is an operation on its stream.
+/// An operation on its stream.
 struct Launched final : Pending {
   Launched(Fabric& owner, int lane);
   ~Launched() override;
@@ -38,7 +38,7 @@ class Fabric {
  public:
   /// Connects all ranks. Collective.
   Fabric(Engine& engine, Control& control, device::Device& device);
-  /// Ends the communicators; aborts them when the world has failed.
+  /// Finalizes the communicators, or aborts them if the world has failed.
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
@@ -50,7 +50,8 @@ class Fabric {
   /// Collective.
   ncclComm_t split(int color, int key, const std::string& name);
 
-  /// Queues `calls`, of one communicator, on the channel's stream, after the work queued so far on the compute stream.
+  /// Enqueues `calls` of one communicator on the channel's stream, after the work enqueued so far on the compute
+  /// stream.
   Launched* launch(int lane, ncclComm_t comm, Engine::Channel& channel, CommOp op, const std::string& group,
                    const std::function<ncclResult_t(cudaStream_t)>& calls);
 
@@ -61,7 +62,7 @@ class Fabric {
     std::string name;
   };
 
-  /// Makes a call of NCCL that does not block, and returns when the communicator has carried it out.
+  /// Makes a non-blocking NCCL call, and returns when the communicator has completed it.
   void carry_out(ncclComm_t& comm, const std::string& what, const std::function<ncclResult_t()>& call);
   ncclResult_t state_of(ncclComm_t comm);
   [[noreturn]] void fail(const std::string& what, ncclResult_t result, ncclComm_t comm) const;
@@ -76,16 +77,16 @@ class Fabric {
 
   Engine& engine_;
   device::Device& device_;
-  cudaEvent_t ready_ = nullptr;  // an event of the compute stream
+  cudaEvent_t ready_ = nullptr;  // an event on the compute stream
   std::vector<cudaStream_t> streams_;
 
-  std::mutex mutex_;  // guards the members below and the calls of NCCL, which return immediately
+  std::mutex mutex_;  // guards the members below and the NCCL calls, which return immediately
   std::condition_variable ending_changed_;
   ncclComm_t all_ = nullptr;
   std::vector<Made> made_;
   std::deque<ncclComm_t> splits_;
   bool aborted_ = false, ending_ = false;
-  std::vector<std::deque<Launched*>> running_;  // by lane, in order of start
+  std::vector<std::deque<Launched*>> running_;  // by lane, in start order
   std::vector<std::vector<Launched*>> free_;    // by lane
   std::deque<Launched> pool_;
 

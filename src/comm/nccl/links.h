@@ -8,8 +8,7 @@
 
 namespace trainer::comm::nccl {
 
-/// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: the default for NCCL). Channels of one stream
-/// share it.
+/// Returns the number of NCCL streams for `lanes` (parallel.lanes, 0: NCCL's default). Channels may share a stream.
 inline int streams_of(int lanes) { return lanes > 1 ? 3 : 1; }
 
 /// Returns the identity of an NCCL communicator: the axes of its group and its stream. None if the underlying world
@@ -19,11 +18,11 @@ inline std::optional<std::pair<uint32_t, int>> link_of(const Group& group, Lane 
   return std::pair{group.axes, streams == 1 ? 0 : static_cast<int>(lane)};
 }
 
-/// Bytes of a GPU's memory that a communicator may take, by NCCL's defaults: 32 channels at most (maxCTAs of its
+/// Bytes of GPU memory that a communicator may use with NCCL's defaults: at most 32 channels (maxCTAs of its
 /// configuration), each with a connection to both neighbours of a ring. A connection has buffers of 4 MiB
-/// (NCCL_BUFFSIZE), 4.7 and 0.5 MiB for its three protocols, 10 MiB as they are mapped, and 2 MiB of flags. On four
-/// A100 of 24 channels, joined by NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this gives
-/// 576 MiB there. GPUs joined by PCIe have fewer channels. Not counted: the communicator of all ranks, which never
+/// (NCCL_BUFFSIZE), 4.7 and 0.5 MiB for its three protocols, which are mapped as 10 MiB, and 2 MiB of flags. For four
+/// A100 with 24 channels over NVLink, 544 to 688 MiB were reported (github.com/NVIDIA/nccl, issue 964); this estimate
+/// is 576 MiB there. GPUs connected by PCIe use fewer channels. Not counted: the communicator of all ranks, which never
 /// transfers anything.
 inline constexpr int64_t kChannels = 32, kBytesOfCommunicator = kChannels * 2 * (int64_t{12} << 20);
 

@@ -11,7 +11,7 @@
 namespace trainer::comm::nccl {
 namespace {
 
-/// Returns the type of a sum or maximum. Data that is only moved goes as bytes.
+/// Returns the NCCL type for a sum or maximum. Data that is only copied is sent as bytes.
 ncclDataType_t type_of(DType type) {
   switch (type) {
     case DType::f64:
@@ -29,7 +29,7 @@ ncclDataType_t type_of(DType type) {
   }
 }
 
-/// Calls keeps the first error of several calls.
+/// Keeps the first error of several calls.
 class Calls {
  public:
   void add(ncclResult_t result) {
@@ -45,7 +45,7 @@ class Calls {
   ncclResult_t result_ = ncclGroupStart();
 };
 
-/// A Link is the communicator of one group on one queue, shared by the lanes of that queue.
+/// The communicator of one group on one stream, shared by the lanes that use this stream.
 struct Link {
   Group group;
   ncclComm_t comm = nullptr;
@@ -101,7 +101,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   // NCCL does not support chunks of different lengths, so each chunk is an operation, all in one NCCL group. Padding
-  // would need memory for the padded whole, and copies on both sides.
+  // would need memory for the whole padded tensor, and copies on both sides.
   ncclResult_t scatter_unevenly(const Request& r, ncclDataType_t type, ncclRedOp_t op, cudaStream_t stream) const {
     Calls group;
     for (int root = 0; root < size(); ++root) {
@@ -179,7 +179,7 @@ class NcclWorld final : public World {
         fabric_.split(NCCL_SPLIT_NOCOLOR, 0, "groups of others");
         continue;
       }
-      const Group& group = found->second->group;  // the group's lowest rank speaks for it
+      const Group& group = found->second->group;  // the group's lowest rank requests it
       const int color = *std::min_element(group.members.begin(), group.members.end());
       found->second->comm = fabric_.split(color, group.index, group.name);
     }
@@ -189,7 +189,7 @@ class NcclWorld final : public World {
   EngineWorld& below_;
   device::Device& device_;
   Fabric fabric_;
-  std::map<std::pair<uint32_t, int>, std::shared_ptr<Link>> links_;  // by axes and queue
+  std::map<std::pair<uint32_t, int>, std::shared_ptr<Link>> links_;  // by axes and stream
 };
 
 }  // namespace

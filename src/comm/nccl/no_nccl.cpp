@@ -1,4 +1,4 @@
-// Compiled instead of the rest of the folder where NCCL is not found.
+// Compiled instead of the other files in this folder if NCCL is not found.
 #include "comm/nccl/nccl_world.h"
 
 namespace trainer::comm::nccl {

@@ -13,7 +13,7 @@
 namespace trainer::comm {
 namespace {
 
-/// An Offer is a message as its sender makes it known. The receiver claims it, copies, and reports. The sender may
+/// A message that its sender has announced. The receiver claims it, copies it and reports completion. The sender may
 /// withdraw it before it is claimed.
 struct Offer {
   enum State : int { free, open, claimed, done, withdrawn };
@@ -25,9 +25,9 @@ struct Offer {
 
 struct Mailbox {
   std::mutex mutex;
-  std::vector<Offer*> offers;  // to this rank, in order of sending
+  std::vector<Offer*> offers;  // to this rank, in the order in which they were sent
   std::vector<ControlMessage> control;
-  std::deque<Offer> made;  // by this rank; they outlive every receiver that refers to them
+  std::deque<Offer> made;  // made by this rank; they outlive every receiver that refers to them
   Bell bell;
 };
 
@@ -134,7 +134,7 @@ class ThreadsTransport final : public Transport {
     int* open;
   };
 
-  /// Copies the oldest offer that matches, and returns whether there was one.
+  /// Copies the oldest offer that matches; returns false if there is none.
   bool fetch(const Wanted& wanted) {
     for (auto it = offered_.begin(); it != offered_.end(); ++it) {
       Offer& offer = **it;
@@ -142,7 +142,7 @@ class ThreadsTransport final : public Transport {
       int state = Offer::open;
       const bool claimed = offer.state.compare_exchange_strong(state, Offer::claimed);
       offered_.erase(it);
-      if (!claimed) return false;  // withdrawn: the sender's world failed, and this one learns of it soon
+      if (!claimed) return false;  // withdrawn: the sender's world failed, which this rank will be notified of
       const int64_t bytes = offer.bytes;
       if (bytes == wanted.bytes) std::memcpy(wanted.data, offer.data, static_cast<size_t>(bytes));
       offer.state.store(Offer::done, std::memory_order_release);

@@ -14,7 +14,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
   std::vector<std::string> names;
   for (int rank = 0; rank < ranks; ++rank) names.push_back(format("rank {}", rank));
 
-  // All worlds live until all bodies have ended, since their progress threads answer for them.
+  // All worlds live until all bodies have ended, since their progress threads answer other ranks' probes.
   std::vector<std::unique_ptr<EngineWorld>> worlds;
   for (int rank = 0; rank < ranks; ++rank) {
     auto engine = std::make_unique<Engine>(threads_transport(exchange, rank), options);
@@ -25,7 +25,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
 
   std::mutex mutex;
   std::exception_ptr first;
-  bool echo = false;  // `first` only repeats an error that another rank throws
+  bool echo = false;  // `first` only repeats a different rank's error
   const auto run = [&](World& world) {
     const auto fail = [&](Code code, const std::string& why, Scope scope) {
       {
@@ -39,7 +39,7 @@ void run_on_threads(int ranks, const WorldOptions& options, const std::function<
     };
     try {
       body(world);
-      world.wait_for_all_ranks(0);  // this rank has ended: no rank should wait for it
+      world.wait_for_all_ranks(0);  // this rank has ended, so no rank should wait for it
     } catch (const Error& error) {
       fail(error.code(), error.what(), error.scope());
     } catch (const std::exception& error) {
